@@ -19,6 +19,7 @@ from agro.config.place import PlaceConfig
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
 from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
+from agro.config.search import SearchConfig
 from agro.config.secrets import redacted
 from agro.config.section import Section
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
@@ -41,6 +42,7 @@ class RunConfig(Section):
     sampler: SamplerConfig = SamplerConfig()
     source: SourceConfig = SourceConfig()
     again: AgainConfig | None = None
+    search: SearchConfig | None = None
     engine: EngineConfig = EngineConfig()
     reward: RewardConfig = RewardConfig()
     environment: EnvironmentConfig | None = None

@@ -325,6 +325,12 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "Fresh groups that failed and got responses a second time, by `[again]`.",
             "count, whether or not any of these responses is trained on; unknown without `[again]`",
         ),
+        Metric(
+            "searched",
+            "states",
+            "States in which turns were tried, by `[search]`.",
+            "count, a state that was expanded twice as two; unknown without `[search]`",
+        ),
         Metric("hinted", RESPONSES, "Responses in the batch that were written with a hint.", "`meta.hint`"),
         Metric("experts", RESPONSES, "Responses in the batch of role `expert`.", "count"),
         Metric(

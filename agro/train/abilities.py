@@ -59,6 +59,7 @@ class SourceRequirement:
 SOURCE_REQUIREMENTS = (
     SourceRequirement("data.complete_groups", "samples_chosen_prompts", "remove it"),
     SourceRequirement("again.by", "samples_chosen_prompts", "remove [again]"),
+    SourceRequirement("search.by", "samples_chosen_prompts", "remove [search]"),
 )
 
 

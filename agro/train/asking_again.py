@@ -13,20 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from agro.config import AgainConfig, RunConfig
 from agro.errors import Refused
-from agro.models.encoding import Encoder, InvalidSample
 from agro.models.policy import Policy
 from agro.objectives.needs import FRESH
-from agro.rewards.groups import asks_for_hint, comprehension, keeps_hinted, on_demand, shortest_right
+from agro.rewards.groups import asks_for_hint, keeps_hinted, on_demand, shortest_right
 from agro.rollout import CollectResult, Rollout
 from agro.rollout.hinted import hinted
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.train.abilities import SourceCapability
-from agro.train.collate import collate, total_reward
+from agro.train.assessing import comprehended
+from agro.train.collate import total_reward
 from agro.train.learner import Learner
 from agro.train.phases import Phase, derive
 from agro.train.source import FillRequest, InlineSource, Source, joined
@@ -253,53 +251,3 @@ def answered(store: Store, ids: Sequence[int]) -> Answered:
         if i in samples and not math.isnan(total_reward(samples[i])):
             groups[samples[i].prompt_id].append(samples[i])
     return groups
-
-
-def comprehended(
-    learner: Learner, prompt: Prompt, responses: Sequence[Sample], answer: str
-) -> tuple[list[Sample], list[float]]:
-    """The responses that fit into the policy's context, and how well it understands each (AMPO).
-
-    The score is the mean probability of the tokens of the right answer after prompt and reasoning, which is
-    the response up to where it last has the answer, or all of it where it doesn't have it.
-    """
-    encoder = learner.encoder
-    valid: list[Sample] = []
-    encoded: list[Sample] = []
-    for response in responses:
-        try:
-            encoder.encode(response)
-            scored = _with_answer(encoder, prompt, response, answer)
-        except InvalidSample:  # it can't be trained on either
-            continue
-        valid.append(response)
-        encoded.append(scored)
-    if not valid:
-        return [], []
-    batch = collate(encoded, learner.version)
-    logp_BT = learner.logp(batch)
-    return valid, [
-        comprehension(logp_T[mask_T].tolist()) for logp_T, mask_T in zip(logp_BT, batch.mask, strict=True)
-    ]
-
-
-def _with_answer(encoder: Encoder, prompt: Prompt, response: Sample, answer: str) -> Sample:
-    """Prompt and reasoning as the context of the answer, whose tokens are the actions."""
-    before, found, _ = response.response.rpartition(answer)
-    reasoning = before if found else response.response
-    rendered = encoder.render(prompt.text)
-    context = encoder.prompt(prompt.text) + encoder.following(rendered, reasoning)
-    tokens = encoder.following(rendered + reasoning, answer)
-    if not tokens:
-        raise Refused(
-            f"prompt {prompt.id}: comprehension: expected a right answer with tokens, got {answer!r}"
-        )
-    sample = Sample(
-        prompt=prompt.text,
-        response=reasoning + answer,
-        prompt_id=prompt.id,
-        tokens=np.array(context + tokens, np.int32),
-        action=np.array([False] * len(context) + [True] * len(tokens)),
-        tokenizer=encoder.fingerprint,
-    )
-    return encoder.encode(sample)

@@ -12,6 +12,7 @@ from agro.train.abilities import check_source, source_capabilities
 from agro.train.asking_again import check_again
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
+from agro.train.searching import check_search
 from agro.types import ROLES
 
 
@@ -37,6 +38,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         check_phase(phase, prefix)
         if phase.config.again is not None:
             check_again(phase, prefix)
+        if phase.config.search is not None:
+            check_search(phase, prefix)
     _check_used(config, phases)
     _check_source(config, phases)
     _check_measured(config, phases)

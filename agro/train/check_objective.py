@@ -178,7 +178,7 @@ def _check_tuned(config: RunConfig, needs: set[Need], prefix: str) -> None:
 def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """Refuse needs that fresh samples, or stored ones, can't satisfy."""
     name, data = config.objective.name, config.data
-    if PAIRS in needs and data.samples_fresh:
+    if PAIRS in needs and data.samples_fresh and config.search is None:
         raise Refused(
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import) "

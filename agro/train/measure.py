@@ -48,6 +48,7 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
         "groups": len(fresh | stored),
         "groups_merged": len(fresh & stored),
         "asked_again": collected.asked_again,
+        "searched": collected.searched,
         "hinted": sum(s.meta.get("hint") is not None for s in responses),
         "experts": sum(s.role == "expert" for s in responses),
         "same_meaning": _same_meaning(responses) if any("meaning" in s.meta for s in responses) else None,

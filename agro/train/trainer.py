@@ -62,6 +62,7 @@ from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
 from agro.train.ranks import Ranks, Shard, serve
+from agro.train.searching import of_turns, searching
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
@@ -294,7 +295,12 @@ class BaseTrainer:
         inline = InlineSource(
             config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
         )
+        if config.search is not None:
+            environment = self.environments[phase.name]
+            inline = of_turns(inline, environment)
         source = LaggingSource(inline, self.folder) if lags(config.source) else inline
+        if config.search is not None:
+            return searching(inline, source, environment)
         return source if again is None else asking_again(source, inline, self.prompts)
 
     def _rollout(self, phase: Phase) -> Rollout:

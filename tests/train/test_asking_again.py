@@ -207,6 +207,7 @@ def test_another_model_answers_in_the_role_of_an_expert(tmp_path: Path, repeatin
 
 def test_the_shortest_right_child_of_a_good_parent_is_trained_on_without_its_parent(tmp_path: Path) -> None:
     again = {"by": "parents", "when": "always", "take": "shortest", "n": 3, "alpha": 0.3, "right": 0.5}
+    again["template"] = "{hint}{prompt}"
     sampler = {"n": 4, "max_new": 3}
     reward = {"name": f"{write_half(tmp_path)}:half"}
     config = with_hints(

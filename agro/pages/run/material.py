@@ -47,6 +47,8 @@ def _facts(run: RunData) -> list[Fact]:
         facts.append(
             Fact("groups asked again", count(run.total("asked_again") or 0), f"{answers} trained on")
         )
+    if run.measures("searched"):
+        facts.append(Fact("states searched", count(run.total("searched") or 0), "turns were tried in them"))
     if run.measures("same_meaning"):
         alike = count(run.total("same_meaning") or 0)
         facts.append(Fact("responses that mean the same", alike, "as another one to their prompt"))
