@@ -31,6 +31,14 @@ TEMPLATE = (
 )
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
 OWN = {  # instead of these
+    # A random model spells nothing right, so any end of an episode has to do.
+    "agent_q": [*SMALL[:2], "sampler.max_new=2", "search.expansions=3", "search.theta=0"],
+    "bfs_prover": [
+        *(f"phases.{name}.train.steps=1" for name in ("search", "restart", "search_again")),
+        *(f"phases.{name}.search.right=0" for name in ("search", "search_again")),
+        *("phases.restart.data.min_reward=0", "phases.restart.train.groups=1", "objective.low=0"),
+        *("train.groups=2", "sampler.max_new=2", "objective.high=1", "train.warmup=1"),
+    ],
     "dapo": [*SMALL, "data.spread=false"],  # the rewards of a random model don't differ
     "multi_turn": [
         "phases.sft.train.steps=1",
