@@ -36,7 +36,8 @@ class AgainConfig(Section):
     n: Count | None = None
     """second responses a prompt, where they are sampled; sampler.n where it isn't given"""
     hint: str = "hint"
-    """column of the prompts with the hint; it isn't stored with responses that were written without it"""
+    """column of the prompts with the hint. A column of the name hint isn't stored with responses that were
+    written without it"""
     template: str = "{prompt}\n{hint}"
     """by = "hint": what the policy reads; of messages it is the content of the last one"""
     answer: str = "answer"

@@ -12,19 +12,19 @@ class SearchConfig(Section):
     whose prompt is what was read before it. `sampler.max_new` is of a turn, `environment.max_turns` the
     depth."""
 
-    by: Literal["ucb", "best_first"]
+    by: Literal["ucb", "best"]
     """which state comes next, of those that were expanded least often. ucb: down from the start by the upper
-    confidence bound of turns (Agent Q, arXiv 2408.07199); best_first: the largest log-prob of the turns
+    confidence bound of turns (Agent Q, arXiv 2408.07199); best: the largest log-prob of the turns
     before it over their tokens^`length_power` (BFS-Prover-V2, arXiv 2509.06493)"""
     branches: Count = 4
     """turns that are tried at once in a state"""
     expansions: Count = 8
-    """states of a prompt, repeated ones too, in which turns are tried; best_first ends with the first right
+    """states of a prompt, repeated ones too, in which turns are tried; best ends with the first right
     episode"""
     explore: float = field(1.0, ge=0)
     """ucb: c of Q + c √(log N / n)"""
     length_power: Share = 1.0
-    """best_first: 0 is the log-prob, 1 its mean over tokens"""
+    """best: 0 is the log-prob, 1 its mean over tokens"""
     critique: str | None = None
     """a question, such as " Is this a good step? ", that is asked after each turn: the policy's probability
     of `good` is the turn's value by self-critique. Without it turns have values by the search alone"""

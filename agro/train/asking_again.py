@@ -233,13 +233,13 @@ def as_asked(prompt: Prompt, again: AgainConfig) -> Prompt:
                 f"prompt {prompt.id}: [again] expected a column {column}, it has {has}. What to do: add it "
                 "to data.prompts, or name another one (again.hint, again.answer)"
             )
-    plain = without_hint(prompt, again)
+    plain = without_hint(prompt)
     return hinted(plain, prompt.columns[again.hint], again.template) if again.by == "hint" else plain
 
 
-def without_hint(prompt: Prompt, again: AgainConfig) -> Prompt:
-    """The prompt without its hint among the columns: `meta.hint` of a sample says that it was read."""
-    columns = {name: value for name, value in prompt.columns.items() if name != again.hint}
+def without_hint(prompt: Prompt) -> Prompt:
+    """The prompt without a column `hint`: `meta.hint` of a sample says that a hint was read."""
+    columns = {name: value for name, value in prompt.columns.items() if name != "hint"}
     return Prompt(prompt.text, prompt.id, columns)
 
 

@@ -72,7 +72,7 @@ class SearchingSource:
         return replace(joined(parts, tuple(sorted(ids))), searched=tried)
 
     def _rule(self) -> Any:
-        if self.search.by == "best_first":
+        if self.search.by == "best":
             return best_first(self.search.length_power)
         return by_ucb(self.search.explore, self._value)
 
@@ -80,7 +80,7 @@ class SearchingSource:
         return _attempt(action).value(self.search.alpha)
 
     def _is_done(self, tree: Tree) -> bool:
-        return self.search.by == "best_first" and tree.best >= self.search.right
+        return self.search.by == "best" and tree.best >= self.search.right
 
     def _expand(self, states: Sequence[State], wanted: FillRequest) -> CollectResult:
         """Try turns in these states, and let the environment answer them."""

@@ -285,8 +285,8 @@ class BaseTrainer:
             run, step = self.folder.id, position.step
             return CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         prompts, again = self.prompts, phase.config.again
-        if again is not None:
-            prompts = [without_hint(prompt, again) for prompt in prompts]
+        if any("hint" in prompt.columns for prompt in prompts):
+            prompts = [without_hint(prompt) for prompt in prompts]
         order = PromptOrder(prompts, derive(phase.config.train.seed, "prompts", phase.name))
         is_here = "shares_weights" in declared(self.engine)
         weights = None if is_here else self.out / "weights" / "served"

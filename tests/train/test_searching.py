@@ -47,7 +47,7 @@ def on_locks(folder: Path, **changes: Any) -> RunConfig:
     return tiny(folder, **{**values, **changes})
 
 
-FIRST = {"search": {"by": "best_first", "train": "path", **BUDGET}, "objective": {"name": "sft"}}
+FIRST = {"search": {"by": "best", "train": "path", **BUDGET}, "objective": {"name": "sft"}}
 
 
 def drawn(run: Path) -> list[int]:
@@ -97,7 +97,7 @@ def test_the_tree_is_in_the_store(tmp_path: Path) -> None:
         assert samples[i].reward == pytest.approx(total / sum(visits))
 
 
-@pytest.mark.parametrize("by", ["ucb", "best_first"])
+@pytest.mark.parametrize("by", ["ucb", "best"])
 def test_a_search_opens_locks_that_samples_dont_at_equal_tokens(tmp_path: Path, by: str) -> None:
     """16 states of 4 turns are 64 tokens at most; 64 episodes of samples have as many or more. The weights
     don't move, so that both are of the new model, which writes each digit about once in seven times."""

@@ -32,6 +32,7 @@ RULES = {
     "β tuned to a target KL by dual ascent, as in SAC (1812.05905)": (
         "`objective.beta = {start, target_kl, rate}`, recipe `tuned_beta`"
     ),
+    "best-first search, BFS-Prover-V2 (2509.06493)": '`search.by = "best"`, recipe `bfs_prover`',
     "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
     "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
@@ -53,10 +54,7 @@ RULES = {
     "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, recipe `nested_reft`",
     "middle band, BFS-Prover-V2 (2509.06493)": "recipe `middle_band`",
     "overlong penalty, DAPO (2503.14476)": '`reward.functions` with `name = "overlong"`, recipe `dapo`',
-    "periodic restart, BFS-Prover-V2 (2509.06493)": (
-        "a second run from the first model, with the first run's store: `agro train middle_band "
-        "policy.model=FIRST data.store=RUN/store.db`"
-    ),
+    "periodic restart, BFS-Prover-V2 (2509.06493)": ('`train.start = "first"`, recipe `bfs_prover`'),
     "propagated rewards of a search, SOPHIA (2507.16814)": ('`again.by = "parents"`, recipe `sophia`'),
     "quality and coverage of a log, TQ and SACo (2111.04714)": "`agro check`",
     "ranking accuracy of preferences (2405.19534)": "metric `ranked_share` of objectives on pairs",
@@ -65,7 +63,9 @@ RULES = {
     "reward-conditioned imitation, MBRCSL (2310.19308)": "recipe `reward_conditioned`",
     "sampler of what the store lacks, PROPS (2311.08290)": "a run of its own, recipe `props`",
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
-    "step-level pairs of a search, Agent Q (2408.07199)": "`agro.rollout.tree.step_pairs`, recipe `agent_q`",
+    "step-level pairs of a search, Agent Q (2408.07199)": (
+        '`search.by = "ucb"`, `agro.rollout.tree.step_pairs`, recipe `agent_q`'
+    ),
     "teachers on demand, AMPO (2510.02227)": '`again.by = "store"`, recipe `ampo`',
     "token rewards of a flow network, RLFR (2510.10201)": "`agro.rewards.flow`, recipe `rlfr`",
     "tracked baseline V̂(x) for groups of one, SPO (2509.13232)": (
