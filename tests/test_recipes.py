@@ -31,6 +31,14 @@ TEMPLATE = (
 )
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
 OWN = {  # instead of these
+    # A random model spells nothing right, so any end of an episode has to do.
+    "agent_q": [*SMALL[:2], "sampler.max_new=2", "search.expansions=3", "search.theta=0"],
+    "bfs_prover": [
+        *(f"phases.{name}.train.steps=1" for name in ("search", "restart", "search_again")),
+        *(f"phases.{name}.search.right=0" for name in ("search", "search_again")),
+        *("phases.restart.data.min_reward=0", "phases.restart.train.groups=1", "objective.low=0"),
+        *("train.groups=2", "sampler.max_new=2", "objective.high=1", "train.warmup=1"),
+    ],
     "dapo": [*SMALL, "data.spread=false"],  # the rewards of a random model don't differ
     "multi_turn": [
         "phases.sft.train.steps=1",
@@ -74,7 +82,8 @@ def here(tmp_path, models, monkeypatch) -> Path:
     monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
     for name in ("MODEL", "Qwen", "examples"):
         Path(name).symlink_to((ROOT if name == "examples" else models) / name)
-    write("prompts.jsonl", ({"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)))
+    prompts = ({"prompt": f"{i}+1=", "answer": str(i + 1), "hint": f"{i}, then 1"} for i in range(6))
+    write("prompts.jsonl", prompts)
     for name, numbers in (("train", range(6)), ("test", range(6, 9))):
         solutions = ({"problem": f"{i}+1=", "solution": rf"\boxed{{{i + 1}}}", "level": "1"} for i in numbers)
         write(f"{name}.jsonl", solutions)
@@ -103,7 +112,8 @@ def here(tmp_path, models, monkeypatch) -> Path:
         ),
     )
     Path("my_reward.py").write_text(
-        "def score(completions, **columns):\n    return [len(t) % 3 for t in completions]\n"
+        "def score(completions, **columns):\n    return [len(t) % 3 for t in completions]\n\n\n"
+        "def meaning(completions, **columns):\n    return [len(t) for t in completions]\n"
     )
     return tmp_path
 

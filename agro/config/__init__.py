@@ -5,6 +5,7 @@ A recipe is TOML. `RunConfig.load(path, overrides)` reads one, or a run's own `c
 phase, or those listed under `[[phases]]`, each of which changes some values of the sections above it.
 """
 
+from agro.config.again import AgainConfig
 from agro.config.data import DataConfig
 from agro.config.messages import check_values
 from agro.config.override import override, parse
@@ -14,11 +15,13 @@ from agro.config.resume import deciding, ending, shared, take_length
 from agro.config.reward_config import RewardConfig, RewardPart
 from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
 from agro.config.run import PhaseConfig, RunConfig
+from agro.config.search import SearchConfig
 from agro.config.secrets import check_texts, from_environment
 from agro.config.section import Count, Positive, Section, Share, field
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 
 __all__ = [
+    "AgainConfig",
     "ChatConfig",
     "Count",
     "DataConfig",
@@ -40,6 +43,6 @@ __all__ += [
     "RunConfig",
     "SamplerConfig",
 ]
-__all__ += ["Section", "Share", "SourceConfig", "TrackConfig", "TrainConfig"]
+__all__ += ["SearchConfig", "Section", "Share", "SourceConfig", "TrackConfig", "TrainConfig"]
 __all__ += ["check_texts", "from_environment"]
 __all__ += ["check_values", "deciding", "ending", "field", "override", "parse", "shared", "take_length"]

@@ -33,6 +33,10 @@ class RewardConfig(Section):
     """options of a built-in reward, keyword arguments of a function"""
     functions: tuple[RewardPart, ...] = field((), shared=True)
     """instead of `name`: several rewards, each with a weight; the reward is Σ weight · value"""
+    meaning: str | None = field(None, shared=True)
+    """module:function or file.py:function that gives one number to responses of one meaning, called as a
+    reward: the results of unit tests as bits, or agro.rewards.meaning.number of a canonical form; for
+    objectives with equivalent = "meaning". A response without it has no reward"""
     timeout: Positive = field(10.0, resume=True, shared=True)
     """seconds a call may take for one response; beyond it the reward stays unknown"""
     max_failed: Share = field(0.5, resume=True, shared=True)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from agro.config.again import AgainConfig
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_replaced, merge, override
@@ -18,6 +19,7 @@ from agro.config.place import PlaceConfig
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
 from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
+from agro.config.search import SearchConfig
 from agro.config.secrets import redacted
 from agro.config.section import Section
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
@@ -39,6 +41,8 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     sampler: SamplerConfig = SamplerConfig()
     source: SourceConfig = SourceConfig()
+    again: AgainConfig | None = None
+    search: SearchConfig | None = None
     engine: EngineConfig = EngineConfig()
     reward: RewardConfig = RewardConfig()
     environment: EnvironmentConfig | None = None

@@ -34,6 +34,9 @@ class TrainConfig(Section):
     """passes over the stored groups that the phase may draw, instead of steps, with data.replay = 1. When the
     run begins they become ceil(epochs × stored groups / groups) steps, which it keeps where the store
     grows"""
+    start: Literal["previous", "first"] = "previous"
+    """weights that a phase begins with: those of the phase before, or those that the run began with, such as
+    for a phase that trains the first model on what later ones found (BFS-Prover-V2, arXiv 2509.06493)"""
     seed: int = field(0, ge=0)
     """of weights, sampling and draws"""
     groups: Count = 16

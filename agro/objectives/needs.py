@@ -358,6 +358,12 @@ HINTED = ColumnNeed(
     "record",
     'pass extra={"hinted": …}, 1 where a response was written with a hint in its prompt, else 0',
 )
+MEANING = ColumnNeed(
+    "meaning",
+    "record",
+    "name a function that gives the number of a response's meaning (reward.meaning); fresh responses get it",
+    what="meaning (a number that responses of one meaning share)",
+)
 ADD_RESPONSES = (
     "sample more responses to each prompt (data.complete_groups does it in a run), or drop such groups "
     '(singletons = "drop")'
@@ -391,6 +397,7 @@ PREFIX_VALUE = Stream("prefix_value", "value_head")
 NEEDS: tuple[Need, ...] = (
     *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, VALUE, PREFIX_VALUE),
     *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED),
+    MEANING,
     *(GROUPS, TRIPLES, PAIRS, VOTES),
 )
 

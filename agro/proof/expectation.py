@@ -238,6 +238,11 @@ class SampledGroups:
         return _rows(self.data, self.reference, self._prompt, outcome.flatten())
 
 
+def meaning_of(outcome: Tensor) -> Tensor:
+    """The number of a response's meaning: the first two responses are two spellings of one, and so on."""
+    return outcome // 2
+
+
 def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome: Tensor) -> dict[str, Any]:
     """The columns of a batch for these outcomes of these prompts, [B] each."""
     space, response = data.behavior.space, data.outcomes[outcome]
@@ -247,6 +252,7 @@ def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome
     from_expert = (outcome >= len(data.behavior_responses)).tolist()
     hinted = data.expert is not None and data.expert.hinted
     extra = {} if data.stored_value is None else {"stored_value": data.stored_value[prompt]}
+    extra["meaning"] = meaning_of(outcome).double()
     extra["hinted"] = torch.tensor(from_expert, dtype=torch.float64) * hinted
     return {
         "mask": torch.cat([no_mask, space.mask[response]], 1),

@@ -15,7 +15,10 @@ from agro.recipes.bases import BASES, NOTES, Base
 WIDTH = 110
 COMMENT_COLUMN = 39
 PLAIN_UNITS = ("choice", "ratio", "share", "probability", "number")  # which a meaning says already
-SECTIONS = ("policy", "reward", "data", "sampler", "source", "objective", "train", "evaluate")
+SECTIONS = (
+    *("policy", "reward", "data", "environment", "sampler", "source", "again", "search"),
+    *("objective", "train", "evaluate"),
+)
 
 
 def method_text(name: str, entry: Objective) -> str:

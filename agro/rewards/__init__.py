@@ -17,6 +17,7 @@ from agro.rewards.function import FunctionReward
 from agro.rewards.inline import PREFIX
 from agro.rewards.judge import judge
 from agro.rewards.length import OverlongReward, overlong
+from agro.rewards.meaning import MeaningfulReward
 from agro.rewards.protocol import Reward, Score, check_failures
 
 __all__ = [
@@ -50,6 +51,8 @@ def load_reward(
     Raises `Refused` where there is no such reward or function, or where it has no such option.
     """
     functions = objects or {}
+    if config.meaning is not None:
+        return _load_meaningful(config, config.meaning, functions)
     if not config.functions:
         assert config.name is not None
         return _load(config.name, config.options, config, functions)
@@ -63,6 +66,20 @@ def load_reward(
             parts[part.label or part.name] = reward, part.weight
         opened.pop_all()
     return CombinedReward(config.title, parts)
+
+
+def _load_meaningful(
+    config: config.RewardConfig, name: str, objects: Mapping[str, Callable[..., Any]]
+) -> MeaningfulReward:
+    with ExitStack() as opened:
+        scorer = load_reward(config.model_copy(update={"meaning": None}), objects)
+        opened.enter_context(closing(scorer))
+        try:
+            meaning = _load(name, {}, config, objects)
+        except Refused as error:
+            raise Refused(f"reward.meaning: {error}") from None
+        opened.pop_all()
+    return MeaningfulReward(scorer, meaning)
 
 
 def _load(

@@ -38,7 +38,11 @@ from agro.types import Sample
 PASSED = ("prompts", "completions", "completion_ids")
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 RESERVED = frozenset(
-    {"prompt", "completion", "finish", "index", "reward_error", "reward_parts", "reward_details", *PASSED}
+    (
+        *("prompt", "completion", "finish", "index", "meaning"),
+        *("reward_error", "reward_parts", "reward_details"),
+        *PASSED,
+    )
 )
 
 

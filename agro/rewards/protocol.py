@@ -20,13 +20,15 @@ T = TypeVar("T")
 class Score:
     """The reward of one response: a finite `value`, or None (unknown) and the `error`.
 
-    `parts`: the unweighted values by name, where there are several. `details`: how it came about.
+    `parts`: the unweighted values by name, where there are several. `details`: how it came about. `meaning`:
+    a number that responses of one meaning share.
     """
 
     value: float | None
     error: str | None = None
     parts: Mapping[str, float | None] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
+    meaning: float | None = None
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -42,6 +44,8 @@ class Score:
             entries["reward_parts"] = dict(self.parts)
         if self.details:
             entries["reward_details"] = dict(self.details)
+        if self.meaning is not None:
+            entries["meaning"] = self.meaning
         return entries
 
 

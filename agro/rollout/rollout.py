@@ -26,7 +26,8 @@ from agro.rollout.engines.capabilities import check_section, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode
-from agro.types import Prompt, Sample
+from agro.rollout.hinted import as_read, under_own_prompt
+from agro.types import Prompt, Role, Sample
 from agro.types.kept_sets import ALL, flat
 from agro.types.sample import UNKNOWN_VERSION
 
@@ -41,13 +42,14 @@ class Rollout:
         environment: Environment | None = None,
         max_turns: int = 1,
         source: str = "policy",
+        role: Role = "policy",
     ) -> None:
-        """`source`: that of its samples."""
+        """`source`, `role`: those of its samples."""
         self.encoder = encoder
         self.engine = engine
         self.environment = environment
         self.max_turns = max_turns
-        self.source = source
+        self.source, self.role = source, role
         self._name = uuid.uuid4().hex  # of its episodes, since other runs have the same seeds and numbers
 
     def sample(
@@ -82,7 +84,7 @@ class Rollout:
         prompt_of: dict[int, Prompt] = {}
         waiting: deque[Request] = deque()
         for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True):
-            ids = self.encoder.checked_prompt(prompt)
+            ids = self.encoder.checked_prompt(as_read(prompt) if prompt.shown is not None else prompt)
             room = min(options.max_new, self.encoder.context - len(ids))
             for index in range(number * n, (number + 1) * n):
                 if index not in skip:
@@ -109,7 +111,7 @@ class Rollout:
             version = done.version
             if isinstance(version, np.ndarray):
                 version = per_token(version, length)
-            yield Sample(
+            sample = Sample(
                 prompt=prompt.text,
                 response=text,
                 prompt_id=prompt.id,
@@ -121,7 +123,7 @@ class Rollout:
                 kept=kept,
                 kept_count=kept_count,
                 version=version,
-                role="policy",
+                role=self.role,
                 source=self.source,
                 meta={
                     **prompt.columns,
@@ -129,6 +131,9 @@ class Rollout:
                     "index": done.request.number,
                 },
             )
+            if prompt.shown is not None:
+                sample = under_own_prompt(sample, self.encoder.prompt(prompt.text))
+            yield sample
 
     def _episodes(
         self,
@@ -166,7 +171,7 @@ class Rollout:
             name = f"{self._name}-{seed}-{number}"
             sampling = recorded(turn_sampler, seed) | dict(done.sampling)
             for sample in episode.samples(name, last_turn, {"index": number}, sampling):
-                yield sample.replace(source=self.source)
+                yield sample.replace(source=self.source, role=self.role)
 
 
 def per_token(version: NDArray[np.int32], length: int) -> int | NDArray[np.int32]:

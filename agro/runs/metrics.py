@@ -319,6 +319,26 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "Groups of fresh and stored responses: of prompts that were sampled and drawn in one step.",
             "count; each is one group in `groups`",
         ),
+        Metric(
+            "asked_again",
+            "groups",
+            "Fresh groups that failed and got responses a second time, by `[again]`.",
+            "count, whether or not any of these responses is trained on; unknown without `[again]`",
+        ),
+        Metric(
+            "searched",
+            "states",
+            "States in which turns were tried, by `[search]`.",
+            "count, a state that was expanded twice as two; unknown without `[search]`",
+        ),
+        Metric("hinted", RESPONSES, "Responses in the batch that were written with a hint.", "`meta.hint`"),
+        Metric("experts", RESPONSES, "Responses in the batch of role `expert`.", "count"),
+        Metric(
+            "same_meaning",
+            RESPONSES,
+            "Responses that mean the same as another one to their prompt.",
+            "count, by `reward.meaning`; unknown without it",
+        ),
         Metric("groups_equal", "groups", "Groups whose rewards are all equal.", "count; they teach little"),
         Metric(
             "replay_share",

@@ -56,7 +56,11 @@ class SourceRequirement:
     way_out: str
 
 
-SOURCE_REQUIREMENTS = (SourceRequirement("data.complete_groups", "samples_chosen_prompts", "remove it"),)
+SOURCE_REQUIREMENTS = (
+    SourceRequirement("data.complete_groups", "samples_chosen_prompts", "remove it"),
+    SourceRequirement("again.by", "samples_chosen_prompts", "remove [again]"),
+    SourceRequirement("search.by", "samples_chosen_prompts", "remove [search]"),
+)
 
 
 def check_source(config: RunConfig, can: Collection[SourceCapability], prefix: str = "") -> None:
@@ -64,7 +68,7 @@ def check_source(config: RunConfig, can: Collection[SourceCapability], prefix: s
     kind = config.source.kind
     for requirement in SOURCE_REQUIREMENTS:
         section, key = requirement.setting.split(".")
-        value = getattr(getattr(config, section), key)
+        value = getattr(getattr(config, section), key, None)
         if requirement.needs not in can and value not in UNSET:
             raise Refused(
                 f"{prefix}{requirement.setting} = {value} needs a source that "

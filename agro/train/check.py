@@ -9,8 +9,10 @@ from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
 from agro.rollout.engines.capabilities import capabilities, check_section
 from agro.train.abilities import check_source, source_capabilities
+from agro.train.asking_again import check_again
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
+from agro.train.searching import check_search
 from agro.types import ROLES
 
 
@@ -28,11 +30,17 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
     _check_references(config, phases)
     _check_adapter(phases[0].config)
     _check_reference(phases[0].config, phases)
+    if phases[0].config.train.start == "first":
+        raise Refused('train.start = "first" is for later phases: the first one begins with these weights')
     for phase in phases:
         prefix = f"phase {phase.name}: " if config.phases else ""
         _check_rules(phase.config, prefix)
         _check_engine(phase.config, prefix)
         check_phase(phase, prefix)
+        if phase.config.again is not None:
+            check_again(phase, prefix)
+        if phase.config.search is not None:
+            check_search(phase, prefix)
     _check_used(config, phases)
     _check_source(config, phases)
     _check_measured(config, phases)
@@ -42,6 +50,11 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
 
 def check_sharded(config: RunConfig) -> None:
     """Raise `Refused` for what doesn't work on several ranks: bitsandbytes packs values, which FSDP cuts."""
+    if any(config.phase(name).train.start == "first" for name in config.phase_names):
+        raise Refused(
+            'train.start = "first" loads a complete model, which several ranks (torchrun) don\'t have. What '
+            "to do: train in one process, or a second run from the first model with this run's store"
+        )
     packed: dict[str, str | None] = {"policy.quantize": config.policy.quantize}
     for name in config.phase_names:
         if config.phase(name).train.optimizer == "adamw_8bit":

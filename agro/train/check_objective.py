@@ -11,7 +11,7 @@ from typing import Any
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, least_responses
-from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, PAIRS, REF_LOGP, grouping, ordered
+from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, MEANING, PAIRS, REF_LOGP, grouping, ordered
 from agro.rollout.engines.capabilities import capabilities
 from agro.runs.metrics import FOLLOWED
 from agro.train.abilities import lags, source_capabilities
@@ -142,6 +142,11 @@ def check_phase(phase: Phase, prefix: str) -> None:
             f"{prefix}objective {name} needs groups of at least {minimum} responses, but sampler.n is "
             f"{config.sampler.n}. What to do: {_ways_to_smaller(phase, minimum)}a larger sampler.n"
         )
+    if MEANING in needs and data.samples and config.reward.meaning is None:
+        raise Refused(
+            f"{prefix}objective {name} needs {MEANING.what}, but reward.meaning isn't set. What to do: "
+            f'{MEANING.way_out}; or set objective.equivalent = "reward"'
+        )
     _check_completing(config, needs, prefix)
     minimum = least_responses(needs, "expert") - (data.complete_groups or 0)
     if data.group_size is not None and data.draws_stored and data.group_size < minimum:
@@ -179,7 +184,7 @@ def _check_tuned(config: RunConfig, needs: set[Need], prefix: str) -> None:
 def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """Refuse needs that fresh samples, or stored ones, can't satisfy."""
     name, data = config.objective.name, config.data
-    if PAIRS in needs and data.samples_fresh:
+    if PAIRS in needs and data.samples_fresh and config.search is None:
         raise Refused(
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import) "

@@ -54,6 +54,10 @@ def collate(
     if any(value is not None for value in token_reward):
         extra["token_reward"] = _padded(token_reward, T, math.nan, torch.float64)
     extra["hinted"] = torch.tensor([s.meta.get("hint") is not None for s in samples], dtype=torch.float64)
+    if any("meaning" in s.meta for s in samples):
+        meanings = [s.meta.get("meaning") for s in samples]
+        known = [math.nan if meaning is None else meaning for meaning in meanings]
+        extra["meaning"] = torch.tensor(known, dtype=torch.float64)
     mask = _padded([s.mask for s in samples], T, 0, torch.bool)
     batch = Batch.of(
         mask=mask,

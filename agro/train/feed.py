@@ -83,11 +83,16 @@ class Valid:
 
     def recent(self, version: int) -> list[bool]:
         """[B] the samples that KL and regret are estimated on: those of the weights of `version`, and those
-        generated for this step.
+        generated for this step. Not an expert's, nor those that were written with a hint.
 
         Other processes may have generated the latter with earlier weights; then they are weighted by π/μ.
         """
-        return [staleness(s, version) == 0 or s.id in self.made for s in self.samples]
+        return [
+            (staleness(s, version) == 0 or s.id in self.made)
+            and s.role != "expert"
+            and s.meta.get("hint") is None
+            for s in self.samples
+        ]
 
     def select(self, samples: list[Sample], reason: str) -> None:
         """Go on with these samples alone; `reason`: why the others are dropped."""

@@ -54,6 +54,7 @@ def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
     digests: dict[str, str] = {}
     if config.scores:
         digests |= _of_code("reward", config.reward.name, config.reward.options, functions)
+        digests |= _of_code("reward.meaning", config.reward.meaning, {}, functions)
         for i, part in enumerate(config.reward.functions):
             digests |= _of_code(f"reward.functions.{i}", part.name, part.options, functions)
     return digests | _of_phases(config, _environment)

@@ -25,6 +25,7 @@ from agro.runs.folder import to_json_values
 from agro.train.as_sampled import logp_as_sampled
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Average, Optimizer, denormals_as_zero
+from agro.train.phases import derive
 from agro.train.step import Passes, Step, backward, streams_of
 from agro.train.stored_tensors import StoredTensors, assign, exists
 from agro.types import Batch, Sample
@@ -122,6 +123,8 @@ class Local:
 
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
         self.config = config
+        if resumed is None and config.train.start == "first":
+            self._restart(config)
         self.micro = MicroBatch.of(config.train, self.say)
         self.policy.checkpoint_gradients(config.train.gradient_checkpointing)
         self.optimizer = Optimizer(self.policy, config.train)
@@ -137,6 +140,21 @@ class Local:
         self._load_optimizer(resumed)
         counts = read_counts(resumed)
         self.micro.sequences, self.micro.tokens = counts["sequences"], counts["tokens"]
+
+    @torch.no_grad()
+    def _restart(self, config: RunConfig) -> None:
+        """Take the weights that the run began with, under a version of their own."""
+        first = Policy.load(config.policy, seed=derive(config.train.seed, "weights"))
+        if self.policy.value_weights():
+            first.add_value()
+        for name, weight in first.trained().items():
+            self.policy.trained()[name].copy_(weight)
+        for name, weight in first.value_weights().items():
+            self.policy.value_weights()[name].copy_(weight)
+        if self.policy.masters is not None:
+            self.policy.masters.round()
+        self.version += 1
+        self.say("the phase begins with the first weights")
 
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
         policy = self.policy if of == "policy" else self.reference

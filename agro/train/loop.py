@@ -107,6 +107,7 @@ class Loop:
             position = replace(position, cached=self.store.ledger.last_reference_logp())
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None
         self.learner.enter(phase.config, began=start_of(self.folder, phase), resumed=resumed)
+        position = replace(position, version=self.learner.version)  # another one where it begins anew
         self.parts = parts = self.build(phase, position)
         self.sampling = Sampling(
             parts.source, parts.feed, self.learner, self.store, self.folder.id, self.activity, self.say

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +47,11 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
         "truncated_share": finishes.count("length") / len(finishes) if finishes else None,
         "groups": len(fresh | stored),
         "groups_merged": len(fresh & stored),
+        "asked_again": collected.asked_again,
+        "searched": collected.searched,
+        "hinted": sum(s.meta.get("hint") is not None for s in responses),
+        "experts": sum(s.role == "expert" for s in responses),
+        "same_meaning": _same_meaning(responses) if any("meaning" in s.meta for s in responses) else None,
         "groups_equal": sum(min(r) == max(r) for r in rewards_of.values()),
         "rewards_failed": collected.failed,
         "requests_failed": collected.failed_requests,
@@ -58,6 +63,12 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
         "rolled_back": 0,
         "replay_share": len(stored) / (len(fresh) + len(stored)) if samples else None,
     }
+
+
+def _same_meaning(responses: Sequence[Sample]) -> int:
+    """Responses to a prompt that another one has the meaning of."""
+    counts = Counter((s.prompt_id, s.meta.get("meaning")) for s in responses if "meaning" in s.meta)
+    return sum(count for count in counts.values() if count > 1)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -48,6 +48,8 @@ class Sampling:
             groups = wait_for_groups(self.store.draws, rule, at, picked, self.activity.check)
             picks.append(self.feed.choose(self.store, Selection(rule, groups), at))
             picked |= set(picks[-1].groups)
+        if phase.config.search is not None:  # what its source judges is drawn with the samples made
+            picks.append(Selection(phase.rule(1), []))
         request = FillRequest(at.step, phase.config.train.groups - len(picked), position.prompts)
         filled = fill(self.source, self.store, request, spread=data.spread)
         if data.complete_groups:

@@ -35,7 +35,8 @@ class FillRequest:
     groups: int
     first: int  # number of the first prompt, in the order of the phase
     before: int = 0  # groups that were sampled for this step already
-    joining: Sequence[Prompt] = ()  # prompts of stored groups, which get data.complete_groups responses
+    joining: Sequence[Prompt] = ()  # that get `n` responses: of stored groups, or of groups asked again
+    n: int = 0
 
 
 class Source(Protocol):
@@ -104,11 +105,12 @@ class InlineSource:
         return collect(self.rollout, prompts, config.sampler, self.store, task, self.reward, self.activity)
 
     def _complete(self, wanted: FillRequest) -> CollectResult:
-        """`data.complete_groups` responses to each of the prompts of stored groups."""
+        """`n` responses to each of the prompts that are requested."""
         config = self.config
         seed = derive(config.train.seed, "complete", wanted.step)
-        task = Task(self.run, wanted.step, seed, max_failed=config.reward.max_failed)
-        sampler = config.sampler.model_copy(update={"n": config.data.complete_groups})
+        numbers = tuple(range(wanted.before, wanted.before + len(wanted.joining)))
+        task = Task(self.run, wanted.step, seed, numbers, max_failed=config.reward.max_failed)
+        sampler = config.sampler.model_copy(update={"n": wanted.n})
         return collect(self.rollout, wanted.joining, sampler, self.store, task, self.reward, self.activity)
 
     def publish(self, learner: Learner) -> None:
@@ -156,7 +158,7 @@ def fill(source: Source, store: Store, wanted: FillRequest, *, spread: bool) -> 
         groups += _with_spread(store, collected.ids)
         prompts += missing
     ids = tuple(i for group in groups for i in group)
-    return FillResult(_joined(parts, ids), prompts, equal=sum(len(part.ids) for part in parts) - len(ids))
+    return FillResult(joined(parts, ids), prompts, equal=sum(len(part.ids) for part in parts) - len(ids))
 
 
 def complete(
@@ -183,8 +185,9 @@ def complete(
         selections.append(Selection(picked.rule, valid))
     if not prompts:
         return filled, selections
-    completed = source.fill(FillRequest(wanted.step, 0, wanted.first, joining=prompts))
-    both = _joined([filled.made, completed], (*filled.made.ids, *completed.ids))
+    n = selections[0].rule.data.complete_groups or 0
+    completed = source.fill(FillRequest(wanted.step, 0, wanted.first, joining=prompts, n=n))
+    both = joined([filled.made, completed], (*filled.made.ids, *completed.ids))
     return replace(filled, made=both), selections
 
 
@@ -226,13 +229,16 @@ def _with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:
     return [members for prompt_id, members in groups.items() if len(rewards[prompt_id]) > 1]
 
 
-def _joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResult:
+def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResult:
+    """What several calls added, of which a step trains on `ids`."""
     failures = [part.failed_requests for part in parts]
+    asked = [part.asked_again for part in parts if part.asked_again is not None]
     return CollectResult(
         ids,
         failed=sum(part.failed for part in parts),
         tokens=sum(part.tokens for part in parts),
         too_stale=sum(part.too_stale for part in parts),
         failed_requests=None if None in failures else sum(n or 0 for n in failures),
+        asked_again=sum(asked) if asked else None,
         measured=parts[-1].measured,
     )

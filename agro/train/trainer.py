@@ -30,6 +30,7 @@ from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train.abilities import lags
+from agro.train.asking_again import asking_again, without_hint
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import follows_log, samples_kl
 from agro.train.collate import StoredValues, recording
@@ -61,6 +62,7 @@ from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
 from agro.train.ranks import Ranks, Shard, serve
+from agro.train.searching import of_turns, searching
 from agro.train.set_aside import Budget, set_aside, within_budget, write_set_aside
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
@@ -307,7 +309,10 @@ class BaseTrainer:
         if phase.config.source.kind == "elsewhere":
             run, step = self.folder.id, position.step
             return CollectorSource(phase, self.store, run, self.publications, self.activity, step)
-        order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
+        prompts, again = self.prompts, phase.config.again
+        if any("hint" in prompt.columns for prompt in prompts):
+            prompts = [without_hint(prompt) for prompt in prompts]
+        order = PromptOrder(prompts, derive(phase.config.train.seed, "prompts", phase.name))
         is_here = "shares_weights" in declared(self.engine)
         weights = None if is_here else self.out / "weights" / "served"
         rollout = self._rollout(phase)
@@ -315,7 +320,13 @@ class BaseTrainer:
         inline = InlineSource(
             config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
         )
-        return LaggingSource(inline, self.folder) if lags(config.source) else inline
+        if config.search is not None:
+            environment = self.environments[phase.name]
+            inline = of_turns(inline, environment)
+        source = LaggingSource(inline, self.folder) if lags(config.source) else inline
+        if config.search is not None:
+            return searching(inline, source, environment)
+        return source if again is None else asking_again(source, inline, self.prompts)
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment

@@ -55,11 +55,16 @@ def _are_messages(value: Any, *either: str) -> bool:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a policy is asked. `id` makes the group; `columns` are what a reward may read (`answer`, …)."""
+    """What a policy is asked. `id` makes the group; `columns` are what a reward may read (`answer`, …).
+
+    `shown`: what a sampler reads in place of `text`, under which the response is stored: such as the text
+    with a hint.
+    """
 
     text: Text
     id: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
+    shown: Text | None = None
 
     def __post_init__(self) -> None:
         check_text(self.text, f"prompt {self.id}".rstrip())

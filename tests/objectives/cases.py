@@ -252,6 +252,7 @@ def _drawn(seed: int, shape: Shape) -> bytes:
         votes,
         ["expert" if kinds[y] == "expert" else "policy" for y in response],
         [float(kinds[y] == "hint") for y in response],
+        [float(i // 2) for _, i in response],  # two and two responses of a group have one
         proposal,
         np.where(mask, late.normal(size=(B, T)) - 2, np.nan if shape.junk else 0.0),
         *(
@@ -298,7 +299,7 @@ def batch_of(case: Case, **changes: Any) -> Batch:
         "pairs": rows_of_pairs(case),
         "votes": case.votes or None,
         "role": case.role,
-        "extra": {k: getattr(case, k) for k in ("token_reward", "stored_value", "hinted")},
+        "extra": {k: getattr(case, k) for k in ("token_reward", "stored_value", "hinted", "meaning")},
     }
     return Batch.of(**given | changes)
 

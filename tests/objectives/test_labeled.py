@@ -20,12 +20,26 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + exp(-x))
 
 
-def on(name: str, rho: list[float], rewards: list[float], *, group: str = "", **options: Any) -> Evaluation:
+def on(
+    name: str,
+    rho: list[float],
+    rewards: list[float],
+    *,
+    group: str = "",
+    meaning: list[float] | None = None,
+    **options: Any,
+) -> Evaluation:
     """Responses of one token whose log-ratios to the reference are ρ; one group unless `group` says which."""
     n = len(rho)
     batch = Batch.of(
-        mask=[[0, 1]] * n, reward=rewards, group=[*(group or "a" * n)], ref_logp=[[0.0, -9.0]] * n
+        mask=[[0, 1]] * n,
+        reward=rewards,
+        group=[*(group or "a" * n)],
+        ref_logp=[[0.0, -9.0]] * n,
+        extra={} if meaning is None else {"meaning": meaning},
     )
+    if meaning is not None:
+        options["equivalent"] = "meaning"
     logp = [[0.0, x - 9.0] for x in rho]
     return objectives.evaluate(name, logp, batch, **{"beta": BETA} | options)
 
@@ -120,6 +134,26 @@ def test_gepo_without_a_good_response_or_with_a_shift() -> None:
     assert moved.loss == pytest.approx(on("gepo", rho, rewards).loss, rel=1e-13)
     # ρ̄ are 0.55 and −0.2; Var_W is 0.25² · β²
     assert moved.loss == pytest.approx(log(1 + exp(-BETA * 0.75)) + BETA**2 * 0.0625, rel=1e-13)
+
+
+def test_two_spellings_share_the_weight_of_one_response() -> None:
+    """Good ones: two spellings of one answer, and another answer. Without the variance, whose share is 0, the
+    slope of each spelling is half that of the other answer; by reward all three have the same one."""
+    rho, rewards, meaning = [0.8, 0.8, 0.3, -0.4], [1.0, 1.0, 1.0, 0.0], [7.0, 7.0, 3.0, 9.0]
+    out = on("gepo", rho, rewards, meaning=meaning, variance=0.0).grad[:, 1]
+    assert out[0] == out[1] == pytest.approx(out[2] / 2, rel=1e-14)
+    assert out.sum() == pytest.approx(0, abs=1e-15)
+    by_reward = on("gepo", rho, rewards, variance=0.0).grad[:, 1]
+    assert by_reward[0] == by_reward[2] == pytest.approx(-by_reward[3] / 3, rel=1e-14)
+    # a spelling more of an answer changes nothing
+    once = on("gepo", rho[1:], rewards[1:], meaning=meaning[1:])
+    assert on("gepo", rho, rewards, meaning=meaning).loss == pytest.approx(once.loss, rel=1e-14)
+
+
+def test_only_responses_of_one_meaning_are_to_be_alike() -> None:
+    """Var of 0.8 and 0.2 is 0.09, of one response 0; the mean over two meanings is 0.045. None is bad."""
+    out = on("gepo", [0.8, 0.2, 5.0], [1.0] * 3, meaning=[7.0, 7.0, 3.0])
+    assert out.loss == pytest.approx(BETA**2 * 0.045, rel=1e-13)
 
 
 @pytest.mark.parametrize("h", [-1.0, 0.0, 2.0, 4.0])

@@ -30,6 +30,7 @@ from agro.objectives.needs import (
     FRESH,
     HINTED,
     KL,
+    MEANING,
     OF_REFERENCE,
     OLD_LOGP,
     PAIRS,
@@ -73,10 +74,11 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
     whole = outcome(case, name, options, batch, streams)
     rng = np.random.default_rng(20)
     used = set()
-    for need in (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED):
+    of_batch = (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED, MEANING)
+    for need in of_batch:
         value = need.of(batch)
         # one number a group or response: rows of one response have one reward
-        index = batch.response if need == REWARD else batch.group
+        index = batch.response if need in (REWARD, MEANING) else batch.group
         noise = torch.as_tensor(rng.normal(size=value.shape if value.dim() == 2 else int(index.max()) + 1))
         changed = value + (noise if value.dim() == 2 else noise[index])
         extra = {**batch.extra, need: changed}
@@ -251,6 +253,7 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
                 np.testing.assert_array_equal(grad, own[stream][rows])
     if coupling == "group":
         piecewise = name in PIECEWISE or "weight_baseline" in options
+        piecewise |= options.get("equivalent") == "meaning"  # where no meaning of a group is good
         rows = units[0]
         first = case.pairs[0][0] if "pairs" in needs else case.response[rows[0]]
         coupled = (

@@ -36,6 +36,7 @@ RULES = {
     "β tuned to a target KL by dual ascent, as in SAC (1812.05905)": (
         "`objective.beta = {start, target_kl, rate}`, recipe `tuned_beta`"
     ),
+    "best-first search, BFS-Prover-V2 (2509.06493)": '`search.by = "best"`, recipe `bfs_prover`',
     "off-policy evaluation from a log by propensities, ad-load balancing (2309.11518)": (
         "metric `eval_logged_gain`, with how many responses count (`eval_logged_gain_ess`)"
     ),
@@ -44,25 +45,24 @@ RULES = {
     "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
         "`agro prove kimi`"
     ),
+    "equivalence by a function, GEPO and OORL (2505.12723)": "`reward.meaning`, recipes `gepo` and `oorl`",
     "experience replay, first in first out (2604.08706)": '`data.order = "uniform"` with `data.max_age`',
     "experience-replayable conditions (2402.10374)": (
         "`data.max_drift` and an objective that bounds what is pushed down, recipe `erc`"
     ),
-    "hints when all fail, Guide (2506.13923)": "`agro.rewards.groups.asks_for_hint`, recipe `guide`",
+    "hints when all fail, Guide (2506.13923)": '`again.by = "hint"`, recipe `guide`',
     "kept sets of top-p and top-k in ratios, DeepSeek-V3.2 (2512.02556)": "`sampler.keep_sets`",
     "learned reward with a bounded slope, Lipschitz (2006.16785)": (
         "`agro.rewards.smooth`, recipe `smooth_reward`"
     ),
+    "logged response beside fresh ones, as in ABPO (2605.18899), which wasn't read": (
+        "`data.complete_groups`, recipe `complete_groups`"
+    ),
     "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, recipe `nested_reft`",
     "middle band, BFS-Prover-V2 (2509.06493)": "recipe `middle_band`",
     "overlong penalty, DAPO (2503.14476)": '`reward.functions` with `name = "overlong"`, recipe `dapo`',
-    "periodic restart, BFS-Prover-V2 (2509.06493)": (
-        "a second run from the first model, with the first run's store: `agro train middle_band "
-        "policy.model=FIRST data.store=RUN/store.db`"
-    ),
-    "propagated rewards of a search, SOPHIA (2507.16814)": (
-        "`agro.rewards.groups.propagate`, recipe `sophia`"
-    ),
+    "periodic restart, BFS-Prover-V2 (2509.06493)": '`train.start = "first"`, recipe `bfs_prover`',
+    "propagated rewards of a search, SOPHIA (2507.16814)": '`again.by = "parents"`, recipe `sophia`',
     "what a log must cover, realizability (2211.05311)": (
         "`agro check` with a model: coverage of π, effective responses, and concentrability E_μ (π/μ)²"
     ),
@@ -75,8 +75,10 @@ RULES = {
     "reward-conditioned imitation, MBRCSL (2310.19308)": "recipe `reward_conditioned`",
     "sampler of what the store lacks, PROPS (2311.08290)": "a run of its own, recipe `props`",
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
-    "step-level pairs of a search, Agent Q (2408.07199)": "`agro.rollout.tree.step_pairs`, recipe `agent_q`",
-    "teachers on demand, AMPO (2510.02227)": "`agro.rewards.groups.on_demand`, recipe `ampo`",
+    "step-level pairs of a search, Agent Q (2408.07199)": (
+        '`search.by = "ucb"`, `agro.rollout.tree.step_pairs`, recipe `agent_q`'
+    ),
+    "teachers on demand, AMPO (2510.02227)": '`again.by = "store"`, recipe `ampo`',
     "token rewards of a flow network, RLFR (2510.10201)": "`agro.rewards.flow`, recipe `rlfr`",
     "tracked baseline V̂(x) for groups of one, SPO (2509.13232)": (
         "`data.value_half_life`, recipe `one_response`"
@@ -84,11 +86,6 @@ RULES = {
 }
 # Of a method, or of a part of one: why it isn't here.
 NOT_CARRIED = {
-    "ABPO (2605.18899)": "no text of it was found to read",
-    "AMPO (2510.02227), Guide (2506.13923): sampling a second time": (
-        "a run samples once a step; a script samples again with a hint or a teacher, by the two rules above, "
-        "and fills the store that the run draws from"
-    ),
     "DPO with images, OPA-DPO (2501.09695)": "text alone",
     "ECHO (2605.24517)": (
         "cross-entropy on what the environment answers; log-probs are those of the policy's own tokens alone"

@@ -345,16 +345,16 @@ ENTRIES: dict[str, Objective] = {
         metrics=("ratio_max", "weight_mean"),
         certainty="code",
         recipe=MethodRecipe(
-            "Guide (arXiv 2506.13923): responses that were written with a hint, trained on without "
-            "it, beside plain ones.",
+            "Guide (arXiv 2506.13923): where all responses to a prompt fail, the policy is asked again with "
+            "a hint, and learns to do without it.",
             shown=("gamma", "ratio"),
-            notes={"ratio": "recorded log-probs: those with the hint in the prompt"},
-            missing="the hints. Without a store of hinted responses all rows are plain ones, and this is "
-            "GRPO.",
-            required="policy.model and data.prompts; and a reward unless it is `exact`. Hinted responses are "
-            "stored ones: import records whose tokens have the prompt without the hint, whose "
-            "behavior_logp is with it, and whose meta.hint names it, into a data.store, and set "
-            "data.replay.",
+            settings={"again.by": "hint", "again.hint": "hint"},
+            notes={
+                "ratio": "recorded log-probs: those with the hint in the prompt",
+                "again.hint": "column of the prompts; again.template says where it stands",
+            },
+            required="policy.model; data.prompts with a column hint, a text that helps to the answer; and a "
+            "reward of at least again.right (1) for right responses unless it is `exact`.",
         ),
     ),
     "tempsamp_r1": Objective(
@@ -377,15 +377,32 @@ ENTRIES["ampo"] = preset(
     ENTRIES["luffy"],
     "AMPO, arXiv 2510.02227",
     "AMPO: LUFFY's loss with a dual clip on own tokens. Where A ≥ 0 it is −min(w A, clamp(w, 0.8, 1.2) A), "
-    "where A < 0 at most −3 A; teachers' tokens −A p/(p + 0.1). Teachers come on demand: "
-    "agro.rewards.groups.on_demand replaces wrong responses of groups without a right one.",
+    "where A < 0 at most −3 A; teachers' tokens −A p/(p + 0.1). Teachers come on demand: with [again] right "
+    "stored responses replace wrong ones in groups without a right one.",
     certainty="code",
     clip=(0.2, 0.2),
     dual_clip=3.0,
     recipe=MethodRecipe(
-        "AMPO (arXiv 2510.02227): LUFFY's loss with a dual clip on own samples.",
-        base="experts",
-        missing="several teachers, asked only where all own responses fail, and the choice by "
-        "comprehension. A stored teacher's response is in every group, as in LUFFY.",
+        "AMPO (arXiv 2510.02227): where all responses to a prompt fail, the two teachers' responses that the "
+        "policy understands best take the places of two.",
+        settings={
+            "again.by": "store",
+            "again.take": "right",
+            "again.most": 2,
+            "again.choose": "comprehension",
+        },
+        notes={
+            "again.take": "right responses alone, each in the place of a wrong one",
+            "again.most": "teachers' responses in a group",
+            "again.choose": "first those after whose reasoning the policy finds the right answer likeliest",
+        },
+        commands=(
+            "agro import experts.jsonl --store experts.db",
+            "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl data.store=experts.db \\",
+            "  reward.name=my_reward.py:score --out runs/{name}",
+        ),
+        required="policy.model; data.prompts with a column answer; data.store with scored records of role "
+        '"expert" to the same prompts, of one teacher or of several (by their source); and a reward of at '
+        "least again.right (1) for right responses unless it is `exact`.",
     ),
 )

@@ -432,20 +432,39 @@ ENTRIES: dict[str, Objective] = {
         certainty="notes",
         anchor="behavior",
         recipe=MethodRecipe(
-            "Agent Q (arXiv 2408.07199): DPO on pairs of actions tried in one state, against their "
-            "recorded log-probs.",
-            base="pairs",
+            "Agent Q (arXiv 2408.07199): a search over the turns of an environment, by upper confidence "
+            "bounds and the policy's own critique, and DPO on turns of one state, against their recorded "
+            "log-probs.",
             options={"beta": 0.1},
-            missing="the tree search by the policy and its self-critique. Pairs come from the store.",
-            commands=(
-                "agro sample --model MODEL --prompts prompts.jsonl --out tree.db -n 4 --max-new 64",
-                "agro score tree.db --reward my_reward.py:score",
-                "python examples/search_tree.py tree.db 0.5",
-                "agro train {name} policy.model=MODEL data.store=tree.db --out runs/{name}",
-            ),
-            required="policy.model and data.store. The third command judges siblings whose rewards differ by "
-            "more than 0.5; a search of your own judges its actions with "
-            "`agro.rollout.tree.step_pairs`.",
+            settings={
+                "sampler.n": None,
+                "sampler.max_new": 64,
+                "environment.name": "examples/environments/spelling.py:Spelling",
+                "environment.max_turns": 8,
+                "search.by": "ucb",
+                "search.branches": 4,
+                "search.expansions": 16,
+                "search.explore": 1.0,
+                "search.critique": " Is this a good step? ",
+                "search.good": "yes",
+                "search.alpha": 0.5,
+                "search.theta": 0.2,
+            },
+            notes={
+                "sampler.max_new": "tokens of a turn",
+                "environment.name": "yours, as module:Class or file.py:Class",
+                "environment.max_turns": "depth of the tree",
+                "search.branches": "turns that are tried at once in a state",
+                "search.expansions": "states of a prompt in which they are tried",
+                "search.explore": "c of the bound Q + c √(log N / n)",
+                "search.critique": "asked after a turn; the probability of the answer is the critique",
+                "search.alpha": "share of the search in a turn's value, beside the critique",
+                "search.theta": "the values of a pair differ by more",
+            },
+            commands=("agro train {name} policy.model=MODEL data.prompts=prompts.jsonl --out runs/{name}",),
+            required="policy.model, data.prompts, and an environment with rewards; that of the example reads "
+            "the column answer. A search of your own judges turns with `agro.rollout.tree.step_pairs`, as "
+            "examples/search_tree.py does.",
         ),
     ),
     "opa_dpo": preset(

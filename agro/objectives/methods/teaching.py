@@ -278,19 +278,28 @@ ENTRIES: dict[str, Objective] = {
         SUPERVISED_ENTRIES["sft"],
         "SOPHIA, arXiv 2507.16814",
         "SOPHIA: −log π of the shortest right response to each prompt among those whose parent, an "
-        "intermediate text, has a mean reward of its children above α. agro.rewards.groups.shortest_right "
-        "chooses them; here they are imitated, without the parent's text.",
+        "intermediate text, has a mean reward of its children above α. They are imitated without the "
+        'parent\'s text; [again] with by = "parents" samples both stages.',
         certainty="paper",
         recipe=MethodRecipe(
-            "SOPHIA (arXiv 2507.16814): imitation of the shortest right response of each prompt that "
-            "follows a good parent.",
-            base="supervised",
-            settings={"data.min_reward": 1.0},
-            notes={"data.min_reward": "right ones only"},
-            missing="sampling in two stages. The store has to have the responses of both.",
-            required="policy.model and data.store, with the responses that agro.rewards.groups.shortest_right"
-            " chooses of samples whose meta.parent names the intermediate text that they were written "
-            "from.",
+            "SOPHIA (arXiv 2507.16814), on text: the policy writes parents, from each of which children are "
+            "written; the shortest right child of a good parent is imitated, without its parent.",
+            settings={
+                "sampler.n": 4,
+                "again.by": "parents",
+                "again.when": "always",
+                "again.take": "shortest",
+                "again.alpha": 0.5,
+                "again.n": 4,
+                "train.lr": 1e-5,
+            },
+            notes={
+                "sampler.n": "parents a prompt",
+                "again.by": "a parent is a hint to its children; with again.model another model writes them",
+                "again.take": "the shortest right child of a good parent",
+                "again.alpha": "the mean reward of its children is above it",
+                "again.n": "children of a parent",
+            },
         ),
     ),
     "reward_conditioned": preset(

@@ -42,6 +42,16 @@ def _facts(run: RunData) -> list[Fact]:
         facts.append(Fact(name, None if value is None else count(value)))
     if run.total("truncated_share") == 0:
         facts.append(Fact("truncated responses", "none"))
+    if run.measures("asked_again"):
+        answers = count((run.total("hinted") or 0) + (run.total("experts") or 0))
+        facts.append(
+            Fact("groups asked again", count(run.total("asked_again") or 0), f"{answers} trained on")
+        )
+    if run.measures("searched"):
+        facts.append(Fact("states searched", count(run.total("searched") or 0), "turns were tried in them"))
+    if run.measures("same_meaning"):
+        alike = count(run.total("same_meaning") or 0)
+        facts.append(Fact("responses that mean the same", alike, "as another one to their prompt"))
     if run.measures("draft_accepted"):
         accepted = float(np.nanmean(run.column("draft_accepted")))
         facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
@@ -82,6 +92,7 @@ def _panels(run: RunData, experience: RunExperience) -> list[Panel]:
         training(run, "staleness_max", "maximum", color=SECOND),
         training(run, "staleness_mean", "mean"),
     ]
+    again = [training(run, "asked_again", "asked again"), training(run, "groups", "all", color=SECOND)]
     share, tokens, steps = Look(percent=True), Look("tokens"), Look(METRICS["staleness_mean"].unit)
     panels = [
         _sources_panel(run, experience),
@@ -93,6 +104,8 @@ def _panels(run: RunData, experience: RunExperience) -> list[Panel]:
         panels.append(
             panel(run, "Truncated responses", [truncated], caption("truncated_share") + mean, share)
         )
+    if run.measures("asked_again"):
+        panels.append(panel(run, "Groups asked again", again, caption("asked_again"), Look("groups")))
     if run.total("staleness_max"):
         panels.append(panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps))
     return present(panels)

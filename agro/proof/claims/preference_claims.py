@@ -16,6 +16,7 @@ from torch import Tensor
 from agro.proof import formulas
 from agro.proof.claim import DESCENT, Claims
 from agro.proof.ends import BY_VOTED_WINS, BY_WINS
+from agro.proof.expectation import meaning_of
 from agro.proof.families import JUDGED, imitating, itself, weighted
 from agro.proof.formulas import Situation, half_variance, wins
 from agro.proof.measuring import BETA
@@ -122,6 +123,24 @@ def extremes(s: Situation, p: float = 1.0) -> Tensor:
             total_XK = total_XK + pair * (p * F.softplus(-h) + (1 - p) * F.softplus(h))
             count_XK = count_XK + pair
     return s.mean_groups(total_XK / count_XK.clamp(min=1))
+
+
+def equivalent_by_meaning(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> Tensor:
+    """E of −log σ(β(ρ̄_W − ρ̄_L)) and of λ times the mean variance of ρ within a good meaning, where ρ̄ are
+    means over meanings of the mean of each (GEPO)."""
+    meaning_Kn = meaning_of(s.groups)
+    same_Knn = (meaning_Kn[:, :, None] == meaning_Kn[:, None, :]).double()
+    size_Kn = same_Knn.sum(-1)
+    d_XKn = s.d[:, s.groups]
+    mean_XKn = (same_Knn * d_XKn[:, :, None, :]).sum(-1) / size_Kn
+    reward_XKn = (same_Knn * s.reward[:, s.groups][:, :, None, :]).sum(-1) / size_Kn
+    good_XKn = (reward_XKn > threshold).double()
+    n_W, n_L = (good_XKn / size_Kn).sum(-1), ((1 - good_XKn) / size_Kn).sum(-1)
+    mean_W = (mean_XKn * good_XKn / size_Kn).sum(-1) / n_W.clamp(min=0.5)
+    mean_L = (mean_XKn * (1 - good_XKn) / size_Kn).sum(-1) / n_L.clamp(min=0.5)
+    spread = ((d_XKn - mean_XKn).square() * good_XKn / size_Kn).sum(-1) / n_W.clamp(min=0.5)
+    loss = torch.where((n_W > 0) & (n_L > 0), F.softplus(-s.beta * (mean_W - mean_L)), 0.0)
+    return s.mean_groups(loss + variance * spread)
 
 
 def equivalent(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> Tensor:

@@ -44,6 +44,7 @@ class Case:
     votes: Sequence[tuple[float, float]] = ()
     role: Sequence[str] = ()  # [B], one of the rows of a response; () of nobody asked
     hinted: Sequence[float] = ()  # [B], 1 where the response was written with a hint
+    meaning: Sequence[float] = ()  # [B], the number of the response's meaning
     proposal: np.ndarray | None = None  # [B,T]
     proposal_mean: np.ndarray | None = None  # [B,T]
     old_value: np.ndarray | None = None  # [B,T]
@@ -57,6 +58,7 @@ class Response:
     places: list[tuple[int, int]]  # (row, token) in the mask
     role: str = "policy"
     hinted: bool = False
+    meaning: float = math.nan
 
 
 @dataclass
@@ -75,7 +77,8 @@ def groups_of(case: Case, least: int) -> list[Group]:
         responses = found.setdefault(case.group[row], {})
         role = case.role[row] if case.role else "policy"
         hinted = bool(case.hinted) and case.hinted[row] == 1
-        new = Response(float(case.reward[row]), [], role, hinted)
+        meaning = case.meaning[row] if case.meaning else math.nan
+        new = Response(float(case.reward[row]), [], role, hinted, meaning)
         response = responses.setdefault(case.response[row], new)
         for t in range(T):
             if case.mask[row, t]:

@@ -81,10 +81,17 @@ def online_dpo(case: Case, beta: float, label_smoothing: float = 0.0) -> Result:
 
 
 def gepo(
-    case: Case, beta: float, threshold: float = 0.0, variance: float = 1.0, unit: str = "logit"
+    case: Case,
+    beta: float,
+    threshold: float = 0.0,
+    variance: float = 1.0,
+    unit: str = "logit",
+    equivalent: str = "reward",
 ) -> Result:
     """-log σ(z) + λ Var_W, z = β (ρ̄_W - ρ̄_L): slopes -β σ(-z)/n_W and +β σ(-z)/n_L, and 2λ (ρ - ρ̄_W)/n_W."""
     parts, factor = [], variance * (beta**2 if unit == "logit" else 1.0)
+    if equivalent == "meaning":
+        return by_meaning(case, beta, threshold, factor)
     for g, rho in ratios(case, 2):
         good = [y.reward > threshold for y in g.responses]
         W = [x for x, is_good in zip(rho, good) if is_good]
@@ -102,7 +109,40 @@ def gepo(
     return with_slopes(case, parts)
 
 
-def oorl(case: Case, beta: float, threshold: float = 0.0, share: float = 0.01) -> Result:
+def by_meaning(case: Case, beta: float, threshold: float, factor: float) -> Result:
+    """The same over meanings: of m good ones each counts 1/m, and a response of k 1/(m k). The variance of a
+    meaning has the slope 2 (ρ - its mean)/k."""
+    parts = []
+    for g, rho in ratios(case, 2):
+        members: dict[float, list[int]] = {}
+        for i, y in enumerate(g.responses):
+            members.setdefault(y.meaning, []).append(i)
+        W, L = [], []
+        for rows in members.values():
+            reward = fsum(g.responses[i].reward for i in rows) / len(rows)
+            (W if reward > threshold else L).append(rows)
+        value, slopes = 0.0, [0.0] * len(rho)
+        if W and L:
+            of_W = [fsum(rho[i] for i in rows) / len(rows) for rows in W]
+            of_L = [fsum(rho[i] for i in rows) / len(rows) for rows in L]
+            z = beta * (fsum(of_W) / len(W) - fsum(of_L) / len(L))
+            value = -log_sigmoid(z)
+            for kinds, sign in ((W, -1), (L, 1)):
+                for rows in kinds:
+                    for i in rows:
+                        slopes[i] += sign * beta * sigmoid(-z) / (len(kinds) * len(rows))
+        for rows in W:
+            mean = fsum(rho[i] for i in rows) / len(rows)
+            for i in rows:
+                value += factor * (rho[i] - mean) ** 2 / (len(rows) * len(W))
+                slopes[i] += 2 * factor * (rho[i] - mean) / (len(rows) * len(W))
+        parts.append((g, value, slopes))
+    return with_slopes(case, parts)
+
+
+def oorl(
+    case: Case, beta: float, threshold: float = 0.0, share: float = 0.01, equivalent: str = "reward"
+) -> Result:
     """The sum of two losses: of `reinforce_pp`, over all tokens of the step, and of `gepo`.
 
     In the first A = (r - m)/s of the step's tokens, and k = w where w A isn't above its clipped value, else
@@ -113,7 +153,7 @@ def oorl(case: Case, beta: float, threshold: float = 0.0, share: float = 0.01) -
     mean = fsum(weight / W * y.reward for weight, y, _ in every)
     spread = math.sqrt(max(1e-8, fsum(weight / W * (y.reward - mean) ** 2 for weight, y, _ in every)))
     differ = len({y.reward for _, y, _ in every}) > 1
-    loss, grads = gepo(case, beta, threshold)
+    loss, grads = gepo(case, beta, threshold, equivalent=equivalent)
     grad, loss = share * grads["logp"], share * loss
     for weight, y, place in every:
         A = (y.reward - mean) / spread if differ else 0.0

@@ -1,0 +1,235 @@
+"""A source that searches: a tree of turns for each prompt of a step, in place of episodes sampled at once.
+
+Agent Q (arXiv 2408.07199): turns of one state are judged by what the search and the policy's own critique
+say of them. BFS-Prover-V2 (arXiv 2509.06493): the turns of right episodes, found best first, are imitated.
+The tree is in the store: each turn is a sample whose prompt is the state, and `meta` names the turn before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from agro.config import RunConfig, SearchConfig
+from agro.errors import Refused
+from agro.models.encoding import Encoder, InvalidSample
+from agro.objectives.needs import PAIRS
+from agro.rollout import CollectResult
+from agro.rollout.envs.protocol import Environment, Turn
+from agro.rollout.episode import checked
+from agro.rollout.search import Action, State, Tree, best_first, by_ucb
+from agro.rollout.tree import Attempt, step_pairs
+from agro.store import Store
+from agro.train.abilities import SourceCapability
+from agro.train.assessing import answer_probabilities
+from agro.train.learner import Learner
+from agro.train.phases import Phase
+from agro.train.source import FillRequest, InlineSource, PromptOrder, Source, joined
+from agro.types import Prompt, Sample
+
+
+class SearchingSource:
+    """Fresh groups are states of search trees, and their responses turns."""
+
+    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can - {"samples_chosen_prompts"}
+
+    def __init__(
+        self,
+        turns: Source,
+        prompts: PromptOrder,
+        encoder: Encoder,
+        environment: Environment,
+        config: RunConfig,
+        store: Store,
+    ) -> None:
+        """`turns`: a source that samples single turns to chosen prompts, and doesn't score them."""
+        assert config.search is not None
+        assert config.environment is not None
+        self.turns, self.prompts, self.encoder, self.store = turns, prompts, encoder, store
+        self.environment, self.depth = environment, config.environment.max_turns
+        self.search: SearchConfig = config.search
+        self.learner: Learner | None = None
+
+    def publish(self, learner: Learner) -> None:
+        self.turns.publish(learner)
+        self.learner = learner
+
+    def fill(self, wanted: FillRequest) -> CollectResult:
+        trees = [Tree(prompt, self._rule()) for prompt in self.prompts.take(wanted.first, wanted.groups)]
+        parts = [CollectResult()]
+        tried = 0
+        for _ in range(self.search.expansions):
+            states = [tree.choose() for tree in trees if not self._is_done(tree)]
+            if not states:
+                break
+            parts.append(self._expand(states, replace(wanted, before=tried)))
+            tried += len(states)
+        actions = [action for tree in trees for action in tree.actions]
+        self._write(actions)
+        ids = self._judge(trees) if self.search.train == "pairs" else self._paths(actions)
+        return replace(joined(parts, tuple(sorted(ids))), searched=tried)
+
+    def _rule(self) -> Any:
+        if self.search.by == "best":
+            return best_first(self.search.length_power)
+        return by_ucb(self.search.explore, self._value)
+
+    def _value(self, action: Action) -> float:
+        return _attempt(action).value(self.search.alpha)
+
+    def _is_done(self, tree: Tree) -> bool:
+        return self.search.by == "best" and tree.best >= self.search.right
+
+    def _expand(self, states: Sequence[State], wanted: FillRequest) -> CollectResult:
+        """Try turns in these states, and let the environment answer them."""
+        n = self.search.branches
+        request = FillRequest(
+            wanted.step, 0, wanted.first, wanted.before, [state.prompt for state in states], n
+        )
+        made = self.turns.fill(request)
+        samples = {sample.id: sample for sample in self.store.samples(ids=made.ids)}
+        actions = []
+        for k, state in enumerate(states):
+            state.expansions += 1
+            for i in made.ids[k * n : (k + 1) * n]:
+                action = Action(samples[i], self._text(samples[i]), state)
+                self._answer(action)
+                state.actions.append(action)
+                actions.append(action)
+        if self.search.critique is not None:
+            assert self.learner is not None, "weights are published before a step"
+            question = self.search.critique
+            contexts = [(a.state.prompt, a.text + question) for a in actions]
+            critics = answer_probabilities(self.learner, contexts, self.search.good)
+            for action, critic in zip(actions, critics, strict=True):
+                action.critic = critic
+        return made
+
+    def _text(self, sample: Sample) -> str:
+        """Of a turn, with the stop text that ended it."""
+        assert sample.tokens is not None
+        assert sample.action is not None
+        length = int(sample.action.argmax())
+        return self.encoder.decode(sample.tokens[length:].tolist(), sample.tokens[:length].tolist())
+
+    def _answer(self, action: Action) -> None:
+        """The environment's answer to a turn, after those before it: the next state, or the end."""
+        state, sample, text = action.state, action.sample, action.text
+        cut = sample.meta["finish"] == "length"
+        reply = self._replayed(state, text, cut=cut)
+        if reply is None:
+            return
+        reward = None if reply.reward is None else state.reward + reply.reward
+        turns = (*state.turns, text)
+        following = None
+        if not (reply.done or cut) and len(turns) < self.depth:
+            following = self._following(state, text, reply, sample)
+        if following is None or reward is None:
+            action.ends(reward)
+            return
+        action.next = State(following, turns, action, reward)
+
+    def _replayed(self, state: State, text: str, *, cut: bool) -> Turn | None:
+        """The answer to a turn: the same prompt and turns give the same answers. None where it fails."""
+        root = Prompt(self._text_of_root(state), columns=state.prompt.columns)
+        try:
+            played = self.environment.reset(root)
+            for turn in state.turns:
+                self.environment.step(played, turn)
+            return checked(self.environment.step(played, text), cut)
+        except Exception:  # noqa: BLE001 only this turn fails: its value stays unknown
+            return None
+
+    def _text_of_root(self, state: State) -> Any:
+        while state.before is not None:
+            state = state.before.state
+        return state.prompt.text
+
+    def _following(self, state: State, text: str, reply: Turn, sample: Sample) -> Prompt | None:
+        """What the policy reads next; None where it leaves no room for a turn."""
+        assert reply.observation is not None
+        read = state.prompt.text
+        if isinstance(read, str):
+            following: Any = read + text + reply.observation
+        else:
+            answer = {"role": "assistant", "content": text}
+            following = [*read, answer, {"role": reply.role, "content": reply.observation}]
+        prompt = Prompt(following, columns={**state.prompt.columns, "parent": str(sample.id)})
+        try:
+            self.encoder.checked_prompt(prompt)
+        except InvalidSample:
+            return None
+        return prompt
+
+    def _write(self, actions: Iterable[Action]) -> None:
+        """Values of turns into the store: of pairs the search's mean, of paths the best return below."""
+        rows = []
+        for action in actions:
+            value = action.mean if self.search.train == "pairs" else action.best
+            tree = {"visits": action.visits, "searched": action.mean, "critic": action.critic}
+            rows.append((action.sample.id or 0, value if action.visits else None, {"tree": tree}))
+        self.store.set_rewards(rows)
+
+    def _judge(self, trees: Sequence[Tree]) -> set[int]:
+        """Judge the turns of each state; returns those that are in a pair."""
+        search, judged = self.search, set[int]()
+        for state in (state for tree in trees for state in tree.states):
+            tried = [_attempt(a) for a in state.actions if a.visits or a.critic is not None]
+            pairs = step_pairs(tried, theta=search.theta, alpha=search.alpha, most=search.most)
+            self.store.add_pairs(pairs)
+            judged |= {i for pair in pairs for i in (pair.winner, pair.loser)}
+        return judged
+
+    def _paths(self, actions: Iterable[Action]) -> set[int]:
+        """The turns of right episodes."""
+        return {action.sample.id or 0 for action in actions if action.best >= self.search.right}
+
+
+def _attempt(action: Action) -> Attempt:
+    return Attempt(action.sample.id or 0, action.mean, action.critic)
+
+
+def searching(source: InlineSource, turns: Source, environment: Environment) -> SearchingSource:
+    """The source that [search] asks for.
+
+    Args:
+        source: the one in this process; its prompts are searched.
+        turns: one that samples turns, with a lag or without.
+    """
+    encoder = source.rollout.encoder
+    return SearchingSource(turns, source.prompts, encoder, environment, source.config, source.store)
+
+
+def of_turns(source: InlineSource, environment: Environment) -> InlineSource:
+    """The same source for single turns, which nothing scores."""
+    rollout = copy(source.rollout)
+    rollout.environment = None
+    stops = tuple(dict.fromkeys((*source.config.sampler.stop, *environment.stop)))
+    sampler = source.config.sampler.model_copy(update={"stop": stops})
+    config = source.config.model_copy(update={"sampler": sampler})
+    return replace(source, rollout=rollout, config=config, reward=None)
+
+
+def check_search(phase: Phase, prefix: str) -> None:
+    """Raise `Refused` for what [search] can't be combined with."""
+    config, search, data = phase.config, phase.config.search, phase.config.data
+    assert search is not None
+    pairs = search.train == "pairs"
+    problems = (
+        (config.environment is None, "searches over the turns of an [environment]: set one"),
+        (not data.samples_fresh, "finds fresh groups, but data.replay = 1 samples none"),
+        (config.again is not None, "and [again] exclude each other"),
+        (data.complete_groups is not None, "and data.complete_groups exclude each other"),
+        (data.spread, "and data.spread exclude each other: its groups are states"),
+        (data.experts > 0, "and data.experts exclude each other: its groups are states"),
+        (
+            pairs != (PAIRS in phase.needs),
+            f'with train = "{search.train}" is for objectives that need {"" if pairs else "no "}pairs, got '
+            f"{config.objective.name}",
+        ),
+    )
+    for is_problem, text in problems:
+        if is_problem:
+            raise Refused(f"{prefix}[search] {text}")

@@ -1,0 +1,316 @@
+"""What asking again, searching and equivalence by a function change, on tasks of a few hundred parameters.
+
+Guide, AMPO, SOPHIA, TempSamp-R1, ABPO and DAPO: which responses a step trains on. Agent Q and BFS-Prover-V2:
+what a search finds and trains on. OORL and GEPO: the weight of two spellings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from agro import Batch, Trainer, objectives
+from agro.config import RunConfig
+from agro.models.policy import Policy
+from agro.store import Store
+from agro.train.phases import derive
+from agro.types import Sample
+from reproductions.systems.row import Row
+
+DIGITS = "0123456789"
+SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
+BY_HINT = "[again] by = hint"
+Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run trained on
+
+
+def rows(folder: Path) -> list[Row]:
+    """All measurements; `folder` is for their runs."""
+    torch.set_num_threads(1)
+    measured = (guide, ampo, sophia, mixed, dapo, spellings, agent_q, bfs_prover)
+    found = []
+    for measure in measured:
+        scratch = folder / measure.__name__
+        scratch.mkdir(parents=True, exist_ok=True)
+        found += list(measure(scratch))
+    return found
+
+
+def guide(folder: Path) -> Iterator[Row]:
+    """The policy knows how to copy a hint, and nothing of the task: an answer that no plain response has."""
+    model = copying(folder / "copying")
+    shares = {}
+    for name in ("guide", "grpo"):
+        again = {"by": "hint", "template": "{hint}{prompt}", "take": "right"} if name == "guide" else None
+        config = task(folder / name, policy={"model": model}, objective={"name": name}, again=again, steps=60)
+        run = train(config, folder / name / "run")
+        plain = [s for s in stored(run) if "hint" not in s.meta][-160:]
+        shares[name] = float(np.mean([s.reward or 0.0 for s in plain]))
+        if name == "guide":
+            yield from guided_groups(drawn(run))
+    gain = shares["guide"] - shares["grpo"]
+    yield Row("Guide", BY_HINT, "right without a hint at the end, above GRPO", gain, 0.2, "at least")
+
+
+def guided_groups(groups: Groups) -> Iterator[Row]:
+    beside = [g for g in groups.values() if hinted(g) and any(s.reward for s in g if not is_hinted(s))]
+    yield Row("Guide", BY_HINT, "groups with hinted and right plain rows", len(beside), 0, "at most")
+    taught = sum(len(hinted(g)) for g in groups.values())
+    yield Row("Guide", BY_HINT, "hinted rows that were trained on", taught, 1, "at least")
+
+
+def ampo(folder: Path) -> Iterator[Row]:
+    """Teachers who repeat the answer, whom a policy that repeats digits understands, and who write >."""
+    model = repeating(folder / "repeating")
+    store = folder / "teachers.db"
+    with Store.open(store) as opened:
+        for source, text in (("understood", "{0}{0}{0}"), ("other", ">{0}")):
+            opened.append(expert(p, text.format(p["answer"]), source) for p in prompts())
+    again = {"by": "store", "take": "right", "most": 1, "choose": "comprehension"}
+    config = task(
+        folder,
+        policy={"model": model},
+        objective={"name": "ampo"},
+        again=again,
+        data__store=str(store),
+        train__lr=1e-9,
+        steps=8,
+    )
+    groups = drawn(train(config, folder / "run"), store)
+    experts = [s for g in groups.values() for s in g if s.role == "expert"]
+    beside = [g for g in groups.values() if any(s.role == "expert" for s in g) and any_right(g)]
+    mechanism = "[again] by = store"
+    yield Row("AMPO", mechanism, "groups with a teacher and a right own response", len(beside), 0, "at most")
+    understood = float(np.mean([s.source == "understood" for s in experts]))
+    yield Row("AMPO", mechanism, "share of teachers who are understood", understood, 0.9, "at least")
+
+
+def sophia(folder: Path) -> Iterator[Row]:
+    again = {"by": "parents", "when": "always", "take": "shortest", "n": 3, "alpha": 0.2}
+    again["template"] = "{hint}{prompt}"
+    config = task(folder, objective={"name": "sft"}, again=again, steps=12)
+    run = train(config, folder / "run")
+    children = defaultdict(list)
+    for sample in stored(run):
+        if "parent" in sample.meta:
+            children[sample.meta["parent"]].append(sample)
+    trained = [s for g in drawn(run).values() for s in g]
+    bad = [s for s in trained if not s.reward or mean_reward(children[s.meta["parent"]]) <= 0.2]
+    mechanism = "[again] by = parents"
+    yield Row("SOPHIA", mechanism, "trained rows that are wrong or of a bad parent", len(bad), 0, "at most")
+    yield Row("SOPHIA", mechanism, "trained rows, each of a parent in the store", len(trained), 1, "at least")
+
+
+def mixed(folder: Path) -> Iterator[Row]:
+    """Stored responses beside fresh ones: an expert's in each group, or one that fresh ones complete."""
+    for row, setting, name, data in (
+        ("TempSamp-R1", "data.experts", "tempsamp_r1", {"experts": 1}),
+        ("ABPO", "data.complete_groups", "agro", {"replay": 1.0, "roles": ["expert"], "complete_groups": 3}),
+    ):
+        store = folder / f"{name}.db"
+        with Store.open(store) as opened:
+            opened.append(expert(p, p["answer"], "log") for p in prompts())
+        objective = {"name": name, "beta": 0.1} if name == "agro" else {"name": name}
+        changes = {f"data__{key}": value for key, value in data.items()}
+        config = task(folder / name, objective=objective, data__store=str(store), steps=4, **changes)
+        groups = drawn(train(config, folder / name / "run"), store)
+        both = [{s.role for s in g} == {"expert", "policy"} for g in groups.values()]
+        yield Row(
+            row, setting, "share of groups with stored and fresh rows", float(np.mean(both)), 1, "at least"
+        )
+
+
+def dapo(folder: Path) -> Iterator[Row]:
+    config = task(folder, objective={"name": "grpo"}, data__spread=True, steps=8)
+    groups = drawn(train(config, folder / "run"))
+    equal = [g for g in groups.values() if len({s.reward for s in g}) == 1]
+    row = "GRPO, Dr. GRPO, DAPO, GSPO, CISPO"
+    yield Row(row, "data.spread", "trained groups with equal rewards", len(equal), 0, "at most")
+
+
+def spellings(folder: Path) -> Iterator[Row]:
+    """Two spellings of one good answer, another good answer, and a wrong one, with equal log-ratios."""
+    logp = [[0.0, -1.0]] * 4
+    batch = Batch.of(
+        mask=[[0, 1]] * 4,
+        reward=[1.0, 1.0, 1.0, 0.0],
+        group=["x"] * 4,
+        ref_logp=logp,
+        extra={"meaning": [7.0, 7.0, 3.0, 9.0]},
+    )
+    for equivalent, bound, side in (("meaning", 0.5, "at most"), ("reward", 1.0, "at least")):
+        out = objectives.evaluate("gepo", logp, batch, beta=0.1, threshold=0.5, equivalent=equivalent)
+        share = float(out.grad[0, 1] / out.grad[2, 1])
+        consequence = "weight of a spelling over that of an answer with one"
+        yield Row("OORL, GEPO", f"equivalent = {equivalent}", consequence, share, bound, side)  # type: ignore[arg-type]
+
+
+LOCKS = [{"prompt": f"{a}{b}>", "answer": f"{a}{b}{(a + b) % 4}"} for a in range(4) for b in range(4)]
+
+
+def locks(folder: Path, **changes: Any) -> RunConfig:
+    """Three digits of four, one after the other: a wrong one ends the episode."""
+    values: dict[str, Any] = {
+        "policy": {"new": {"alphabet": "0123>", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
+        "data__prompts": written(folder / "locks.jsonl", LOCKS),
+        "environment": {"name": f"{SPELLING}:Spelling", "max_turns": 3, "options": {"characters": "0123"}},
+        "train__groups": 16,
+    }
+    return task(folder, **{**values, **changes})
+
+
+SEARCH = {"branches": 4, "expansions": 16}
+
+
+def agent_q(folder: Path) -> Iterator[Row]:
+    search = {"by": "ucb", **SEARCH, "critique": ">", "good": "1"}
+    config = locks(folder, search=search, objective={"name": "agent_q", "beta": 0.1}, steps=4)
+    run = train(config, folder / "run")
+    samples = {s.id: s for s in stored(run)}
+    with Store.open(run / "store.db", read_only=True) as store:
+        pairs = list(store.pairs())
+    apart = [p for p in pairs if samples[p.winner].prompt != samples[p.loser].prompt]
+    yield Row(
+        "Agent Q", "[search] by = ucb", "judged pairs without a common prefix", len(apart), 0, "at most"
+    )
+    yield Row("Agent Q", "[search] by = ucb", "judged pairs", len(pairs), 10, "at least")
+    yield opened_above_samples("Agent Q", "ucb", folder)
+
+
+def bfs_prover(folder: Path) -> Iterator[Row]:
+    search = {"by": "best", "train": "path", **SEARCH}
+    phases = [
+        {"name": "search", "search": search, "train": {"steps": 4}},
+        {
+            "name": "restart",
+            "data": {"replay": 1.0, "min_reward": 1.0},
+            "train": {"steps": 1, "groups": 4, "start": "first", "lr": 1e-12},
+        },
+    ]
+    band = {"name": "middle_band", "low": 0.1, "high": 0.9}
+    config = locks(folder, objective=band, phases=phases, steps=1)
+    run = train(config, folder / "run")
+    wrong = [s for g in drawn(run).values() for s in g if s.reward != 1]
+    mechanism = "[search] by = best"
+    yield Row("BFS-Prover-V2", mechanism, "trained turns of no right episode", len(wrong), 0, "at most")
+    first = Policy.load(config.policy, seed=derive(config.train.seed, "weights")).weights()
+    last = load_file(run / "model" / "model.safetensors")
+    far = max(float((last[name] - weight).abs().max()) for name, weight in first.items())
+    consequence = "distance of the restarted weights from the first"
+    yield Row("BFS-Prover-V2", "train.start = first", consequence, far, 1e-6, "at most")
+    yield opened_above_samples("BFS-Prover-V2", "best", folder)
+
+
+def opened_above_samples(row: str, by: str, folder: Path) -> Row:
+    """Share of locks opened with 64 tokens by a search above that with as many tokens or more by samples."""
+    still: dict[str, Any] = {"steps": 1, "train__lr": 1e-12}
+    search = {"by": by, "train": "path", **SEARCH}
+    searched = train(locks(folder, search=search, objective={"name": "sft"}, **still), folder / "search")
+    sampled = train(locks(folder, objective={"name": "grpo"}, sampler__n=64, **still), folder / "samples")
+    opened = {root(s) for s in stored(searched) if s.reward == 1}
+    by_samples = {root(s) for s in stored(sampled) if s.reward == 1}
+    gain = (len(opened) - len(by_samples)) / len(LOCKS)
+    return Row(row, f"[search] by = {by}", "solved with 64 tokens, above samples", gain, 0.3, "at least")
+
+
+def root(sample: Sample) -> str:
+    """The prompt that a turn belongs to."""
+    return str(sample.prompt).partition(">")[0]
+
+
+def prompts() -> list[dict[str, str]]:
+    """The answer is the second of two digits; the hint says it."""
+    pairs = [(a, b) for a in range(10) for b in range(10) if a != b]
+    return [{"prompt": f"{a}{b}>", "answer": str(b), "hint": f"{b}{b}"} for a, b in pairs]
+
+
+def expert(prompt: dict[str, str], text: str, source: str) -> Sample:
+    meta = {"answer": prompt["answer"]}
+    return Sample(prompt["prompt"], text, reward=1.0, role="expert", source=source, meta=meta)
+
+
+def written(path: Path, records: list[dict[str, str]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def copying(folder: Path) -> str:
+    """A model that learned to write the digit with which a text begins."""
+    triples = [(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
+    return taught(folder, [Sample(f"{c}{c}{a}{b}>", str(c), reward=1.0) for a, b, c in triples])
+
+
+def repeating(folder: Path) -> str:
+    """A model that learned to write any digit several times."""
+    triples = [(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
+    return taught(folder, [Sample(f"{a}{b}>", str(c) * 6, reward=1.0) for a, b, c in triples])
+
+
+def taught(folder: Path, samples: list[Sample]) -> str:
+    """The folder of a model that imitated these responses."""
+    folder.mkdir(parents=True)
+    with Store.open(folder / "log.db") as store:
+        store.append(samples)
+    data = {"data__store": str(folder / "log.db"), "data__replay": 1.0, "data__group_size": 1}
+    config = task(folder, objective={"name": "sft"}, steps=120, train__groups=32, **data)
+    return str(train(config, folder / "run") / "model")
+
+
+def task(folder: Path, steps: int, **changes: Any) -> RunConfig:
+    """The second of two digits by a new model; `changes` are dotted keys with __ for the dot."""
+    values: dict[str, Any] = {
+        "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
+        "data": {"prompts": written(folder / "prompts.jsonl", prompts())},
+        "sampler": {"n": 8, "max_new": 1},
+        "train": {"steps": steps, "groups": 8, "micro_batch": 128, "lr": 1e-2, "checkpoint_every": 1000},
+    }
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        at = values
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    return RunConfig.of(values)
+
+
+def train(config: RunConfig, folder: Path) -> Path:
+    return Trainer(config, folder).run()
+
+
+def stored(run: Path) -> list[Sample]:
+    with Store.open(run / "store.db", read_only=True) as store:
+        return list(store.samples())
+
+
+def drawn(run: Path, store: Path | None = None) -> Groups:
+    groups: Groups = defaultdict(list)
+    with Store.open(store or run / "store.db", read_only=True) as opened:
+        name = json.loads((run / "config.json").read_text())["run"]
+        draws = opened.draws.drawn(name)
+        samples = {s.id: s for s in opened.samples(ids=[draw.sample for draw in draws])}
+    for draw in draws:
+        groups[draw.step, samples[draw.sample].prompt_id].append(samples[draw.sample])
+    return groups
+
+
+def is_hinted(sample: Sample) -> bool:
+    return "hint" in sample.meta
+
+
+def hinted(group: list[Sample]) -> list[Sample]:
+    return [sample for sample in group if is_hinted(sample)]
+
+
+def mean_reward(samples: list[Sample]) -> float:
+    return float(np.mean([s.reward for s in samples]))
+
+
+def any_right(group: list[Sample]) -> bool:
+    return any(s.reward == 1 for s in group if s.role == "policy")
