@@ -86,6 +86,9 @@ class SourceConfig(Section):
     sync_every: Count = 1
     """optimizer steps for which samplers keep their weights. With more than 1, inline samples with a copy of
     the policy, up to so many optimizer steps behind, less one; elsewhere publishes weights less often"""
+    sync_from: Count = 1
+    """inline: of how many of the policy's last copies, one every `sync_every` optimizer steps, the sampler
+    gets one, drawn anew at each of them; 1: the newest"""
     lease_seconds: Positive = field(15.0, resume=True, shared=True)
     """elsewhere: a collector or trainer that hasn't said for so long that it lives counts as dead; another
     collector samples the prompts of such a one"""

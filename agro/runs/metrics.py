@@ -305,6 +305,12 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "mean over samples of a known version",
         ),
         Metric("staleness_max", STEPS, "Largest staleness in the batch.", "maximum over the same samples"),
+        Metric(
+            "sampler_version",
+            STEPS,
+            "Version of the weights that sampled, with source.sync_every or source.sync_from.",
+            "of the copy in RUN/weights/synced",
+        ),
         Metric("length_mean", TOKENS, "Mean length of a response.", "tokens of the policy / responses"),
         Metric(
             "truncated_share",

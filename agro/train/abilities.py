@@ -29,7 +29,7 @@ SOURCES = {
     "inline": ("agro.train.source", "InlineSource"),
     "lagging": ("agro.train.lagging", "LaggingSource"),
     "elsewhere": ("agro.train.elsewhere", "CollectorSource"),
-}  # by source.kind; lagging: inline with source.sync_every
+}  # by source.kind; lagging: inline with source.sync_every or sync_from
 
 
 def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
@@ -41,7 +41,7 @@ def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
 
 def lags(source: SourceConfig) -> bool:
     """Whether fresh samples in this process may be of earlier weights."""
-    return source.kind == "inline" and source.sync_every > 1
+    return source.kind == "inline" and max(source.sync_every, source.sync_from) > 1
 
 
 UNSET = (None, False, 0, ())

@@ -8,7 +8,7 @@ from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
 from agro.rollout.engines.capabilities import capabilities, check_section
-from agro.train.abilities import check_source, source_capabilities
+from agro.train.abilities import check_source, lags, source_capabilities
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
 from agro.types import ROLES
@@ -47,6 +47,11 @@ def check_sharded(config: RunConfig) -> None:
     for name in config.phase_names:
         if config.phase(name).train.optimizer == "adamw_8bit":
             packed["train.optimizer"] = "adamw_8bit"
+    if config.policy.reference == "sampler":
+        raise Refused(
+            'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
+            'reference. What to do: policy.reference = "periodic", or train in one'
+        )
     for key, value in packed.items():
         if value is not None:
             raise Refused(
@@ -196,17 +201,19 @@ def _check_reference(config: RunConfig, phases: Sequence[Phase]) -> None:
                 f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and '
                 f'policy.reference = "{policy.reference}"'
             )
+    if policy.reference == "sampler" or config.source.sync_from > 1:
+        _check_rival(config)
     if policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases):
         raise Refused(
             "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
             "remove it"
         )
-    if policy.cache_reference and policy.reference in ("ema", "periodic"):
+    if policy.cache_reference and policy.reference_moves:
         raise Refused(
             "policy.cache_reference keeps log-probs of one reference, but policy.reference = "
             f'"{policy.reference}" changes during the run; remove one of the two'
         )
-    if config.data.has_held_out_groups and policy.reference in ("ema", "periodic"):
+    if config.data.has_held_out_groups and policy.reference_moves:
         raise Refused(
             "data.eval_store and data.hold_out are measured against one reference, but policy.reference = "
             f'"{policy.reference}" changes during the run; remove one of the two'
@@ -216,6 +223,29 @@ def _check_reference(config: RunConfig, phases: Sequence[Phase]) -> None:
             'policy.reference = "ema" moves by small shares of a difference, which '
             f'policy.dtype = "{policy.dtype}" rounds away, so that it would not move; use float32, '
             'an adapter ([policy.lora], whose weights are float32), or "periodic"'
+        )
+
+
+def _check_rival(config: RunConfig) -> None:
+    """Refuse earlier weights that no source keeps, and those that can't become the reference's."""
+    source, policy = config.source, config.policy
+    if source.kind == "elsewhere" and source.sync_from > 1:
+        raise Refused(
+            f'source.sync_from = {source.sync_from} and source.kind = "elsewhere" exclude each other: '
+            'collectors sample with the newest weights that are published. What to do: source.kind = "inline"'
+        )
+    if policy.reference != "sampler":
+        return
+    if not lags(source):
+        raise Refused(
+            'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
+            f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '
+            f"{source.sync_every} and {source.sync_from}"
+        )
+    if policy.lora is not None:
+        raise Refused(
+            'policy.reference = "sampler" and [policy.lora] exclude each other: the copies that sample are '
+            'complete models. What to do: train all weights, or policy.reference = "periodic"'
         )
 
 

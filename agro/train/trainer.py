@@ -46,6 +46,7 @@ from agro.train.inputs import (
     valued_prompts,
     without_held_out,
 )
+from agro.train.judging import JudgingSource
 from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
@@ -279,18 +280,21 @@ class BaseTrainer:
         return Parts(self._source(phase, position), feed, self._monitors(phase, learner, trained))
 
     def _source(self, phase: Phase, position: Position) -> Source:
-        if phase.config.source.kind == "elsewhere":
-            run, step = self.folder.id, position.step
-            return CollectorSource(phase, self.store, run, self.publications, self.activity, step)
-        order = PromptOrder(self.prompts, derive(phase.config.train.seed, "prompts", phase.name))
-        is_here = "shares_weights" in declared(self.engine)
-        weights = None if is_here else self.out / "weights" / "served"
-        rollout = self._rollout(phase)
-        config = recording(self.phases, phase)
-        inline = InlineSource(
-            config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
-        )
-        return LaggingSource(inline, self.folder) if lags(config.source) else inline
+        config, run = phase.config, self.folder.id
+        source: Source
+        if config.source.kind == "elsewhere":
+            source = CollectorSource(phase, self.store, run, self.publications, self.activity, position.step)
+        else:
+            order = PromptOrder(self.prompts, derive(config.train.seed, "prompts", phase.name))
+            is_here = "shares_weights" in declared(self.engine)
+            weights = None if is_here else self.out / "weights" / "served"
+            rollout, sampled = self._rollout(phase), recording(self.phases, phase)
+            source = InlineSource(
+                sampled, rollout, order, self.reward, self.store, run, self.activity, weights
+            )
+            if lags(config.source):
+                source = LaggingSource(source, self.folder)
+        return JudgingSource(source, self.store) if config.data.experts_win else source
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment

@@ -62,6 +62,12 @@ RULES = {
     "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
     "reward-conditioned imitation, MBRCSL (2310.19308)": "recipe `reward_conditioned`",
     "sampler of what the store lacks, PROPS (2311.08290)": "a run of its own, recipe `props`",
+    "self-play against the iterate before, SPIN (2401.01335)": (
+        '`policy.reference = "sampler"` with `source.sync_every` and `data.experts_win`, recipe `self_play`'
+    ),
+    "rival and reference from a random earlier version, SePPO (2410.05255)": (
+        "the same with `source.sync_from`, recipe `seppo`"
+    ),
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": "`agro.rollout.tree.step_pairs`, recipe `agent_q`",
     "teachers on demand, AMPO (2510.02227)": "`agro.rewards.groups.on_demand`, recipe `ampo`",

@@ -42,6 +42,10 @@ def _facts(run: RunData) -> list[Fact]:
         facts.append(Fact(name, None if value is None else count(value)))
     if run.total("truncated_share") == 0:
         facts.append(Fact("truncated responses", "none"))
+    if run.measures("sampler_version"):
+        versions = run.column("sampler_version")
+        count_of_versions = len(np.unique(versions[np.isfinite(versions)]))
+        facts.append(Fact("sampled with", f"{count(count_of_versions)} versions of the policy"))
     if run.measures("draft_accepted"):
         accepted = float(np.nanmean(run.column("draft_accepted")))
         facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
