@@ -37,7 +37,12 @@ PLACES = {
             "objectives/test_properties.py",
             "objectives/test_reads.py",
         ),
-        *("rewards/test_function.py", "rewards/test_math.py", "rewards/test_verl.py"),
+        *(
+            "rewards/test_discriminator.py",
+            "rewards/test_function.py",
+            "rewards/test_math.py",
+            "rewards/test_verl.py",
+        ),
         *(
             "store/test_candidates.py",
             "store/test_damage.py",

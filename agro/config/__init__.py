@@ -11,7 +11,7 @@ from agro.config.override import override, parse
 from agro.config.place import PlaceConfig
 from agro.config.policy_config import ChatConfig, LoRA, NewModel, PolicyConfig
 from agro.config.resume import deciding, ending, shared, take_length
-from agro.config.reward_config import RewardConfig, RewardPart
+from agro.config.reward_config import FlowConfig, LearnedReward, RewardConfig, RewardPart
 from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
 from agro.config.run import PhaseConfig, RunConfig
 from agro.config.secrets import check_texts, from_environment
@@ -25,7 +25,9 @@ __all__ = [
     "EngineConfig",
     "EnvironmentConfig",
     "EvaluateConfig",
+    "FlowConfig",
     "GuardConfig",
+    "LearnedReward",
     "LoRA",
     "NewModel",
 ]

@@ -56,6 +56,16 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             kind="object",
         ),
     ),
+    "Learned reward": (
+        Metric(
+            "learned_auc",
+            "share of pairs",
+            "How often the reward that is learned while training ranks the better of two responses higher. "
+            "Chance is 0.5. With reward.learned it falls to that as responses become like demonstrations.",
+            "reward.learned: of a demonstration and a response to a prompt that it wasn't fitted to; "
+            "reward.flow: of two fresh responses to one prompt, by their own reward",
+        ),
+    ),
     "Held-out prompts": (
         Metric(
             "eval_reward",

@@ -34,6 +34,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         _check_shares(phase.config, prefix)
         _check_engine(phase.config, prefix)
         check_phase(phase, prefix)
+        if phase.config.reward.learned or phase.config.reward.flow:
+            _check_learned(phase.config, prefix)
     _check_used(config, phases)
     _check_source(config, phases)
     _check_measured(config, phases)
@@ -51,6 +53,11 @@ def check_sharded(config: RunConfig) -> None:
         raise Refused(
             'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
             'reference. What to do: policy.reference = "periodic", or train in one'
+        )
+    if config.reward.learned or config.reward.flow:
+        raise Refused(
+            "reward.learned and reward.flow read hidden states of one process; several ranks (torchrun) have "
+            "shards of the model. What to do: train in one process"
         )
     for key, value in packed.items():
         if value is not None:
@@ -247,6 +254,24 @@ def _check_rival(config: RunConfig) -> None:
             'policy.reference = "sampler" and [policy.lora] exclude each other: the copies that sample are '
             'complete models. What to do: train all weights, or policy.reference = "periodic"'
         )
+
+
+def _check_learned(config: RunConfig, prefix: str) -> None:
+    """What rewards that are learned while training can't be combined with."""
+    learned = config.reward.learned is not None
+    name, other = ("reward.learned", "reward.flow") if learned else ("reward.flow", "reward.learned")
+    problems = {
+        f"{other} is set: one of the two is learned": learned and config.reward.flow is not None,
+        "[environment] is set: an episode has one reward for several rows": config.environment is not None,
+        "data.experts_win is set: pairs have no reward": config.data.experts_win,
+        'source.kind = "elsewhere": collectors don\'t have the fit': config.source.kind == "elsewhere",
+        "source.sync_every or sync_from is above 1": not learned and lags(config.source),
+        "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
+        "data.replay = 1: fresh responses get it": not config.data.samples_fresh,
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise Refused(f"{prefix}{name}: {problem}. What to do: change one of the two")
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:

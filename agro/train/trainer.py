@@ -30,12 +30,14 @@ from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train.abilities import lags
+from agro.train.adversary import AdversarialSource
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
+from agro.train.flowing import FlowSource
 from agro.train.inputs import (
     check_scorable,
     configured_prompts,
@@ -277,7 +279,10 @@ class BaseTrainer:
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
-        return Parts(self._source(phase, position), feed, self._monitors(phase, learner, trained))
+        source, monitors = self._source(phase, position), self._monitors(phase, learner, trained)
+        if isinstance(source, Monitor):  # whose fits are in checkpoints
+            monitors = [source, *monitors]
+        return Parts(source, feed, monitors)
 
     def _source(self, phase: Phase, position: Position) -> Source:
         config, run = phase.config, self.folder.id
@@ -294,6 +299,10 @@ class BaseTrainer:
             )
             if lags(config.source):
                 source = LaggingSource(source, self.folder)
+            elif config.reward.flow is not None:
+                source = FlowSource(source, self.policy)
+        if config.reward.learned is not None:
+            source = AdversarialSource(source, self.policy, self.store, config)
         return JudgingSource(source, self.store) if config.data.experts_win else source
 
     def _rollout(self, phase: Phase) -> Rollout:

@@ -47,7 +47,13 @@ def tiny(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.of(values)
 
 
-def copying(folder: Path, steps: int, **changes: Any) -> RunConfig:
+def copied(digit: str) -> str:
+    return digit
+
+
+def copying(
+    folder: Path, steps: int, demonstration: Callable[[str], str] = copied, **changes: Any
+) -> RunConfig:
     """Ten prompts, a digit each, to be copied, with a demonstration of each in a store: learned in seconds.
 
     The reward, whether the response is the digit, is measured; demonstrations have none.
@@ -56,7 +62,7 @@ def copying(folder: Path, steps: int, **changes: Any) -> RunConfig:
     prompts.write_text("".join(json.dumps({"prompt": f"{d}>", "answer": d}) + "\n" for d in DIGITS))
     store.unlink(missing_ok=True)
     with Store.open(store) as opened:
-        opened.append(Sample(f"{d}>", d, role="expert") for d in DIGITS)
+        opened.append(Sample(f"{d}>", demonstration(d), role="expert") for d in DIGITS)
     new = {"alphabet": DIGITS + ">", "hidden": 32, "layers": 1, "heads": 2, "context": 8}
     values = {
         "policy__new": new | {"initializer_range": 0.2},

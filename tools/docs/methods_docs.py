@@ -28,11 +28,16 @@ the abstract.
 """
 RULES = {
     "adaptive replay buffer, ARB (2512.10510)": '`data.order = "closest"`, recipe `arb`',
-    "age weights of replay, of AILBoost (2404.08513)": '`data.order = "age_weighted"`, recipe `ailboost`',
+    "adversarial imitation with a discriminator and age weights, AILBoost (2404.08513)": (
+        '`reward.learned` with `data.order = "age_weighted"`, recipe `ailboost`'
+    ),
     "β tuned to a target KL by dual ascent, as in SAC (1812.05905)": (
         "`objective.beta = {start, target_kl, rate}`, recipe `tuned_beta`"
     ),
     "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
+    "distillation of a teacher's texts by a discriminator, GAD (2511.10643)": (
+        '`reward.learned` with `loss = "pairs"`, recipe `gad`'
+    ),
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
     "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
         "`agro prove kimi`"
@@ -43,10 +48,12 @@ RULES = {
     ),
     "hints when all fail, Guide (2506.13923)": "`agro.rewards.groups.asks_for_hint`, recipe `guide`",
     "kept sets of top-p and top-k in ratios, DeepSeek-V3.2 (2512.02556)": "`sampler.keep_sets`",
-    "learned reward with a bounded slope, Lipschitz (2006.16785)": (
-        "`agro.rewards.smooth`, recipe `smooth_reward`"
+    "imitation with a bounded slope of the discriminator, Lipschitz GAIL (2006.16785)": (
+        "`reward.learned.penalty`, recipe `gail`; of given rewards `agro.rewards.smooth`, recipe "
+        "`smooth_reward`"
     ),
     "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, recipe `nested_reft`",
+    "inverse RL, the reward of demonstrations (2310.06147)": "`reward.learned`, recipe `inverse_rl`",
     "middle band, BFS-Prover-V2 (2509.06493)": "recipe `middle_band`",
     "overlong penalty, DAPO (2503.14476)": '`reward.functions` with `name = "overlong"`, recipe `dapo`',
     "periodic restart, BFS-Prover-V2 (2509.06493)": (
@@ -71,7 +78,9 @@ RULES = {
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": "`agro.rollout.tree.step_pairs`, recipe `agent_q`",
     "teachers on demand, AMPO (2510.02227)": "`agro.rewards.groups.on_demand`, recipe `ampo`",
-    "token rewards of a flow network, RLFR (2510.10201)": "`agro.rewards.flow`, recipe `rlfr`",
+    "token rewards of a flow network, RLFR (2510.10201)": (
+        "`reward.flow`, recipe `rlfr`; of stored responses `agro.rewards.flow`"
+    ),
     "tracked baseline V̂(x) for groups of one, SPO (2509.13232)": (
         "`data.value_half_life`, recipe `one_response`"
     ),
@@ -108,7 +117,6 @@ NOT_CARRIED = {
         "log Z ≈ log β + 1/β (authors' README): no column has q yet, although `data.value_store` has the "
         "samples for it; `apo` squares the same with r and a V* from these samples"
     ),
-    "RLFR (2510.10201) on fresh samples": "the flow is fitted once, to a store; a run doesn't fit it again",
     "SDFT (2601.19897)": (
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "
         "same tokens as the policy"
