@@ -171,7 +171,11 @@ def test_the_ranking_of_token_rewards() -> None:
     """Of three responses to a prompt with rewards 1, 0 and 0, the right one against either."""
 
     def sample(reward: float, tokens: float, prompt: str = "p") -> Sample:
-        return Sample(prompt, "x", reward=reward, token_reward=np.array([np.nan, tokens], np.float32))
+        of_tokens = np.array([np.nan, tokens], np.float32)
+        ids, action = np.array([1, 2], np.int32), np.array([False, True])
+        return Sample(
+            prompt, "x", reward=reward, tokens=ids, action=action, tokenizer="t", token_reward=of_tokens
+        )
 
     assert ranking([sample(1, 0.5), sample(0, 0.25), sample(0, 0.5)]) == 0.75  # a win and a tie
     assert ranking([sample(1, -0.5), sample(0, 0.25), sample(1, 0.0, "q")]) == 0.0
