@@ -12,7 +12,13 @@ from agro.config.place import PlaceConfig
 from agro.config.policy_config import ChatConfig, LoRA, NewModel, PolicyConfig
 from agro.config.resume import deciding, ending, shared, take_length
 from agro.config.reward_config import FlowConfig, LearnedReward, RewardConfig, RewardPart
-from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
+from agro.config.rollout_config import (
+    EngineConfig,
+    EnvironmentConfig,
+    PropsConfig,
+    SamplerConfig,
+    SourceConfig,
+)
 from agro.config.run import PhaseConfig, RunConfig
 from agro.config.secrets import check_texts, from_environment
 from agro.config.section import Count, Positive, Section, Share, field
@@ -37,6 +43,7 @@ __all__ += [
     "PlaceConfig",
     "PolicyConfig",
     "Positive",
+    "PropsConfig",
     "RewardConfig",
     "RewardPart",
     "RunConfig",

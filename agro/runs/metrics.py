@@ -321,6 +321,18 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "Version of the weights that sampled, with source.sync_every or source.sync_from.",
             "of the copy in RUN/weights/synced",
         ),
+        Metric(
+            "aggregate_kl",
+            NATS,
+            "With source.props: KL of the newest responses, taken together, from the policy.",
+            "mean of log p̂ − log π, p̂ a response's share of those to its prompt",
+        ),
+        Metric(
+            "proposal_kl",
+            "nats per token",
+            "With source.props: how far the sampler was trained away from the policy.",
+            "mean of w − 1 − log w on the newest responses, w = φ/π",
+        ),
         Metric("length_mean", TOKENS, "Mean length of a response.", "tokens of the policy / responses"),
         Metric(
             "truncated_share",

@@ -28,13 +28,15 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
 SOURCES = {
     "inline": ("agro.train.source", "InlineSource"),
     "lagging": ("agro.train.lagging", "LaggingSource"),
+    "props": ("agro.train.proposing", "PropsSource"),
     "elsewhere": ("agro.train.elsewhere", "CollectorSource"),
-}  # by source.kind; lagging: inline with source.sync_every or sync_from
+}  # by source.kind; lagging: inline with source.sync_every or sync_from; props: inline with source.props
 
 
 def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
     """What the source that the configuration names can do."""
-    module, name = SOURCES["lagging" if lags(source) else source.kind]
+    kind: str = "lagging" if lags(source) else source.kind
+    module, name = SOURCES[kind if source.props is None else "props"]
     can: frozenset[SourceCapability] = getattr(import_module(module), name).can
     return can
 

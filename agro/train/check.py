@@ -34,6 +34,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         _check_shares(phase.config, prefix)
         _check_engine(phase.config, prefix)
         check_phase(phase, prefix)
+        if phase.config.source.props or phase.config.sampler.draft_every:
+            _check_second(phase.config, prefix)
         if phase.config.reward.learned or phase.config.reward.flow:
             _check_learned(phase.config, prefix)
     _check_used(config, phases)
@@ -54,10 +56,10 @@ def check_sharded(config: RunConfig) -> None:
             'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
             'reference. What to do: policy.reference = "periodic", or train in one'
         )
-    if config.reward.learned or config.reward.flow:
+    if config.reward.learned or config.reward.flow or config.source.props or config.sampler.draft_every:
         raise Refused(
-            "reward.learned and reward.flow read hidden states of one process; several ranks (torchrun) have "
-            "shards of the model. What to do: train in one process"
+            "reward.learned, reward.flow, source.props and sampler.draft_every need a model in one process; "
+            "several ranks (torchrun) have shards of it. What to do: train in one process"
         )
     for key, value in packed.items():
         if value is not None:
@@ -256,6 +258,24 @@ def _check_rival(config: RunConfig) -> None:
         )
 
 
+def _check_second(config: RunConfig, prefix: str) -> None:
+    """What second policies that are trained beside the policy can't be combined with."""
+    props = config.source.props is not None
+    name = "[source.props]" if props else "sampler.draft_every"
+    problems = {
+        "sampler.draft isn't set: no draft is there to be trained": not props and not config.sampler.draft,
+        "sampler.draft_every is set: one second policy is trained": props and config.sampler.draft_every,
+        "data.experts_win is set": config.data.experts_win,
+        'source.kind = "elsewhere": collectors sample': config.source.kind == "elsewhere",
+        'engine.kind = "server": it has weights of its own': config.engine.uses_servers,
+        "source.sync_every or sync_from is above 1": lags(config.source),
+        "[policy.lora] is set: all weights of the copy are trained": props and config.policy.lora is not None,
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise Refused(f"{prefix}{name}: {problem}. What to do: change one of the two")
+
+
 def _check_learned(config: RunConfig, prefix: str) -> None:
     """What rewards that are learned while training can't be combined with."""
     learned = config.reward.learned is not None
@@ -265,6 +285,7 @@ def _check_learned(config: RunConfig, prefix: str) -> None:
         "[environment] is set: an episode has one reward for several rows": config.environment is not None,
         "data.experts_win is set: pairs have no reward": config.data.experts_win,
         'source.kind = "elsewhere": collectors don\'t have the fit': config.source.kind == "elsewhere",
+        "[source.props] is set": config.source.props is not None,
         "source.sync_every or sync_from is above 1": not learned and lags(config.source),
         "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
         "data.replay = 1: fresh responses get it": not config.data.samples_fresh,

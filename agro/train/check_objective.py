@@ -208,6 +208,8 @@ def _stale_by(config: RunConfig) -> tuple[str, str] | None:
     source, max_age = config.source, config.data.max_age
     if "samples_current_weights" in source_capabilities(source):
         return None
+    if source.props is not None:
+        return "source.props samples are of another policy", "no [source.props]"
     if source.sync_from > 1:
         return f"source.sync_from = {source.sync_from} samples are stale", "source.sync_from = 1"
     if lags(source):

@@ -11,19 +11,17 @@ told apart from (self-play, arXiv 2401.01335; SePPO, arXiv 2410.05255, whose riv
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
-from agro.io.files import remove
 from agro.models.published import load_published
 from agro.rollout import CollectResult
 from agro.rollout.rollout import Rollout, embedded
 from agro.runs.folder import Run
 from agro.train.abilities import SourceCapability
+from agro.train.copies import Copies
 from agro.train.learner import Learner
 from agro.train.phases import derive
 from agro.train.source import FillRequest, InlineSource
-from agro.train.state import read_position
 
 
 class LaggingSource:
@@ -36,8 +34,8 @@ class LaggingSource:
 
     def __init__(self, current: InlineSource, folder: Run) -> None:
         """`current`: the source without a lag, whose engine monitors use."""
-        self.current, self.folder = current, folder
-        self.synced = folder.folder / "weights" / "synced"
+        self.current = current
+        self.copies = Copies(folder, current.store, "synced", current.config.source.sync_from)
         self.lagging: InlineSource | None = None
 
     def fill(self, wanted: FillRequest) -> CollectResult:
@@ -48,20 +46,17 @@ class LaggingSource:
     def publish(self, learner: Learner) -> None:
         """Copy the policy where the newest copy is `source.sync_every` steps old, and choose one."""
         self.current.publish(learner)
-        for version in self._versions():
-            if version > learner.version:  # of steps that are lost
-                remove(self._folder(version))
-        copies = self._versions()
+        copies = self.copies.until(learner.version)
         if not copies or learner.version - copies[-1] >= self.current.config.source.sync_every:
-            learner.publish(self._folder(learner.version))
-            copies = self._versions()
+            learner.publish(self.copies.folder(learner.version))
+            copies.append(learner.version)
         version = self._choose(copies)
         if version == self._version:
             return
         self._load(version)
         if self.current.config.policy.reference == "sampler":
-            learner.refer(self._folder(version))
-        self._prune(learner.version)
+            learner.refer(self.copies.folder(version))
+        self.copies.prune(learner.version)
 
     @property
     def _version(self) -> int:
@@ -78,29 +73,11 @@ class LaggingSource:
         if self.lagging is None:
             self.lagging = self._open(version)
         else:
-            self.lagging.rollout.engine.load(self._folder(version), version)
+            self.lagging.rollout.engine.load(self.copies.folder(version), version)
 
     def _open(self, version: int) -> InlineSource:
         config, rollout = self.current.config, self.current.rollout
-        policy = load_published(config.policy, self._folder(version))
+        policy = load_published(config.policy, self.copies.folder(version))
         engine = embedded(policy, version, fused=config.engine.fused)
         copy = Rollout(rollout.encoder, engine, rollout.environment, rollout.max_turns, rollout.source)
         return replace(self.current, rollout=copy, weights=None)
-
-    def _folder(self, version: int) -> Path:
-        return self.synced / f"v{version:08d}"
-
-    def _versions(self) -> list[int]:
-        return sorted(int(folder.name[1:]) for folder in self.synced.glob("v*"))
-
-    def _prune(self, now: int) -> None:
-        """Remove all but the copies to choose from now, and where the run continues from a checkpoint."""
-        commits = self.current.store.ledger.commits(self.current.run)
-        folders = [self.folder.checkpoint(commit.step) for commit in commits]
-        starts = [read_position(folder, "").version for folder in folders if folder.is_dir()]
-        copies, needed = self._versions(), set[int]()
-        for start in (*starts, now):
-            until_then = [version for version in copies if version <= start]
-            needed |= set(until_then[-self.current.config.source.sync_from :])
-        for version in set(copies) - needed:
-            remove(self._folder(version))

@@ -34,6 +34,7 @@ from agro.train.adversary import AdversarialSource
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import StoredValues, recording
+from agro.train.drafting import DraftSource
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
@@ -62,6 +63,7 @@ from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
+from agro.train.proposing import PropsSource
 from agro.train.publications import Publications
 from agro.train.ranks import Ranks, Shard, serve
 from agro.train.source import InlineSource, PromptOrder, Source
@@ -299,6 +301,10 @@ class BaseTrainer:
             )
             if lags(config.source):
                 source = LaggingSource(source, self.folder)
+            elif config.source.props is not None:
+                source = PropsSource(source, self.policy, self.progress.say)
+            elif config.sampler.draft_every is not None:
+                source = DraftSource(source, self.folder, self.progress.say)
             elif config.reward.flow is not None:
                 source = FlowSource(source, self.policy)
         if config.reward.learned is not None:

@@ -68,12 +68,17 @@ RULES = {
     "replay and reincarnation, ReMix (2507.06892)": "two phases, recipe `remix`",
     "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
     "reward-conditioned imitation, MBRCSL (2310.19308)": "recipe `reward_conditioned`",
-    "sampler of what the store lacks, PROPS (2311.08290)": "a run of its own, recipe `props`",
+    "sampler of what the store lacks, PROPS (2311.08290)": (
+        "`source.props`, recipe `adaptive_sampling`; a run of its own, recipe `props`"
+    ),
     "self-play against the iterate before, SPIN (2401.01335)": (
         '`policy.reference = "sampler"` with `source.sync_every` and `data.experts_win`, recipe `self_play`'
     ),
     "rival and reference from a random earlier version, SePPO (2410.05255)": (
         "the same with `source.sync_from`, recipe `seppo`"
+    ),
+    "speculative decoding with a draft that is trained on-policy (2410.03804)": (
+        "`sampler.draft_every`, recipe `trained_draft`"
     ),
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": "`agro.rollout.tree.step_pairs`, recipe `agent_q`",
@@ -102,7 +107,8 @@ NOT_CARRIED = {
     ),
     "GDPO (2601.05242)": "normalizes each part of a reward by itself; a batch has one reward a response",
     "Mixture of Attentions for drafts (2410.03804)": (
-        "an architecture of draft models; `sampler.draft` takes a causal language model"
+        "an architecture of draft models; `sampler.draft` takes a causal language model, which "
+        "`sampler.draft_every` trains as the policy learns"
     ),
     "OTB (2602.07078)": (
         "weighs returns by the norm of the gradient up to a token, from all next-token probabilities: a "
