@@ -18,6 +18,14 @@ from agro.runs.metrics import METRICS
 from agro.runs.rundata import RunData, Values
 from agro.store import Draw
 
+# Of what learns or lags beside the policy, where a run has it.
+MECHANISMS = {
+    "sampler_version": "Version of the sampler",
+    "learned_auc": "AUC of the learned reward",
+    "aggregate_kl": "KL of responses together",
+    "draft_accepted": "Draft tokens accepted",
+}
+
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
     """What the template's section about the training data shows."""
@@ -42,10 +50,6 @@ def _facts(run: RunData) -> list[Fact]:
         facts.append(Fact(name, None if value is None else count(value)))
     if run.total("truncated_share") == 0:
         facts.append(Fact("truncated responses", "none"))
-    if run.measures("sampler_version"):
-        versions = run.column("sampler_version")
-        count_of_versions = len(np.unique(versions[np.isfinite(versions)]))
-        facts.append(Fact("sampled with", f"{count(count_of_versions)} versions of the policy"))
     if run.measures("draft_accepted"):
         accepted = float(np.nanmean(run.column("draft_accepted")))
         facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
@@ -99,6 +103,9 @@ def _panels(run: RunData, experience: RunExperience) -> list[Panel]:
         )
     if run.total("staleness_max"):
         panels.append(panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps))
+    for metric, title in MECHANISMS.items():
+        look = Look(METRICS[metric].unit)
+        panels.append(panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look))
     return present(panels)
 
 
