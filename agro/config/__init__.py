@@ -12,8 +12,14 @@ from agro.config.override import override, parse
 from agro.config.place import PlaceConfig
 from agro.config.policy_config import ChatConfig, LoRA, NewModel, PolicyConfig
 from agro.config.resume import deciding, ending, shared, take_length
-from agro.config.reward_config import RewardConfig, RewardPart
-from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
+from agro.config.reward_config import FlowConfig, LearnedReward, RewardConfig, RewardPart
+from agro.config.rollout_config import (
+    EngineConfig,
+    EnvironmentConfig,
+    PropsConfig,
+    SamplerConfig,
+    SourceConfig,
+)
 from agro.config.run import PhaseConfig, RunConfig
 from agro.config.search import SearchConfig
 from agro.config.secrets import check_texts, from_environment
@@ -28,7 +34,9 @@ __all__ = [
     "EngineConfig",
     "EnvironmentConfig",
     "EvaluateConfig",
+    "FlowConfig",
     "GuardConfig",
+    "LearnedReward",
     "LoRA",
     "NewModel",
 ]
@@ -38,6 +46,7 @@ __all__ += [
     "PlaceConfig",
     "PolicyConfig",
     "Positive",
+    "PropsConfig",
     "RewardConfig",
     "RewardPart",
     "RunConfig",

@@ -85,9 +85,10 @@ class PolicyConfig(Section):
     thread slows down, all cores for larger ones. 0 leaves torch's own choice"""
     temperature: float = field(1.0, shared=True, ge=COLDEST)
     """of π, π_ref and every log-prob of the trainer; sampler.temperature belongs to the behavior only"""
-    reference: Literal["start", "phase", "model", "ema", "periodic"] = "start"
+    reference: Literal["start", "phase", "model", "ema", "periodic", "sampler"] = "start"
     """π_ref: the weights at the start of the run or of each phase, another model, an exponential moving
-    average of the policy's weights, or a copy of them renewed every so often"""
+    average of the policy's weights, a copy of them renewed every so often, or the earlier weights that sample
+    (source.sync_every)"""
     reference_model: str | None = None
     """model: the folder or hub name of the reference"""
     reference_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -105,3 +106,8 @@ class PolicyConfig(Section):
     at a time"""
     trust_remote_code: bool = field(False, shared=True)
     """run the code that a model on the hub brings along"""
+
+    @property
+    def reference_moves(self) -> bool:
+        """Whether the reference changes during a phase."""
+        return self.reference in ("ema", "periodic", "sampler")

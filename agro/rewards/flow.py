@@ -15,7 +15,7 @@ ones; v is a network of two hidden layers. The policy's hidden states change as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,7 +96,10 @@ def hidden_states(policy: Policy, samples: Sequence[Sample], layer: int) -> list
     """The output [T,H] of a layer for each encoded sample; negative numbers count from the last layer."""
     states_per_sample: list[Tensor] = []
     outputs: list[Tensor] = []
-    block = decoder_layers(policy.model)[layer]
+    layers = decoder_layers(policy.model)
+    if not -len(layers) <= layer < len(layers):
+        raise Refused(f"layer: expected one of the model's {len(layers)} layers, got {layer}")
+    block = layers[layer]
     handle = block.register_forward_hook(lambda module, args, states: outputs.append(states))
     try:
         for start in range(0, len(samples), ROWS):
@@ -157,6 +160,19 @@ class FlowReward:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+        return cls(policy, layer, flow.requires_grad_(False), mean, std)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that was fitted, for checkpoints."""
+        return {**self.flow.state_dict(), "mean": self.mean, "std": self.std}
+
+    @classmethod
+    def load(cls, policy: Policy, layer: int, tensors: Mapping[str, Tensor]) -> FlowReward:
+        """The flow of these tensors, on the hidden states of a policy."""
+        fitted = {name: tensor.to(policy.device) for name, tensor in tensors.items()}
+        mean, std = fitted.pop("mean"), fitted.pop("std")
+        flow = Flow(len(mean), len(fitted["layers.0.bias"])).to(policy.device)
+        flow.load_state_dict(fitted)
         return cls(policy, layer, flow.requires_grad_(False), mean, std)
 
     def scores(

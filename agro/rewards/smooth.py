@@ -76,7 +76,7 @@ class SmoothReward:
         states, target = (states - mean) / std, torch.tensor(rewards, device=states.device)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            network = _network(states.shape[1]).to(states.device)
+            network = small_network(states.shape[1]).to(states.device)
             optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
             for _ in range(steps):
                 rows, partners = torch.randint(len(states), (2, ROWS), device=states.device)
@@ -97,7 +97,8 @@ class SmoothReward:
         return [sample.replace(reward=value) for sample, value in zip(encoded, values, strict=True)]
 
 
-def _network(hidden: int, width: int = 64) -> nn.Sequential:
+def small_network(hidden: int, width: int = 64) -> nn.Sequential:
+    """Of two hidden layers: [N,H] -> [N,1]."""
     return nn.Sequential(
         nn.Linear(hidden, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1)
     )

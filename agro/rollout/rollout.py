@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from agro.types.sample import UNKNOWN_VERSION
 
 class Rollout:
     """Samples responses. With an environment a response is an episode of at most `max_turns` turns."""
+
+    marks: Mapping[str, Any] = MappingProxyType({})  # entries of `sampling` besides those of the sampler
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Rollout:
         self, prompt_of: dict[int, Prompt], waiting: deque[Request], sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
         """Each response is a sample as soon as it finishes."""
-        sampling = recorded(sampler, seed)
+        sampling = recorded(sampler, seed) | dict(self.marks)
         for done in self.engine.decode(waiting, sampler, seed):
             prompt, context = prompt_of[done.request.number], done.request.ids
             tokens, length = done.tokens.tolist(), len(done.request.ids)
@@ -197,7 +200,7 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def recorded(sampler: SamplerConfig, seed: int) -> dict[str, Any]:
     """The `sampling` of a sample: what determines its distribution, and the seed; an engine adds to it."""
-    without = {"n", "batch", "keep_sets", "draft", "draft_tokens", "skip_layers"}
+    without = {"n", "batch", "keep_sets", "draft", "draft_tokens", "draft_every", "draft_lr", "skip_layers"}
     return {**sampler.model_dump(mode="json", exclude=without), "seed": seed}
 
 

@@ -56,6 +56,16 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             kind="object",
         ),
     ),
+    "Learned reward": (
+        Metric(
+            "learned_auc",
+            "share of pairs",
+            "How often the reward that is learned while training ranks the better of two responses higher. "
+            "Chance is 0.5. With reward.learned it falls to that as responses become like demonstrations.",
+            "reward.learned: of a demonstration and a response to a prompt that it wasn't fitted to; "
+            "reward.flow: of two fresh responses to one prompt, by their own reward",
+        ),
+    ),
     "Held-out prompts": (
         Metric(
             "eval_reward",
@@ -305,6 +315,24 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "mean over samples of a known version",
         ),
         Metric("staleness_max", STEPS, "Largest staleness in the batch.", "maximum over the same samples"),
+        Metric(
+            "sampler_version",
+            STEPS,
+            "Version of the weights that sampled, with source.sync_every or source.sync_from.",
+            "of the copy in RUN/weights/synced",
+        ),
+        Metric(
+            "aggregate_kl",
+            NATS,
+            "With source.props: KL of the newest responses, taken together, from the policy.",
+            "mean of log p̂ − log π, p̂ a response's share of those to its prompt",
+        ),
+        Metric(
+            "proposal_kl",
+            "nats per token",
+            "With source.props: how far the sampler was trained away from the policy.",
+            "mean of w − 1 − log w on the newest responses, w = φ/π",
+        ),
         Metric("length_mean", TOKENS, "Mean length of a response.", "tokens of the policy / responses"),
         Metric(
             "truncated_share",

@@ -260,7 +260,8 @@ class Draws(DrawReader):
             ids = list(chosen)
             valid = {s.id: s for s in self._experience.samples(ids=ids, redone=True, skip_damaged=True)}
             others = self._database.run(queries.OF_OTHER_RUNS, [encode_text(at.run), json.dumps(ids)])
-            pairs = self._judged([picked.rule for picked in picks], ids)
+            rules = [picked.rule for picked in picks]
+            pairs = self._judged(rules if joining is None else [*rules, joining], ids)
         foreign = {i for (i,) in others}
         intact = [valid[i] for i in ids if i in valid]
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
@@ -308,7 +309,8 @@ class Draws(DrawReader):
         chosen |= fresh
         if joining is not None:
             prompts = dict.fromkeys(sample.prompt_id for sample in fresh.values())
-            chosen |= self._choose(Selection(joining, list(prompts)), at, frozenset(made))
+            alone = replace(joining, pairs=False)  # judged together with the samples made
+            chosen |= self._choose(Selection(alone, list(prompts)), at, frozenset(made))
         return chosen
 
     def _fits(self, rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:

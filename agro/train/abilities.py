@@ -28,20 +28,22 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
 SOURCES = {
     "inline": ("agro.train.source", "InlineSource"),
     "lagging": ("agro.train.lagging", "LaggingSource"),
+    "props": ("agro.train.proposing", "PropsSource"),
     "elsewhere": ("agro.train.elsewhere", "CollectorSource"),
-}  # by source.kind; lagging: inline with source.sync_every
+}  # by source.kind; lagging: inline with source.sync_every or sync_from; props: inline with source.props
 
 
 def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
     """What the source that the configuration names can do."""
-    module, name = SOURCES["lagging" if lags(source) else source.kind]
+    kind: str = "lagging" if lags(source) else source.kind
+    module, name = SOURCES[kind if source.props is None else "props"]
     can: frozenset[SourceCapability] = getattr(import_module(module), name).can
     return can
 
 
 def lags(source: SourceConfig) -> bool:
     """Whether fresh samples in this process may be of earlier weights."""
-    return source.kind == "inline" and source.sync_every > 1
+    return source.kind == "inline" and max(source.sync_every, source.sync_from) > 1
 
 
 UNSET = (None, False, 0, ())

@@ -8,7 +8,7 @@ from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
 from agro.rollout.engines.capabilities import capabilities, check_section
-from agro.train.abilities import check_source, source_capabilities
+from agro.train.abilities import check_source, lags, source_capabilities
 from agro.train.asking_again import check_again
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
@@ -41,6 +41,10 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
             check_again(phase, prefix)
         if phase.config.search is not None:
             check_search(phase, prefix)
+        if phase.config.source.props or phase.config.sampler.draft_every:
+            _check_second(phase.config, prefix)
+        if phase.config.reward.learned or phase.config.reward.flow:
+            _check_learned(phase.config, prefix)
     _check_used(config, phases)
     _check_source(config, phases)
     _check_measured(config, phases)
@@ -59,6 +63,16 @@ def check_sharded(config: RunConfig) -> None:
     for name in config.phase_names:
         if config.phase(name).train.optimizer == "adamw_8bit":
             packed["train.optimizer"] = "adamw_8bit"
+    if config.policy.reference == "sampler":
+        raise Refused(
+            'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
+            'reference. What to do: policy.reference = "periodic", or train in one'
+        )
+    if config.reward.learned or config.reward.flow or config.source.props or config.sampler.draft_every:
+        raise Refused(
+            "reward.learned, reward.flow, source.props and sampler.draft_every need a model in one process; "
+            "several ranks (torchrun) have shards of it. What to do: train in one process"
+        )
     for key, value in packed.items():
         if value is not None:
             raise Refused(
@@ -210,17 +224,19 @@ def _check_reference(config: RunConfig, phases: Sequence[Phase]) -> None:
                 f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and '
                 f'policy.reference = "{policy.reference}"'
             )
+    if policy.reference == "sampler" or config.source.sync_from > 1:
+        _check_rival(config)
     if policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases):
         raise Refused(
             "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
             "remove it"
         )
-    if policy.cache_reference and policy.reference in ("ema", "periodic"):
+    if policy.cache_reference and policy.reference_moves:
         raise Refused(
             "policy.cache_reference keeps log-probs of one reference, but policy.reference = "
             f'"{policy.reference}" changes during the run; remove one of the two'
         )
-    if config.data.has_held_out_groups and policy.reference in ("ema", "periodic"):
+    if config.data.has_held_out_groups and policy.reference_moves:
         raise Refused(
             "data.eval_store and data.hold_out are measured against one reference, but policy.reference = "
             f'"{policy.reference}" changes during the run; remove one of the two'
@@ -231,6 +247,68 @@ def _check_reference(config: RunConfig, phases: Sequence[Phase]) -> None:
             f'policy.dtype = "{policy.dtype}" rounds away, so that it would not move; use float32, '
             'an adapter ([policy.lora], whose weights are float32), or "periodic"'
         )
+
+
+def _check_rival(config: RunConfig) -> None:
+    """Refuse earlier weights that no source keeps, and those that can't become the reference's."""
+    source, policy = config.source, config.policy
+    if source.kind == "elsewhere" and source.sync_from > 1:
+        raise Refused(
+            f'source.sync_from = {source.sync_from} and source.kind = "elsewhere" exclude each other: '
+            'collectors sample with the newest weights that are published. What to do: source.kind = "inline"'
+        )
+    if policy.reference != "sampler":
+        return
+    if not lags(source):
+        raise Refused(
+            'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
+            f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '
+            f"{source.sync_every} and {source.sync_from}"
+        )
+    if policy.lora is not None:
+        raise Refused(
+            'policy.reference = "sampler" and [policy.lora] exclude each other: the copies that sample are '
+            'complete models. What to do: train all weights, or policy.reference = "periodic"'
+        )
+
+
+def _check_second(config: RunConfig, prefix: str) -> None:
+    """What second policies that are trained beside the policy can't be combined with."""
+    props = config.source.props is not None
+    name = "[source.props]" if props else "sampler.draft_every"
+    problems = {
+        "sampler.draft isn't set: no draft is there to be trained": not props and not config.sampler.draft,
+        "sampler.draft_every is set: one second policy is trained": props and config.sampler.draft_every,
+        "data.experts_win is set": config.data.experts_win,
+        'source.kind = "elsewhere": collectors sample': config.source.kind == "elsewhere",
+        'engine.kind = "server": it has weights of its own': config.engine.uses_servers,
+        "source.sync_every or sync_from is above 1": lags(config.source),
+        "[policy.lora] is set: all weights of the copy are trained": props and config.policy.lora is not None,
+        "[again] or [search] is set": config.again is not None or config.search is not None,
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise Refused(f"{prefix}{name}: {problem}. What to do: change one of the two")
+
+
+def _check_learned(config: RunConfig, prefix: str) -> None:
+    """What rewards that are learned while training can't be combined with."""
+    learned = config.reward.learned is not None
+    name, other = ("reward.learned", "reward.flow") if learned else ("reward.flow", "reward.learned")
+    problems = {
+        f"{other} is set: one of the two is learned": learned and config.reward.flow is not None,
+        "[environment] is set: an episode has one reward for several rows": config.environment is not None,
+        "data.experts_win is set: pairs have no reward": config.data.experts_win,
+        'source.kind = "elsewhere": collectors don\'t have the fit': config.source.kind == "elsewhere",
+        "[source.props] is set": config.source.props is not None,
+        "[again] or [search] is set": config.again is not None or config.search is not None,
+        "source.sync_every or sync_from is above 1": not learned and lags(config.source),
+        "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
+        "data.replay = 1: fresh responses get it": not config.data.samples_fresh,
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise Refused(f"{prefix}{name}: {problem}. What to do: change one of the two")
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:

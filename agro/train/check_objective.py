@@ -133,6 +133,12 @@ def check_phase(phase: Phase, prefix: str) -> None:
             f"{prefix}data.experts = {data.experts} draws stored responses, but data.store isn't set; set "
             "it, or leave data.experts out"
         )
+    if data.experts_win and not (data.experts and data.samples_fresh and PAIRS in needs):
+        raise Refused(
+            f"{prefix}data.experts_win makes pairs of expert and fresh responses: expected data.experts of 1 "
+            f"or more, data.replay below 1 and an objective on pairs, got data.experts = {data.experts}, "
+            f"data.replay = {data.replay} and objective {name}. What to do: set them, or remove it"
+        )
     _check_origin(config, needs, prefix)
     _check_best_of_group(config, needs, prefix)
     _check_spread(config, needs, prefix)
@@ -184,11 +190,11 @@ def _check_tuned(config: RunConfig, needs: set[Need], prefix: str) -> None:
 def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """Refuse needs that fresh samples, or stored ones, can't satisfy."""
     name, data = config.objective.name, config.data
-    if PAIRS in needs and data.samples_fresh and config.search is None:
+    if PAIRS in needs and data.samples_fresh and not (config.search or data.experts_win):
         raise Refused(
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import) "
-            "and recipe pairs, or an objective on rewards, such as agro."
+            "and recipe pairs, data.experts_win with data.experts, or an objective on rewards, such as agro."
         )
     if BEHAVIOR_LOGP in needs and data.samples:
         _check_truncation(config, prefix)
@@ -213,6 +219,10 @@ def _stale_by(config: RunConfig) -> tuple[str, str] | None:
     source, max_age = config.source, config.data.max_age
     if "samples_current_weights" in source_capabilities(source):
         return None
+    if source.props is not None:
+        return "source.props samples are of another policy", "no [source.props]"
+    if source.sync_from > 1:
+        return f"source.sync_from = {source.sync_from} samples are stale", "source.sync_from = 1"
     if lags(source):
         return f"source.sync_every = {source.sync_every} samples are stale", "source.sync_every = 1"
     if max_age == 0:

@@ -199,7 +199,7 @@ def draws_from(sample: Sample, temperature: float, *, over_kept: bool) -> bool:
     sampling, context = sample.sampling, sample.context_tokens
     if not isinstance(sampling, dict) or sampling.get("temperature") != temperature:
         return False
-    if sampling.get("skipped_layers") or sample.meta.get("hint") is not None:
+    if sampling.get("skipped_layers") or sampling.get("adapted") or sample.meta.get("hint") is not None:
         return False
     if context is not None:
         assert sample.tokens is not None

@@ -80,6 +80,10 @@ class Learner(Protocol):
         """Update a reference that follows the policy after `step` steps of the phase (from 1)."""
         ...
 
+    def refer(self, folder: Path) -> None:
+        """Give the reference the weights that were published in `folder`."""
+        ...
+
     def averaged(self) -> AbstractContextManager[None]:
         """While it lasts, the policy has the average of its weights, where train.weights_average is set.
 
@@ -188,6 +192,10 @@ class Local:
     def follow(self, step: int) -> None:
         if self.reference is not None:
             follow(self.reference, self.policy, self.config.policy, step)
+
+    def refer(self, folder: Path) -> None:
+        if self.reference is not None:
+            self.reference.load_weights(folder)
 
     def averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.average is None else self.average.in_place()

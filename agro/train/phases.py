@@ -235,7 +235,7 @@ class Phase:
             return None
         experts = data.model_copy(update={"roles": ("expert",), "group_size": data.experts})
         scored = any(need == REWARD and need.applies_to("expert") for need in self.needs)
-        return DrawRule(1, experts, scored_only=scored)
+        return DrawRule(1, experts, scored_only=scored, pairs=data.experts_win)
 
 
 def derive(*parts: object) -> int:

@@ -218,6 +218,9 @@ class Ranks:
     def follow(self, step: int) -> None:
         self._all("follow", step)
 
+    def refer(self, folder: Path) -> None:
+        self._all("refer", folder)
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         if self.shard.average is None:

@@ -9,6 +9,7 @@ what belongs to it and nothing else.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -110,6 +112,17 @@ def assign(folder: Path, part: str, weights: Mapping[str, Tensor]) -> None:
     stored.check(weights)
     for name, weight in weights.items():
         stored.copy_to(name, weight)
+
+
+def to_text(tensors: Mapping[str, Tensor]) -> str:
+    """Small tensors as text, for the JSON of a monitor's state."""
+    detached = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return base64.b64encode(save(detached)).decode()
+
+
+def from_text(text: str) -> dict[str, Tensor]:
+    """What `to_text` wrote."""
+    return load(base64.b64decode(text))
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:

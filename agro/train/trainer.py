@@ -30,13 +30,16 @@ from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train.abilities import lags
+from agro.train.adversary import AdversarialSource
 from agro.train.asking_again import asking_again, without_hint
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import follows_log, samples_kl
 from agro.train.collate import StoredValues, recording
+from agro.train.drafting import DraftSource
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
+from agro.train.flowing import FlowSource
 from agro.train.inputs import (
     check_scorable,
     configured_prompts,
@@ -47,6 +50,7 @@ from agro.train.inputs import (
     valid_prompts,
     valued_prompts,
 )
+from agro.train.judging import JudgingSource
 from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
@@ -60,6 +64,7 @@ from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
+from agro.train.proposing import PropsSource
 from agro.train.publications import Publications
 from agro.train.ranks import Ranks, Shard, serve
 from agro.train.searching import of_turns, searching
@@ -303,30 +308,46 @@ class BaseTrainer:
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
-        return Parts(self._source(phase, position), feed, self._monitors(phase, learner, trained))
+        source, monitors = self._source(phase, position), self._monitors(phase, learner, trained)
+        if isinstance(source, Monitor):  # whose fits are in checkpoints
+            monitors = [source, *monitors]
+        return Parts(source, feed, monitors)
 
     def _source(self, phase: Phase, position: Position) -> Source:
-        if phase.config.source.kind == "elsewhere":
+        config = phase.config
+        source: Source
+        if config.source.kind == "elsewhere":
             run, step = self.folder.id, position.step
-            return CollectorSource(phase, self.store, run, self.publications, self.activity, step)
-        prompts, again = self.prompts, phase.config.again
+            source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
+        else:
+            source = self._inline(phase)
+        if config.reward.learned is not None:
+            source = AdversarialSource(source, self.policy, self.store, config)
+        return JudgingSource(source, self.store) if config.data.experts_win else source
+
+    def _inline(self, phase: Phase) -> Source:
+        """The source that samples in this process, and what the phase puts around it."""
+        config, prompts = recording(self.phases, phase), self.prompts
         if any("hint" in prompt.columns for prompt in prompts):
             prompts = [without_hint(prompt) for prompt in prompts]
-        order = PromptOrder(prompts, derive(phase.config.train.seed, "prompts", phase.name))
+        order = PromptOrder(prompts, derive(config.train.seed, "prompts", phase.name))
         is_here = "shares_weights" in declared(self.engine)
         weights = None if is_here else self.out / "weights" / "served"
-        rollout = self._rollout(phase)
-        config = recording(self.phases, phase)
-        inline = InlineSource(
-            config, rollout, order, self.reward, self.store, self.folder.id, self.activity, weights
-        )
-        if config.search is not None:
-            environment = self.environments[phase.name]
+        rollout, run = self._rollout(phase), self.folder.id
+        inline = InlineSource(config, rollout, order, self.reward, self.store, run, self.activity, weights)
+        environment = self.environments[phase.name] if config.search is not None else None
+        if environment is not None:
             inline = of_turns(inline, environment)
         source = LaggingSource(inline, self.folder) if lags(config.source) else inline
-        if config.search is not None:
+        if environment is not None:
             return searching(inline, source, environment)
-        return source if again is None else asking_again(source, inline, self.prompts)
+        if config.again is not None:
+            return asking_again(source, inline, self.prompts)
+        if config.source.props is not None:
+            return PropsSource(inline, self.policy, self.progress.say)
+        if config.sampler.draft_every is not None:
+            return DraftSource(inline, self.folder, self.progress.say)
+        return source if config.reward.flow is None else FlowSource(inline, self.policy)
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment

@@ -16,3 +16,8 @@ def half_fails(completions, **_):
 
 def always_fails(completions, **_):
     raise RuntimeError("no judge today")
+
+
+def even(completions, **_):
+    """Whether a response is an even digit, and nothing else."""
+    return [float(text in {"0", "2", "4", "6", "8"}) for text in completions]

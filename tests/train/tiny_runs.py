@@ -47,6 +47,34 @@ def tiny(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.of(values)
 
 
+def copied(digit: str) -> str:
+    return digit
+
+
+def copying(
+    folder: Path, steps: int, demonstration: Callable[[str], str] = copied, **changes: Any
+) -> RunConfig:
+    """Ten prompts, a digit each, to be copied, with a demonstration of each in a store: learned in seconds.
+
+    The reward, whether the response is the digit, is measured; demonstrations have none.
+    """
+    prompts, store = folder / "digits.jsonl", folder / "demonstrations.db"
+    prompts.write_text("".join(json.dumps({"prompt": f"{d}>", "answer": d}) + "\n" for d in DIGITS))
+    store.unlink(missing_ok=True)
+    with Store.open(store) as opened:
+        opened.append(Sample(f"{d}>", demonstration(d), role="expert") for d in DIGITS)
+    new = {"alphabet": DIGITS + ">", "hidden": 32, "layers": 1, "heads": 2, "context": 8}
+    values = {
+        "policy__new": new | {"initializer_range": 0.2},
+        "data__prompts": str(prompts),
+        "data__store": str(store),
+        "reward": {"name": "exact"},
+        "sampler": {"n": 2, "max_new": 3},
+        "train": {"steps": steps, "groups": 10, "micro_batch": 256, "lr": 1e-2, "checkpoint_every": 1000},
+    }
+    return tiny(folder, **{**values, **changes})
+
+
 def write_toml(path: Path, config: RunConfig) -> Path:
     """As a run's config.json, which `RunConfig.load` reads too."""
     path.write_text(json.dumps(config.model_dump(mode="json")))

@@ -32,7 +32,9 @@ about; "the loss" or "the rule" where this part alone is here, with what is miss
 """
 RULES = {
     "adaptive replay buffer, ARB (2512.10510)": '`data.order = "closest"`, recipe `arb`',
-    "age weights of replay, of AILBoost (2404.08513)": '`data.order = "age_weighted"`, recipe `ailboost`',
+    "adversarial imitation with a discriminator and age weights, AILBoost (2404.08513)": (
+        '`reward.learned` with `data.order = "age_weighted"`, recipe `ailboost`'
+    ),
     "β tuned to a target KL by dual ascent, as in SAC (1812.05905)": (
         "`objective.beta = {start, target_kl, rate}`, recipe `tuned_beta`"
     ),
@@ -41,6 +43,9 @@ RULES = {
         "metric `eval_logged_gain`, with how many responses count (`eval_logged_gain_ess`)"
     ),
     "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
+    "distillation of a teacher's texts by a discriminator, GAD (2511.10643)": (
+        '`reward.learned` with `loss = "pairs"`, recipe `gad`'
+    ),
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
     "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
         "`agro prove kimi`"
@@ -52,13 +57,15 @@ RULES = {
     ),
     "hints when all fail, Guide (2506.13923)": '`again.by = "hint"`, recipe `guide`',
     "kept sets of top-p and top-k in ratios, DeepSeek-V3.2 (2512.02556)": "`sampler.keep_sets`",
-    "learned reward with a bounded slope, Lipschitz (2006.16785)": (
-        "`agro.rewards.smooth`, recipe `smooth_reward`"
+    "imitation with a bounded slope of the discriminator, Lipschitz GAIL (2006.16785)": (
+        "`reward.learned.penalty`, recipe `gail`; of given rewards `agro.rewards.smooth`, recipe "
+        "`smooth_reward`"
     ),
     "logged response beside fresh ones, as in ABPO (2605.18899), which wasn't read": (
         "`data.complete_groups`, recipe `complete_groups`"
     ),
     "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, recipe `nested_reft`",
+    "inverse RL, the reward of demonstrations (2310.06147)": "`reward.learned`, recipe `inverse_rl`",
     "middle band, BFS-Prover-V2 (2509.06493)": "recipe `middle_band`",
     "overlong penalty, DAPO (2503.14476)": '`reward.functions` with `name = "overlong"`, recipe `dapo`',
     "periodic restart, BFS-Prover-V2 (2509.06493)": '`train.start = "first"`, recipe `bfs_prover`',
@@ -73,13 +80,26 @@ RULES = {
     "replay and reincarnation, ReMix (2507.06892)": "two phases, recipe `remix`",
     "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
     "reward-conditioned imitation, MBRCSL (2310.19308)": "recipe `reward_conditioned`",
-    "sampler of what the store lacks, PROPS (2311.08290)": "a run of its own, recipe `props`",
+    "sampler of what the store lacks, PROPS (2311.08290)": (
+        "`source.props`, recipe `adaptive_sampling`; a run of its own, recipe `props`"
+    ),
+    "self-play against the iterate before, SPIN (2401.01335)": (
+        '`policy.reference = "sampler"` with `source.sync_every` and `data.experts_win`, recipe `self_play`'
+    ),
+    "rival and reference from a random earlier version, SePPO (2410.05255)": (
+        "the same with `source.sync_from`, recipe `seppo`"
+    ),
+    "speculative decoding with a draft that is trained on-policy (2410.03804)": (
+        "`sampler.draft_every`, recipe `trained_draft`"
+    ),
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": (
         '`search.by = "ucb"`, `agro.rollout.tree.step_pairs`, recipe `agent_q`'
     ),
     "teachers on demand, AMPO (2510.02227)": '`again.by = "store"`, recipe `ampo`',
-    "token rewards of a flow network, RLFR (2510.10201)": "`agro.rewards.flow`, recipe `rlfr`",
+    "token rewards of a flow network, RLFR (2510.10201)": (
+        "`reward.flow`, recipe `rlfr`; of stored responses `agro.rewards.flow`"
+    ),
     "tracked baseline V̂(x) for groups of one, SPO (2509.13232)": (
         "`data.value_half_life`, recipe `one_response`"
     ),
@@ -106,7 +126,8 @@ NOT_CARRIED = {
         "drawn, which are of a later version where samples are stale. The abstract was read"
     ),
     "Mixture of Attentions for drafts (2410.03804)": (
-        "an architecture of draft models; `sampler.draft` takes a causal language model"
+        "an architecture of draft models; `sampler.draft` takes a causal language model, which "
+        "`sampler.draft_every` trains as the policy learns"
     ),
     "OTB (2602.07078)": (
         "weighs returns by the norm of the gradient up to a token, from all next-token probabilities: a "
@@ -130,11 +151,6 @@ NOT_CARRIED = {
         "(q − β log Z − β log π/π_ref)², q the quantile of r among rewards of the reference, "
         "log Z ≈ log β + 1/β (authors' README): no column has q yet, although `data.value_store` has the "
         "samples for it; `apo` squares the same with r and a V* from these samples"
-    ),
-    "RLFR (2510.10201) on fresh samples": "the flow is fitted once, to a store; a run doesn't fit it again",
-    "ReVal (2603.23355)": (
-        "as TBRM, with the model's own logits as Q, in a Bellman residual at each token beside that of the "
-        "response. The abstract and a summary were read"
     ),
     "SDFT (2601.19897)": (
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "

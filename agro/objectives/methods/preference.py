@@ -378,14 +378,27 @@ ENTRIES: dict[str, Objective] = {
         metrics=ORDERED,
         certainty="reconstructed",
         recipe=MethodRecipe(
-            "SePPO (arXiv 2410.05255) for text: a winner from the data against a sample of the reference.",
-            base="pairs",
-            options={"beta": 0.1},
+            "SePPO (arXiv 2410.05255) for text: demonstrations against samples of a random earlier version "
+            "of the policy, which is also the reference.",
+            base="experts",
+            options={"beta": 0.1, "singletons": "drop"},
             shown=("doubt",),
-            missing="the reference that is a random earlier checkpoint, and its samples at each step. Here "
-            "the reference is the start, and the pairs are made before.",
-            required="policy.model and data.store. Rewards aren't used. The rejected response of each line "
-            "is one that the reference gave (agro sample --model REFERENCE), whatever its quality.",
+            settings={
+                "sampler.n": 2,
+                "data.experts_win": True,
+                "policy.reference": "sampler",
+                "source.sync_every": 10,
+                "source.sync_from": 4,
+            },
+            notes={
+                "singletons": "prompts without an expert's response have no pair; they are counted",
+                "data.experts_win": "a pair of each expert's response and each sample to its prompt",
+                "policy.reference": "the version that samples",
+                "source.sync_every": "optimizer steps between two versions that are kept",
+                "source.sync_from": "the last versions, of which one is drawn at random at each of these",
+            },
+            required='policy.model, data.prompts, and data.store with records of role "expert" to the same '
+            "prompts. The reward is measured, and not trained on.",
         ),
     ),
     "vipo": preset(

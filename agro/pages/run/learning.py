@@ -26,6 +26,7 @@ REFERENCES = {
     "model": "another model",
     "ema": "a moving average of the policy's weights, so KL doesn't add up over the run",
     "periodic": "a copy of the policy that is renewed regularly, so KL doesn't add up over the run",
+    "sampler": "the earlier weights that sample, so KL doesn't add up over the run",
 }
 
 

@@ -18,6 +18,14 @@ from agro.runs.metrics import METRICS
 from agro.runs.rundata import RunData, Values
 from agro.store import Draw
 
+# Of what learns or lags beside the policy, where a run has it.
+MECHANISMS = {
+    "sampler_version": "Version of the sampler",
+    "learned_auc": "AUC of the learned reward",
+    "aggregate_kl": "KL of responses together",
+    "draft_accepted": "Draft tokens accepted",
+}
+
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
     """What the template's section about the training data shows."""
@@ -108,6 +116,9 @@ def _panels(run: RunData, experience: RunExperience) -> list[Panel]:
         panels.append(panel(run, "Groups asked again", again, caption("asked_again"), Look("groups")))
     if run.total("staleness_max"):
         panels.append(panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps))
+    for metric, title in MECHANISMS.items():
+        look = Look(METRICS[metric].unit)
+        panels.append(panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look))
     return present(panels)
 
 

@@ -44,6 +44,7 @@ REQUIREMENTS = (
     Requirement("sampler.skip_layers", "skips_layers", "sample with all layers"),
     Requirement("sampler.draft", "drafts", "give the draft model to the server (vLLM: --speculative-config)"),
     Requirement("source.sync_every", "shares_weights", "sample with the newest weights", unset=(1,)),
+    Requirement("source.sync_from", "shares_weights", "sample with the newest weights", unset=(1,)),
     Requirement("source.kind", "serves_collectors", 'use source.kind = "inline"', unset=("inline",)),
 )
 

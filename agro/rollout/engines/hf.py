@@ -128,9 +128,9 @@ class HF:
                 f"objective with ratios on truncated samples), got {sampler.draft!r}; leave it out, or the "
                 "truncation"
             )
-        return DraftDecoder(self.policy, self._draft(sampler.draft), waiting, sampler, seed)
+        return DraftDecoder(self.policy, self.draft(sampler.draft), waiting, sampler, seed)
 
-    def _draft(self, name: str) -> Policy:
+    def draft(self, name: str) -> Policy:
         """The draft model, loaded the first time. Raises `Refused` for another vocabulary."""
         if name not in self._drafts:
             policy = self.policy

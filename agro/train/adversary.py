@@ -1,0 +1,155 @@
+"""A source whose fresh responses get a reward that is learned while training (`reward.learned`).
+
+After it has sampled, a discriminator is fitted to the run's newest responses against demonstrations, and
+scores them. So imitation needs no reward, and the policy can't go on with a text that fools an old fit. The
+value of [reward] is measured beside it, on held-out responses alone: where the two part, the learned one is
+exploited.
+
+The last fit and the ids of the newest responses are in checkpoints, as the state of a monitor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.models.encoding import InvalidSample
+from agro.models.policy import Policy
+from agro.rewards.discriminator import Discriminator, Fit, Pool
+from agro.rollout import CollectResult
+from agro.store import Store
+from agro.train.abilities import SourceCapability
+from agro.train.collate import staleness
+from agro.train.learner import Learner
+from agro.train.monitors import Monitor
+from agro.train.phases import derive
+from agro.train.source import FillRequest, InlineSource, Source
+from agro.train.stored_tensors import from_text, to_text
+from agro.types import Sample
+
+HELD_OUT = 5  # of as many prompts one isn't fitted to: the discriminator is measured on it
+
+
+class AdversarialSource(Monitor):
+    """Scores what another source samples by a discriminator, which it fits every so often."""
+
+    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
+    name = "adversary"
+
+    def __init__(self, sampler: Source, policy: Policy, store: Store, config: RunConfig) -> None:
+        assert config.reward.learned is not None
+        self.sampler, self.policy, self.store, self.config = sampler, policy, store, config
+        self.learned = config.reward.learned
+        self.discriminator: Discriminator | None = None
+        self.fitted = -1  # the version of the weights at the last fit
+        self.newest: list[int] = []  # ids
+        self.experts: dict[str, list[Sample]] = {}  # by prompt_id
+
+    def publish(self, learner: Learner) -> None:
+        self.sampler.publish(learner)
+        self.version = learner.version
+
+    def fill(self, wanted: FillRequest) -> CollectResult:
+        """The inner source's, with learned rewards."""
+        filled = self.sampler.fill(wanted)
+        self.newest = [*self.newest, *filled.ids][-self.learned.newest :]
+        is_due = self.fitted < 0 or self.version - self.fitted >= self.learned.every
+        every_one = is_due or self.config.data.draws_stored
+        ids = sorted({*self.newest, *filled.ids}) if every_one else filled.ids
+        samples = list(self.store.samples(ids=ids, skip_damaged=True))
+        experts = self._experts_of(samples)
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(s.prompt_id for s in samples))}
+        own = Pool.of(self.policy, samples, self.learned.layer, numbers)
+        theirs = Pool.of(self.policy, experts, self.learned.layer, numbers)
+        held_out = torch.tensor([is_held_out(name) for name in numbers], device=own.prompts.device)
+        if not (torch.isin(own.prompts, theirs.prompts) & ~held_out[own.prompts]).any():
+            held_out[:] = False  # it is fitted to all, and not measured
+        if is_due:
+            self._fit(samples, own, theirs, held_out)
+        assert self.discriminator is not None
+        values = self.discriminator.values(own.states).tolist()
+        self.store.set_rewards(self._scored(s, value) for s, value in zip(samples, values, strict=True))
+        auc = self.discriminator.auc(own.select(held_out[own.prompts]), theirs)
+        return replace(filled, measured={**filled.measured, "learned_auc": auc})
+
+    def state(self) -> Any:
+        if self.discriminator is None:
+            return None
+        tensors = to_text(self.discriminator.tensors())
+        return {"fitted": self.fitted, "newest": self.newest, "tensors": tensors}
+
+    def restore(self, state: Any) -> None:
+        self.fitted, self.newest = state["fitted"], state["newest"]
+        self.discriminator = Discriminator.load(from_text(state["tensors"])).to(self.policy.device)
+
+    def _experts_of(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The encoded demonstrations to the prompts of these samples. Raises `Refused` without any."""
+        experts = []
+        for prompt_id in dict.fromkeys(sample.prompt_id for sample in samples):
+            if prompt_id not in self.experts:
+                self.experts[prompt_id] = list(self._encoded(prompt_id))
+            experts += self.experts[prompt_id]
+        if not experts:
+            raise Refused(
+                "reward.learned: expected demonstrations, which are stored responses of role expert, to the "
+                f"prompts of this step, but {self.store.path} has none to any of {len(samples)} responses "
+                f"(for one: prompt {samples[0].prompt_id}). What to do: import some for data.prompts (agro "
+                "import FILE --store STORE, with a column role), and set data.store"
+            )
+        return experts
+
+    def _encoded(self, prompt_id: str) -> list[Sample]:
+        encoded = []
+        for sample in self.store.samples(prompt_id=prompt_id, roles=("expert",), skip_damaged=True):
+            try:
+                encoded.append(self.policy.encode(sample, self.config.train.max_length))
+            except InvalidSample:  # too long, or not of this tokenizer's characters
+                continue
+        return encoded
+
+    def _fit(self, samples: Sequence[Sample], own: Pool, experts: Pool, held_out: Tensor) -> None:
+        """Fit to the responses to prompts that have a demonstration and aren't held out."""
+        rows = torch.isin(own.prompts, experts.prompts) & ~held_out[own.prompts]
+        if self.discriminator is None:
+            seed = derive(self.config.train.seed, "discriminator")
+            self.discriminator = Discriminator(own.states.shape[1], seed)
+        options = self.learned
+        seed = derive(self.config.train.seed, "fit", self.version)
+        fit = Fit(options.loss, options.penalty, options.slope, options.steps, seed)
+        self.discriminator.fit(own.select(rows), self._weights(samples)[rows.cpu()], experts, fit)
+        self.fitted = self.version
+
+    def _weights(self, samples: Sequence[Sample]) -> Tensor:
+        """[N] as replay weighs its draws: with data.order = "age_weighted" by (1 − age_decay)^staleness.
+
+        So it is the mixture of policies of AILBoost (arXiv 2404.08513) that is compared with the experts.
+        """
+        data = self.config.data
+        decay = data.age_decay if data.order == "age_weighted" else 0.0
+        ages = [staleness(sample, self.version) for sample in samples]
+        return (1 - decay) ** torch.tensor(ages, dtype=torch.float64)  # the run's own: all are known
+
+    def _scored(self, sample: Sample, value: float) -> tuple[int, float | None, dict[str, Any]]:
+        """What the store is told of a sample: the reward, and its parts, of which [reward] is one."""
+        assert sample.id is not None
+        title = self.config.reward.title
+        parts = dict(sample.meta.get("reward_parts") or {})
+        own = parts[title] if "learned" in parts else sample.reward
+        parts |= {title: own, "learned": value}
+        reward = self.learned.weight * value
+        if not self.learned.own:
+            return sample.id, reward, {"reward_parts": parts}
+        if own is None:
+            return sample.id, None, {"reward_parts": parts, "reward_error": f"{title}: no reward"}
+        return sample.id, reward + self.learned.own * own, {"reward_parts": parts}
+
+
+def is_held_out(prompt_id: str) -> bool:
+    """Whether a discriminator is measured on a prompt, and not fitted to it."""
+    return derive("learned reward", prompt_id) % HELD_OUT == 0

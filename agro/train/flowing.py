@@ -1,0 +1,134 @@
+"""A source whose fresh responses get token rewards of a flow, fitted while training (`reward.flow`).
+
+RLFR (arXiv 2510.10201) as its paper has it: the flow of `agro.rewards.flow` is fitted anew every so often to
+the hidden states of trusted responses, which change as the policy learns. A response has its token rewards
+from the moment that it is in the store. Before the first fit, while no response is trusted, it has none.
+
+The last fit and the ids of the newest responses are in checkpoints, as the state of a monitor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from agro.config import FlowConfig, SamplerConfig
+from agro.models.policy import Policy
+from agro.rewards.flow import ROWS, FlowReward
+from agro.rollout import CollectResult, Rollout
+from agro.train.abilities import SourceCapability
+from agro.train.collate import total_reward
+from agro.train.learner import Learner
+from agro.train.monitors import Monitor
+from agro.train.phases import derive
+from agro.train.source import FillRequest, InlineSource
+from agro.train.stored_tensors import from_text, to_text
+from agro.types import Prompt, Sample
+
+
+class FlowRollout(Rollout):
+    """Samples as another rollout does, with token rewards where there is a flow."""
+
+    flow: FlowReward | None = None
+
+    def __init__(self, rollout: Rollout, config: FlowConfig) -> None:
+        super().__init__(rollout.encoder, rollout.engine, source=rollout.source)
+        self.config = config
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        options: SamplerConfig,
+        *,
+        seed: int = 0,
+        numbers: Sequence[int] | None = None,
+        skip: Collection[int] = (),
+    ) -> Iterator[Sample]:
+        """See `Rollout.sample`; as many responses at once as the flow reads at once."""
+        sampled = super().sample(prompts, n, options, seed=seed, numbers=numbers, skip=skip)
+        if self.flow is None:
+            return sampled
+        return self._rewarded(self.flow, sampled)
+
+    def _rewarded(self, flow: FlowReward, sampled: Iterator[Sample]) -> Iterator[Sample]:
+        while some := list(itertools.islice(sampled, ROWS)):
+            yield from flow.reward(some, coef=self.config.coef, threshold=self.config.threshold)
+
+
+class FlowSource(Monitor):
+    """Samples in this process, step by step, and fits the flow that rewards tokens."""
+
+    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
+    name = "flow"
+
+    def __init__(self, sampler: InlineSource, policy: Policy) -> None:
+        assert sampler.config.reward.flow is not None
+        self.flow = sampler.config.reward.flow
+        self.rollout = FlowRollout(sampler.rollout, self.flow)
+        self.sampler, self.policy = replace(sampler, rollout=self.rollout), policy
+        self.fitted = -1  # the version of the weights at the last fit
+        self.newest: list[int] = []  # ids
+
+    def publish(self, learner: Learner) -> None:
+        """Fit the flow to what is trusted, where the last fit is `reward.flow.every` optimizer steps old."""
+        self.sampler.publish(learner)
+        if self.fitted >= 0 and learner.version - self.fitted < self.flow.every:
+            return
+        trusted = self._trusted()
+        if not trusted:
+            return
+        seed = derive(self.sampler.config.train.seed, "flow", learner.version)
+        options = self.flow
+        self.rollout.flow = FlowReward.fit(
+            self.policy, trusted, layer=options.layer, steps=options.steps, seed=seed
+        )
+        self.fitted = learner.version
+
+    def fill(self, wanted: FillRequest) -> CollectResult:
+        filled = self.sampler.fill(wanted)
+        self.newest = [*self.newest, *filled.ids][-self.flow.newest :]
+        auc = ranking(list(self.sampler.store.samples(ids=filled.ids, skip_damaged=True)))
+        return replace(filled, measured={**filled.measured, "learned_auc": auc})
+
+    def state(self) -> Any:
+        flow = None if self.rollout.flow is None else to_text(self.rollout.flow.tensors())
+        return {"fitted": self.fitted, "newest": self.newest, "tensors": flow}
+
+    def restore(self, state: Any) -> None:
+        self.fitted, self.newest = state["fitted"], state["newest"]
+        if state["tensors"] is not None:
+            tensors = from_text(state["tensors"])
+            self.rollout.flow = FlowReward.load(self.policy, self.flow.layer, tensors)
+
+    def _trusted(self) -> list[Sample]:
+        """The newest responses of the run with a reward of `min_reward`, and experts' of the store."""
+        store = self.sampler.store
+        own = store.samples(ids=self.newest, skip_damaged=True)
+        trusted = [s for s in own if s.reward is not None and s.reward >= self.flow.min_reward]
+        experts = store.samples(roles=("expert",), skip_damaged=True)
+        return [*trusted, *itertools.islice(experts, self.flow.newest)]
+
+
+def ranking(samples: Sequence[Sample]) -> float | None:
+    """How often, of two responses to one prompt with unequal rewards, the better one has more token reward.
+
+    Equal token rewards count as ½. None where there are no such two.
+    """
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for sample in samples:
+        if sample.token_reward is not None and sample.reward is not None:
+            of_tokens = total_reward(sample) - sample.reward
+            groups[sample.prompt_id].append((sample.reward, of_tokens))
+    wins = [
+        float(np.sign(low[1] - high[1]) * np.sign(low[0] - high[0])) / 2 + 0.5
+        for group in groups.values()
+        for low, high in itertools.combinations(group, 2)
+        if low[0] != high[0]
+    ]
+    return float(np.mean(wins)) if wins else None

@@ -1,0 +1,130 @@
+"""A source whose sampler is trained to write what the newest responses have too little of (`source.props`).
+
+PROPS (arXiv 2311.08290): before each step the sampler φ begins as the policy π and is trained on the newest
+responses, whoever wrote them, by the objective `props`, which makes each less probable until its ratio to π
+is below 1 − ε. What was written too often for π loses most. So the responses of several steps together are
+nearer to samples of π than as many independent ones, and a step may draw all of them (`data.replay`).
+
+Samples record the log-probs of φ. φ is a function of π and of these responses, whose ids are in checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from agro.models.policy import Policy
+from agro.models.reference import duplicate
+from agro.objectives import get
+from agro.objectives.reduce import Groups
+from agro.rollout import CollectResult
+from agro.rollout.rollout import Rollout, embedded
+from agro.train.abilities import SourceCapability
+from agro.train.collate import collate
+from agro.train.learner import Learner, Local
+from agro.train.monitors import Monitor
+from agro.train.source import FillRequest, InlineSource
+from agro.types import Batch, Sample
+
+
+class PropsSource(Monitor):
+    """Samples in this process with a copy of the policy that is trained before each step."""
+
+    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can - {"samples_current_weights"}
+    name = "props"
+
+    def __init__(self, current: InlineSource, policy: Policy, say: Callable[[str], None]) -> None:
+        """`current`: the source of the policy itself, whose engine monitors use."""
+        config, rollout = current.config, current.rollout
+        assert config.source.props is not None
+        self.current, self.policy, self.props = current, policy, config.source.props
+        self.proposal = duplicate(policy)
+        engine = embedded(self.proposal, -1, fused=config.engine.fused)
+        sampler = Rollout(rollout.encoder, engine, rollout.environment, rollout.max_turns, rollout.source)
+        sampler.marks = {"adapted": self.name}
+        self.adapted = replace(current, rollout=sampler, weights=None)
+        self.learner = Local(self.proposal, None, say)
+        self.newest: list[int] = []  # ids
+        self.measured: dict[str, float | None] = {}
+
+    def publish(self, learner: Learner) -> None:
+        """Train the sampler anew where the policy has moved."""
+        self.current.publish(learner)
+        engine = self.adapted.rollout.engine
+        if engine.version == learner.version:
+            return
+        self._begin_at_policy()
+        samples = list(self.current.store.samples(ids=self.newest, skip_damaged=True))
+        self.measured = {"aggregate_kl": None, "proposal_kl": None}
+        if samples:
+            batch = collate(samples, learner.version)
+            batch = batch.replace(ref_logp=learner.logp(batch))
+            self.measured = {
+                "aggregate_kl": aggregate_kl(samples, batch),
+                "proposal_kl": self._train(batch),
+            }
+        engine.version = learner.version
+
+    def fill(self, wanted: FillRequest) -> CollectResult:
+        filled = self.adapted.fill(wanted)
+        self.newest = [*self.newest, *filled.ids][-self.props.newest :]
+        return replace(filled, measured={**filled.measured, **self.measured})
+
+    def state(self) -> Any:
+        return {"newest": self.newest}
+
+    def restore(self, state: Any) -> None:
+        self.newest = state["newest"]
+
+    @torch.no_grad()
+    def _begin_at_policy(self) -> None:
+        live = self.policy.weights()
+        for name, weight in self.proposal.weights().items():
+            weight.copy_(live[name])
+
+    def _train(self, batch: Batch) -> float:
+        """Train the sampler on the batch; returns how far it went, in nats a token."""
+        config = self.current.config
+        changes = {"lr": self.props.lr, "weights_average": None, "offload": (), "optimizer": "adamw"}
+        train = config.train.model_copy(update=changes)
+        self.learner.enter(config.model_copy(update={"train": train}), began=None, resumed=None)
+        options = get("props").resolve("props", {"clip": self.props.clip})
+        check = self.current.activity.check
+        kl = 0.0
+        for _ in range(self.props.updates):
+            step = self.learner.gradient(batch, "props", options, check)
+            kl = distance(step.streams["logp"], batch)
+            if kl > self.props.target_kl:
+                break
+            self.learner.move(self.props.lr)
+        self.proposal.zero_grad()
+        return kl
+
+
+def distance(logp: torch.Tensor, batch: Batch) -> float:
+    """Mean over tokens of w − 1 − log w, w = φ/π: KL(π ‖ φ) on samples of π, in nats a token."""
+    assert batch.ref_logp is not None
+    log_w = (logp - batch.ref_logp.to(logp.device))[batch.mask.to(logp.device)]
+    return float((log_w.exp() - 1 - log_w).mean())
+
+
+def aggregate_kl(samples: Sequence[Sample], batch: Batch) -> float:
+    """KL(p̂ ‖ π) of responses together, in nats: p̂ is a response's share of those to its prompt.
+
+    The mean over responses of log p̂ − log π. Of n independent samples of π among K responses it is about
+    (K − 1)/2n. Where hardly any response is there twice it says nothing.
+    """
+    assert batch.ref_logp is not None
+    texts = [(s.prompt_id, tuple(s.tokens.tolist())) for s in samples if s.tokens is not None]
+    count, of_prompt = Counter(texts), Counter(prompt for prompt, _ in texts)
+    logp_N = Groups.of(batch).sum_tokens(batch.ref_logp)
+    differences = [
+        math.log(count[text] / of_prompt[text[0]]) - float(logp)
+        for text, logp in zip(texts, logp_N, strict=True)
+    ]
+    return math.fsum(differences) / len(differences)

@@ -1,0 +1,288 @@
+"""What learns beside the policy changes: rivals from earlier versions, rewards, samplers and drafts.
+
+Forty prompts of two digits, and a model of some thousand parameters. A right response is the last digit, or
+where the reward is learned a single even digit, which is what all demonstrations are then. Runs on
+demonstrations alone measure whether responses are right, and don't train on it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from agro import Trainer
+from agro.config import NewModel, PolicyConfig, RunConfig
+from agro.models.policy import Policy
+from agro.store import Store
+from agro.types import Sample
+from reproductions.systems.row import Row
+
+DIGITS = "0123456789"
+MODEL = {"alphabet": DIGITS + ">", "heads": 2, "context": 8, "initializer_range": 0.2, "layers": 1}
+OFF = 1e-12  # a learning rate at which nothing moves
+Steps = list[dict[str, Any]]
+
+
+def even(completions: list[str], **_: Any) -> list[float]:
+    """Whether a response is a single even digit."""
+    return [float(text in {"0", "2", "4", "6", "8"}) for text in completions]
+
+
+def run(folder: Path, steps: int, *, demonstrations: str = "", **changes: Any) -> tuple[Steps, Path]:
+    """The steps of a run, and its folder. `demonstrations`: "copied" or "even"; else there is no store.
+
+    `changes`: dotted keys with __ for the dot.
+    """
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    prompts = [(f"{i:02d}>", str(i % 10)) for i in range(40)]
+    lines = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in prompts]
+    (folder / "prompts.jsonl").write_text("".join(lines))
+    values: dict[str, Any] = {
+        "policy": {"new": MODEL | {"hidden": 32}},
+        "data": {"prompts": str(folder / "prompts.jsonl")},
+        "sampler": {"n": 4, "max_new": 3},
+        "reward": {"name": "exact"},
+        "objective": {"name": "agro", "beta": 0.05},
+        "train": {"steps": steps, "groups": 10, "micro_batch": 256, "lr": 1e-2, "clip": 20.0},
+    }
+    if demonstrations:
+        values["data"]["store"] = str(folder / "experts.db")
+        with Store.open(folder / "experts.db") as store:
+            store.append(
+                Sample(prompt, answer if demonstrations == "copied" else f"{i * 7 % 5 * 2}", role="expert")
+                for i, (prompt, answer) in enumerate(prompts)
+            )
+    for key, value in changes.items():
+        *sections, last = key.split("__")
+        at = values
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    torch.set_num_threads(1)
+    out = Trainer(RunConfig.of(values), folder / "run").run()
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["step"]], out
+
+
+def column(steps: Steps, name: str, part: str = "") -> list[float]:
+    """The known values of a metric, or of a part of the reward."""
+    values = [(row["reward_parts"] or {}).get(part) if part else row[name] for row in steps]
+    return [value for value in values if value is not None]
+
+
+def mean(values: list[float]) -> float:
+    return float(np.mean(values))
+
+
+def rows(folder: Path) -> list[Row]:
+    return [
+        *rivals(folder),
+        *imitation(folder),
+        *off_policy_imitation(folder),
+        *hacking(folder),
+        *flow(folder),
+        *props(folder),
+        *draft(folder),
+        *residual(folder),
+    ]
+
+
+def rivals(folder: Path) -> list[Row]:
+    """References and samplers that are earlier versions."""
+    steps, _ = run(
+        folder,
+        120,
+        demonstrations="copied",
+        policy__reference="sampler",
+        data__experts=1,
+        data__experts_win=True,
+        sampler__n=2,
+        source={"sync_every": 5, "sync_from": 4},
+        objective={"name": "seppo", "beta": 0.1, "singletons": "drop"},
+    )
+    behind = [row["version"] - 1 - row["sampler_version"] for row in steps[20:]]
+    mixed = {"name": "mixed", "train": {"steps": 6}, "data": {"replay": 0.4, "max_age": 4}}
+    phases, _ = run(
+        folder,
+        6,
+        policy__reference="phase",
+        objective={"name": "remix", "beta": 0.001, "base_share": 1.0},
+        phases=[mixed, {"name": "reincarnated", "train": {"steps": 2}}],
+    )
+    setting = 'policy.reference = "sampler", source.sync_from = 4'
+    return [
+        Row("SePPO", setting, "most optimizer steps that the rival is behind", max(behind), 10, "at least"),
+        Row("SePPO", setting, "fewest", min(behind), 4, "at most"),
+        Row(
+            "SePPO",
+            "recipe seppo",
+            "right responses at the end, from demonstrations alone (from .02)",
+            mean(column(steps, "reward_mean")[-10:]),
+            0.3,
+            "at least",
+        ),
+        Row("ReMix", "recipe remix", "KL to the reference after reincarnation", *reborn(phases)),
+    ]
+
+
+def reborn(steps: Steps) -> tuple[float, float, Any]:
+    """|KL| of the first step of the second phase, less than a tenth of that of the last step before."""
+    before, after = steps[5]["eval_kl_ref"], steps[6]["eval_kl_ref"]
+    if before is None or after is None:
+        before, after = steps[5]["kl_ref"], steps[6]["kl_ref"]
+    return abs(after), abs(before) / 10, "at most"
+
+
+def own_part() -> str:
+    return f"{Path(__file__)}:even"
+
+
+def imitating(folder: Path, count: int, learned: dict[str, Any], **changes: Any) -> Steps:
+    """A run whose reward is learned from demonstrations; the share of even digits is measured."""
+    reward = {"name": own_part(), "learned": {"steps": 20, **learned}}
+    return run(folder, count, demonstrations="even", reward=reward, **changes)[0]
+
+
+def share(name: str, mechanism: str, steps: Steps, bound: float) -> Row:
+    end = mean(column(steps, "", own_part())[-5:])
+    text = "even digits among responses at the end, as all demonstrations are (from .08)"
+    return Row(name, mechanism, text, end, bound, "at least")
+
+
+def imitation(folder: Path) -> list[Row]:
+    """The reward of demonstrations, by two losses."""
+    inverse = imitating(folder, 40, {})
+    pairs = imitating(folder, 40, {"loss": "pairs", "penalty": 0.0}, objective={"name": "grpo"})
+    name = "inverse RL from demonstrations"
+    auc = column(inverse, "learned_auc")
+    text = "AUC of the discriminator on prompts that it wasn't fitted to, first ten steps"
+    return [
+        Row(name, "reward.learned", text, mean(auc[:10]), 0.7, "at least"),
+        share(name, "recipe inverse_rl", inverse, 0.5),
+        share("GAD", "recipe gad", pairs, 0.35),
+    ]
+
+
+def off_policy_imitation(folder: Path) -> list[Row]:
+    """A bounded slope, and age weights, with half of each step replayed."""
+    replay = {"data__replay": 0.5, "data__roles": ["policy"]}
+    objective = {"name": "agro", "beta": 0.05, "weight": "reference"}
+    spread = {}
+    for penalty in (0.0, 10.0):
+        learned = {"penalty": penalty, "newest": 320}
+        steps = imitating(folder, 40, learned, data__max_age=8, objective=objective, **replay)
+        spread[penalty] = mean([row["reward_std"] for row in steps[-10:]])
+    boosted = imitating(
+        folder,
+        40,
+        {"newest": 1000},
+        data__order="age_weighted",
+        data__age_decay=0.05,
+        objective=objective,
+        **replay,
+    )
+    name, text = "Lipschitz imitation", "spread of the learned reward, times that without the penalty"
+    return [
+        Row(name, "reward.learned.penalty = 10", text, spread[10.0] / spread[0.0], 0.5, "at most"),
+        share(name, "recipe gail", steps, 0.3),
+        share("AILBoost", "recipe ailboost", boosted, 0.3),
+    ]
+
+
+def hacking(folder: Path) -> list[Row]:
+    """A discriminator that is fitted once, against one that goes on."""
+    once = imitating(folder, 40, {"every": 10_000, "steps": 200, "penalty": 0.0})
+    learned, own = column(once, "", "learned"), column(once, "", own_part())
+    name, setting = "inverse RL from demonstrations", "reward.learned.every above the steps: fitted once"
+    return [
+        Row(name, setting, "rise of the learned reward", mean(learned[-5:]) - learned[0], 5, "at least"),
+        Row(name, setting, "rise of the independent one", mean(own[-5:]) - mean(own[:2]), 0.25, "at most"),
+    ]
+
+
+def flow(folder: Path) -> list[Row]:
+    """Token rewards of fresh responses."""
+    steps, out = run(
+        folder,
+        30,
+        demonstrations="copied",
+        sampler__n=8,
+        reward__flow={"min_reward": 1.0, "coef": 0.1, "every": 10, "steps": 100},
+        objective={"name": "prefix_consistency", "beta": 0.05},
+    )
+    with Store.open(out.parent / "experts.db", read_only=True) as store:
+        tokens = [s.token_reward for s in store.samples(roles=("policy",))]
+    rewarded = mean([float(t is not None and np.nanmax(np.abs(t)) > 0) for t in tokens])
+    auc = mean(column(steps, "learned_auc"))
+    text = "share of fresh responses with token rewards"
+    return [
+        Row("RLFR", "reward.flow", text, rewarded, 0.9, "at least"),
+        Row("RLFR", "recipe rlfr", "AUC of token rewards for right responses", auc, 0.5, "at least"),
+    ]
+
+
+def props(folder: Path) -> list[Row]:
+    """Responses together against as many independent ones, of a policy that stays as it is."""
+    kl = {}
+    for name, lr in (("independent", OFF), ("adapted", 1e-3)):
+        proposal = {"lr": lr, "newest": 10_000}
+        steps, _ = run(folder, 40, source__props=proposal, sampler__max_new=1, train__lr=OFF)
+        kl[name] = column(steps, "aggregate_kl")
+    text = "KL of 40 responses to each prompt, together, from the policy, times that of independent ones"
+    ratio = mean(kl["adapted"][-4:]) / mean(kl["independent"][-4:])
+    fall = kl["adapted"][-1] / kl["adapted"][0]
+    return [
+        Row("PROPS", "source.props", text, ratio, 0.85, "at most"),
+        Row("PROPS", "recipe adaptive_sampling", "that KL, times the first", fall, 0.3, "at most"),
+    ]
+
+
+def draft(folder: Path) -> list[Row]:
+    """What is accepted of a draft's tokens, while the policy moves."""
+    new = NewModel(**MODEL, hidden=16)
+    Policy.load(PolicyConfig(new=new), seed=5).save(folder / "draft")
+    accepted = {}
+    for every in (None, 1):
+        sampler = {"n": 4, "max_new": 3, "draft": str(folder / "draft"), "draft_tokens": 2, "draft_lr": 1e-2}
+        steps, _ = run(folder, 30, sampler=sampler | {"draft_every": every})
+        accepted[every] = column(steps, "draft_accepted")
+    name, setting = "Mixture of Attentions", "sampler.draft_every = 1"
+    ratio = mean(accepted[1][-5:]) / mean(accepted[None][-5:])
+    rise = mean(accepted[1][-5:]) - mean(accepted[1][:2])
+    return [
+        Row(name, setting, "accepted tokens at the end, times a fixed draft's", ratio, 1.5, "at least"),
+        Row(name, "recipe trained_draft", "rise of the accepted share in a run", rise, 0.1, "at least"),
+    ]
+
+
+def residual(folder: Path) -> list[Row]:
+    """A frozen model with an adapter, half of each step from demonstrations with rewards."""
+    Policy.load(PolicyConfig(new=NewModel(**MODEL, hidden=32)), seed=1).save(folder / "base")
+    with Store.open(folder / "log.db") as store:
+        store.append(
+            Sample(f"{i:02d}>", text, reward=float(text == str(i % 10)), source="log")
+            for i in range(40)
+            for text in (str(i % 10), str((i + 1) % 10))
+        )
+    steps, out = run(
+        folder,
+        10,
+        policy={"model": str(folder / "base"), "lora": {"rank": 4}},
+        data__store=str(folder / "log.db"),
+        data__replay={"log": 0.5},
+        objective={"name": "agro", "beta": 0.05, "weight": "reference"},
+    )
+    with safe_open(out / "checkpoints" / "step-00000010" / "model.safetensors", framework="pt") as file:
+        names = list(file.keys())
+    trained = mean([float("lora_" in tensor) for tensor in names])
+    replayed, name = mean(column(steps, "replay_share")), "residual RL"
+    return [
+        Row(name, "policy.lora", "share of the trained tensors in the adapter", trained, 1, "at least"),
+        Row(name, "recipe residual", "share of stored groups in a step", replayed, 0.45, "at least"),
+    ]
