@@ -157,7 +157,9 @@ def eval_(
             scorer.close()
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(record, ensure_ascii=False) for record in result.by_prompt())
+        scored_by = _reward(reward, options(option), ran).model_dump(include={"name", "options"})
+        records = ({**record, "scored_by": scored_by} for record in result.by_prompt())
+        lines = (json.dumps(record, ensure_ascii=False) for record in records)
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     measured = result.to_json(_passing_reward(pass_at, ran, scorer, rollout.environment))
     report = {"model": model, "prompts": len(loaded), "n": n, "temperature": temperature, **measured}

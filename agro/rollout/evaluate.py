@@ -9,15 +9,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.config import SamplerConfig
-from agro.rewards import Reward
-from agro.rollout import Rollout
 from agro.types import Prompt, Sample
+
+if TYPE_CHECKING:
+    from agro.config import SamplerConfig
+    from agro.rewards import Reward
+    from agro.rollout.rollout import Rollout
 
 __all__ = ["Heldout", "heldout", "pass_at_k"]
 

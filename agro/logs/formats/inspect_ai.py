@@ -28,7 +28,7 @@ from agro.logs.fields import (
     text,
     total,
 )
-from agro.logs.protocol import Context, Format, Item, Row, line_of
+from agro.logs.protocol import Context, Format, Item, Row, ScoredDocument, line_of
 from agro.logs.record_files import Archive
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
@@ -183,6 +183,19 @@ def _number(value: Any, name: str) -> float | None:
         raise Refused(f"{name}: expected a number, C, I, P, N, yes or no, got {value!r:.80}") from None
 
 
+def _scored(row: Row) -> ScoredDocument:
+    """Scores by scorer, or by "SCORER.NAME" of one that gives several."""
+    run = entry(row["eval"], "eval")
+    scores: dict[str, float | None] = {}
+    for name, score in entry(row.get("scores"), "scores").items():
+        value = _value(entry(score, f"scores.{name}"))
+        parts = {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
+        scores |= {key: _number(x, f"scores.{key}") for key, x in parts.items()}
+    document = _resolved(row["input"], row.get("attachments") or {})
+    text_of = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)
+    return ScoredDocument(str(run.get("task") or ""), str(row["id"]), text_of, text_of, scores)
+
+
 _MONOLITH = re.compile(r"samples/[^/]+\.json")
 _SHELL = re.compile(r"(samples/.+)/sample\.json")
 _PART = re.compile(r"(samples/.+)/(\d+)\.json")
@@ -297,6 +310,7 @@ FORMATS = (
         opens=_opens,
         records=_records,
         weighs=True,
+        scored=_scored,
         chooses="scorer",
     ),
 )
