@@ -89,6 +89,7 @@ WORTH: Mapping[str, float | None] = {
     **dict.fromkeys(("neutral", "partial", "partially correct", "mixed", "ok", "okay", "tie"), 0.5),
     **dict.fromkeys(("unclear", "unknown", "skip", "skipped", "none", "unsure", "keine", "-"), None),
 }
+JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
 TIES = (
     "tie",
     "both",
@@ -175,6 +176,7 @@ class Proposal:
     mapping: Mapping[str, str] = field(default_factory=dict)
     rewards: tuple[str, ...] = ()
     reward_map: Mapping[str, float | None] = field(default_factory=dict)
+    undefined: Column | None = None  # may be the reward, but nobody knows what its words are worth
     reasons: tuple[str, ...] = ()
     tried: str = ""
 
@@ -190,20 +192,24 @@ class Proposal:
         return options
 
     def command(self, store: str = "STORE.db") -> str:
-        """The full command."""
+        """The full command; of words whose worth is unknown with NUMBER in its place."""
         parts = ["agro", "import", str(self.path), "--store", store]
         for name, column in self.mapping.items():
             parts += ["--map", f"{name}={column}"]
         for name in self.rewards:
             parts += ["--reward", name]
-        if self.reward_map:
-            worth = (f"{word}={'null' if x is None else f'{x:g}'}" for word, x in self.reward_map.items())
+        worth = [f"{word}={'null' if x is None else f'{x:g}'}" for word, x in self.reward_map.items()]
+        if self.undefined is not None:
+            parts += ["--map", f"reward={self.undefined.path}"]
+            worth = [f"{word}=NUMBER" for word in self.undefined.distinct[:FEW]]
+        if worth:
             parts += ["--reward-map", ",".join(worth)]
         return " ".join(map(shlex.quote, parts))
 
     def to_json(self, store: str = "STORE.db") -> dict[str, Any]:
         return {
             "command": self.command(store) if self else None,
+            "undefined": None if self.undefined is None else self.undefined.distinct,
             "columns": [column.about() for column in self.columns],
             "reasons": self.reasons,
             "tried": self.tried,
@@ -237,7 +243,7 @@ def propose(path: Path) -> Proposal | None:
 def _is_judged(proposal: Proposal) -> bool:
     """Whether it has rewards or pairs, or would have with --reward-map."""
     has_judgments = proposal.rewards or not {"reward", "chosen"}.isdisjoint(proposal.mapping)
-    return bool(has_judgments) or any("--reward-map" in reason for reason in proposal.reasons)
+    return bool(has_judgments) or proposal.undefined is not None
 
 
 def _tried(path: Path, options: Options) -> ImportReport | None:
@@ -291,21 +297,38 @@ def _are_objects(value: Any) -> bool:
 
 def _guesses(path: Path, columns: Sequence[Column], known: ImportReport | None) -> Iterator[Proposal]:
     """Proposals, the likeliest first."""
-    reward, words, reasons = _reward(columns)
-    rewards = {} if reward is None else {"reward": reward.path}
+    reward, undefined = _reward(columns)
+    words = {} if reward is None else _worth(reward) or {}
+    reasons = [] if reward is None else [f"{reward.path} is the reward: it has {_content(reward)}"]
+    if undefined is not None:
+        reasons.append(f"{undefined.path} may be the reward; say what its words are worth")
     if known is not None and reward is not None:
         said = (*reasons, "prompt and response are those of a known format")
-        yield Proposal(path, tuple(columns), {}, (reward.path,), words, said)
+        yield Proposal(path, tuple(columns), {}, (reward.path,), words, None, said)
     for mapping, reason in _responses(columns, reward):
-        judged = {} if "chosen" in mapping else rewards
-        used = {*mapping.values(), *judged.values()}
-        aside = [c.path for c in columns if c.type in ("number", "flag", "word") and c.path not in used]
-        unused = (f"not used: {', '.join(aside)}",) if aside else ()
-        said = (reason, *(() if "chosen" in mapping else reasons), *unused)
-        starred = any("*" in each for each in mapping.values())
-        source = {"source": f"'{path.stem}'"} if starred else {}
-        worth = words if judged else {}
-        yield Proposal(path, tuple(columns), {**mapping, **judged, **source}, (), worth, said)
+        is_pair = "chosen" in mapping
+        whole = dict(mapping)
+        if reward is not None and not is_pair:
+            whole["reward"] = reward.path
+        inside = "".join(whole.values())
+        aside = [c.path for c in columns if c.type in JUDGING and c.path not in inside]
+        if any("*" in each for each in mapping.values()):
+            whole["source"] = f"'{path.stem}'"
+        said = (reason, *(() if is_pair else reasons), *((f"not used: {', '.join(aside)}",) if aside else ()))
+        yield Proposal(
+            path,
+            tuple(columns),
+            whole,
+            reward_map={} if is_pair else words,
+            undefined=None if is_pair else undefined,
+            reasons=said,
+        )
+
+
+def _content(column: Column) -> str:
+    if column.type in ("number", "numbers"):
+        return "numbers"
+    return f"the words {', '.join(column.distinct[:FEW])}"
 
 
 def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tuple[dict[str, str], str]]:
@@ -416,22 +439,16 @@ def _best(columns: Iterable[Column], role: str) -> Column | None:
     return next((column for score, column in scored if score == best), None) if best else None
 
 
-def _reward(columns: Sequence[Column]) -> tuple[Column | None, dict[str, float | None], tuple[str, ...]]:
-    """The column of rewards, what its words are worth, and why."""
-    candidates = [c for c in columns if c.type in ("number", "numbers", "flag", "word") and c.named("reward")]
-    reasons: list[str] = []
+def _reward(columns: Sequence[Column]) -> tuple[Column | None, Column | None]:
+    """The column of rewards; without one, what may be it, if somebody says what its words are worth."""
+    candidates = [c for c in columns if c.type in (*JUDGING, "numbers") and c.named("reward")]
+    undefined: Column | None = None
     while (column := _best(candidates, "reward")) is not None:
-        words = _worth(column)
-        if words is not None:
-            known = ", ".join(column.distinct[:FEW])
-            of = "numbers" if column.type in ("number", "numbers") else f"the words {known}"
-            return column, words, (*reasons, f"{column.path} is the reward: it has {of}")
-        reasons.append(
-            f"{column.path} may be the reward: say what its words are worth, --map reward={column.path} "
-            f"--reward-map {','.join(f'{word}=NUMBER' for word in column.distinct[:FEW])}"
-        )
+        if _worth(column) is not None:
+            return column, None
+        undefined = undefined or column
         candidates.remove(column)
-    return None, {}, tuple(reasons)
+    return None, undefined
 
 
 def _worth(column: Column) -> dict[str, float | None] | None:
@@ -440,8 +457,18 @@ def _worth(column: Column) -> dict[str, float | None] | None:
         return {}
     worth: dict[str, float | None] = {}
     for word in column.distinct:
-        plain = word_of(word)
-        if plain not in WORDS and plain not in WORTH:
+        try:
+            worth[word] = _worth_of(word_of(word))
+        except KeyError:
             return None
-        worth[word] = WORDS[plain] if plain in WORDS else WORTH[plain]
     return worth
+
+
+def _worth_of(word: str) -> float | None:
+    """Of a word, stars, a percentage or a fraction; raises `KeyError` for others."""
+    if re.fullmatch("[★☆⭐]+", word):
+        return float(len(word) - word.count("☆"))
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:%|/ ?(\d+)|(?:stars?|points?))", word):
+        scale = 100.0 if "%" in word else float(match[2] or 1)
+        return float(match[1]) / scale
+    return WORDS[word] if word in WORDS else WORTH[word]
