@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -31,17 +30,19 @@ ROWS = 200  # records that are looked at
 SHOWN = 3
 DEEP = 4  # levels of objects
 FEW = 12  # different words of a judgment
-Type = Literal["messages", "texts", "numbers", "number", "flag", "word", "text", "empty"]
+Type = Literal["messages", "dialog", "texts", "numbers", "number", "flag", "word", "text", "empty"]
 
 # Words in the names of columns, the most telling first.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": (
         *("prompt", "question", "instruction", "query", "frage", "request", "problem", "task", "user"),
-        *("human", "ask", "anfrage", "eingabe", "pregunta", "message", "input", "title", "context"),
+        *("human", "ask", "anfrage", "eingabe", "pregunta", "message", "input", "title", "context", "q"),
+        *("chat", "conversation", "history", "dialog", "dialogue"),
     ),
     "response": (
         *("response", "completion", "answer", "reply", "antwort", "generation", "generated", "assistant"),
         *("output", "bot", "prediction", "ausgabe", "respuesta", "model", "result", "text", "content"),
+        "a",
     ),
     "reward": (
         *("reward", "score", "rating", "bewertung", "grade", "thumbs", "thumb", "feedback", "stars", "note"),
@@ -57,6 +58,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
             "points",
         ),
         *("verdict", "judgment", "judgement", "evaluation", "like", "liked", "accepted", "passed", "success"),
+        *("csat", "nps", "daumen"),
     ),
     "chosen": ("chosen", "preferred", "better", "best", "winner", "winning", "good", "accepted", "positive"),
     "rejected": (
@@ -81,15 +83,18 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 WORTH: Mapping[str, float | None] = {
     **dict.fromkeys(("good", "correct", "right", "pass", "passed", "helpful", "accepted", "accept"), 1.0),
     **dict.fromkeys(
-        ("approved", "success", "satisfied", "excellent", "great", "ja", "oui", "sí", "win"), 1.0
+        ("approved", "success", "satisfied", "excellent", "great", "ja", "oui", "sí", "hoch"), 1.0
     ),
     **dict.fromkeys(("bad", "incorrect", "wrong", "fail", "failed", "unhelpful", "not helpful"), 0.0),
     **dict.fromkeys(("rejected", "reject", "denied", "failure", "unsatisfied", "poor", "nein", "non"), 0.0),
-    **dict.fromkeys(("loss", "terrible", "not correct"), 0.0),
+    **dict.fromkeys(("terrible", "not correct", "runter"), 0.0),
     **dict.fromkeys(("neutral", "partial", "partially correct", "mixed", "ok", "okay", "tie"), 0.5),
     **dict.fromkeys(("unclear", "unknown", "skip", "skipped", "none", "unsure", "keine", "-"), None),
 }
 JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
+SPEAKERS = ("role", "speaker", "sender", "from", "author", "who", "type")  # keys of the turns of a dialog
+SAID = ("content", "text", "message", "value", "utterance", "body")
+ASSISTANTS = ("assistant", "bot", "gpt", "ai", "model", "agent", "chatbot", "support", "system_reply")
 TIES = (
     "tie",
     "both",
@@ -126,6 +131,7 @@ class Column:
             return "empty"
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
+            ("dialog", lambda x: _dialog(unpacked(x)) is not None),
             ("numbers", lambda x: isinstance(x, list) and all(map(_is_number, x))),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
@@ -142,8 +148,9 @@ class Column:
         return list(dict.fromkeys(str(value) for value in self.values))
 
     @property
-    def length(self) -> float:
-        return fmean(len(str(value)) for value in self.values) if self.values else 0.0
+    def tells(self) -> bool:
+        """Whether it isn't the same in all of several records."""
+        return len(self.distinct) > 1 or len(self.values) < 2
 
     def named(self, role: str) -> float:
         """How well its name says that it has this role, from 0 to 1; a word further inside counts less."""
@@ -279,7 +286,7 @@ def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, 
         for name, item in parsed.items():
             longer = f"{step}.{_quoted(name)}"
             yield from _leaves(longer, longer, item, deep - 1)
-    elif _are_objects(parsed) and deep and not are_messages(parsed):
+    elif _are_objects(parsed) and deep and not are_messages(parsed) and _dialog(parsed) is None:
         for item in parsed:
             yield from _leaves(f"{step}[*]", f"{step}[*]", item, deep - 1)
     else:
@@ -289,6 +296,36 @@ def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, 
 def _quoted(name: str) -> str:
     """As a step of an expression."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
+
+
+def _dialog(value: Any) -> tuple[str, str] | None:
+    """The keys of who speaks and of what is said, in the turns of a dialog that aren't messages."""
+    if not _are_objects(value):
+        return None
+    keys = set.intersection(*(set(turn) for turn in value))
+    who = next((key for key in SPEAKERS if key in keys), None)
+    said = next((key for key in SAID if key in keys), None)
+    if who is None or said is None or not all(isinstance(turn[who], str) for turn in value):
+        return None
+    speaks = {turn[who].casefold() in ASSISTANTS for turn in value}
+    return (who, said) if speaks == {True, False} else None
+
+
+def _as_messages(column: Column) -> str:
+    """The turns of a dialog as messages."""
+    dialogs = [unpacked(value) for value in column.values]
+    keys = _dialog(dialogs[0])
+    assert keys is not None
+    who, said = map(_quoted, keys)
+    names = dict.fromkeys(turn[keys[0]] for dialog in dialogs for turn in dialog)
+    roles = [f"({who} == {_json(n)} && 'assistant')" for n in names if n.casefold() in ASSISTANTS]
+    roles += [f"({who} == {_json(n)} && 'system')" for n in names if n.casefold() == "system"]
+    path = _step(column)
+    return f"{path}[].{{role: {' || '.join(roles)} || 'user', content: {said}}}"
+
+
+def _json(value: Any) -> str:
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
 def _are_objects(value: Any) -> bool:
@@ -333,12 +370,12 @@ def _content(column: Column) -> str:
 
 def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tuple[dict[str, str], str]]:
     """Mappings of prompt and response, of pairs, or of messages, and why."""
-    texts = [c for c in columns if c.type in ("text", "word", "texts") and c is not reward]
+    texts = [c for c in columns if c.type in ("text", "word", "texts") and c is not reward and c.tells]
     long = [c for c in texts if c.type != "word"]
-    prompt = _best([*texts, *(c for c in columns if c.type == "messages")], "prompt")
+    prompt = _best([*texts, *(c for c in columns if c.type == "messages" and _is_asked(c))], "prompt")
     if prompt is not None:
         others = [c for c in texts if c is not prompt]
-        yield from _pairs(prompt, [c for c in others if c is not prompt], columns)
+        yield from _pairs(prompt, others, columns)
         response = _best(others, "response")
         if response is not None:
             yield {"prompt": prompt.path, "response": response.path}, "prompt and response by their names"
@@ -346,6 +383,9 @@ def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tup
     if dialogs:
         dialog = _best(dialogs, "messages") or dialogs[0]
         yield {"messages": dialog.path}, f"{dialog.path} has messages, the last one of the assistant"
+    for column in columns:
+        if column.type == "dialog":
+            yield {"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog"
     if len(long) >= 2:
         first, second = long[:2]
         response = _best(long, "response")
@@ -357,6 +397,11 @@ def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tup
             {"prompt": first.path, "response": second.path},
             "prompt and response by content: the columns of long text, in their order",
         )
+
+
+def _is_asked(column: Column) -> bool:
+    """Whether messages end before the assistant's turn."""
+    return all(unpacked(value)[-1]["role"] != "assistant" for value in column.values)
 
 
 def _pairs(
@@ -429,7 +474,7 @@ def _step(column: Column) -> str:
 
 def _literal(name: str, column: Column) -> str:
     value = next(value for value in column.values if str(value) == name)
-    return f"`{json.dumps(value, ensure_ascii=False)}`"
+    return _json(value)
 
 
 def _best(columns: Iterable[Column], role: str) -> Column | None:
@@ -448,6 +493,9 @@ def _reward(columns: Sequence[Column]) -> tuple[Column | None, Column | None]:
             return column, None
         undefined = undefined or column
         candidates.remove(column)
+    unnamed = [c for c in columns if c.type == "number" and c.tells and len(c.distinct) < len(c.values)]
+    if undefined is None and len(unnamed) == 1:  # grades repeat; counters and times don't
+        return unnamed[0], None
     return None, undefined
 
 
@@ -468,7 +516,6 @@ def _worth_of(word: str) -> float | None:
     """Of a word, stars, a percentage or a fraction; raises `KeyError` for others."""
     if re.fullmatch("[★☆⭐]+", word):
         return float(len(word) - word.count("☆"))
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:%|/ ?(\d+)|(?:stars?|points?))", word):
-        scale = 100.0 if "%" in word else float(match[2] or 1)
-        return float(match[1]) / scale
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:(%)|/ ?(\d+)|stars?|points?|[:(–].*| [^\d/%]+)", word):
+        return float(match[1]) / (100.0 if match[2] else float(match[3] or 1))
     return WORDS[word] if word in WORDS else WORTH[word]

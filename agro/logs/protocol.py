@@ -39,7 +39,7 @@ class ScoredDocument(NamedTuple):
     task: str  # the set that it is of; "" where its record doesn't say
     id: str
     document: Text  # the same whichever model answers, however it was prompted
-    prompted: str  # what the model was given, as text
+    prompted: Text  # what the model was given for it
     scores: Mapping[str, float | None]  # by metric; None: unknown
 
 

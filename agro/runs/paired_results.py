@@ -167,9 +167,14 @@ class PairedResults:
         return texts
 
     def _about(self) -> list[str]:
+        x, texts = self.comparison, []
+        if self.verdict.answer == "not shown" and x.low * x.high > 0:
+            texts.append(
+                f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
+            )
         if self.a.step is None and self.b.step is None:
-            return []
-        return ["This is about these two models: what another seed would give isn't in the interval."]
+            return texts
+        return [*texts, "This is about these two models: what another seed would give isn't in the interval."]
 
     def row(self) -> dict[str, Any]:
         """As JSON; None where unknown. `p` and `verdict` are adjusted for all comparisons."""

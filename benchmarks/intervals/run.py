@@ -77,23 +77,28 @@ ALIKE = (0.0, 0.5, 0.9)  # the probability that a prompt decides for both models
 
 def one_model(share: float, prompts: int, evaluations: int) -> float:
     random = np.random.default_rng([prompts, round(100 * share)])
-    draws = (random.random((evaluations, prompts)) < share).astype(float)
-    return sum(low <= share <= high for low, high in map(interval, draws)) / evaluations
+    right, times = np.unique(random.binomial(prompts, share, evaluations), return_counts=True)
+    intervals = [interval(np.repeat([1.0, 0.0], [k, prompts - k])) for k in right]
+    return float(sum(n for n, (low, high) in zip(times, intervals) if low <= share <= high) / evaluations)
 
 
 def two_models(share: float, gain: float, alike: float, prompts: int, evaluations: int) -> Row:
-    """Right or wrong answers to the same prompts, with the probabilities `share` and `share + gain`."""
+    """Right or wrong answers to the same prompts, with the probabilities `share` and `share + gain`.
+
+    Where a prompt decides for both, the second model answers right whenever the first one does.
+    """
     random = np.random.default_rng([prompts, round(100 * share), round(100 * gain), round(10 * alike)])
+    better = alike * gain + (1 - alike) * (share + gain) * (1 - share)
+    worse = (1 - alike) * share * (1 - share - gain)
+    draws = random.multinomial(prompts, [better, worse, 1 - better - worse], evaluations)
     held = 0
-    for _ in range(evaluations):
-        same, prompt = random.random(prompts) < alike, random.random(prompts)
-        a, b = (
-            (np.where(same, prompt, random.random(prompts)) < p).astype(float) for p in (share, share + gain)
+    for (gains, losses, same), times in zip(*np.unique(draws, axis=0, return_counts=True)):
+        found = compare(
+            np.repeat([0.0, 1.0, 1.0], [gains, losses, same]),
+            np.repeat([1.0, 0.0, 1.0], [gains, losses, same]),
         )
-        found = compare(a, b)
-        held += found.low <= gain <= found.high
-    apart = share * (1 - share - gain) + (share + gain) * (1 - share)
-    changed = prompts * (alike * gain + (1 - alike) * apart)
+        held += int(times) * (found.low <= gain <= found.high)
+    changed = prompts * (better + worse)
     return {"share": share, "gain": gain, "alike": alike, "changed": changed, "coverage": held / evaluations}
 
 

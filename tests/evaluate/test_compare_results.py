@@ -165,7 +165,7 @@ def test_inspect_and_lighteval(tmp_path: Path) -> None:
             {
                 "id": i,
                 "epoch": epoch + 1,
-                "input": f"What is {i}+{i}?",
+                "input": [{"role": "user", "content": f"What is {i}+{i}?", "id": f"{side}{i}"}],
                 "messages": [],
                 "output": {"choices": []},
                 "scores": {"match": {"value": value}},

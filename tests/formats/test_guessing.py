@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
-from unknown_logs import ANSWERS, QUESTIONS, UNKNOWN_LOGS, UnknownLog, lines, table
+from unknown_logs import ANSWERS, QUESTIONS, UNKNOWN_LOGS, UnknownLog, lines, messages, table
 
 from agro.cli import app
-from agro.logs.guessing import columns_of, propose
+from agro.logs.guessing import _worth_of, columns_of, propose
 from agro.store import Store
 
 
@@ -123,3 +123,90 @@ def test_thousands_are_no_decimals(tmp_path: Path) -> None:
     document = json.loads(run(path, "--store", tmp_path / "s.db", "--json").stdout)
     assert (document["samples"], document["refused_count"]) == (1, 1)
     assert rewards(tmp_path / "s.db") == (2.5,)
+
+
+LR = list(enumerate(["left", "right"] * 3))
+MORE = {  # file: rows or table, and the mapping
+    "python_cells.csv": (
+        [["chat", "rating"], *[[str(messages(i)), i % 3] for i in range(6)]],
+        {"messages": "chat", "reward": "rating"},
+    ),
+    "service.csv": (
+        [
+            ["request", "response", "rating"],
+            *[
+                [
+                    json.dumps({"messages": messages(i)[:1]}),
+                    json.dumps({"choices": [{"message": messages(i)[1]}]}),
+                    i % 3,
+                ]
+                for i in range(6)
+            ],
+        ],
+        {"prompt": "request.messages", "response": "response.choices[*].message.content", "reward": "rating"},
+    ),
+    "grades.csv": (
+        [["question", "answer", "grade"], *[[QUESTIONS[i], ANSWERS[i], f"{i % 2} - no"] for i in range(6)]],
+        {"prompt": "question", "response": "answer", "reward": "grade"},
+    ),
+    "unnamed.csv": (
+        [["c1", "c2", "c3", "c4"], *[[QUESTIONS[i], ANSWERS[i], i % 2, i] for i in range(6)]],
+        {"prompt": "c1", "response": "c2", "reward": "c3"},
+    ),
+    "history.csv": (
+        [
+            ["history", "reply", "stars"],
+            *[[json.dumps(messages(i)[:1]), ANSWERS[i], i % 2] for i in range(6)],
+        ],
+        {"prompt": "history", "response": "reply", "reward": "stars"},
+    ),
+    "percent.csv": (
+        [["query", "output", "score"], *[[QUESTIONS[i], ANSWERS[i], f"{10 * (i % 3)}%"] for i in range(6)]],
+        {"prompt": "query", "response": "output", "reward": "score"},
+    ),
+    "picked.csv": (
+        [
+            ["context", "left", "right", "choice"],
+            *[[QUESTIONS[i], "x" + ANSWERS[i], ANSWERS[i], s] for i, s in LR],
+        ],
+        {
+            "prompt": "context",
+            "chosen": '(choice == `"left"` && left) || (choice == `"right"` && right)',
+            "rejected": '(choice == `"left"` && right) || (choice == `"right"` && left)',
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_names_and_cells(name: str, tmp_path: Path) -> None:
+    rows, mapping = MORE[name]
+    table(rows)(tmp_path / name)
+    proposal = propose(tmp_path / name)
+    assert proposal
+    assert {key: value for key, value in proposal.mapping.items() if key != "source"} == mapping
+    scored = 0 if "chosen" in mapping else 6
+    assert f", {scored} with a reward" in proposal.tried
+
+
+def test_turns_with_other_keys_become_messages(tmp_path: Path) -> None:
+    path, store = tmp_path / "turns.jsonl", tmp_path / "s.db"
+    lines(
+        [
+            {"turns": [{"speaker": "customer", "text": q}, {"speaker": "agent", "text": a}], "csat": 4}
+            for q, a in zip(QUESTIONS, ANSWERS, strict=True)
+        ]
+    )(path)
+    run(path, "--guess", "--store", store)
+    with Store.open(store, read_only=True) as opened:
+        found = [(sample.prompt, sample.response, sample.reward) for sample in opened.samples()]
+    assert found == [
+        ([{"role": "user", "content": q}], a, 4.0) for q, a in zip(QUESTIONS, ANSWERS, strict=True)
+    ]
+
+
+def test_worth_of_words() -> None:
+    words = ["4/5", "80%", "★★★☆☆", "3 - fair", "2 stars", "thumbs up", "partial", "n/a?"]
+    assert [_worth_of(word) for word in words[:-1]] == [0.8, 0.8, 3.0, 3.0, 2.0, 1.0, 0.5]
+    with pytest.raises(KeyError):
+        _worth_of(words[-1])

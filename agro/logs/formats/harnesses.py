@@ -132,7 +132,10 @@ def _lm_eval_scored(row: Row) -> ScoredDocument:
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    """A line a value, after its name: without brackets, which near-copies would be told by."""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_as_text(item)}" for name, item in value.items())
+    return "\n".join(map(_as_text, value)) if isinstance(value, list) else str(value)
 
 
 def _refuse_weights(weights: Mapping[str, float], count: int, noun: str) -> None:

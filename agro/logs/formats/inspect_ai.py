@@ -192,8 +192,9 @@ def _scored(row: Row) -> ScoredDocument:
         parts = {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
         scores |= {key: _number(x, f"scores.{key}") for key, x in parts.items()}
     document = _resolved(row["input"], row.get("attachments") or {})
-    text_of = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)
-    return ScoredDocument(str(run.get("task") or ""), str(row["id"]), text_of, text_of, scores)
+    if not isinstance(document, str):
+        document = [_plain(message) for message in objects(document, "input")]  # their ids are of the log
+    return ScoredDocument(str(run.get("task") or ""), str(row["id"]), document, document, scores)
 
 
 _MONOLITH = re.compile(r"samples/[^/]+\.json")
