@@ -216,7 +216,7 @@ def summed(items: Sequence[Item], row: Row, context: Context) -> list[Item]:
         raise Refused("--reward: the record is a pair, and its responses are judged; leave --reward out")
     values = dict(row)
     for name in row.keys() & context.rewards.keys():
-        values[name] = as_reward(number_in(row[name]) if context.is_text else row[name], context, name)
+        values[name] = as_reward(number_in(row[name]), context, name)
     reward = total(values, list(row), context.rewards)
     return [replace(item, records=({**item.records[0], "reward": reward},)) for item in items]
 

@@ -67,7 +67,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             gc.collect(0)
         writer.finish([digest for _, digest in files])
         _note(report, total, mapped=bool(options.get("mapping")))
-        report.unused = _unused(report, files[0][0], options.get("mapping") or {})
+        report.unused = _unused(report, paths, options.get("mapping") or {})
         if limit is None:
             _check_used(options, total, has_words=readers.has_words)
         if strict and report.refused:
@@ -137,10 +137,13 @@ def _encodings(paths: Sequence[Path]) -> dict[str, str]:
     return {name: names[encoding] for name, encoding in of_tables.items() if encoding in names}
 
 
-def _unused(report: ImportReport, path: Path, mapping: Mapping[str, str]) -> list[str]:
+def _unused(report: ImportReport, paths: Sequence[str | Path], mapping: Mapping[str, str]) -> list[str]:
     """Where no sample has a reward: the columns of the first records with numbers, or true and false, that
     aren't mapped."""
-    if not report.samples or report.scored or report.pairs or on_hub(path) or format_at(path) is not None:
+    if not report.samples or report.scored or report.pairs:
+        return []
+    path = Path(paths[0])
+    if on_hub(path) or format_at(path) is not None:
         return []
     names: dict[str, None] = {}
     for line in islice(read_records(path), LOOKED_AT):

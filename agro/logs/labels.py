@@ -47,9 +47,6 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if word_rewards and key in word_rewards:
         context.notes["words"] = True
         return word_rewards[key]
-    if isinstance(value, str) and not word_rewards:
-        number = number_in(value)  # JSON too may have it as text
-        value = number if isinstance(number, int | float) else value
     if not isinstance(value, str):
         if word_rewards and any(map(_is_number, word_rewards)):
             raise _unknown_word(value, word_rewards, name)

@@ -72,6 +72,8 @@ def test_interchange_records(store: Store, folder: Path) -> None:
         "left_out": {},
         "columns_left": [],
         "recognized": "interchange records",
+        "encodings": {},
+        "unused": [],
         "normalized": "",
         "refused": [],
         "refused_count": 0,
