@@ -1,6 +1,6 @@
 """How often the 95 % intervals of `agro eval` and `agro compare` hold the truth, by simulation.
 
-    python benchmarks/intervals/run.py [--prompts 100 300] [--evaluations 2000] [--json]
+    python benchmarks/intervals/run.py [--only shares] [--prompts 100 300] [--evaluations 2000] [--json]
 
 A prompt's difficulty is drawn from Beta(½, 1), as in practice: most are hard, some are easy. It gives eight
 responses that pass with that probability, or one graded reward of that mean. Each simulated evaluation draws
@@ -13,7 +13,8 @@ nominal coverage, since most evaluations see no or one change. Graded rewards of
 difficulty of a prompt.
 
 Writes benchmarks/results/intervals.json and prints a table, or with --json that document alone. The standard
-error of a coverage is about 0.005. Some minutes, nearly all of them for the bootstrap.
+error of a coverage is about 0.005. `--only shares` takes half a minute, `eval` and `graded`, whose intervals
+are bootstraps, some minutes; rows of the others stay in the file.
 """
 
 from __future__ import annotations
@@ -122,9 +123,22 @@ def of_shares(prompts: int, evaluations: int) -> list[Row]:
         if share + gain <= SHARES[-1]:
             found = two_models(share, gain, alike, prompts, evaluations)
             rows.append({"name": "two models, paired (Tango)", **found})
-    graded = graded_pairs(prompts, evaluations)
-    rows.append({"name": "two models, paired, graded (bootstrap)", "coverage": graded})
-    return [{**row, "prompts": prompts} for row in rows]
+    return rows
+
+
+def of_graded(prompts: int, evaluations: int) -> list[Row]:
+    name = "two models, paired, graded (bootstrap)"
+    return [{"name": name, "coverage": graded_pairs(prompts, evaluations)}]
+
+
+def of_eval(prompts: int, evaluations: int) -> list[Row]:
+    return [
+        {"name": name, "coverage": coverage(draw, truth, prompts, evaluations)}
+        for name, (draw, truth) in CASES.items()
+    ]
+
+
+KINDS = {"eval": of_eval, "shares": of_shares, "graded": of_graded}
 
 
 def summary(rows: list[Row]) -> list[str]:
@@ -161,15 +175,16 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[100, 300])
     parser.add_argument("--evaluations", type=int, default=2000)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", choices=KINDS, nargs="+", default=list(KINDS))
     asked = parser.parse_args()
     rows: list[Row] = []
-    for name, (draw, truth) in CASES.items():
-        for prompts in asked.prompts:
-            share = coverage(draw, truth, prompts, asked.evaluations)
-            rows.append({"name": name, "prompts": prompts, "coverage": share})
-    for prompts in asked.prompts:
-        rows += of_shares(prompts, asked.evaluations)
-    document = json.dumps({"evaluations": asked.evaluations, "rows": rows}, indent=1)
+    for kind, prompts in itertools.product(asked.only, asked.prompts):
+        about = {"kind": kind, "prompts": prompts, "evaluations": asked.evaluations}
+        rows += [{**row, **about} for row in KINDS[kind](prompts, asked.evaluations)]
+    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() else []
+    made = {(row["kind"], row["prompts"]) for row in rows}
+    rows = [row for row in kept if (row["kind"], row["prompts"]) not in made] + rows
+    document = json.dumps({"rows": rows}, indent=1)
     RESULTS.write_text(document + "\n")
     print(document if asked.json else "\n".join(summary(rows)))
 
