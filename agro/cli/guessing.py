@@ -32,10 +32,11 @@ def proposed(
     if decided and guess:
         flags = ", ".join("--map" if name == "mapping" else f"--{name.replace('_', '-')}" for name in decided)
         raise Refused(f"--guess: expected no {flags} beside it, which say how to read the records")
-    if decided or not (guess or _is_unknown(files[0])):
+    kind = "" if guess else _kind(files[0])
+    if decided or kind not in ("", "prompts"):
         return None
     proposal = propose(files[0])
-    if proposal is None:
+    if proposal is None or (kind == "prompts" and not proposal.is_judged):
         return None
     command = proposal.command("STORE.db" if store is None else str(store))
     if guess and store is None:
@@ -56,18 +57,19 @@ def proposed(
     return proposal
 
 
-def _is_unknown(path: Path) -> bool:
-    """Whether a file has records of no format."""
+def _kind(path: Path) -> str:
+    """Of the format of a file's first record; "" where it is of none, "unread" where it can't be read."""
     from agro.logs.format_table import Recognizer, format_at
     from agro.logs.record_files import read_records
 
-    if format_at(path) is not None:
-        return False
+    at = format_at(path)
+    if at is not None:
+        return at.kind
     line = next(read_records(path), None)
     if line is None or line.error:
-        return False
+        return "unread"
     format = Recognizer(None).recognize(line.value)
-    return format is None or format.kind == "prompts"
+    return "" if format is None else format.kind
 
 
 def _print(proposal: Proposal, command: str, as_json: bool) -> None:

@@ -190,6 +190,12 @@ class Proposal:
     def __bool__(self) -> bool:
         return bool(self.mapping or self.rewards)
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether it has rewards or pairs, or would have with --reward-map."""
+        has_judgments = self.rewards or not {"reward", "chosen"}.isdisjoint(self.mapping)
+        return bool(has_judgments) or self.undefined is not None
+
     def options(self) -> Options:
         options: Options = {"mapping": self.mapping}
         if self.rewards:
@@ -242,15 +248,9 @@ def propose(path: Path) -> Proposal | None:
                 tried += f", {report.refused_count} refused ({report.refused[0].reason:.120})"
             best = Proposal(**{**vars(guess), "tried": f"the first {len(rows)} records: {tried}"})
             break
-    if best is not None and (known is None or _is_judged(best)):
+    if best is not None and (known is None or best.is_judged):
         return best
     return None if known is not None and not known.refused_count else Proposal(path, columns)
-
-
-def _is_judged(proposal: Proposal) -> bool:
-    """Whether it has rewards or pairs, or would have with --reward-map."""
-    has_judgments = proposal.rewards or not {"reward", "chosen"}.isdisjoint(proposal.mapping)
-    return bool(has_judgments) or proposal.undefined is not None
 
 
 def _tried(path: Path, options: Options) -> ImportReport | None:

@@ -150,7 +150,7 @@ def results_at(path: Path) -> list[Result]:
     """One result a set of prompts. Raises `Refused` where there is none."""
     if is_run(path):
         return [Result.of_run(load_run(path))]
-    if path.is_dir() and format_at(path) is None:
+    if path.is_dir() and format_at(path) is None and not (path / "state.json").is_file():
         return _of_folder(path)
     if not path.exists():
         raise Refused(f"{path}: no such file or folder")
@@ -175,6 +175,8 @@ def is_run(path: Path) -> bool:
 
 
 def _is_store(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(15) == b"SQLite format 3"
 

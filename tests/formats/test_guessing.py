@@ -82,6 +82,14 @@ def test_what_no_column_says_is_refused_by_name(tmp_path: Path) -> None:
     assert "no column says that it is the prompt or the response; name them" in said
 
 
+def test_prompts_stay_prompts_unless_somebody_judged_the_answers(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines([{"prompt": q, "solution_text": a} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])(path)
+    assert "these are prompts" in run(path, "--store", tmp_path / "s.db", code=2).stderr
+    lines([{"prompt": q, "reply": a, "score": 1} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])(path)
+    assert "--map response=reply --map reward=score" in run(path, "--store", tmp_path / "s.db", code=2).stderr
+
+
 def test_a_known_format_needs_no_guess(tmp_path: Path) -> None:
     path = tmp_path / "known.jsonl"
     lines([{"prompt": q, "response": a, "reward": 1} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])(path)
