@@ -54,7 +54,7 @@ def test_a_killed_evaluation_goes_on_without_a_doubled_response(models: list[Pat
     scorer = load_reward(RewardConfig(name="exact"))
     whole = Measurement(scorer, sampler, 0).of(rollout, str(models[0]), asked)
     kept = Measurement(scorer, sampler, 0, tmp_path / "e.db")
-    killed = Killed(**vars(rollout))
+    killed = Killed(rollout.encoder, rollout.engine)
     for stored in (7, 14):
         killed.left = 7
         with pytest.raises(MemoryError):
