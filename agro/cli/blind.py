@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agro.rollout.rollout import Rollout
     from agro.types import Prompt
 
-OF_REWARDS = ("reward", "option", "pass_at", "n", "out")  # say nothing about a sheet
+OF_REWARDS = ("reward", "option", "pass_at", "n", "out", "store")  # say nothing about a sheet
 OF_RATINGS = ("run", "ratings", "as_json")
 
 

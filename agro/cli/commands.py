@@ -101,10 +101,10 @@ GROUPS = {
         ),
         CommandEntry(
             "compare",
-            "runs:compare",
-            "Curves of several runs, with intervals over seeds, and what differs in their configurations.",
+            "compare_command:compare",
+            "Is B better than A, on the same prompts? Runs, models, stores, harnesses' samples; curves too.",
             "runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1",
-            "guide/reading-the-report.md",
+            "guide/is-it-better.md",
         ),
     ],
     "Data": [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +34,8 @@ from agro.cli.run_models import (
 )
 from agro.errors import Refused
 
+HELD_OUT = "held-out prompts"
+
 if TYPE_CHECKING:
     from agro.config import DataConfig, RewardConfig, RunConfig
     from agro.rollout.evaluate import Heldout
@@ -60,7 +61,10 @@ def eval_(
         ),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", help="Prompts, and what the reward reads.")
+        list[Path] | None,
+        typer.Option(
+            "--prompts", help="A set of prompts, and what the reward reads; again for each of several sets."
+        ),
     ] = None,
     reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
@@ -98,7 +102,17 @@ def eval_(
         typer.Option("--ratings", metavar="FILE.csv", help="Read such a sheet back, and keep what it says."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write rewards and responses here, one prompt a line.")
+        Path | None,
+        typer.Option(
+            "--out", help="Write rewards and responses here, one prompt a line; of several sets a folder."
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            "--store",
+            help="Keep the responses here as they finish: after a kill the same command samples the others.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -111,10 +125,9 @@ def eval_(
     if blind is not None:
         check_blind(context, blind)
 
+    from agro.cli.measuring import Measurement
     from agro.config import DataConfig
-    from agro.logs.prompts import load_prompts
     from agro.rewards import load_reward
-    from agro.rollout.evaluate import heldout
     from agro.rollout.rollout import EpisodeReward
 
     if pass_at is not None and not math.isfinite(pass_at):
@@ -125,7 +138,7 @@ def eval_(
     here, started = Path.cwd(), started_in(run)
     folder = None if run is None else run.absolute()
     with working_in(here if prompts else started):
-        loaded = load_prompts(prompts) if prompts else _prompts(folder, ran)
+        sets = _sets(prompts, folder, ran)
     sampler = sampler_of(n, temperature, max_new, ran or config_of_model(model))
     played = environment_of(environment, max_turns)
     if played is None and ran is not None:
@@ -138,41 +151,104 @@ def eval_(
             rollout = rollout_of(located, settings, played)
         with working_in(started if against == START else here):
             other = other_rollout(against, ran, policy, played)
+        loaded = [prompt for each in sets.values() for prompt in each]
         write_blind(blind, (other, rollout), loaded, sampler, seed, (against, model), own, as_json)
         return
     with working_in(here if reward else started):
         scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
+        measurement = Measurement(scorer, sampler, seed, None if store is None else here / store)
         try:
             with working_in(here if environment else started):
                 rollout = rollout_of(located, settings, played)
-            result = heldout(rollout, scorer, loaded, sampler, seed)
-            verdict = None
+            results = {name: measurement.of(rollout, located, each) for name, each in sets.items()}
+            verdicts: dict[str, Verdict] = {}
             if against is not None:
                 with working_in(started if against == START else here):
                     other = other_rollout(against, ran, policy, played)
-                before = heldout(other, scorer, loaded, sampler, seed)
-                verdict = _compared(before, result, loaded, ran.data if ran else DataConfig())
+                name = f"{START} of {run}" if against == START else against
+                before = {key: measurement.of(other, name, each) for key, each in sets.items()}
+                verdicts = _compared(before, results, sets, ran.data if ran else DataConfig())
         finally:
             scorer.close()
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(record, ensure_ascii=False) for record in result.by_prompt())
-        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    measured = result.to_json(_passing_reward(pass_at, ran, scorer, rollout.environment))
-    report = {"model": model, "prompts": len(loaded), "n": n, "temperature": temperature, **measured}
-    _tell(report, result, against, verdict, as_json)
-    if result.is_unknown:
+        _write(out, results, _reward(reward, options(option), ran))
+    threshold = _passing_reward(pass_at, ran, scorer, rollout.environment)
+    seen = _seen(run, ran, started, sets)
+    common = {"model": model, "n": n, "temperature": temperature}
+    reports = {
+        name: {"prompts": len(sets[name]), **result.to_json(threshold), **seen.get(name, {})}
+        for name, result in results.items()
+    }
+    _tell(common, reports, results, against, verdicts, as_json)
+    if all(result.is_unknown for result in results.values()):
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
 
-def _compared(start: Heldout, result: Heldout, prompts: Sequence[Prompt], data: DataConfig) -> Verdict:
+def _sets(prompts: list[Path] | None, run: Path | None, ran: RunConfig | None) -> dict[str, list[Prompt]]:
+    """The prompts of each set, by its name."""
+    from agro.logs.prompts import load_prompts
+
+    if not prompts:
+        return {HELD_OUT: _prompts(run, ran)}
+    sets = {path.stem: load_prompts(path) for path in prompts}
+    if len(sets) < len(prompts):
+        raise Refused("--prompts: expected files of different names, which name the sets")
+    return sets
+
+
+def _compared(
+    start: dict[str, Heldout],
+    result: dict[str, Heldout],
+    sets: dict[str, list[Prompt]],
+    data: DataConfig,
+) -> dict[str, Verdict]:
+    """Of each set; of several p is adjusted (Holm)."""
+    from dataclasses import replace
+
     from agro.io.near_copies import clusters
     from agro.io.terminal import plain
-    from agro.rollout.paired import compare
+    from agro.rollout.paired import compare, holm
     from agro.runs.verdict import Verdict
 
-    labels = clusters([plain(prompt.text) for prompt in prompts], data.near_copies)
-    return Verdict.compared(compare(start.rewards, result.rewards, labels.tolist()))
+    compared = {}
+    for name, prompts in sets.items():
+        labels = clusters([plain(prompt.text) for prompt in prompts], data.near_copies)
+        compared[name] = compare(start[name].rewards, result[name].rewards, labels.tolist())
+    adjusted = holm([comparison.p for comparison in compared.values()])
+    return {
+        name: Verdict.compared(replace(comparison, p=p))
+        for (name, comparison), p in zip(compared.items(), adjusted, strict=True)
+    }
+
+
+def _seen(
+    run: Path | None, ran: RunConfig | None, started: Path, sets: dict[str, list[Prompt]]
+) -> dict[str, dict[str, Any]]:
+    """Which prompts the run was trained on, by set; nothing where its training prompts are unknown."""
+    from agro.runs.contamination import Contamination, trained_prompts
+
+    if run is None or ran is None:
+        return {}
+    folder = run.absolute()
+    with working_in(started):
+        trained = trained_prompts(folder, ran)
+    if not trained:
+        return {}
+    least = ran.data.near_copies
+    return {name: {"seen": Contamination.of(each, trained, least)} for name, each in sets.items()}
+
+
+def _write(out: Path, results: dict[str, Heldout], reward: RewardConfig) -> None:
+    """What `agro compare` reads."""
+    files = {out: next(iter(results.values()))}
+    if len(results) > 1:
+        files = {out / f"{name}.jsonl": result for name, result in results.items()}
+    scored_by = reward.model_dump(include={"name", "options"})
+    for path, result in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        records = ({**record, "scored_by": scored_by} for record in result.by_prompt())
+        text = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
+        path.write_text(text, encoding="utf-8")
 
 
 def _passing_reward(
@@ -214,17 +290,36 @@ def _reward(name: str | None, options: dict[str, Any], ran: RunConfig | None) ->
 
 
 def _tell(
-    report: dict[str, Any], result: Heldout, against: str | None, verdict: Verdict | None, as_json: bool
+    common: dict[str, Any],
+    reports: dict[str, dict[str, Any]],
+    results: dict[str, Heldout],
+    against: str | None,
+    verdicts: dict[str, Verdict],
+    as_json: bool,
 ) -> None:
+    """One set stands beside what is common; several are in `sets`."""
     if as_json:
-        compared = {} if verdict is None else {"against": against, "verdict": verdict.to_json()}
-        print(json.dumps(report | compared, ensure_ascii=False, allow_nan=False))
+        documents = []
+        for name, report in reports.items():
+            seen = report.get("seen")
+            document = report | ({} if seen is None else {"seen": seen.to_json()})
+            if name in verdicts:
+                document |= {"against": against, "verdict": verdicts[name].to_json()}
+            documents.append(document if len(reports) == 1 else {"name": name, **document})
+        whole = common | (documents[0] if len(reports) == 1 else {"sets": documents})
+        print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
         return
-    count, n, model = report["prompts"], report["n"], report["model"]
-    print(f"{count} prompts × {n} responses of {model} at temperature {report['temperature']}")
-    _show(report, result)
-    if verdict is not None:
-        print(f"against {against}: {verdict.sentence}")
+    for name, report in reports.items():
+        of = "" if len(reports) == 1 else f"{name}: "
+        count, n, model = report["prompts"], common["n"], common["model"]
+        print(f"{of}{count} prompts × {n} responses of {model} at temperature {common['temperature']}")
+        _show(report, results[name])
+        if "seen" in report:
+            print(f"seen in training: {report['seen'].sentence}")
+        if name in verdicts:
+            print(f"against {against}: {verdicts[name].sentence}")
+    if len(verdicts) > 1:
+        print(f"p is adjusted for {len(verdicts)} sets (Holm)")
 
 
 def _show(report: dict[str, Any], result: Heldout) -> None:

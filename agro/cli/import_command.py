@@ -16,6 +16,7 @@ from agro.errors import Refused
 SHOWN = 3  # records of each file in a preview
 
 if TYPE_CHECKING:
+    from agro.logs.import_report import ImportReport
     from agro.models.encoding import Encoder
     from agro.store import Store
 
@@ -94,12 +95,19 @@ def import_(
         str | None, typer.Option("--license", help="Of the files: kept with them, and in model cards.")
     ] = None,
     workers: Workers = 1,
+    guess: Annotated[
+        bool,
+        typer.Option(
+            "--guess",
+            help="Of an unknown file: print its columns and the command that is proposed, and take it; "
+            "without --store only print.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    from agro.logs.importing import import_files
+    from agro.cli.guessing import proposed
     from agro.logs.labels import parse_words
     from agro.logs.mapping import parse_map
-    from agro.store import Store
 
     arguments: dict[str, Any] = {
         "mapping": parse_map(map_ or []),
@@ -116,11 +124,39 @@ def import_(
         "group_by": group_by,
         "center_by": center_by,
     }
+    proposal = proposed(files, arguments, store, guess=guess, as_json=as_json)
+    if proposal is not None:
+        arguments |= proposal.options()
     if preview:
         _preview(files, arguments)
         return
     if store is None:
         raise Refused("--store: expected the store to import into, or --preview, got neither")
+    arguments |= {"replace": replace, "license": license, "workers": workers}
+    report, encoding = _into(store, files, arguments, tokenizer, setting)
+    if as_json:
+        more: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
+        more |= {} if proposal is None else {"proposed": proposal.to_json(str(store))}
+        print(json.dumps({**report.to_json(), **more}, ensure_ascii=False))
+        return
+    from agro.io.terminal import visible
+
+    print(visible(str(report)))
+    if encoding is not None:
+        print("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
+
+
+def _into(
+    store: Path,
+    files: list[Path],
+    arguments: dict[str, Any],
+    tokenizer: str | None,
+    setting: list[str] | None,
+) -> tuple[ImportReport, dict[str, int] | None]:
+    """What came of the files, and with a tokenizer of the encoding. A refused import leaves no new store."""
+    from agro.logs.importing import import_files
+    from agro.store import Store
+
     is_new = not store.exists()
     encoder = None
     if tokenizer is not None:
@@ -129,24 +165,13 @@ def import_(
         encoder = Policy.load(policy_config(tokenizer, setting)).encoder
     try:
         with Store.open(store) as opened:
-            arguments |= {"tokenizer": encoder, "replace": replace, "license": license, "workers": workers}
-            done = import_files(opened, files, **arguments)
-            report = done.to_json()
-            if encoder:
-                report["encoding"] = _encoding(opened, encoder)
+            report = import_files(opened, files, **{**arguments, "tokenizer": encoder})
+            return report, None if encoder is None else _encoding(opened, encoder)
     except Refused:
-        if is_new and not _has_samples(store):  # leave no empty store
+        if is_new and not _has_samples(store):
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{store}{suffix}").unlink(missing_ok=True)
         raise
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
-    from agro.io.terminal import visible
-
-    print(visible(str(done)))
-    if encoder:
-        print("encoding: " + ", ".join(f"{k} {v}" for k, v in report["encoding"].items()))
 
 
 def _weights(rewards: list[str]) -> dict[str, float]:

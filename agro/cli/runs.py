@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agro.cli.common import Json, table, terminal
 from agro.errors import Refused
-
-if TYPE_CHECKING:
-    from agro.runs.by_prompt import PairedResults
 
 
 def train(
@@ -182,84 +179,3 @@ def report(
         print(_result(run, not any(problem.serious for problem in problems(load_run(run)))))
         return
     print(page)
-
-
-def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN…",
-            help="Run folders; those that differ in their seed alone are one line. Of two, the second is "
-            "compared with the first prompt by prompt; either may be a file of agro eval --out.",
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="The folder of compare.png, compare.svg and compare.html; of files the last alone."
-        ),
-    ] = Path("compare"),
-    as_json: Json = False,
-) -> None:
-    if any(run.is_file() for run in runs):
-        _compare_results(runs, out, as_json)
-        return
-    from agro.pages.run.compare import compare as read
-    from agro.pages.run.compare_page import (
-        NAMES,
-        difference_words,
-        differences_words,
-        final_words,
-        notes,
-        to_json,
-        write,
-    )
-
-    comparison = read(runs)
-    paths = write(comparison, out)
-    if as_json:
-        print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
-        return
-    final = f"final {NAMES[comparison.measure]}"
-    shown = table("line", "seeds", final, "step", "to the first line", wrap_names=True)
-    for line in comparison.lines:
-        seeds = ", ".join(map(str, line.seeds))
-        shown.add_row(
-            line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(comparison, line)
-        )
-    console = terminal()
-    if comparison.paired is not None:
-        _say(comparison.paired)
-    console.print(shown)
-    console.print("[…]: 95 % t-interval over seeds\n")
-    for text in [
-        "what differs:",
-        *(differences_words(comparison) or ["nothing but the seed"]),
-        "",
-        *notes(comparison),
-    ]:
-        console.print(text)
-    print("\n".join(map(str, paths)))
-
-
-def _compare_results(paths: list[Path], out: Path, as_json: bool) -> None:
-    """Two results, of which one or both are files of `agro eval --out`."""
-    from agro.pages.run.compare_page import write_results
-    from agro.runs.by_prompt import PairedResults, Result
-    from agro.runs.rundata import load_run
-
-    if len(paths) != 2:
-        raise Refused(f"compare: expected two results where one is a file, got {len(paths)}: {paths[0]}, …")
-    sides = [Result.of_file(path) if path.is_file() else Result.of_run(load_run(path)) for path in paths]
-    paired = PairedResults.of(*sides)
-    written = [str(path) for path in write_results(paired, out)]
-    if as_json:
-        print(json.dumps({"paired": paired.to_json(), "files": written}, ensure_ascii=False, allow_nan=False))
-        return
-    _say(paired)
-    print("\n".join(written))
-
-
-def _say(paired: PairedResults) -> None:
-    for text in (paired.sentence, *paired.notes, ""):
-        terminal().print(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -37,12 +38,19 @@ CONVERSATION = Fields(
 
 
 def unpacked(value: Any) -> Any:
-    """A value that may be written as JSON in a text; the text where it isn't an object or a list."""
+    """A value that may be written as JSON in a text, or as Python prints it (pandas does so in the cells of a
+    table); the text where it isn't an object or a list."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
         return loads(value)
     except (ValueError, RecursionError):
+        pass
+    if not value.lstrip("[ \n").startswith("{'"):
+        return value
+    try:
+        return literal_eval(value.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return value
 
 
@@ -121,7 +129,10 @@ def number(value: Any, name: str) -> float | None:
 
 
 def parsed(value: str, name: str) -> Any:
-    """What is written as JSON in a text."""
+    """What is written as JSON in a text, or as `unpacked` reads it."""
+    inner = unpacked(value)
+    if not isinstance(inner, str):
+        return inner
     try:
         return loads(value)
     except ValueError:
@@ -205,7 +216,7 @@ def summed(items: Sequence[Item], row: Row, context: Context) -> list[Item]:
         raise Refused("--reward: the record is a pair, and its responses are judged; leave --reward out")
     values = dict(row)
     for name in row.keys() & context.rewards.keys():
-        values[name] = as_reward(number_in(row[name]) if context.is_text else row[name], context, name)
+        values[name] = as_reward(number_in(row[name]), context, name)
     reward = total(values, list(row), context.rewards)
     return [replace(item, records=({**item.records[0], "reward": reward},)) for item in items]
 

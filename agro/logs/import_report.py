@@ -42,6 +42,8 @@ class ImportReport:
     redacted: dict[str, int] = field(default_factory=dict)  # by kind
     tokens_dropped: int = 0  # samples without their tokens, since their text was changed
     recognized: str = ""
+    encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't in UTF-8
+    unused: list[str] = field(default_factory=list)  # where no sample has a reward: columns of numbers
     normalized: str = ""  # which rewards were, by --group-by or --center-by
     left_out: dict[str, int] = field(default_factory=dict)  # records by the rule of their format
     without_column: dict[str, int] = field(default_factory=dict)  # records, by the field of --map
@@ -72,6 +74,12 @@ class ImportReport:
             f"recognized: {self.recognized}",
             f"taken: {samples} in {self.groups} groups, {self.pairs} pairs",
         ]
+        lines += [f"{name}: isn't UTF-8; read as {encoding}" for name, encoding in self.encodings.items()]
+        if self.unused:
+            lines.append(
+                f"no reward: columns of numbers that aren't used: {', '.join(self.unused)}; take one with "
+                f"--map reward={self.unused[0]}, or with --reward {self.unused[0]} where there is no --map"
+            )
         if self.ties:
             lines.append(
                 f"ties: {self.ties} judgments with equal votes, no pairs but to an objective that reads votes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -11,17 +11,21 @@ from typing import Unpack
 
 from agro.errors import Refused
 from agro.logs.blocks import Block, RecordBlock
+from agro.logs.datasets import on_hub
 from agro.logs.entries import EntryWriter
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.import_report import SHOWN, ImportReport, Options, reading
-from agro.logs.mapping import OPTIONAL, check_map
+from agro.logs.labels import number_in
+from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import normalize
 from agro.logs.prompts import load_prompts
 from agro.logs.reading import Found, LogFile, Reader
-from agro.logs.record_files import fingerprint
+from agro.logs.record_files import encoding_of, fingerprint, is_table, read_records
 from agro.logs.sharing import Readers
 from agro.store.sqlite import Store
 from agro.types import Prompt
+
+LOOKED_AT = 100  # records, for columns that might have been the reward
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
@@ -42,6 +46,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     replacing, strict = options.get("replace", False), options.get("strict", False)
     for path, digest in files:
         writer.check(path, digest, replacing=replacing)
+    report.encodings = _encodings([path for path, _ in files])
     center_by, limit = options.get("center_by"), options.get("limit")
     relative_to = options.get("group_by") or center_by
     is_whole = strict or replacing or relative_to or _may_refuse(options)
@@ -63,6 +68,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             gc.collect(0)
         writer.finish([digest for _, digest in files])
         _note(report, total, mapped=bool(options.get("mapping")))
+        report.unused = _unused(report, paths, options.get("mapping") or {})
         if limit is None:
             _check_used(options, total, has_words=readers.has_words)
         if strict and report.refused:
@@ -126,6 +132,29 @@ def _note(report: ImportReport, found: Found, *, mapped: bool) -> None:
     report.columns_left = list(found.columns_left)
     report.dropped, report.redacted = found.dropped, found.redacted
     report.tokens_dropped = found.tokens_dropped
+
+
+def _encodings(paths: Sequence[Path]) -> dict[str, str]:
+    """Of tables that aren't in UTF-8."""
+    names = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
+    of_tables = {path.name: encoding_of(path) for path in paths if is_table(path)}
+    return {name: names[encoding] for name, encoding in of_tables.items() if encoding in names}
+
+
+def _unused(report: ImportReport, paths: Sequence[str | Path], mapping: Mapping[str, str]) -> list[str]:
+    """Where no sample has a reward: the columns of the first records with numbers, or true and false, that
+    aren't mapped."""
+    if not report.samples or report.scored or report.pairs:
+        return []
+    path = Path(paths[0])
+    if on_hub(path) or format_at(path) is not None:
+        return []
+    names: dict[str, None] = {}
+    for line in islice(read_records(path), LOOKED_AT):
+        for name, value in line.value.items():
+            if name not in MAPPABLE and isinstance(number_in(value), int | float):
+                names[name] = None
+    return [name for name in names if name not in mapping.values()]
 
 
 def _may_refuse(options: Options) -> bool:

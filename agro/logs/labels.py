@@ -16,6 +16,7 @@ _GOOD = ("up", "thumbs up", "thumbsup", "yes", "like", "liked", "positive", "tru
 _BAD = ("down", "thumbs down", "thumbsdown", "no", "dislike", "disliked", "negative", "false", "👎")
 WORDS = {**dict.fromkeys(_GOOD, 1.0), **dict.fromkeys(_BAD, 0.0)}
 _UNKNOWN = ("", "n/a")
+_DECIMAL_COMMA = re.compile(r"-?\d+,(\d{1,2}|\d{4,})")
 _TONES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # of the skin of an emoji
 
 
@@ -50,7 +51,7 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
         if word_rewards and any(map(_is_number, word_rewards)):
             raise _unknown_word(value, word_rewards, name)
         return value
-    plain = " ".join(re.split(r"[\s_-]+", _TONES.sub("", value).strip().casefold()))
+    plain = word_of(value)
     if plain in _UNKNOWN:
         return None
     if word_rewards or plain not in WORDS:
@@ -58,10 +59,21 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     return WORDS[plain]
 
 
+def word_of(text: str) -> str:
+    """The word as it stands in `WORDS`."""
+    return " ".join(re.split(r"[\s_-]+", _TONES.sub("", text).strip().casefold()))
+
+
 def number_in(value: Any) -> Any:
-    """The number, or true and false, that a text is; another value, such as a word, as it is."""
+    """The number, or true and false, that a text is, also with a decimal comma; another value, such as a
+    word, as it is. Three digits after a comma may be thousands: that is no number."""
+    if not isinstance(value, str):
+        return value
+    plain = value.strip()
+    if _DECIMAL_COMMA.fullmatch(plain):
+        plain = plain.replace(",", ".")
     try:
-        return loads(value) if isinstance(value, str) else value
+        return loads(plain)
     except ValueError:
         return value
 

@@ -20,11 +20,12 @@ from jmespath.exceptions import JMESPathError
 from jmespath.visitor import TreeInterpreter
 
 from agro.errors import Refused
-from agro.logs.fields import are_messages
+from agro.logs.fields import are_messages, unpacked
 from agro.logs.interchange import FIELDS, PREFERENCE
 
 OPTIONAL = ("reward", "votes_chosen", "votes_rejected")  # unknown where a record doesn't have the column
 MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
+_SPECIAL = re.compile(r"""[\[\](){}|&"'`*]""")  # what names seldom have, and expressions
 _COMMON = ("answer", "meta", "sampling")  # a list in these belongs to every response
 
 
@@ -54,15 +55,6 @@ def check_map(mapping: Mapping[str, str]) -> None:
                 f"--map {name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
                 "column under its own name)"
             )
-        path = _parse(column)
-        for expression in (path.prefix, path.suffix or ""):
-            try:
-                _compiled(expression)
-            except JMESPathError as error:
-                raise Refused(
-                    f"--map {name}={column}: expected the name of a column or a JMESPath expression, such as "
-                    f"choices[0].text: {_reason(error)}"
-                ) from None
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
     for name, column in mapping.items():
         is_optional = name in OPTIONAL
         try:
-            matches = _matches(row, column, KleeneInterpreter if is_optional else TreeInterpreter)
+            matches = _matches(row, column, KleeneInterpreter if is_optional else CellInterpreter)
         except Refused as error:
             raise Refused(f"{name}: {error}") from None
         if not matches and is_optional and _parse(column).suffix is None:
@@ -138,10 +130,9 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
             if row.keys().isdisjoint(heads([column])):
                 missing.append(name)
         if not matches:
-            raise Refused(
-                f"{name}: no column {column}; there are {', '.join(row) or 'none'} (an item of a list is "
-                "LIST[0])"
-            )
+            problem = _problem(column) if _SPECIAL.search(column) else ""
+            hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
+            raise Refused(f"{name}: no column {column}; there are {', '.join(row) or 'none'} ({hint})")
         fields[name] = matches
     return fields, missing
 
@@ -167,13 +158,12 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any
 def check_columns(columns: Mapping[str, str]) -> None:
     """Raise `Refused` for a column that is neither a name nor a JMESPath expression."""
     for name, column in columns.items():
-        try:
-            _compiled(column)
-        except JMESPathError as error:
+        problem = _problem(column)
+        if problem and _SPECIAL.search(column):
             raise Refused(
                 f"data.columns.{name} = {column!r}: expected the name of a column or a JMESPath expression, "
-                f"such as choices[0].text: {_reason(error)}"
-            ) from None
+                f"such as choices[0].text: {problem}"
+            )
 
 
 def _in_step(part: Part) -> list[Part]:
@@ -258,6 +248,7 @@ def _matches(
     if suffix is None:
         return {None: _Match(column, value)}
     items: Iterable[tuple[str | int, Any]] = ()
+    value = unpacked(value) if issubclass(interpreter, CellInterpreter) else value
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
@@ -273,13 +264,20 @@ def _matches(
 
 @cache
 def _compiled(expression: str) -> Any:
-    """The expression; a name such as `chosen-rating`, which is none, is that of a column."""
-    try:
-        return jmespath.compile(expression or "@")
-    except JMESPathError:
-        if re.search(r"""[\[\](){}|&"'`*]""", expression):
-            raise
+    """The expression; what is none is the name of a column."""
+    if _problem(expression):
         return jmespath.compile(json.dumps(expression, ensure_ascii=False))
+    return jmespath.compile(expression or "@")
+
+
+@cache
+def _problem(expression: str) -> str:
+    """Why it is no expression, such as `chosen-rating` and `Rating (1-5)`; "" where it is one."""
+    try:
+        jmespath.compile(expression or "@")
+    except JMESPathError as error:
+        return _reason(error)
+    return ""
 
 
 def value_at(
@@ -330,7 +328,17 @@ _TEXT_FUNCTIONS = ("contains", "starts_with", "ends_with")
 _TAKE_NULL = ("not_null", "type", "to_array", "to_string", "to_number")
 
 
-class KleeneInterpreter(TreeInterpreter):  # type: ignore[misc]  # jmespath has no types
+class CellInterpreter(TreeInterpreter):  # type: ignore[misc]  # jmespath has no types
+    """JMESPath that goes on into a text which is JSON, as tables have objects in their cells."""
+
+    def visit_field(self, node: Any, value: Any) -> Any:
+        return super().visit_field(node, unpacked(value))
+
+    def visit_index(self, node: Any, value: Any) -> Any:
+        return super().visit_index(node, unpacked(value))
+
+
+class KleeneInterpreter(CellInterpreter):
     """JMESPath in which null is unknown to a condition, as for rewards: what isn't known isn't false.
 
     A comparison with null is null, but with the literal `null` itself; so are !null, and `&&` and `||` where

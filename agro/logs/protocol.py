@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs.interchange import Tokenizer
+from agro.types import Text
 
 Row = Mapping[str, Any]
 Kind = Literal["samples", "episodes", "pairs", "demonstrations", "prompts", "nothing"]
@@ -30,6 +31,16 @@ class Judgment(NamedTuple):
     winner: int  # position in the item's records
     loser: int
     votes: Votes = (None, None)  # for the winner and for the loser
+
+
+class ScoredDocument(NamedTuple):
+    """A document of an evaluation, and how what a model made of it was scored, text or log-likelihoods."""
+
+    task: str  # the set that it is of; "" where its record doesn't say
+    id: str
+    document: Text  # the same whichever model answers, however it was prompted
+    prompted: Text  # what the model was given for it
+    scores: Mapping[str, float | None]  # by metric; None: unknown
 
 
 # What one record may raise, also where a value isn't checked by name; it doesn't end an import. Not among
@@ -138,5 +149,6 @@ class Format:
     once: bool = False
     repeats: str = ""  # what repeats them, for the report, such as "TRL's queue"
     weighs: bool = False  # whether `read` takes --reward itself; else it names columns of the record
+    scored: Callable[[Row], ScoredDocument] | None = None  # of evaluations, for `agro compare`
     asks: bool = False  # of demonstrations: whether a file of them is one of prompts with answers as well
     chooses: str = ""  # what --choose names, where there may be several; more than one with ", " between

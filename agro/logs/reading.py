@@ -20,7 +20,7 @@ from agro.logs.fields import summed
 from agro.logs.format_table import FORMATS, Recognizer
 from agro.logs.import_report import Options, Refusal
 from agro.logs.interchange import from_record
-from agro.logs.labels import as_reward
+from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import RECORD_ERRORS, Context, Format, Item, Row, SkipRecord, reason_of
@@ -201,7 +201,10 @@ class Reader:
         if record.get("prompt") is None:
             record = _join(record, self._prompts)
         if isinstance(record.get("reward"), str) or self._context.word_rewards:
-            record = {**record, "reward": as_reward(record.get("reward"), self._context, "reward")}
+            reward = record.get("reward")
+            if self._mapping:  # others' columns may have numbers as text, in JSON too
+                reward = number_in(reward)
+            record = {**record, "reward": as_reward(reward, self._context, "reward")}
         return from_record(
             self._privacy.apply(record),
             role=self._options.get("role", "log"),

@@ -12,6 +12,7 @@ import sqlite3
 import struct
 import zipfile
 import zlib
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -57,7 +58,7 @@ def read_records(path: str | Path) -> Iterator[Line]:
         if is_parquet:
             for block in arrow_blocks(str(path), parquet.batches(path)):
                 yield from block.lines()
-        elif _is_table(path):
+        elif is_table(path):
             yield from _table(path, file)
         else:
             is_list, parts = _json(path, file)
@@ -67,7 +68,7 @@ def read_records(path: str | Path) -> Iterator[Line]:
 def read_blocks(path: str | Path) -> Iterator[Block]:
     """The records of `read_records` in blocks, from which other processes can make them."""
     path = Path(path)
-    if datasets.on_hub(path) or path.is_dir() or _is_table(path):
+    if datasets.on_hub(path) or path.is_dir() or is_table(path):
         yield from record_blocks(read_records(path))
         return
     with content(path) as (file, is_parquet):
@@ -78,10 +79,6 @@ def read_blocks(path: str | Path) -> Iterator[Block]:
         yield from record_blocks(_items(path, parts)) if is_list else json_blocks(str(path), parts)
 
 
-def _is_table(path: Path) -> bool:
-    return path.name.removesuffix(".gz").removesuffix(".zst").endswith((".csv", ".tsv"))
-
-
 def _json(path: Path, file: BinaryIO) -> tuple[bool, Iterable[bytes]]:
     """Whether a file is one list of objects, and its content: parts of it, or the lines of JSON Lines.
 
@@ -90,6 +87,8 @@ def _json(path: Path, file: BinaryIO) -> tuple[bool, Iterable[bytes]]:
     head = file.readline(BLOCK)
     if head.startswith(b"SQLite format 3"):
         raise Refused(f"{path}: expected a log, got a store; write its samples to a file first (agro export)")
+    if head.startswith(b"PK\x03\x04"):
+        raise Refused(f"{path}: expected a log, got a zip file, such as a spreadsheet; save its sheet as CSV")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Refused(f"{path}: expected UTF-8, got UTF-16; convert it (iconv -f UTF-16 -t UTF-8)")
     while head and not head.strip(b"\xef\xbb\xbf \t\r\n"):
@@ -129,13 +128,14 @@ class _Stream:
 
 
 def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """CSV, or TSV: the first row has the names of the columns."""
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-    rows = csv.reader(text, "excel-tab" if ".tsv" in path.suffixes else "excel", strict=True)
+    """CSV, or TSV: the first row has the names of the columns, and tells what is between them."""
+    text = io.TextIOWrapper(file, encoding_of(path), newline="")
+    number = 0
     try:
+        head = text.readline()
+        delimiter = "\t" if ".tsv" in path.suffixes else max(DELIMITERS, key=head.count)
+        rows = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
         names = next(rows, [])
-        if len(names) == 1 and ";" in names[0]:
-            raise Refused(f"{path}: expected commas between columns, got semicolons; write it with commas")
         if len(set(names)) < len(names):
             raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
         for number, row in enumerate(rows, 1):
@@ -146,7 +146,32 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
             else:
                 yield Line(location, number, {}, f"expected {len(names)} cells, got {len(row)}")
     except (csv.Error, UnicodeDecodeError) as error:
-        raise Refused(f"{path}: after line {rows.line_num}: can't be read as CSV: {error}") from None
+        raise Refused(f"{path}: after {number} records: can't be read as CSV: {error}") from None
+
+
+DELIMITERS = (",", ";", "\t", "|")  # of the first line the most frequent one
+
+
+def encoding_of(path: Path) -> str:
+    """Of a table: by its first bytes, or UTF-8. Windows-1252, where it has bytes that UTF-8 can't have and
+    none that it has for letters beyond ASCII: else it is damaged."""
+    with content(path) as (file, _):
+        decoder = getincrementaldecoder("utf-8")("surrogateescape")
+        block, has_letters, has_others = file.read(BLOCK), False, False
+        if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return "utf-16"
+        while block:
+            text = decoder.decode(block.removeprefix(b"\xef\xbb\xbf"))
+            beyond = [] if text.isascii() else [c for c in set(text) if not c.isascii()]
+            escaped = sum("\udc80" <= c <= "\udcff" for c in beyond)
+            has_others |= escaped > 0
+            has_letters |= escaped < len(beyond)
+            block = file.read(BLOCK)
+    return "cp1252" if has_others and not has_letters else "utf-8-sig"
+
+
+def is_table(path: Path) -> bool:
+    return path.name.removesuffix(".gz").removesuffix(".zst").endswith((".csv", ".tsv"))
 
 
 def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) -> Iterator[Line]:

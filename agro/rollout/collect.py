@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agro.config import SamplerConfig
 from agro.rewards import Reward, check_failures
-from agro.rollout.rollout import Rollout
 from agro.store import Origin, Store
 from agro.types import Prompt, Sample
+
+if TYPE_CHECKING:
+    from agro.rollout.rollout import Rollout
 
 FLUSH_SECONDS = 0.1  # responses that finish within this time are stored together
 

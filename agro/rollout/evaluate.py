@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.config import SamplerConfig
-from agro.rewards import Reward
-from agro.rollout import Rollout
 from agro.types import Prompt, Sample
+
+if TYPE_CHECKING:
+    from agro.config import SamplerConfig
+    from agro.rewards import Reward
+    from agro.rollout.rollout import Rollout
 
 __all__ = ["Heldout", "heldout", "pass_at_k"]
 
@@ -157,17 +159,24 @@ class Heldout:
         rows = [pass_at_k(int((~np.isnan(r)).sum()), int((r >= threshold).sum()), k) for r in self.rewards]
         return np.array([x for x in rows if not math.isnan(x)])
 
+    def best(self, k: int) -> NDArray[np.float64]:
+        """Of each prompt with k scored responses the expected highest reward of k of them."""
+        rows = [best_of_k(row[~np.isnan(row)], k) for row in self.rewards]
+        return np.array([x for x in rows if not math.isnan(x)])
+
     def to_json(self, threshold: float | None) -> dict[str, Any]:
         """Mean reward, accuracy and pass@k (k = 1, 2, 4, … ≤ n) with 95 % intervals, see
-        `agro.rollout.evaluate`.
+        `agro.rollout.evaluate`. And best@k (k = 2, 4, …), which is pass@k where all rewards are 0 or 1.
 
         `threshold`: the reward from which a response passes; where it is None, nothing is said of passing.
         """
         rows = {"reward_mean": self._by_prompt()}
+        sizes = [2**i for i in range(self.rewards.shape[1].bit_length())]
         if threshold is not None:
             rows["accuracy"] = self.passed(1, threshold)
-            for i in range(self.rewards.shape[1].bit_length()):
-                rows[f"pass@{2**i}"] = self.passed(2**i, threshold)
+            rows |= {f"pass@{k}": self.passed(k, threshold) for k in sizes}
+        if not np.isin(self.rewards[~np.isnan(self.rewards)], (0.0, 1.0)).all():
+            rows |= {f"best@{k}": self.best(k) for k in sizes[1:]}
         described = {name: _described(values) for name, values in rows.items()}
         return {**described, "pass_at": threshold, "unscored": self.unscored}
 
@@ -214,13 +223,33 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(n - passed + 1, n + 1))
 
 
+def best_of_k(rewards: NDArray[np.float64], k: int) -> float:
+    """Unbiased estimate of the expected highest reward of k responses, from n of them; NaN where n < k.
+
+    The i-th of the sorted rewards is the highest of k in C(i - 1, k - 1) of the C(n, k) choices.
+    """
+    n = len(rewards)
+    if n < k:
+        return math.nan
+    ways = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
+    return float(np.sort(rewards) @ np.array(ways))
+
+
 def heldout(
-    rollout: Rollout, reward: Reward, prompts: Sequence[Prompt], sampler: SamplerConfig, seed: int
+    rollout: Rollout,
+    reward: Reward,
+    prompts: Sequence[Prompt],
+    sampler: SamplerConfig,
+    seed: int,
+    samples: Iterable[Sample] | None = None,
 ) -> Heldout:
-    """Sample `sampler.n` responses to each prompt and score them; samples of one episode are one response."""
-    samples = sorted(
-        rollout.sample(prompts, sampler.n, sampler, seed=seed), key=lambda s: int(s.meta["index"])
-    )
+    """Sample `sampler.n` responses to each prompt and score them; samples of one episode are one response.
+
+    `samples`: these responses, where they were sampled before.
+    """
+    if samples is None:
+        samples = rollout.sample(prompts, sampler.n, sampler, seed=seed)
+    samples = sorted(samples, key=lambda s: int(s.meta["index"]))
     scores = reward.score(samples)
     values = [math.nan if score.value is None else score.value for score in scores]
     scored = [s.replace(reward=score.value) for s, score in zip(samples, scores, strict=True)]

@@ -133,6 +133,17 @@ class Sums:
         return self.mean - half, self.mean + half
 
 
+def holm(p: Sequence[float]) -> list[float]:
+    """The p of several comparisons, so adjusted that any is below 5 % by chance alone in at most 5 % of cases
+    (Holm, 1979). NaN stays, and isn't counted."""
+    adjusted, largest = list(p), 0.0
+    order = sorted((i for i, x in enumerate(p) if not math.isnan(x)), key=lambda i: p[i])
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, p[i] * (len(order) - rank)))
+        adjusted[i] = largest
+    return adjusted
+
+
 def mcnemar(difference: Values) -> float:
     """The exact test of differences of −1, 0 and 1 (McNemar, 1947): are gains and losses equally likely?"""
     if len(difference) < 2:
@@ -170,12 +181,27 @@ def _by_prompt(rewards: Values) -> Values:
 
 
 def shares_interval(difference: Values) -> tuple[float, float]:
-    """95 % of differences of −1, 0 and 1 by Bonett and Price (2012), right with few changes too."""
+    """95 % of differences of −1, 0 and 1: those that Tango's score test (1998) doesn't reject.
+
+    Where five prompts or more change on average it covers in 93 to 97 % of cases (benchmarks/intervals). The
+    exact test rejects a little less: an interval without 0 may have a p slightly above .05.
+    """
     n = len(difference)
     if n < 2:
         return math.nan, math.nan
-    gained = (float((difference > 0).sum()) + 1) / (n + 2)
-    lost = (float((difference < 0).sum()) + 1) / (n + 2)
-    middle = gained - lost
-    half = Z * math.sqrt((gained + lost - middle**2) / (n + 2))
-    return max(-1.0, middle - half), min(1.0, middle + half)
+    gains, losses = int((difference > 0).sum()), int((difference < 0).sum())
+    return -_highest(losses, gains, n), _highest(gains, losses, n)
+
+
+def _highest(gains: int, losses: int, n: int) -> float:
+    """The largest difference that isn't rejected, by bisection."""
+    low, high = (gains - losses) / n, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        # The likeliest share of losses where the difference is `middle`: the root of a quadratic equation.
+        b = (2 * n - gains + losses) * middle - gains - losses
+        share = (math.sqrt(b**2 + 8 * n * losses * middle * (1 - middle)) - b) / (4 * n)
+        variance = n * (2 * share + middle * (1 - middle))
+        rejected = (gains - losses - n * middle) ** 2 > Z**2 * variance
+        low, high = (low, middle) if rejected else (middle, high)
+    return low

@@ -15,9 +15,7 @@ REWARD, TOKENS, NATS = "reward", "tokens", "nats per response"
 RESPONSES, STEPS, SECONDS = "responses", "optimizer steps", "s"
 
 
-PAIRED_INTERVAL = (
-    "Bonett and Price's of right and wrong, else a studentized bootstrap; of clusters Student's t"
-)
+PAIRED_INTERVAL = "Tango's of right and wrong, else a studentized bootstrap; of clusters Student's t"
 LOGGED_INTERVAL = "Student's t of the jackknife over clusters of prompts"
 
 

@@ -54,12 +54,14 @@ class Verdict:
         return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {way_out}.")
 
     @classmethod
-    def compared(cls, comparison: Comparison) -> Verdict:
-        """Of a result against its start, which were measured apart from the run."""
+    def compared(
+        cls, comparison: Comparison, prompts: str = "held-out prompts", measure: str = "mean reward"
+    ) -> Verdict:
+        """Of two results that were measured apart from a run, by a `measure` of these `prompts`."""
         numbers = {name: getattr(comparison, name) for name in NUMBERS}
         row: Row = {"step": None, GAIN: comparison.difference}
         row |= {f"{GAIN}_{name}": None if math.isnan(x) else x for name, x in numbers.items()}
-        return cls(_answer(row), f"{_compared(row, None)}.", row)
+        return cls(_answer(row), f"{_compared(row, None, prompts=prompts, measure=measure)}.", row)
 
     @classmethod
     def rated(cls, ratings: Ratings, against: str = "the start", at: str = "") -> Verdict:
@@ -122,9 +124,15 @@ def _answer(row: Row, metric: str = GAIN) -> Answer:
     return "better" if row[metric] > 0 else "worse"
 
 
-def _compared(row: Row, steps: int | None, metric: str = GAIN) -> str:
+def _compared(
+    row: Row,
+    steps: int | None,
+    metric: str = GAIN,
+    prompts: str = "held-out prompts",
+    measure: str = "mean reward",
+) -> str:
     """The difference with its interval, and what was compared."""
-    answer, prompts = _answer(row, metric), f"{row[f'{metric}_n']} held-out prompts"
+    answer, prompts = _answer(row, metric), f"{row[f'{metric}_n']} {prompts}"
     clusters = row.get(f"{metric}_clusters")
     if clusters is not None and clusters < row[f"{metric}_n"]:
         prompts += f" in {clusters} clusters of near-copies"
@@ -132,11 +140,11 @@ def _compared(row: Row, steps: int | None, metric: str = GAIN) -> str:
     if answer == "not shown":
         least = row.get(f"{metric}_detectable")
         power = "" if least is None else f", which show {fixed(least)} or more four times out of five"
-        change = f"the mean reward changed by {_size(row, 1, metric)}"
+        change = f"the {measure} changed by {_size(row, 1, metric)}"
         return f"Not shown better{at}: {change} on {prompts}{power}"
     chance = _chance(row[f"{metric}_p"])
     size = _size(row, 1 if answer == "better" else -1, metric)
-    return f"{answer.capitalize()}{at} by {size} in mean reward on {prompts}, {chance}"
+    return f"{answer.capitalize()}{at} by {size} in {measure} on {prompts}, {chance}"
 
 
 def _chance(p: float) -> str:

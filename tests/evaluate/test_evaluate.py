@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from agro.rollout.evaluate import Heldout, pass_at_k
+from agro.rollout.evaluate import Heldout, best_of_k, pass_at_k
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
@@ -18,6 +18,16 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n: int) -> None:
             subsets = list(combinations([i < passed for i in range(n)], k))
             assert pass_at_k(n, passed, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
     assert math.isnan(pass_at_k(n, 0, n + 1))
+
+
+def test_best_at_k_is_the_mean_over_subsets_of_their_best() -> None:
+    rewards = np.array([0.2, 0.9, -1.0, 0.5, 0.5, 0.0])
+    for k in range(1, 7):
+        expected = np.mean([max(subset) for subset in combinations(rewards.tolist(), k)])
+        assert best_of_k(rewards, k) == pytest.approx(expected)
+    assert math.isnan(best_of_k(rewards, 7))
+    found = Heldout(np.array([[0.2, 0.9], [0.5, math.nan]]), ())
+    assert found.to_json(None)["best@2"]["value"] == 0.9
 
 
 def test_means_are_over_prompts_and_the_unknown_counts_nowhere() -> None:

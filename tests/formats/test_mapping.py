@@ -119,6 +119,7 @@ def test_lists_under_a_star() -> None:
         ({"a": ["x"]}, ["response=a[1]"], r"response: no column a\[1\]"),
         ({"a": {"b": 1}}, ["response=length(a.b)"], "length"),
         ({"a": 1}, ["response=*.b"], r"response: no column \*.b"),
+        ({"a": 1}, ["response=a[b"], r"response: no column a\[b; there are a \(as a JMESPath expression: "),
         ({"a": {"t": "x"}, "b": {"r": 1, "t": "y"}}, ["response=*.t", "reward=*.r"], "reward: no column a.r"),
         ({"r": ["a", "b"], "s": [1]}, ["response=r", "reward=s"], "s: expected 2 values, as r has, got 1"),
         ({"r": []}, ["response=r"], "r: expected at least one response"),
@@ -140,7 +141,6 @@ def test_columns_that_do_not_fit(row: dict[str, Any], mapping: list[str], messag
         (["zzz=x"], "the fields are prompt, response, reward"),
         (["meta.=x"], "the record has no field meta"),
         (["reward=x", "reward=y"], "reward is mapped to x already"),
-        (["reward=a[b"], r"reward=a\[b: expected the name of a column or a JMESPath expression"),
     ],
 )
 def test_a_mapping_that_can_not_be_meant(items: list[str], message: str) -> None:
@@ -152,6 +152,20 @@ def test_the_name_of_a_column_needs_no_quotes() -> None:
     row = {"gen_ai.input": "Q", "chosen-text": "a", "my score": 1}
     assert records(row, "prompt=gen_ai.input", "response=chosen-text", "reward=my score") == [
         {"prompt": "Q", "response": "a", "reward": 1}
+    ]
+
+
+def test_an_exact_name_wins_over_an_expression() -> None:
+    row = {"Question (en)": "Q", "a.b": "R", "a": {"b": "no"}, "Rating (1-5)": 4}
+    assert records(row, "prompt=Question (en)", "response=a.b", "reward=Rating (1-5)") == [
+        {"prompt": "Q", "response": "R", "reward": 4}
+    ]
+
+
+def test_a_path_goes_on_into_json_in_a_cell() -> None:
+    row = {"q": "Q", "reply": '{"text": "R", "scores": [0.5]}'}
+    assert records(row, "prompt=q", "response=reply.text", "reward=reply.scores[0]") == [
+        {"prompt": "Q", "response": "R", "reward": 0.5}
     ]
 
 

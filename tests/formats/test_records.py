@@ -88,7 +88,7 @@ def test_a_table_of_text_gives_numbers_and_lists_to_the_fields_that_have_them(
         ),
         ("a.csv", "prompt,response\nQ,a,b\n", r"a.csv:2: expected 2 cells, got 3"),
         ("a.csv", "prompt,prompt\nQ,a\n", "expected different columns, got prompt, prompt"),
-        ("a.csv", b"prompt,response\nQ,\xff\n", "can't be read as CSV"),
+        ("a.csv", b"prompt,response\nQ\xc3\xa4,\xff\n", "can't be read as CSV"),
         (
             "a.json",
             '[{"prompt": "Q", "response": "a"}, {"prompt"',

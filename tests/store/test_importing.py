@@ -72,6 +72,8 @@ def test_interchange_records(store: Store, folder: Path) -> None:
         "left_out": {},
         "columns_left": [],
         "recognized": "interchange records",
+        "encodings": {},
+        "unused": [],
         "normalized": "",
         "refused": [],
         "refused_count": 0,
@@ -459,12 +461,12 @@ def test_nan_of_a_table_is_an_unknown_reward(store: Store, folder: Path) -> None
 
 def test_files_that_are_no_logs_are_named(store: Store, folder: Path) -> None:
     (folder / "wide.jsonl").write_bytes(json.dumps(record()).encode("utf-16"))
-    (folder / "s.csv").write_text("prompt;response\nQ;A\n")
+    (folder / "table.xlsx").write_bytes(b"PK\x03\x04")
     with Store.open(folder / "other.db") as other:
         other.append([sample()])
     for name, message in (
         ("wide.jsonl", "expected UTF-8, got UTF-16"),
-        ("s.csv", "expected commas between columns, got semicolons"),
+        ("table.xlsx", "such as a spreadsheet; save its sheet as CSV"),
         ("other.db", "expected a log, got a store; .*agro export"),
     ):
         with pytest.raises(Refused, match=message):

@@ -16,7 +16,9 @@ from agro.cli import app
 from agro.errors import Interrupted, Refused
 from agro.pages.run.compare import compare
 from agro.pages.run.compare_page import notes, page
-from agro.runs.by_prompt import FILE, PairedResults, Result
+from agro.runs.by_prompt import FILE
+from agro.runs.paired_results import PairedResults
+from agro.runs.results import Result
 from agro.train.trainer import BaseTrainer
 
 
@@ -82,11 +84,13 @@ def compare_with(a: Path, b: Path) -> PairedResults:
 def test_two_runs_are_compared_prompt_by_prompt(runs: list[Path], tmp_path: Path) -> None:
     ends = [metrics(run)[-1]["eval_reward"] for run in runs]
     arguments = ["compare", *map(str, runs), "--out", str(tmp_path)]
-    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["paired"]
-    assert found["gain"] == pytest.approx(ends[1] - ends[0])
-    assert (found["n"], found["a"]["step"], found["a"]["name"]) == (40, 6, str(runs[0]))
-    assert found["low"] <= found["gain"] <= found["high"]
-    assert found["answer"] in ("better", "worse", "not shown")
+    document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    [row], [found] = document["sets"], document["matching"]
+    assert row["difference"] == pytest.approx(ends[1] - ends[0])
+    assert (row["n"], found["a"]["step"], found["a"]["name"]) == (40, 6, str(runs[0]))
+    assert row["low"] <= row["difference"] <= row["high"]
+    assert row["verdict"] in ("better", "worse", "not shown")
+    assert len(document["lines"]) == 2
     shown = " ".join(CliRunner().invoke(app, arguments, env={"COLUMNS": "1000"}).stdout.split())
     text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "compare.html").read_text()).split())
     for place in (shown, text):
@@ -129,10 +133,10 @@ def test_prompts_of_one_side_are_counted_and_said(tmp_path: Path) -> None:
     said = " ".join(paired.notes)
     assert f"2 prompts only in {a} (x, y)" in said
     assert f"1 prompts only in {b} (z)" in said
-    assert "1 prompts without a reward on one side (u)" in said
+    assert "1 prompts without a score on one side (u)" in said
     result = CliRunner().invoke(app, ["compare", str(a), str(b), "--out", str(tmp_path / "out"), "--json"])
     document = json.loads(result.stdout)
-    assert document["paired"]["only_a"] == ["x", "y"]
+    assert document["matching"][0]["only_a"] == ["x", "y"]
     assert document["files"] == [str(tmp_path / "out" / "compare.html")]
     assert "2 prompts only in" in (tmp_path / "out" / "compare.html").read_text()
 
@@ -144,9 +148,10 @@ def test_a_run_against_a_file_of_agro_eval(runs: list[Path], tmp_path: Path) -> 
     file = tmp_path / "eval.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     result = CliRunner().invoke(app, ["compare", str(runs[0]), str(file), "--out", str(tmp_path), "--json"])
-    found = json.loads(result.stdout)["paired"]
-    assert (found["answer"], found["n"], found["b"]["step"], found["b"]["mean"]) == ("better", 40, None, 9)
-    assert any("doesn't say its reward" in note for note in found["notes"])
+    document = json.loads(result.stdout)
+    [row], [found] = document["sets"], document["matching"]
+    assert (row["verdict"], row["n"], found["b"]["step"], row["b"]) == ("better", 40, None, 9)
+    assert any("the reward isn't recorded there" in note for note in found["notes"])
 
 
 def test_what_can_not_be_compared_is_refused(tmp_path: Path) -> None:
@@ -162,5 +167,5 @@ def test_what_can_not_be_compared_is_refused(tmp_path: Path) -> None:
     a.write_text(a.read_text() * 2)
     with pytest.raises(Refused, match=r"a.jsonl:3: expected each prompt once"):
         Result.of_file(a)
-    refused = CliRunner().invoke(app, ["compare", str(a), str(a), str(a)])
-    assert (refused.exit_code, "expected two results where one is a file" in refused.stderr) == (2, True)
+    refused = CliRunner().invoke(app, ["compare", str(a)])
+    assert (refused.exit_code, "expected two results or more" in refused.stderr) == (2, True)

@@ -26,7 +26,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs.fields import a_list, entry, number, objects, omit, parsed, settings, text, token_fields, total
-from agro.logs.protocol import Context, Format, Item, Row, SkipRecord, line_of
+from agro.logs.protocol import Context, Format, Item, Row, ScoredDocument, SkipRecord, line_of
 
 _HEAD = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics")
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")
@@ -115,6 +115,29 @@ def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float |
     return [total(part, list(part), weights) for part in parts]
 
 
+def _lm_eval_scored(row: Row) -> ScoredDocument:
+    """Scores by "METRIC,FILTER", as the harness names them in its results. A document is scored whether text
+    was generated or the log-likelihoods of given answers were taken."""
+    names = row.get("metrics")
+    if not isinstance(names, list):
+        names = [name for name in row if name not in (*_HEAD, *_HASHES)]
+    scores = {}
+    for name in names:
+        value = row.get(name)
+        values = value if isinstance(value, list) and value else [value]
+        if all(isinstance(x, int | float) for x in values):  # else it is for a metric of the whole task
+            key = f"{name},{row['filter']}" if "filter" in row else str(name)
+            scores[key] = sum(values) / len(values)
+    return ScoredDocument("", str(row["doc_id"]), _as_text(row["doc"]), _as_text(row["arguments"]), scores)
+
+
+def _as_text(value: Any) -> str:
+    """A line a value, after its name: without brackets, which near-copies would be told by."""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_as_text(item)}" for name, item in value.items())
+    return "\n".join(map(_as_text, value)) if isinstance(value, list) else str(value)
+
+
 def _refuse_weights(weights: Mapping[str, float], count: int, noun: str) -> None:
     """Raise `Refused` where --reward is given for several responses that share their metrics."""
     if weights:
@@ -134,6 +157,7 @@ LM_EVAL_FORMATS = (
         _samples,
         carries=("reward",),
         weighs=True,
+        scored=_lm_eval_scored,
         chooses="filter",
     ),
 )
@@ -211,6 +235,14 @@ def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
     return token_fields(prompt_ids, response_ids[index]) if response_ids[index] else {}
 
 
+def _lighteval_scored(row: Row) -> ScoredDocument:
+    doc, metric = entry(row["doc"], "doc"), entry(row["metric"], "metric")
+    scores = {name: number(value, f"metric.{name}") for name, value in metric.items()}
+    document = _as_text([doc.get("query"), doc.get("choices")])
+    given = _as_text(entry(row["model_response"], "model_response").get("input") or doc.get("query"))
+    return ScoredDocument(str(doc.get("task_name") or ""), str(doc.get("id")), document, given, scores)
+
+
 LIGHTEVAL_FORMATS = (
     Format(
         "lighteval",
@@ -221,6 +253,7 @@ LIGHTEVAL_FORMATS = (
         _details,
         carries=("reward", "tokens"),
         weighs=True,
+        scored=_lighteval_scored,
     ),
 )
 

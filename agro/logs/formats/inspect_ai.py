@@ -28,7 +28,7 @@ from agro.logs.fields import (
     text,
     total,
 )
-from agro.logs.protocol import Context, Format, Item, Row, line_of
+from agro.logs.protocol import Context, Format, Item, Row, ScoredDocument, line_of
 from agro.logs.record_files import Archive
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
@@ -183,6 +183,20 @@ def _number(value: Any, name: str) -> float | None:
         raise Refused(f"{name}: expected a number, C, I, P, N, yes or no, got {value!r:.80}") from None
 
 
+def _scored(row: Row) -> ScoredDocument:
+    """Scores by scorer, or by "SCORER.NAME" of one that gives several."""
+    run = entry(row["eval"], "eval")
+    scores: dict[str, float | None] = {}
+    for name, score in entry(row.get("scores"), "scores").items():
+        value = _value(entry(score, f"scores.{name}"))
+        parts = {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
+        scores |= {key: _number(x, f"scores.{key}") for key, x in parts.items()}
+    document = _resolved(row["input"], row.get("attachments") or {})
+    if not isinstance(document, str):
+        document = [_plain(message) for message in objects(document, "input")]  # their ids are of the log
+    return ScoredDocument(str(run.get("task") or ""), str(row["id"]), document, document, scores)
+
+
 _MONOLITH = re.compile(r"samples/[^/]+\.json")
 _SHELL = re.compile(r"(samples/.+)/sample\.json")
 _PART = re.compile(r"(samples/.+)/(\d+)\.json")
@@ -297,6 +311,7 @@ FORMATS = (
         opens=_opens,
         records=_records,
         weighs=True,
+        scored=_scored,
         chooses="scorer",
     ),
 )

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from agro.config import deciding
 from agro.errors import Refused
 from agro.rollout.evaluate import t_quantile
-from agro.runs.by_prompt import PairedResults, compare_runs
+from agro.runs.paired_results import PairedSets
+from agro.runs.results import Result
 from agro.runs.rundata import RunData, Values, load_run, to_array
 
 Measure = Literal["eval_reward", "reward_mean"]
@@ -73,14 +74,14 @@ class Curve:
 class RunComparison:
     """`differences`: each line's value by dotted key. `without_heldout`: runs without held-out reward.
 
-    `paired`: of two runs the second against the first on the same prompts; `unpaired`: why it isn't known.
+    `paired`: the other runs against the first on the same prompts; `unpaired`: why it isn't known.
     """
 
     measure: Measure
     lines: tuple[Curve, ...]
     differences: dict[str, list[Any]]
     without_heldout: tuple[RunData, ...]
-    paired: PairedResults | None = None
+    paired: PairedSets | None = None
     unpaired: str = ""
 
     def difference(self, line: Curve) -> Interval | None:
@@ -120,12 +121,12 @@ def compare(folders: Sequence[Path]) -> RunComparison:
     return RunComparison(measure, lines, differences, without, *_paired(runs))
 
 
-def _paired(runs: Sequence[RunData]) -> tuple[PairedResults | None, str]:
-    """The verdict on two runs, or why there is none; neither for another number of runs."""
-    if len(runs) != 2:
+def _paired(runs: Sequence[RunData]) -> tuple[PairedSets | None, str]:
+    """Every other run against the first, or why there is no verdict; neither for a single run."""
+    if len(runs) < 2:
         return None, ""
     try:
-        return compare_runs(*runs), ""
+        return PairedSets.of([[Result.of_run(run)] for run in runs]), ""
     except Refused as error:
         return None, f"No verdict prompt by prompt. {error}"
 

@@ -34,7 +34,7 @@ from agro.pages.run.curves import smoothing
 from agro.pages.run.figures import COLUMNS, png, running_mean, svg
 from agro.pages.run.hover import HoverColumn, hover
 from agro.pages.run.render import render
-from agro.runs.by_prompt import PairedResults
+from agro.runs.paired_results import PairedSets
 from agro.runs.rundata import Values
 
 COLORS = (*look.COLORS, INK)
@@ -134,8 +134,8 @@ def write(comparison: RunComparison, folder: Path) -> list[Path]:
     return paths
 
 
-def write_results(paired: PairedResults, folder: Path) -> list[Path]:
-    """Write compare.html of two results that aren't two runs, and return its path."""
+def write_results(paired: PairedSets, folder: Path) -> list[Path]:
+    """Write compare.html of results that aren't all runs, and return its path."""
     _make(folder)
     path = folder / "compare.html"
     numbers = json.dumps(paired.to_json(), indent=1, ensure_ascii=False)
@@ -202,8 +202,9 @@ def differences_words(comparison: RunComparison) -> list[str]:
 
 
 def to_json(comparison: RunComparison, paths: Sequence[Path]) -> dict[str, Any]:
+    paired = PairedSets(()) if comparison.paired is None else comparison.paired
     return {
-        "paired": None if comparison.paired is None else comparison.paired.to_json(),
+        **paired.to_json(),
         "measure": comparison.measure,
         "interval": "95 % t-interval over seeds",
         "lines": [_line_json(comparison, line) for line in comparison.lines],

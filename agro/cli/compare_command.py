@@ -1,0 +1,233 @@
+"""`agro compare`: is B better than A, on the same prompts? Of runs their curves too."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agro.cli.common import (
+    REWARD,
+    Json,
+    PolicySetting,
+    Responses,
+    RewardOption,
+    Seed,
+    options,
+    policy_config,
+    table,
+    terminal,
+)
+from agro.cli.models import LONGEST, rollout_of
+from agro.cli.run_models import config_of_model, sampler_of, saved_model
+from agro.errors import Refused
+
+if TYPE_CHECKING:
+    from agro.pages.run.compare import RunComparison
+    from agro.runs.paired_results import PairedResults, PairedSets
+    from agro.runs.results import Result
+
+
+def compare(
+    results: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B…",
+            help="Runs, stores, files of agro eval --out, samples of lm-evaluation-harness, lighteval or "
+            "Inspect (a file, or the folder of several tasks), other logs; with --prompts models. Each other "
+            "one is compared with the first. Of runs those that differ in their seed alone are one line.",
+        ),
+    ],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            help="Of several of a harness, such as exact_match,strict-match; the first that both have.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--prompts",
+            help="A set of prompts, which the models (of runs: theirs) answer; again for each set.",
+        ),
+    ] = None,
+    reward: Annotated[str | None, REWARD] = None,
+    option: RewardOption = None,
+    n: Responses = 8,
+    max_new: Annotated[
+        int | None,
+        typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the model's distribution.")] = 1.0,
+    seed: Seed = 0,
+    policy: PolicySetting = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The folder of compare.html, and of compare.png and compare.svg where all are runs."
+        ),
+    ] = Path("compare"),
+    as_json: Json = False,
+) -> None:
+    from agro.runs.paired_results import PairedSets
+    from agro.runs.results import is_run, results_at
+
+    paths = [Path(name) for name in results]
+    if prompts is None and metric is None and all(is_run(path) for path in paths):
+        _compare_runs(paths, out, as_json)
+        return
+    if len(results) < 2:
+        raise Refused(f"compare: expected two results or more, or a run, got {results[0]} alone")
+    if prompts is None:
+        _check_are_results(paths)
+        sides = [results_at(path) for path in paths]
+    else:
+        if reward is None:
+            raise Refused("--prompts: expected --reward NAME beside it, which scores the responses")
+        measured = _Measurement(prompts, reward, option, n, max_new, temperature, seed, policy)
+        sides = [measured.results(name) for name in results]
+    paired = PairedSets.of(sides, metric)
+    from agro.pages.run.compare_page import write_results
+
+    written = [str(path) for path in write_results(paired, out)]
+    if as_json:
+        print(json.dumps({**paired.to_json(), "files": written}, ensure_ascii=False, allow_nan=False))
+        return
+    _say(paired)
+    print("\n".join(written))
+
+
+def _check_are_results(paths: list[Path]) -> None:
+    for path in paths:
+        is_model = (path / "config.json").is_file() and not (path / "metrics.jsonl").is_file()
+        if is_model or not path.exists():
+            what = (
+                "a model" if is_model else "no such file or folder, and a model where it is the name of one"
+            )
+            raise Refused(f"{path}: {what}: models are compared with --prompts FILE --reward NAME")
+
+
+class _Measurement:
+    """Models answer sets of prompts, and one reward scores what they answer."""
+
+    def __init__(
+        self,
+        prompts: list[Path],
+        reward: str,
+        option: list[str] | None,
+        n: int,
+        max_new: int | None,
+        temperature: float,
+        seed: int,
+        policy: list[str] | None,
+    ) -> None:
+        from agro.config import RewardConfig
+        from agro.logs.prompts import load_prompts
+
+        self.sets = {path.stem: load_prompts(path) for path in prompts}
+        if len(self.sets) < len(prompts):
+            raise Refused("--prompts: expected files of different names, which name the sets")
+        self.reward = RewardConfig(name=reward, options=options(option))
+        self.n, self.max_new, self.temperature, self.seed = n, max_new, temperature, seed
+        self.policy = policy
+
+    def results(self, name: str) -> list[Result]:
+        """One a set. The result of a run is its model's; a file or store of responses is read as it is."""
+        from agro.rewards import load_reward
+        from agro.rollout.evaluate import heldout
+        from agro.rollout.rollout import EpisodeReward
+        from agro.runs.results import Result, is_run, results_at
+
+        if Path(name).is_file():
+            return results_at(Path(name))
+        model = saved_model(Path(name), "model", "--model") if is_run(Path(name)) else name
+        ran = config_of_model(model)
+        sampler = sampler_of(self.n, self.temperature, self.max_new, ran)
+        settings = policy_config(model, self.policy, None if ran is None else ran.policy)
+        rollout = rollout_of(model, settings, None if ran is None else ran.environment)
+        scoring = self.reward.model_dump(mode="json", include={"name", "options"})
+        found = []
+        with closing(EpisodeReward(load_reward(self.reward))) as scorer:
+            for task, loaded in self.sets.items():
+                measured = heldout(rollout, scorer, loaded, sampler, self.seed)
+                if measured.is_unknown:
+                    raise Refused(
+                        f"{name}: none of the responses to {task} could be scored: "
+                        f"{measured.errors[0] if measured.errors else 'the reward is unknown'}"
+                    )
+                rewards = dict(zip((p.id for p in loaded), measured.mean_rewards(), strict=True))
+                texts = {prompt.id: prompt.text for prompt in loaded}
+                found.append(Result.of_prompts(name, rewards, texts, task=task, scoring=scoring))
+        return found
+
+
+def _compare_runs(runs: list[Path], out: Path, as_json: bool) -> None:
+    from agro.pages.run.compare import compare as read
+    from agro.pages.run.compare_page import to_json, write
+
+    comparison = read(runs)
+    paths = write(comparison, out)
+    if as_json:
+        print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
+        return
+    if comparison.paired is not None:
+        _say(comparison.paired)
+    _say_curves(comparison)
+    print("\n".join(map(str, paths)))
+
+
+def _say_curves(comparison: RunComparison) -> None:
+    from agro.pages.run.compare_page import NAMES, difference_words, differences_words, final_words, notes
+
+    final = f"final {NAMES[comparison.measure]}"
+    shown = table("line", "seeds", final, "step", "to the first line", wrap_names=True)
+    for line in comparison.lines:
+        seeds = ", ".join(map(str, line.seeds))
+        shown.add_row(
+            line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(comparison, line)
+        )
+    console = terminal()
+    console.print(shown)
+    console.print("[…]: 95 % t-interval over seeds\n")
+    for text in [
+        "what differs:",
+        *(differences_words(comparison) or ["nothing but the seed"]),
+        "",
+        *notes(comparison),
+    ]:
+        console.print(text)
+
+
+def _say(paired: PairedSets) -> None:
+    """One comparison in sentences; of several a table, and the sentences of those that show a difference."""
+    console = terminal()
+    if len(paired.pairs) > 1:
+        shown = table("set", "prompts", "first", "other", "difference", "p", "verdict", wrap_names=True)
+        for pair in paired.pairs:
+            shown.add_row(pair.name, *_cells(pair))
+        console.print(shown)
+        console.print(
+            f"[…]: 95 % interval of other − first; p: adjusted for {len(paired.pairs)} comparisons (Holm)\n"
+        )
+    for pair in paired.pairs:
+        console.print(pair.sentence)
+        for note in pair.notes:
+            console.print(note)
+    for note in paired.notes:
+        console.print(f"Not compared: {note}")
+    console.print("")
+
+
+def _cells(pair: PairedResults) -> list[str]:
+    from agro.io.numbers import fixed
+
+    x = pair.comparison
+    difference = fixed(x.difference, signed=True)
+    if x.low == x.low:
+        difference += f" [{fixed(x.low, signed=True)}, {fixed(x.high, signed=True)}]"
+    p: Any = "unknown" if pair.p != pair.p else fixed(pair.p, 4)
+    return [str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer]

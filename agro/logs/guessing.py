@@ -1,0 +1,521 @@
+"""What the columns of an unknown log are: a proposal for `agro import`, by their names and their content.
+
+A proposal is tried on the first records before it is made, and names what it rests on. Nothing is imported by
+a guess that wasn't printed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from agro.errors import Refused
+from agro.io.terminal import cut
+from agro.logs.fields import are_messages, unpacked
+from agro.logs.format_table import lines_of
+from agro.logs.import_report import ImportReport, Options
+from agro.logs.importing import import_files
+from agro.logs.labels import WORDS, number_in, word_of
+from agro.logs.values import is_unknown
+from agro.store import Store
+
+ROWS = 200  # records that are looked at
+SHOWN = 3
+DEEP = 4  # levels of objects
+FEW = 12  # different words of a judgment
+Type = Literal["messages", "dialog", "texts", "numbers", "number", "flag", "word", "text", "empty"]
+
+# Words in the names of columns, the most telling first.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "prompt": (
+        *("prompt", "question", "instruction", "query", "frage", "request", "problem", "task", "user"),
+        *("human", "ask", "anfrage", "eingabe", "pregunta", "message", "input", "title", "context", "q"),
+        *("chat", "conversation", "history", "dialog", "dialogue"),
+    ),
+    "response": (
+        *("response", "completion", "answer", "reply", "antwort", "generation", "generated", "assistant"),
+        *("output", "bot", "prediction", "ausgabe", "respuesta", "model", "result", "text", "content"),
+        "a",
+    ),
+    "reward": (
+        *("reward", "score", "rating", "bewertung", "grade", "thumbs", "thumb", "feedback", "stars", "note"),
+        *(
+            "sterne",
+            "vote",
+            "quality",
+            "satisfaction",
+            "helpfulness",
+            "helpful",
+            "correct",
+            "label",
+            "points",
+        ),
+        *("verdict", "judgment", "judgement", "evaluation", "like", "liked", "accepted", "passed", "success"),
+        *("csat", "nps", "daumen"),
+    ),
+    "chosen": ("chosen", "preferred", "better", "best", "winner", "winning", "good", "accepted", "positive"),
+    "rejected": (
+        *("rejected", "dispreferred", "worse", "worst", "loser", "losing", "bad", "declined", "negative"),
+    ),
+    "preference": (
+        *("winner", "preference", "preferred", "better", "best", "choice", "chosen", "vote", "label"),
+        *("verdict", "judgment", "judgement"),
+    ),
+    "messages": (
+        "messages",
+        "conversation",
+        "conversations",
+        "dialog",
+        "dialogue",
+        "chat",
+        "turns",
+        "history",
+    ),
+}
+# What words of judgments are worth, besides those that need no --reward-map.
+WORTH: Mapping[str, float | None] = {
+    **dict.fromkeys(("good", "correct", "right", "pass", "passed", "helpful", "accepted", "accept"), 1.0),
+    **dict.fromkeys(
+        ("approved", "success", "satisfied", "excellent", "great", "ja", "oui", "sí", "hoch"), 1.0
+    ),
+    **dict.fromkeys(("bad", "incorrect", "wrong", "fail", "failed", "unhelpful", "not helpful"), 0.0),
+    **dict.fromkeys(("rejected", "reject", "denied", "failure", "unsatisfied", "poor", "nein", "non"), 0.0),
+    **dict.fromkeys(("terrible", "not correct", "runter"), 0.0),
+    **dict.fromkeys(("neutral", "partial", "partially correct", "mixed", "ok", "okay", "tie"), 0.5),
+    **dict.fromkeys(("unclear", "unknown", "skip", "skipped", "none", "unsure", "keine", "-"), None),
+}
+JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
+SPEAKERS = ("role", "speaker", "sender", "from", "author", "who", "type")  # keys of the turns of a dialog
+SAID = ("content", "text", "message", "value", "utterance", "body")
+ASSISTANTS = ("assistant", "bot", "gpt", "ai", "model", "agent", "chatbot", "support", "system_reply")
+TIES = (
+    "tie",
+    "both",
+    "equal",
+    "draw",
+    "none",
+    "neither",
+    "same",
+    "0",
+    "bothbad",
+    "both bad",
+    "tie (bothbad)",
+)
+SIDES = (("a", "b"), ("1", "2"), ("left", "right"), ("first", "second"), ("0", "1"))
+
+
+@dataclass
+class Column:
+    """The values at a path of `--map` in the first records, without unknown ones."""
+
+    path: str
+    values: list[Any] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[str]:
+        """The words of its name; of a nested one those of its last step first."""
+        spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", self.path)
+        steps = [re.findall(r"[^\W_]+", step.casefold()) for step in spaced.split(".")]
+        return [word for step in reversed(steps) for word in step]
+
+    @property
+    def type(self) -> Type:
+        if not self.values:
+            return "empty"
+        tests = (
+            ("messages", lambda x: are_messages(unpacked(x))),
+            ("dialog", lambda x: _dialog(unpacked(x)) is not None),
+            ("numbers", lambda x: isinstance(x, list) and all(map(_is_number, x))),
+            ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
+            ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
+            ("number", _is_number),
+        )
+        for name, test in tests:
+            if all(map(test, self.values)):
+                return name  # type: ignore[return-value]
+        is_few = len(self.distinct) <= FEW and max(len(word) for word in self.distinct) <= 24
+        return "word" if is_few and len(self.values) > len(self.distinct) else "text"
+
+    @property
+    def distinct(self) -> list[str]:
+        return list(dict.fromkeys(str(value) for value in self.values))
+
+    @property
+    def tells(self) -> bool:
+        """Whether it isn't the same in all of several records."""
+        return len(self.distinct) > 1 or len(self.values) < 2
+
+    def named(self, role: str) -> float:
+        """How well its name says that it has this role, from 0 to 1; a word further inside counts less."""
+        names, best = NAMES[role], 0.0
+        for place, token in enumerate(self.tokens):
+            word = token if token in names else token.removesuffix("s")
+            if word in names:
+                best = max(best, (1 - names.index(word) / len(names)) / (1 + place / 4))
+        return best
+
+    def about(self) -> dict[str, Any]:
+        """As JSON: its path, type and first values."""
+        kind = f"{self.type}, {len(self.distinct)} different" if self.values else "empty"
+        return {"column": self.path, "type": kind, "first": [cut(x, 60) for x in self.distinct[:SHOWN]]}
+
+
+def _is_number(value: Any) -> bool:
+    number = number_in(value)
+    return isinstance(number, int | float) and not isinstance(number, bool)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """How to import a file. `reasons`: what it rests on, and what wasn't used; `tried`: on how many records,
+    and how many samples and rewards or pairs came of them. Without `mapping` and `rewards` nothing is
+    proposed."""
+
+    path: Path
+    columns: tuple[Column, ...]
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    rewards: tuple[str, ...] = ()
+    reward_map: Mapping[str, float | None] = field(default_factory=dict)
+    undefined: Column | None = None  # may be the reward, but nobody knows what its words are worth
+    reasons: tuple[str, ...] = ()
+    tried: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.mapping or self.rewards)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it has rewards or pairs, or would have with --reward-map."""
+        has_judgments = self.rewards or not {"reward", "chosen"}.isdisjoint(self.mapping)
+        return bool(has_judgments) or self.undefined is not None
+
+    def options(self) -> Options:
+        options: Options = {"mapping": self.mapping}
+        if self.rewards:
+            options["rewards"] = dict.fromkeys(self.rewards, 1.0)
+        if self.reward_map:
+            options["reward_map"] = self.reward_map
+        return options
+
+    def command(self, store: str = "STORE.db") -> str:
+        """The full command; of words whose worth is unknown with NUMBER in its place."""
+        parts = ["agro", "import", str(self.path), "--store", store]
+        for name, column in self.mapping.items():
+            parts += ["--map", f"{name}={column}"]
+        for name in self.rewards:
+            parts += ["--reward", name]
+        worth = [f"{word}={'null' if x is None else f'{x:g}'}" for word, x in self.reward_map.items()]
+        if self.undefined is not None:
+            parts += ["--map", f"reward={self.undefined.path}"]
+            worth = [f"{word}=NUMBER" for word in self.undefined.distinct[:FEW]]
+        if worth:
+            parts += ["--reward-map", ",".join(worth)]
+        return " ".join(map(shlex.quote, parts))
+
+    def to_json(self, store: str = "STORE.db") -> dict[str, Any]:
+        return {
+            "command": self.command(store) if self else None,
+            "undefined": None if self.undefined is None else self.undefined.distinct,
+            "columns": [column.about() for column in self.columns],
+            "reasons": self.reasons,
+            "tried": self.tried,
+        }
+
+
+def propose(path: Path) -> Proposal | None:
+    """A proposal for a file; None where it needs none: its format is known, and it has rewards or pairs.
+
+    Raises `Refused` where the file can't be read.
+    """
+    known = _tried(path, {})
+    if known is not None and not known.refused_count and (known.scored or known.pairs):
+        return None
+    rows = [line.value for line in islice(lines_of(path, None), ROWS) if not line.error]
+    columns = columns_of(rows)
+    best: Proposal | None = None
+    for guess in _guesses(path, columns, known):
+        report = _tried(path, guess.options())
+        if report is not None and report.samples and 2 * report.refused_count <= len(rows):
+            tried = f"{report.samples} samples, {report.scored} with a reward, {report.pairs} pairs"
+            if report.refused_count:
+                tried += f", {report.refused_count} refused ({report.refused[0].reason:.120})"
+            best = Proposal(**{**vars(guess), "tried": f"the first {len(rows)} records: {tried}"})
+            break
+    if best is not None and (known is None or best.is_judged):
+        return best
+    return None if known is not None and not known.refused_count else Proposal(path, columns)
+
+
+def _tried(path: Path, options: Options) -> ImportReport | None:
+    """What comes of the first records with these options; None where none can be taken."""
+    with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
+        try:
+            report = import_files(store, [path], limit=ROWS, **options)  # type: ignore[misc]
+        except Refused:
+            return None
+        return report if report.samples else None
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """The columns of records, also those inside of objects and of JSON in a cell."""
+    columns: dict[str, Column] = {}
+    for row in rows:
+        for name, value in row.items():
+            for path, inner in _leaves(name, _quoted(name), value, DEEP):
+                column = columns.setdefault(path, Column(path))
+                if not is_unknown(inner) and inner != "":
+                    column.values.append(inner)
+    return tuple(columns.values())
+
+
+def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, Any]]:
+    """The paths below a value, and what is there. `step`: the path as it stands in longer ones."""
+    parsed = unpacked(value)
+    if isinstance(parsed, dict) and parsed and deep:
+        if len(parsed) > 1 and all(str(key).isdecimal() for key in parsed):  # such as pandas' to_json
+            for item in parsed.values():
+                yield from _leaves(f"{step}.*", f"{step}.*", item, deep - 1)
+            return
+        for name, item in parsed.items():
+            longer = f"{step}.{_quoted(name)}"
+            yield from _leaves(longer, longer, item, deep - 1)
+    elif _are_objects(parsed) and deep and not are_messages(parsed) and _dialog(parsed) is None:
+        for item in parsed:
+            yield from _leaves(f"{step}[*]", f"{step}[*]", item, deep - 1)
+    else:
+        yield path, value
+
+
+def _quoted(name: str) -> str:
+    """As a step of an expression."""
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
+
+
+def _dialog(value: Any) -> tuple[str, str] | None:
+    """The keys of who speaks and of what is said, in the turns of a dialog that aren't messages."""
+    if not _are_objects(value):
+        return None
+    keys = set.intersection(*(set(turn) for turn in value))
+    who = next((key for key in SPEAKERS if key in keys), None)
+    said = next((key for key in SAID if key in keys), None)
+    if who is None or said is None or not all(isinstance(turn[who], str) for turn in value):
+        return None
+    speaks = {turn[who].casefold() in ASSISTANTS for turn in value}
+    return (who, said) if speaks == {True, False} else None
+
+
+def _as_messages(column: Column) -> str:
+    """The turns of a dialog as messages."""
+    dialogs = [unpacked(value) for value in column.values]
+    keys = _dialog(dialogs[0])
+    assert keys is not None
+    who, said = map(_quoted, keys)
+    names = dict.fromkeys(turn[keys[0]] for dialog in dialogs for turn in dialog)
+    roles = [f"({who} == {_json(n)} && 'assistant')" for n in names if n.casefold() in ASSISTANTS]
+    roles += [f"({who} == {_json(n)} && 'system')" for n in names if n.casefold() == "system"]
+    path = _step(column)
+    return f"{path}[].{{role: {' || '.join(roles)} || 'user', content: {said}}}"
+
+
+def _json(value: Any) -> str:
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _guesses(path: Path, columns: Sequence[Column], known: ImportReport | None) -> Iterator[Proposal]:
+    """Proposals, the likeliest first."""
+    reward, undefined = _reward(columns)
+    words = {} if reward is None else _worth(reward) or {}
+    reasons = [] if reward is None else [f"{reward.path} is the reward: it has {_content(reward)}"]
+    if undefined is not None:
+        reasons.append(f"{undefined.path} may be the reward; say what its words are worth")
+    if known is not None and reward is not None:
+        said = (*reasons, "prompt and response are those of a known format")
+        yield Proposal(path, tuple(columns), {}, (reward.path,), words, None, said)
+    for mapping, reason in _responses(columns, reward):
+        is_pair = "chosen" in mapping
+        whole = dict(mapping)
+        if reward is not None and not is_pair:
+            whole["reward"] = reward.path
+        inside = "".join(whole.values())
+        aside = [c.path for c in columns if c.type in JUDGING and c.path not in inside]
+        if any("*" in each for each in mapping.values()):
+            whole["source"] = f"'{path.stem}'"
+        said = (reason, *(() if is_pair else reasons), *((f"not used: {', '.join(aside)}",) if aside else ()))
+        yield Proposal(
+            path,
+            tuple(columns),
+            whole,
+            reward_map={} if is_pair else words,
+            undefined=None if is_pair else undefined,
+            reasons=said,
+        )
+
+
+def _content(column: Column) -> str:
+    if column.type in ("number", "numbers"):
+        return "numbers"
+    return f"the words {', '.join(column.distinct[:FEW])}"
+
+
+def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tuple[dict[str, str], str]]:
+    """Mappings of prompt and response, of pairs, or of messages, and why."""
+    texts = [c for c in columns if c.type in ("text", "word", "texts") and c is not reward and c.tells]
+    long = [c for c in texts if c.type != "word"]
+    prompt = _best([*texts, *(c for c in columns if c.type == "messages" and _is_asked(c))], "prompt")
+    if prompt is not None:
+        others = [c for c in texts if c is not prompt]
+        yield from _pairs(prompt, others, columns)
+        response = _best(others, "response")
+        if response is not None:
+            yield {"prompt": prompt.path, "response": response.path}, "prompt and response by their names"
+    dialogs = [c for c in columns if c.type == "messages"]
+    if dialogs:
+        dialog = _best(dialogs, "messages") or dialogs[0]
+        yield {"messages": dialog.path}, f"{dialog.path} has messages, the last one of the assistant"
+    for column in columns:
+        if column.type == "dialog":
+            yield {"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog"
+    if len(long) >= 2:
+        first, second = long[:2]
+        response = _best(long, "response")
+        if response is not None:
+            first, second = next(c for c in long if c is not response), response
+        elif prompt is not None:
+            first, second = prompt, next(c for c in long if c is not prompt)
+        yield (
+            {"prompt": first.path, "response": second.path},
+            "prompt and response by content: the columns of long text, in their order",
+        )
+
+
+def _is_asked(column: Column) -> bool:
+    """Whether messages end before the assistant's turn."""
+    return all(unpacked(value)[-1]["role"] != "assistant" for value in column.values)
+
+
+def _pairs(
+    prompt: Column, others: Sequence[Column], columns: Sequence[Column]
+) -> Iterator[tuple[dict[str, str], str]]:
+    chosen = _best(others, "chosen")
+    rejected = _best([c for c in others if c is not chosen], "rejected")
+    if chosen is not None and rejected is not None:
+        mapping = {"prompt": prompt.path, "chosen": chosen.path, "rejected": rejected.path}
+        yield mapping, "a better and a worse response by their names"
+    for left, right, marks in _sides(others):
+        for column in columns:
+            words = set(column.distinct)
+            if column in (prompt, left, right) or not column.named("preference") or not words:
+                continue
+            names = _side_names(words, (left, right), marks)
+            if names is not None:
+                yield _preferred(prompt, left, right, column, names)
+
+
+def _sides(columns: Sequence[Column]) -> Iterator[tuple[Column, Column, tuple[str, str]]]:
+    """Two columns whose names differ in the side alone, such as response_a and response_b."""
+    by_name = {tuple(c.tokens): c for c in columns}
+    for tokens, column in by_name.items():
+        for a, b in SIDES:
+            for place, token in enumerate(tokens):
+                other = by_name.get((*tokens[:place], b, *tokens[place + 1 :]))
+                if token == a and other is not None:
+                    yield column, other, (a, b)
+
+
+def _side_names(
+    words: Iterable[str], sides: tuple[Column, Column], marks: tuple[str, str]
+) -> tuple[str, str, bool] | None:
+    """What a column of winners calls either side, and whether it has ties; None where it has other words."""
+    names: dict[int, str] = {}
+    has_ties = False
+    for word in words:
+        tokens = re.findall(r"[^\W_]+", word.casefold())
+        places = [i for i in (0, 1) if marks[i] in tokens or word == sides[i].path]
+        if len(places) == 1 and places[0] not in names:
+            names[places[0]] = word
+        elif word.casefold().strip() in TIES or "tie" in tokens:
+            has_ties = True
+        else:
+            return None
+    return (names[0], names[1], has_ties) if len(names) == 2 else None
+
+
+def _preferred(
+    prompt: Column, left: Column, right: Column, winner: Column, names: tuple[str, str, bool]
+) -> tuple[dict[str, str], str]:
+    """Of a tie both votes are equal, which says that neither is better."""
+    a, b, said = _step(left), _step(right), _step(winner)
+    first, second, has_ties = names
+    is_a, is_b = (f"{said} == {_literal(name, winner)}" for name in (first, second))
+    chosen, rejected = f"({is_a} && {a}) || ({is_b} && {b})", f"({is_a} && {b}) || ({is_b} && {a})"
+    votes = {}
+    if has_ties:
+        chosen, rejected = f"{said} && (({is_b} && {b}) || {a})", f"{said} && (({is_b} && {a}) || {b})"
+        votes = {"votes_chosen": "`1`", "votes_rejected": f"(({is_a} || {is_b}) && `0`) || `1`"}
+    mapping = {"prompt": prompt.path, "chosen": chosen, "rejected": rejected, **votes}
+    return mapping, f"{winner.path} says which of {left.path} and {right.path} is better"
+
+
+def _step(column: Column) -> str:
+    path = column.path
+    return path if re.fullmatch(r"[A-Za-z_][\w.]*", path) else json.dumps(path, ensure_ascii=False)
+
+
+def _literal(name: str, column: Column) -> str:
+    value = next(value for value in column.values if str(value) == name)
+    return _json(value)
+
+
+def _best(columns: Iterable[Column], role: str) -> Column | None:
+    """The column whose name says it best; None where no name does."""
+    scored = [(column.named(role), column) for column in columns]
+    best = max((score for score, _ in scored), default=0.0)
+    return next((column for score, column in scored if score == best), None) if best else None
+
+
+def _reward(columns: Sequence[Column]) -> tuple[Column | None, Column | None]:
+    """The column of rewards; without one, what may be it, if somebody says what its words are worth."""
+    candidates = [c for c in columns if c.type in (*JUDGING, "numbers") and c.named("reward")]
+    undefined: Column | None = None
+    while (column := _best(candidates, "reward")) is not None:
+        if _worth(column) is not None:
+            return column, None
+        undefined = undefined or column
+        candidates.remove(column)
+    unnamed = [c for c in columns if c.type == "number" and c.tells and len(c.distinct) < len(c.values)]
+    if undefined is None and len(unnamed) == 1:  # grades repeat; counters and times don't
+        return unnamed[0], None
+    return None, undefined
+
+
+def _worth(column: Column) -> dict[str, float | None] | None:
+    """What --reward-map has to say of its words; None where the worth of one is unknown."""
+    if column.type != "word" or all(word_of(word) in WORDS for word in column.distinct):
+        return {}
+    worth: dict[str, float | None] = {}
+    for word in column.distinct:
+        try:
+            worth[word] = _worth_of(word_of(word))
+        except KeyError:
+            return None
+    return worth
+
+
+def _worth_of(word: str) -> float | None:
+    """Of a word, stars, a percentage or a fraction; raises `KeyError` for others."""
+    if re.fullmatch("[★☆⭐]+", word):
+        return float(len(word) - word.count("☆"))
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:(%)|/ ?(\d+)|stars?|points?|[:(–].*| [^\d/%]+)", word):
+        return float(match[1]) / (100.0 if match[2] else float(match[3] or 1))
+    return WORDS[word] if word in WORDS else WORTH[word]

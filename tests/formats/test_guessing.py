@@ -1,0 +1,220 @@
+"""`agro import --guess`: logs of no known format come in by their columns' names and content."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from unknown_logs import ANSWERS, QUESTIONS, UNKNOWN_LOGS, UnknownLog, lines, messages, table
+
+from agro.cli import app
+from agro.logs.guessing import _worth_of, columns_of, propose
+from agro.store import Store
+
+
+def run(*arguments: Any, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["import", *map(str, arguments)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def rewards(store: Path) -> tuple[float, ...]:
+    with Store.open(store, read_only=True) as opened:
+        return tuple(sorted(s.reward for s in opened.samples() if s.reward is not None))
+
+
+@pytest.mark.parametrize("log", UNKNOWN_LOGS, ids=lambda log: log.file)
+def test_a_log_comes_in_by_the_guess_or_the_command_that_is_proposed(log: UnknownLog, tmp_path: Path) -> None:
+    path, store = tmp_path / log.file, tmp_path / "s.db"
+    log.write(path)
+    document = json.loads(run(path, "--guess", "--store", store, "--json").stdout)
+    assert (document["samples"], document["pairs"], document["refused_count"]) == (log.samples, log.pairs, 0)
+    if not log.comes_in:
+        assert document["proposed"]["undefined"] == ["ship it", "rework"]
+        command = document["proposed"]["command"].replace("ship it=NUMBER", "ship it=1")
+        run(*shlex.split(command.replace("rework=NUMBER", "rework=0"))[2:], "--replace")
+    else:
+        assert document["scored"] == log.scored
+    assert rewards(store) == pytest.approx(log.rewards)
+    with Store.open(store, read_only=True) as opened:
+        prompts = {str(sample.prompt) for sample in opened.samples()}
+        assert all(any(question in prompt for prompt in prompts) for question in QUESTIONS)
+
+
+def test_twelve_of_fourteen_come_in_alone() -> None:
+    assert len(UNKNOWN_LOGS) == 14
+    assert sum(log.comes_in for log in UNKNOWN_LOGS) >= 12
+
+
+def test_the_proposed_command_does_the_same(tmp_path: Path) -> None:
+    for log in UNKNOWN_LOGS:
+        path, store = tmp_path / log.file, tmp_path / f"{log.file}.db"
+        log.write(path)
+        proposal = propose(path)
+        if proposal is not None and log.comes_in:
+            run(*shlex.split(proposal.command(str(store)))[2:])
+            assert rewards(store) == pytest.approx(log.rewards), log.file
+
+
+def test_without_guess_an_unknown_file_is_refused_with_the_proposal(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    next(log for log in UNKNOWN_LOGS if log.file == "log.tsv").write(path)
+    said = run(path, "--store", tmp_path / "s.db", code=2).stderr
+    assert "--map prompt=user_input --map response=model_output --map reward=score" in said
+    assert "take it with --guess" in said
+    assert "number, 6 different" in said
+    assert "not used: latency_ms" in said
+    assert not (tmp_path / "s.db").exists()
+    shown = json.loads(run(path, "--guess", "--json").stdout)
+    assert shown["columns"][0]["column"] == "user_input"
+    assert len(shown["columns"][0]["first"]) == 3
+    assert "--guess: expected no --map" in run(path, "--guess", "--map", "prompt=x", code=2).stderr
+
+
+def test_what_no_column_says_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.csv"
+    table([["x", "y"], [1, 2], [3, 4]])(path)
+    said = run(path, "--guess", "--store", tmp_path / "s.db", code=2).stderr
+    assert "no column says that it is the prompt or the response; name them" in said
+
+
+def test_prompts_stay_prompts_unless_somebody_judged_the_answers(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines([{"prompt": q, "solution_text": a} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])(path)
+    assert "these are prompts" in run(path, "--store", tmp_path / "s.db", code=2).stderr
+    lines([{"prompt": q, "reply": a, "score": 1} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])(path)
+    assert "--map response=reply --map reward=score" in run(path, "--store", tmp_path / "s.db", code=2).stderr
+
+
+def test_a_known_format_needs_no_guess(tmp_path: Path) -> None:
+    path = tmp_path / "known.jsonl"
+    lines([{"prompt": q, "response": a, "reward": 1} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])(path)
+    assert propose(path) is None
+    document = json.loads(run(path, "--guess", "--store", tmp_path / "s.db", "--json").stdout)
+    assert (document["scored"], "proposed" in document) == (6, False)
+
+
+def test_rewards_that_are_not_taken_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "known.jsonl"
+    lines([{"prompt": q, "response": "x", "stars": 3, "user": "u"} for q in QUESTIONS])(path)
+    said = run(path, "--store", tmp_path / "s.db").stdout
+    assert "columns of numbers that aren't used: stars" in said
+    assert "--reward stars" in said
+    document = json.loads(run(path, "--guess", "--store", tmp_path / "g.db", "--json").stdout)
+    assert (document["scored"], document["proposed"]["command"].split()[-2:]) == (6, ["--reward", "stars"])
+
+
+def test_the_types_of_columns() -> None:
+    rows = [
+        {
+            "n": "3,5",
+            "w": "yes",
+            "t": f"A longer text {i}",
+            "m": '[{"role": "user", "content": "x"}]',
+            "e": None,
+        }
+        for i in range(4)
+    ]
+    types = {column.path: column.type for column in columns_of(rows)}
+    assert types == {"n": "number", "w": "word", "t": "text", "m": "messages", "e": "empty"}
+    nested = columns_of([{"a b": {"c-d": {"e": 1}}, "l": [{"x": 1}, {"x": 2}]}])
+    assert [column.path for column in nested] == ['"a b"."c-d".e', "l[*].x"]
+
+
+def test_thousands_are_no_decimals(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    table([["prompt", "response", "reward"], ["Q", "A", "1,000"], ["R", "B", "2,5"]], ";")(path)
+    document = json.loads(run(path, "--store", tmp_path / "s.db", "--json").stdout)
+    assert (document["samples"], document["refused_count"]) == (1, 1)
+    assert rewards(tmp_path / "s.db") == (2.5,)
+
+
+LR = list(enumerate(["left", "right"] * 3))
+MORE = {  # file: rows or table, and the mapping
+    "python_cells.csv": (
+        [["chat", "rating"], *[[str(messages(i)), i % 3] for i in range(6)]],
+        {"messages": "chat", "reward": "rating"},
+    ),
+    "service.csv": (
+        [
+            ["request", "response", "rating"],
+            *[
+                [
+                    json.dumps({"messages": messages(i)[:1]}),
+                    json.dumps({"choices": [{"message": messages(i)[1]}]}),
+                    i % 3,
+                ]
+                for i in range(6)
+            ],
+        ],
+        {"prompt": "request.messages", "response": "response.choices[*].message.content", "reward": "rating"},
+    ),
+    "grades.csv": (
+        [["question", "answer", "grade"], *[[QUESTIONS[i], ANSWERS[i], f"{i % 2} - no"] for i in range(6)]],
+        {"prompt": "question", "response": "answer", "reward": "grade"},
+    ),
+    "unnamed.csv": (
+        [["c1", "c2", "c3", "c4"], *[[QUESTIONS[i], ANSWERS[i], i % 2, i] for i in range(6)]],
+        {"prompt": "c1", "response": "c2", "reward": "c3"},
+    ),
+    "history.csv": (
+        [
+            ["history", "reply", "stars"],
+            *[[json.dumps(messages(i)[:1]), ANSWERS[i], i % 2] for i in range(6)],
+        ],
+        {"prompt": "history", "response": "reply", "reward": "stars"},
+    ),
+    "percent.csv": (
+        [["query", "output", "score"], *[[QUESTIONS[i], ANSWERS[i], f"{10 * (i % 3)}%"] for i in range(6)]],
+        {"prompt": "query", "response": "output", "reward": "score"},
+    ),
+    "picked.csv": (
+        [
+            ["context", "left", "right", "choice"],
+            *[[QUESTIONS[i], "x" + ANSWERS[i], ANSWERS[i], s] for i, s in LR],
+        ],
+        {
+            "prompt": "context",
+            "chosen": '(choice == `"left"` && left) || (choice == `"right"` && right)',
+            "rejected": '(choice == `"left"` && right) || (choice == `"right"` && left)',
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_names_and_cells(name: str, tmp_path: Path) -> None:
+    rows, mapping = MORE[name]
+    table(rows)(tmp_path / name)
+    proposal = propose(tmp_path / name)
+    assert proposal
+    assert {key: value for key, value in proposal.mapping.items() if key != "source"} == mapping
+    scored = 0 if "chosen" in mapping else 6
+    assert f", {scored} with a reward" in proposal.tried
+
+
+def test_turns_with_other_keys_become_messages(tmp_path: Path) -> None:
+    path, store = tmp_path / "turns.jsonl", tmp_path / "s.db"
+    lines(
+        [
+            {"turns": [{"speaker": "customer", "text": q}, {"speaker": "agent", "text": a}], "csat": 4}
+            for q, a in zip(QUESTIONS, ANSWERS, strict=True)
+        ]
+    )(path)
+    run(path, "--guess", "--store", store)
+    with Store.open(store, read_only=True) as opened:
+        found = [(sample.prompt, sample.response, sample.reward) for sample in opened.samples()]
+    assert found == [
+        ([{"role": "user", "content": q}], a, 4.0) for q, a in zip(QUESTIONS, ANSWERS, strict=True)
+    ]
+
+
+def test_worth_of_words() -> None:
+    words = ["4/5", "80%", "★★★☆☆", "3 - fair", "2 stars", "thumbs up", "partial", "n/a?"]
+    assert [_worth_of(word) for word in words[:-1]] == [0.8, 0.8, 3.0, 3.0, 2.0, 1.0, 0.5]
+    with pytest.raises(KeyError):
+        _worth_of(words[-1])
