@@ -16,6 +16,7 @@ from agro.rollout.rollout import Rollout, embedded
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.source import InlineSource, Source
+from agro.train.state import Position
 
 
 class Lagging(Trainer):
@@ -25,8 +26,8 @@ class Lagging(Trainer):
         super().__init__(config, out, resume=resume)
         self.lag = lag
 
-    def _source(self, phase: Phase) -> Source:
-        inline = super()._source(phase)
+    def _source(self, phase: Phase, position: Position) -> Source:
+        inline = super()._source(phase, position)
         if not self.lag:
             return inline
         assert isinstance(inline, InlineSource)

@@ -21,6 +21,7 @@ NOTHING = "nothing"
 BETA = 0.1  # of objectives that need one, as in their recipes
 STORED: Values = {"replay": 1.0, "group_size": 8}
 UNBOUNDED: Values = {"step_kl": None}
+BOUNDED: Values = {"step_kl": 0.005}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 
 
@@ -82,6 +83,25 @@ def _of_pairs(job: Job, facts: Facts, *, values: Values) -> Values | str:
 
 def _on_fresh(job: Job, facts: Facts, *, values: Values) -> Values | str:
     return values if job.data == "fresh" else "needs fresh samples"
+
+
+def _replay(job: Job, facts: Facts, *, train: Values) -> Values | str:
+    return _on_fresh(job, facts, values={"recipe": "replay", "train": train})
+
+
+def _mixed(job: Job, facts: Facts, *, train: Values) -> Values | str:
+    """The log, and as many fresh samples."""
+    if job.data != "groups":
+        return "needs a log with several responses a prompt"
+    return {"recipe": "mixed", "train": train, "data": {"prompts": True}}
+
+
+def _adapter(job: Job, facts: Facts, *, train: Values) -> Values | str:
+    """The recipe `lora`, all of it in float32, as these models are small."""
+    if job.data != "fresh":
+        return "needs fresh samples"
+    train = {**train, "gradient_checkpointing": False}
+    return {"recipe": "lora", "train": train, "policy": {"dtype": "float32"}}
 
 
 def _default(job: Job, facts: Facts) -> Values:
@@ -154,6 +174,12 @@ ON_FRESH = {
     "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
 }
 
+OTHER_RECIPES: dict[str, Callable[..., Values | str]] = {
+    "replay": _replay,
+    "mixed": _mixed,
+    "lora": _adapter,
+}
+
 METHODS = {
     method.name: method
     for method in [
@@ -195,7 +221,14 @@ METHODS = {
             partial(_of_pairs, values={"recipe": "log", "train": UNBOUNDED}),
             candidate=True,
         ),
-        Method("replay", "the recipe", partial(_on_fresh, values={"recipe": "replay"})),
+        *(
+            Method(name + ending, f"the recipe `{name}`{about}", partial(settings, train=train))
+            for name, settings in OTHER_RECIPES.items()
+            for ending, about, train in (
+                ("", ", without a bound", UNBOUNDED),
+                (", bounded", f", `train.step_kl` = {BOUNDED['step_kl']}", BOUNDED),
+            )
+        ),
         *(
             Method(name, about, partial(_candidate, options=options), candidate=True)
             for name, (about, options) in CANDIDATES.items()

@@ -87,11 +87,16 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
         {key: value for key, value in values["objective"].items() if key != "name"}
     )
     values["policy"] = {
+        **values.get("policy", {}),
+        **given.get("policy", {}),
         "model": str(world.files.start),
         "cache_reference": store is not None and "ref_logp" in needs,
     }
-    source = {"prompts": str(world.files.prompts)} if store is None else {"store": str(store)}
-    values["data"] = {**values.get("data", {}), **given.get("data", {}), **source}
+    values["data"] = {**values.get("data", {}), **given.get("data", {})}
+    if store is not None:
+        values["data"]["store"] = str(store)
+    if store is None or values["data"].get("prompts"):  # of the log, where both are asked for
+        values["data"]["prompts"] = str(world.files.prompts)
     values["train"] = {
         **values["train"],
         **given.get("train", {}),

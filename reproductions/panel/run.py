@@ -1,7 +1,8 @@
 """Defaults on many jobs: different tasks, logs, rewards and models, the same methods and rates on all.
 
     python reproductions/panel/run.py [--only JOB …] [--methods METHOD …] [--rates RATE …] [--seeds N]
-                                      [--jobs N] [--kept] [--out runs/panel] [--record] [--measured] [--small]
+                                      [--jobs N] [--kept] [--out runs/panel] [--recorded] [--record]
+                                      [--measured] [--small]
 
 A default that is tuned on one log may fail on another. Each job has a task, a start model that imitated a
 careless teacher, and a log or prompts, all made by seeds; each method gives settings for the library's own
@@ -11,13 +12,15 @@ temperature 1, with the same random numbers for each policy.
 First all with seed 0, one rate after the other. Then each method at its one rate, the best of all jobs, with
 the other seeds. A third of the jobs is kept for the last look, and run with `--kept` alone.
 
-An interrupted run continues; what is complete in `--out` isn't run again. Writes result.json and figure.png
+An interrupted run continues; what is complete in `--out` isn't run again, and with `--recorded` neither is
+what the result beside this script has. Writes result.json and figure.png
 into `--out`, with `--record` beside this script too, with the tables in README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,6 +93,15 @@ def further_rows(able: Sequence[tuple[str, str]], runs: Sequence[Run], seeds: in
     return [Row(job, method, rates[method], seed) for seed in range(1, seeds) for job, method in trained]
 
 
+def restore(out: Path) -> None:
+    """Write the recorded runs into `out`, where they count as complete."""
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    for made in json.loads((HERE / "result.json").read_text())["runs"]:
+        done = out / "runs" / Row(*(made[name] for name in ("job", "method", "rate", "seed"))).file
+        if not done.exists():
+            done.write_text(json.dumps(made))
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[Map]:
     """`map` in so many processes."""
@@ -112,12 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kept", action="store_true", help="the jobs that are kept for the last look too")
     parser.add_argument("--out", type=Path, default=Path("runs/panel"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--recorded", action="store_true", help="what was recorded counts as complete")
     parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     for name, given in (("--seeds", args.seeds), ("--jobs", args.jobs)):
         if given < 1:
             raise Refused(f"{name}: expected at least 1, got {given}")
+    if args.recorded:
+        restore(args.out)
     size = SMALL if args.small else FULL
     jobs = jobs_to_run(args.only, args.kept)
     if args.measured:
