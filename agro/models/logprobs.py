@@ -23,7 +23,8 @@ from agro.errors import Refused
 from agro.models.tiles import Head, Plan, Slopes, Sums, add_tile, after_tiles, d_logits, fill, keys, sum_dtype
 from agro.types import KeptSets
 
-STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean")
+STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean", "normalizer", "future")
+WITH_REFERENCE = {"kl", "future"}
 
 
 class Outputs(NamedTuple):
@@ -53,10 +54,11 @@ def token_streams(
             token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
             π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
             where its `draws` isn't 0, the shares of so many tokens drawn from q stand for q (see
-            `agro.models.tiles`).
+            `agro.models.tiles`); "normalizer" (log Σ exp of the logits) and "future" (log π̂ of the token,
+            without gradient, π̂ ∝ π (π/π_ref)^λ, λ the `strength` of such a name where it has one).
         temperature: divides the logits of both policies.
         chunk: positions of a tile, at most; it has `TILE` tokens.
-        reference: hidden states and head of π_ref, for "kl". They receive no gradient.
+        reference: hidden states and head of π_ref, for "kl" and "future". They receive no gradient.
     Returns:
         name -> [B,T], float32 (float64 for float64 weights).
     """
@@ -65,13 +67,13 @@ def token_streams(
         raise ValueError(f"streams: expected some of {', '.join(STREAMS)}, got {', '.join(sorted(unknown))}")
     if mask[:, 0].any():
         raise ValueError("mask: the first token is in the mask, but a first token has no log-prob")
-    if "kl" in want and reference is None:
-        raise ValueError("the stream 'kl' needs a reference")
+    if WITH_REFERENCE & set(want) and reference is None:
+        raise ValueError("the streams 'kl' and 'future' need a reference")
     hidden, head, kept = Outputs(*outputs)
     vocab = head.weight.shape[0]
     predicts = mask[:, 1:]  # the positions whose hidden states predict a token of the mask
     ref_hidden, ref_head = None, None
-    if "kl" in want and reference is not None:
+    if WITH_REFERENCE & set(want) and reference is not None:
         ref_hidden, ref_head = reference[0][:, :-1][predicts].detach(), reference[1]
         if ref_head.weight.shape[0] != vocab:
             raise Refused(
@@ -80,13 +82,15 @@ def token_streams(
             )
     proposal = next((name for name in want if hasattr(name, "temperature")), None)
     kappa, draws = getattr(proposal, "temperature", 1.0), getattr(proposal, "draws", 0)
-    plan = Plan(head, ref_head, temperature, chunk, frozenset(map(str, want)), kappa, draws=draws)
+    strength = next((name.strength for name in want if hasattr(name, "strength")), 1.0)
+    names = frozenset(map(str, want))
+    plan = Plan(head, ref_head, temperature, chunk, names, kappa, draws=draws, strength=strength)
     if draws:
         plan = replace(plan, keys=keys(tokens, getattr(proposal, "seed", 0.0))[mask])
     chosen, states = tokens[:, 1:][predicts].long(), hidden[:, :-1][predicts]
     streams: dict[str, Tensor] = {}
     for part in [plan] if kept is None else _split(plan, kept.masked(mask)):
-        other = ref_hidden if "kl" in part.want else None
+        other = ref_hidden if WITH_REFERENCE & part.want else None
         values = _Streams.apply(states, head.weight, head.bias, chosen, other, part)  # type: ignore[no-untyped-call]
         for name, value in zip(STREAMS, values):
             if value is not None:

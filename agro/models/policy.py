@@ -19,7 +19,7 @@ from agro.models import pretrained as architecture
 from agro.models.adapters import adapted, merged
 from agro.models.chat import Chat, end_tokens
 from agro.models.encoding import Encoder, InvalidSample
-from agro.models.logprobs import Outputs, token_streams
+from agro.models.logprobs import WITH_REFERENCE, Outputs, token_streams
 from agro.models.masters import Masters
 from agro.models.newmodel import new_model
 from agro.models.packing import can_pack, last_hidden
@@ -259,7 +259,8 @@ class Policy:
             lengths: [B] tokens of each sequence.
             mask: [B,T] positions to compute, within the lengths, without the first token.
             want: of "logp", "entropy", "kl" (exact, of π from `reference`), "proposal", "proposal_mean" (at a
-                need's own temperature), "prefix_value" and "value".
+                need's own temperature), "normalizer", "future" (beyond π, from `reference`), "prefix_value"
+                and "value".
             kept: what log-probs are normalized over; None: the vocabulary.
         Returns:
             name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the
@@ -267,7 +268,7 @@ class Policy:
         """
         tokens, lengths, mask = (t.to(self.device) for t in (tokens, lengths, mask))
         other: Outputs | None = None
-        if "kl" in want and reference is not None:
+        if WITH_REFERENCE & set(want) and reference is not None:
             with torch.no_grad():
                 other = Outputs(reference.hidden(tokens, lengths), Head.of(reference.model))
         hidden = self.hidden(tokens, lengths)

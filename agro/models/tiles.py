@@ -5,7 +5,8 @@ KL = Σ π (log π - log π_ref), the gradients with respect to z are
 
     d log π(a) = 1_a - π        d H = -π (log π + H)        d KL = π (log π - log π_ref - KL)
 
-and of q = softmax(z/κ), a constant, d Σ q log π = q - π. All of them follow from sums of e^(z - m) and of its
+and of q = softmax(z/κ), a constant, d Σ q log π = q - π; of the normalizer
+logsumexp z it is π. All of them follow from sums of e^(z - m) and of its
 multiples, which are added up tile by tile, with m the largest logit so far; they are rescaled where m grows
 (the online softmax of Milakov and Gimelshein, arXiv:1805.02867).
 
@@ -155,6 +156,7 @@ class Plan:
     kept: KeptSets | None = None  # [N], of log π
     draws: int = 0  # K tokens in place of q; 0: q itself
     keys: Tensor | None = None  # [N], of the draws
+    strength: float = 1.0  # λ of π̂ ∝ π (π/π_ref)^λ
 
     def blocks(self, n: int) -> Iterator[tuple[slice, Plan]]:
         """Slices of n positions, each with the plan for it."""
@@ -193,6 +195,8 @@ class Sums(NamedTuple):
     q_total: Tensor  # Σ e^(x/κ)
     q_sum: Tensor  # Σ e^(x/κ) x
     q_token: Tensor  # e^(x/κ) of the token, after the last tile
+    future: Tensor  # log Σ e^w, w = (1 + λ) z - λ z_ref
+    future_token: Tensor  # w of the token
     drawn_tokens: Tensor | None = None  # [n,K] tokens; then q_total is K, and the sums of q count them
 
     @classmethod
@@ -201,6 +205,7 @@ class Sums(NamedTuple):
         sums = cls(*torch.zeros((len(cls._fields) - 1, n), dtype=torch.float64, device=device))
         sums.largest.fill_(LOWEST)
         sums.ref_largest.fill_(LOWEST)
+        sums.future.fill_(-math.inf)
         return sums
 
     @property
@@ -223,7 +228,7 @@ def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | 
     if {"proposal", "proposal_mean"} & plan.want:
         _add_proposal(sums, x, rise, plan.kappa)
     shrink = (-rise).exp()
-    if not {"entropy", "kl"} & plan.want:
+    if not {"entropy", "kl", "future"} & plan.want:
         sums.total.mul_(shrink).add_(x.exp_().sum(1))
         return
     e = x.exp()
@@ -234,6 +239,8 @@ def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | 
         ref_rise = _raise_largest(sums.ref_largest, z_ref)
         x_ref = _minus(z_ref, sums.ref_largest)
         sums.ref_sum.sub_(sums.total * ref_rise).mul_(shrink).add_((e * x_ref).sum(1))
+        if "future" in plan.want:
+            _add_future(sums, x, x_ref, plan.strength, (rows, columns))
         sums.ref_total.mul_((-ref_rise).exp()).add_(x_ref.exp_().sum(1))
     sums.total.mul_(shrink).add_(e.sum(1))
 
@@ -243,6 +250,15 @@ def _add_proposal(sums: Sums, x: Tensor, rise: Tensor, kappa: float) -> None:
     shrink = (-rise / kappa).exp()
     sums.q_sum.sub_(sums.q_total * rise).mul_(shrink).add_((e * x).sum(1))
     sums.q_total.mul_(shrink).add_(e.sum(1))
+
+
+def _add_future(
+    sums: Sums, x: Tensor, x_ref: Tensor, strength: float, at_token: tuple[Tensor, Tensor]
+) -> None:
+    w = x.mul(1 + strength).sub_(x_ref, alpha=strength)
+    offset = (1 + strength) * sums.largest - strength * sums.ref_largest
+    torch.logaddexp(sums.future, w.logsumexp(1).double() + offset, out=sums.future)
+    sums.future_token[at_token[0]] = w[at_token].double() + offset[at_token[0]]
 
 
 def after_tiles(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor) -> Sums:
@@ -283,7 +299,7 @@ def _at_token(tokens: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
 
 
 def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
-    """Write the streams of a block to `values` [5,n], as far as they are wanted."""
+    """Write the streams of a block to `values` [7,n], as far as they are wanted."""
     values[0] = sums.token - sums.total.log()
     if "entropy" in plan.want:
         values[1] = sums.entropy
@@ -292,6 +308,10 @@ def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
     if {"proposal", "proposal_mean"} & plan.want:
         values[3] = sums.q_token / sums.q_total
         values[4] = sums.q_sum / sums.q_total - sums.total.log()
+    if "normalizer" in plan.want:
+        values[5] = sums.largest + sums.total.log()
+    if "future" in plan.want:
+        values[6] = sums.future_token - sums.future
 
 
 class Slopes(NamedTuple):
@@ -311,8 +331,10 @@ class Slopes(NamedTuple):
     def of(cls, grads: list[Tensor | None], sums: Sums, dtype: torch.dtype) -> Slopes:
         """From the gradients of the streams."""
         zero = torch.zeros_like(sums.total)
-        d_logp, d_entropy, d_kl, _, d_mean = (zero if g is None else g.double() for g in grads)
-        constant = -(d_logp + d_mean)
+        d_logp, d_entropy, d_kl, _, d_mean, d_normalizer, _ = (
+            zero if g is None else g.double() for g in grads
+        )
+        constant = d_normalizer - (d_logp + d_mean)
         x_factor, ref_factor, q_factor = None, None, None
         if grads[1] is not None or grads[2] is not None:
             x_factor = (d_kl - d_entropy) / sums.total

@@ -295,7 +295,7 @@ class Feed:
         batch = collate(samples, version, valid.pairs, over_kept=over_kept)
         if "old_logp" in self.needs:
             batch = batch.replace(old_logp=self.learner.logp(batch))
-        if "stored_value" in self.needs:
+        if self.phase.takes_stored_value:
             assert self.values is not None
             batch = self.values.fill(batch, samples, options)
         recent = valid.recent(version)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agro.models.logprobs import WITH_REFERENCE
 from agro.models.policy import Policy
 from agro.objectives import Evaluation, differentiate, get
 from agro.objectives.core import blank, wanted_streams
@@ -170,7 +171,7 @@ def _forward(
         rows = torch.zeros(1, dtype=torch.long, device=batch.mask.device)
     width = int(batch.lengths[rows].max())
     mask = batch.mask[rows, :width]
-    other = reference if "kl" in want else None
+    other = reference if WITH_REFERENCE & set(want) else None
     kept_sets = None if batch.kept is None else batch.kept.rows(rows, width)
     streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], mask, want, other, kept_sets)
     for stream, value in streams.items():

@@ -19,6 +19,7 @@ Values = dict[str, Any]
 RATES = (1e-3, 3e-4, 3e-3)  # the first one runs first
 NOTHING = "nothing"
 BETA = 0.1  # of objectives that need one, as in their recipes
+RIVAL_BETAS = (0.1, 0.01)  # as in recipes of others, and as in the default
 STORED: Values = {"replay": 1.0, "group_size": 8}
 UNBOUNDED: Values = {"step_kl": None}
 BOUNDED: Values = {"step_kl": 0.005}
@@ -128,6 +129,29 @@ def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values) -> Values | s
     return {"recipe": "fresh", "objective": options, "train": UNBOUNDED}
 
 
+def _rival(job: Job, facts: Facts, *, objective: Values) -> Values | str:
+    """An objective of others on a log, with the bound on a step's change that the default has."""
+    if job.data == "fresh":
+        return "is compared on logs"
+    return {"objective": objective, "data": STORED, "train": BOUNDED}
+
+
+def _fpa(job: Job, facts: Facts) -> Values | str:
+    if job.data == "one each":
+        return "compares the responses of a prompt"
+    return _rival(job, facts, objective={"name": "fpa", "extrapolation": 1.0})
+
+
+def _qrpo(job: Job, facts: Facts, *, beta: float) -> Values | str:
+    """Eight responses of the start to each prompt, rewarded as the log's, are the reference's samples."""
+    given = _rival(job, facts, objective={"name": "qrpo", "beta": beta})
+    if isinstance(given, str):
+        return given
+    if job.data == "pairs" or job.environment:
+        return "needs rewards of the reference's samples" if job.data == "pairs" else "is compared on texts"
+    return {**given, "data": {**STORED, "value_store": True}}
+
+
 def _of_reference(baseline: str, *, power: float = 1.0, most: float = 1.0, normalize: str = "none") -> Values:
     return {
         "weight": "reference",
@@ -204,6 +228,15 @@ METHODS = {
         ),
         Method("KTO", "β = 0.1, the threshold is the log's mean reward", partial(_stored, objective=_kto)),
         Method("DRO", "β = 0.1", partial(_stored, objective=_dro)),
+        Method("FPA", "λ = 1", _fpa),
+        *(
+            Method(f"QRPO, β = {beta}", "its quantiles are of eight samples", partial(_qrpo, beta=beta))
+            for beta in RIVAL_BETAS
+        ),
+        *(
+            Method(f"TBRM, β = {beta}", "", partial(_rival, objective={"name": "tbrm", "beta": beta}))
+            for beta in RIVAL_BETAS
+        ),
         Method("GRPO", "", partial(_on_fresh, values={"objective": {"name": "grpo"}})),
         Method("RLOO", "", partial(_on_fresh, values={"objective": {"name": "rloo"}})),
         Method(

@@ -36,7 +36,7 @@ from reproductions.panel.methods import METHODS, NOTHING, Facts
 Run = dict[str, Any]
 VALUE = "value"  # the name of the reward
 RESPONSES = 4  # to a prompt, where fresh samples are made
-MICRO = {"very long": 16}  # sequences in one pass, where 64 would take more memory
+MICRO = {"very long": 16, "thousand": 16}  # sequences in one pass, where 64 would take more memory
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
     values["data"] = {**values.get("data", {}), **given.get("data", {})}
     if store is not None:
         values["data"]["store"] = str(store)
+    if values["data"].get("value_store"):
+        values["data"]["value_store"] = str(logs.reference_samples(world.job, world.files))
     if store is None or values["data"].get("prompts"):  # of the log, where both are asked for
         values["data"]["prompts"] = str(world.files.prompts)
     values["train"] = {

@@ -243,11 +243,11 @@ def _reasons(missing: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def write(readme: Path, result: Run) -> None:
-    """Put the tables between the marks of the README."""
-    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n\n{tables(result)}\n\n{END}{after}", encoding="utf-8")
+def put(readme: Path, text: str, begin: str, end: str) -> None:
+    """Put a text between two marks of the README."""
+    before, _, rest = readme.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def figure(result: Run) -> Figure:

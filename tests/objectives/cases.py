@@ -24,7 +24,7 @@ from agro.objectives.kl_term import KL_TERM
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
 
 FIELDS = ("ref_logp", "behavior_logp", "old_logp")
-TOKEN_STREAMS = ("logp", "kl", "prefix_value", "proposal", "proposal_mean")
+TOKEN_STREAMS = ("logp", "kl", "prefix_value", "proposal", "proposal_mean", "normalizer", "future")
 PER_TOKEN = (*TOKEN_STREAMS, *FIELDS, "token_reward")
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
@@ -231,6 +231,8 @@ def _drawn(seed: int, shape: Shape) -> bytes:
     kinds = {y: late.choice(["policy", "policy", "expert", "hint"]) for y in dict.fromkeys(response)}
     kinds |= {(g, i): "policy" for g, i in kinds if i < OWN}
     proposal = np.where(mask, late.random((B, T)), np.nan if shape.junk else 0.0)
+    last = np.random.default_rng([seed, 4])
+    quantiles = {y: float(last.random()) for y in dict.fromkeys(response)}
     pairs, votes = judgments(group, response, np.random.default_rng([seed, 2]))
     case = Case(
         logp,
@@ -253,6 +255,9 @@ def _drawn(seed: int, shape: Shape) -> bytes:
         [float(kinds[y] == "hint") for y in response],
         proposal,
         np.where(mask, late.normal(size=(B, T)) - 2, np.nan if shape.junk else 0.0),
+        np.where(mask, last.normal(size=(B, T)), np.nan if shape.junk else 0.0),
+        np.where(mask, -np.exp(last.normal(size=(B, T))), np.nan if shape.junk else 0.0),
+        [quantiles[y] for y in response],
     )
     return pickle.dumps(case)
 
@@ -288,7 +293,7 @@ def batch_of(case: Case, **changes: Any) -> Batch:
         "pairs": rows_of_pairs(case),
         "votes": case.votes or None,
         "role": case.role,
-        "extra": {k: getattr(case, k) for k in ("token_reward", "stored_value", "hinted")},
+        "extra": {k: getattr(case, k) for k in ("token_reward", "stored_value", "stored_quantile", "hinted")},
     }
     return Batch.of(**given | changes)
 

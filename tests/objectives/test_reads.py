@@ -33,6 +33,7 @@ from agro.objectives.needs import (
     PAIRS,
     REF_LOGP,
     REWARD,
+    STORED_QUANTILE,
     STORED_VALUE,
 )
 
@@ -71,10 +72,10 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
     whole = outcome(case, name, options, batch, streams)
     rng = np.random.default_rng(20)
     used = set()
-    for need in (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, STORED_VALUE, HINTED):
+    for need in (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, STORED_VALUE, STORED_QUANTILE, HINTED):
         value = need.of(batch)
         # one number a group or response: rows of one response have one reward
-        index = batch.response if need == REWARD else batch.group
+        index = batch.response if need in (REWARD, STORED_QUANTILE) else batch.group
         noise = torch.as_tensor(rng.normal(size=value.shape if value.dim() == 2 else int(index.max()) + 1))
         changed = value + (noise if value.dim() == 2 else noise[index])
         extra = {**batch.extra, need: changed}

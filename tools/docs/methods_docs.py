@@ -80,10 +80,10 @@ NOT_CARRIED = {
     "ECHO (2605.24517)": (
         "cross-entropy on what the environment answers; log-probs are those of the policy's own tokens alone"
     ),
-    "FPA (2509.19893)": (
-        "weighs gradients by an estimate of the future policy, from logits extrapolated past the present "
-        "ones: over the vocabulary, where a batch has those of sampled tokens alone. The abstract was read, "
-        "not the equations"
+    "FPA (2509.19893) inside DPO and RPO": (
+        "`fpa` has its weights with SimPER's loss, which is where the paper found most of it. The paper's "
+        "code isn't out: the extrapolation and the constant weights are from notes that quote the equations "
+        "of its first version, and that rewards take the place of judgments is reconstructed"
     ),
     "GDPO (2601.05242)": "normalizes each part of a reward by itself; a batch has one reward a response",
     "Mixture of Attentions for drafts (2410.03804)": (
@@ -97,11 +97,6 @@ NOT_CARRIED = {
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "
         "another engine; that is more than a page"
     ),
-    "QRPO (2507.08068)": (
-        "(q − β log Z − β log π/π_ref)², q the quantile of r among rewards of the reference, "
-        "log Z ≈ log β + 1/β (authors' README): no column has q yet, although `data.value_store` has the "
-        "samples for it; `apo` squares the same with r and a V* from these samples"
-    ),
     "RLFR (2510.10201) on fresh samples": "the flow is fitted once, to a store; a run doesn't fit it again",
     "SDFT (2601.19897)": (
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "
@@ -111,9 +106,9 @@ NOT_CARRIED = {
         "prompts come in an order that is shuffled anew in each epoch, whatever their V̂; `rloo` with a "
         "stored baseline is SPO without both"
     ),
-    "TBRM (2505.15311)": (
-        "takes the logits as Q, so that V would be their logsumexp; objectives get log-probs, from which "
-        "that has been subtracted. `dro` learns V beside the policy. The abstract was read, not the equations"
+    "ReVal (2603.23355)": (
+        "TBRM's residual less the reference's V, the log of the sum of exp of its logits at the first token: "
+        "a pass of the reference gives log-probs alone; `tbrm` is the same without that term"
     ),
     "TRL's ORPO, CPO, SimPO, XPO, Nash-MD, BCO, SPPO, AOT, EXO, NCA and DiscoPOP, verl's clip-cov, KL-cov "
     "and pass@k": (

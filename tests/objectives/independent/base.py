@@ -46,6 +46,9 @@ class Case:
     hinted: Sequence[float] = ()  # [B], 1 where the response was written with a hint
     proposal: np.ndarray | None = None  # [B,T]
     proposal_mean: np.ndarray | None = None  # [B,T]
+    normalizer: np.ndarray | None = None  # [B,T]
+    future: np.ndarray | None = None  # [B,T]
+    stored_quantile: Sequence[float] = ()  # [B], one value a response
 
 
 @dataclass
