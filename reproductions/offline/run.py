@@ -69,6 +69,7 @@ from reproductions.offline.methods import (  # noqa: E402
 )
 
 UPDATES = 150
+BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 OTHER_RATES = ("1e-4", "1e-3")  # of the recipe, beside 3e-4
 SETTINGS = {  # β of the earlier recipe by learning rate; 0.01 at 3e-4 is this recipe itself
     "3e-5": ("0.01",),
@@ -264,6 +265,12 @@ def complete(row: Row, out: Path, changes: Sequence[str]) -> dict[str, Any]:
     return measured
 
 
+def peers() -> list[dict[str, Any]]:
+    """TRL's recorded runs on fresh samples."""
+    folder = harness.need(logs.FOLDER / "results")
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("learn_*.json"))]
+
+
 def restore(out: Path) -> None:
     """Write what was recorded beside this script into `out`, so that it isn't run again."""
     for measured in json.loads((HERE / "result.json").read_text())["runs"]:
@@ -321,6 +328,8 @@ def main() -> None:
     result = {"held_out": logs.HELD_OUT, "machine": harness.machine(), "runs": measured}
     for folder in (args.out, *((HERE,) if args.record else ())):
         harness.record(folder, result, report.figure(measured))
+    if args.record:
+        harness.put(HERE / "README.md", report.fresh_table(measured, peers()), BEGIN, END)
     print(report.tables(measured))
 
 

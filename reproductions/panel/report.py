@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,13 +240,6 @@ def _reasons(missing: Sequence[Mapping[str, str]]) -> str:
     lines = ["| method | why | jobs |", "|---|---|---|"]
     lines += [f"| {method} | {why} | {', '.join(jobs)} |" for (method, why), jobs in found.items()]
     return "\n".join(lines)
-
-
-def put(readme: Path, text: str, begin: str, end: str) -> None:
-    """Put a text between two marks of the README."""
-    before, _, rest = readme.read_text(encoding="utf-8").partition(begin)
-    after = rest.partition(end)[2]
-    readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def figure(result: Run) -> Figure:

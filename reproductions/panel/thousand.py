@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = table(result)
     if args.record:
         (HERE / "result_thousand.json").write_text(json.dumps(result, indent=1) + "\n")
-        report.put(HERE / "README.md", text, BEGIN, END)
+        harness.put(HERE / "README.md", text, BEGIN, END)
     print(text)
 
 
