@@ -118,6 +118,25 @@ def test_who_applies_where() -> None:
     assert able["TOPR"] == [job.name for job in EVERY if job.logs_start]
     assert set(JOBS) - set(able["earlier"]) == set(fresh)
     assert able["the default"] == able["REINFORCE"] == list(JOBS)
+    assert able["lora"] == able["lora, bounded"] == able["replay, bounded"] == fresh
+    stored = [name for name in JOBS if name not in fresh]
+    assert able["mixed"] == able["mixed, bounded"] == [n for n in stored if JOBS[n].data == "groups"]
+    assert able["TBRM, β = 0.1"] == stored
+    assert able["QRPO, β = 0.1"] == [n for n in stored if n not in (*of_pairs, "turns")]
+    assert able["FPA"] == [n for n in stored if JOBS[n].data != "one each"]
+
+
+def test_a_mixed_run_has_the_log_and_prompts_and_qrpo_samples_of_the_start(out) -> None:
+    world = play.world("graded", out, logs.SMALL)
+    mixed = play.settings(world, Row("graded", "mixed, bounded", 1e-3), Path("log.db"))
+    assert (mixed.data.store, mixed.data.prompts) == ("log.db", str(world.files.prompts))
+    assert (mixed.data.replay, mixed.train.step_kl) == (0.5, 0.005)
+    qrpo = play.settings(world, Row("graded", "QRPO, β = 0.1", 1e-3), Path("log.db"))
+    assert qrpo.data.value_store == str(world.files.values)
+    with Store.open(world.files.values, read_only=True) as store:
+        samples = list(store.samples())
+    assert len(samples) == 8 * world.facts["prompts"]
+    assert all(s.reward is not None for s in samples)
 
 
 def test_the_default_is_the_recipe_for_the_data(out) -> None:
