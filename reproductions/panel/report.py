@@ -108,12 +108,12 @@ def tables(result: Run) -> str:
         "Held-out reward at each rate, mean over the seeds that were run.",
         _by_rate(runs),
         "Objectives of others on logs, beside the default and the simple methods: held-out reward with seed "
-        f"0, all at lr {BESIDE_RATE:g}, on the jobs on which one of FPA, QRPO and TBRM was run. The best of a "
-        "job is in bold; the last column has the mean less the default's, over the jobs that a method has.",
-        _beside(runs),
+        f"0, all at lr {BESIDE_RATE:g}, on the jobs on which one of FPA, QRPO and TBRM was run. The best one "
+        "of a job is in bold; the last column has the mean less the default's, over the jobs that a method has.",
+        beside(runs),
         "The other recipes without and with the bound on a step's change (`train.step_kl` = 0.005), mean "
         "over seeds.",
-        _bounded(cells),
+        bounded(cells),
         "Recipes and candidates, by job: how far below the start and below the best simple method (imitation "
         f"of the good, or nothing) they end at worst, and on how many jobs they end at least {ABOVE} above.",
         _verdicts(at_one),
@@ -185,7 +185,7 @@ def _by_rate(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _beside(runs: Sequence[Run]) -> str:
+def beside(runs: Sequence[Run]) -> str:
     """A row for each method, at one rate with seed 0."""
     found = {
         (run["job"], run["method"]): run["reward"]
@@ -211,7 +211,7 @@ def _emphasized(value: float | None, best: float) -> str:
     return f"**{value:.3f}**" if value == best else f"{value:.3f}"
 
 
-def _bounded(cells: Mapping[Cell, Sequence[Run]]) -> str:
+def bounded(cells: Mapping[Cell, Sequence[Run]]) -> str:
     """A row for each recipe, job and rate that was run both ways."""
     lines = ["| recipe | job | lr | without | with | difference |", "|---|---|---|---|---|---|"]
     for recipe in OTHER_RECIPES:
