@@ -109,7 +109,8 @@ def tables(result: Run) -> str:
         _by_rate(runs),
         "Objectives of others on logs, beside the default and the simple methods: held-out reward with seed "
         f"0, all at lr {BESIDE_RATE:g}, on the jobs on which one of FPA, QRPO and TBRM was run. The best one "
-        "of a job is in bold; the last column has the mean less the default's, over the jobs that a method has.",
+        "of a job is in bold; the last column has the mean less the default's, over the jobs that a method "
+        "has.",
         beside(runs),
         "The other recipes without and with the bound on a step's change (`train.step_kl` = 0.005), mean "
         "over seeds.",
