@@ -41,6 +41,7 @@ from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
 from reproductions.panel.methods import METHODS, NOTHING, RATES  # noqa: E402
 from reproductions.panel.play import Row, Run  # noqa: E402
 
+RECORDED = "recorded.json"  # in --out: what was recorded of the jobs
 Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
 
 
@@ -68,8 +69,7 @@ def cells(
     """(job, method) that can be run, and the others with the reason."""
     able, missing = [], []
     for name in jobs:
-        job = size.of(JOBS[name])
-        facts = logs.prepare(job, out, size).facts
+        job, facts = size.of(JOBS[name]), facts_of(name, out, size)
         for method in methods:
             given = METHODS[method].settings(job, facts)
             if isinstance(given, str):
@@ -93,10 +93,20 @@ def further_rows(able: Sequence[tuple[str, str]], runs: Sequence[Run], seeds: in
     return [Row(job, method, rates[method], seed) for seed in range(1, seeds) for job, method in trained]
 
 
+def facts_of(name: str, out: Path, size: Size) -> dict[str, Any]:
+    """What is known of a job: as it was recorded, else from the job, which is made for it."""
+    recorded: dict[str, dict[str, Any]] = {}
+    if (out / RECORDED).exists():
+        recorded = json.loads((out / RECORDED).read_text())
+    return recorded[name] if name in recorded else logs.prepare(size.of(JOBS[name]), out, size).facts
+
+
 def restore(out: Path) -> None:
-    """Write the recorded runs into `out`, where they count as complete."""
+    """Write the recorded runs into `out`, where they count as complete, and what is known of their jobs."""
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    for made in json.loads((HERE / "result.json").read_text())["runs"]:
+    result = json.loads((HERE / "result.json").read_text())
+    (out / RECORDED).write_text(json.dumps(result["facts"]))
+    for made in result["runs"]:
         done = out / "runs" / Row(*(made[name] for name in ("job", "method", "rate", "seed"))).file
         if not done.exists():
             done.write_text(json.dumps(made))
@@ -136,7 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size = SMALL if args.small else FULL
     jobs = jobs_to_run(args.only, args.kept)
     if args.measured:
-        jobs = [name for name in jobs if (args.out / "jobs" / logs.slug(name)).exists()]
+        known = json.loads((args.out / RECORDED).read_text()) if (args.out / RECORDED).exists() else {}
+        jobs = [n for n in jobs if n in known or (args.out / "jobs" / logs.slug(n)).exists()]
     able, missing = cells(jobs, chosen(args.methods, METHODS, "--methods"), args.out, size)
     with processes(args.jobs) as each:
 
@@ -155,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": harness.machine(),
         "rates": sorted({made["rate"] for made in runs if made["rate"]}),  # those that were run
         "seeds": sorted({made["seed"] for made in runs}),
-        "facts": {name: logs.prepare(size.of(JOBS[name]), args.out, size).facts for name in jobs},
+        "facts": {name: facts_of(name, args.out, size) for name in jobs},
         "missing": missing,
         "runs": runs,
     }
