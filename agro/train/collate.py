@@ -239,10 +239,9 @@ class StoredValues:
         `extra["stored_quantile"]` [B]."""
         beta = options.get("value_beta") or options["beta"]
         values = {p: self.value(p, beta) for p in {s.prompt_id for s in samples}}
-        rewards = zip((s.prompt_id for s in samples), batch.reward.tolist(), strict=True)
         columns = {
             "stored_value": [values[s.prompt_id] for s in samples],
-            "stored_quantile": [self.quantile(prompt_id, reward) for prompt_id, reward in rewards],
+            "stored_quantile": [self.quantile(s.prompt_id, total_reward(s)) for s in samples],
         }
         added = {
             name: torch.tensor(column, dtype=torch.float64, device=batch.mask.device)

@@ -134,11 +134,12 @@ def test_the_stored_value_is_of_its_own_beta(given: dict, used: float) -> None:
 
 
 def test_the_quantile_is_the_share_of_stored_rewards_that_are_not_above() -> None:
-    """Of 0, 1, 1, 2: 0.25 for 0, 0.75 for 1, 1 for 5; unknown where the reward is."""
-    values = StoredValues({"p": np.array([0.0, 1.0, 1.0, 2.0])})
+    """Of 0.1, 0.7, 0.7, 2: 0.25 for 0.1, 0.75 for 0.7, 1 for 5; unknown where the reward is. (0.7 as float32
+    is below 0.7.)"""
+    values = StoredValues({"p": np.array([0.1, 0.7, 0.7, 2.0])})
     samples = [
         Sample("x", "y", reward, tokens=[1, 2], action=[False, True], prompt_id="p")
-        for reward in (0.0, 1.0, 5.0, -1.0, None)
+        for reward in (0.1, 0.7, 5.0, -1.0, None)
     ]
     found = values.fill(collate(samples, 0), samples, {"beta": 0.1}).extra["stored_quantile"].tolist()
     assert found[:4] == [0.25, 0.75, 1.0, 0.0]
