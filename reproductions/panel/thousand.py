@@ -51,7 +51,7 @@ JOB = Job(
     groups=4,
     max_new=LENGTH,
     model=Model(64, 1),
-    updates=40,
+    updates=30,
 )
 SIZES = {False: Size(held_out=128, lessons=600), True: Size(16, 32, prompts=4, updates=1, warm_up=2)}
 
