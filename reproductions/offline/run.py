@@ -281,6 +281,14 @@ def restore(out: Path) -> None:
             done.write_text(json.dumps(measured))
 
 
+def recorded_beside(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The recorded runs that aren't among these: of settings that were run once, or weren't asked for."""
+    names = [field.name for field in fields(Row)]
+    known = {json.dumps([made[name] for name in names]) for made in measured}
+    recorded = json.loads((HERE / "result.json").read_text())["runs"]
+    return [made for made in recorded if json.dumps([made[name] for name in names]) not in known]
+
+
 def train(words: Sequence[str]) -> None:
     """The process of one run."""
     given = json.loads(words[0])
@@ -325,6 +333,8 @@ def main() -> None:
         run(options(measured))
         run(longer(measured))
         run(further(measured, args.seeds))
+    if args.recorded:
+        measured += recorded_beside(measured)
     result = {"held_out": logs.HELD_OUT, "machine": harness.machine(), "runs": measured}
     for folder in (args.out, *((HERE,) if args.record else ())):
         harness.record(folder, result, report.figure(measured))

@@ -112,6 +112,17 @@ def restore(out: Path) -> None:
             done.write_text(json.dumps(made))
 
 
+def complete_runs(able: Sequence[tuple[str, str]], out: Path) -> list[Run]:
+    """All that are complete, at any rate and seed, by job and method."""
+    found: list[Run] = [json.loads(file.read_text()) for file in (out / "runs").glob("*.json")]
+    places = {cell: place for place, cell in enumerate(able)}
+    of_cells = [made for made in found if (made["job"], made["method"]) in places]
+    return sorted(
+        of_cells,
+        key=lambda made: (made["seed"], made["rate"] or 0.0, places[made["job"], made["method"]]),
+    )
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[Map]:
     """`map` in so many processes."""
@@ -152,16 +163,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with processes(args.jobs) as each:
 
         def run(rows: Sequence[Row]) -> list[Run]:
-            if args.measured:
-                rows = [row for row in rows if (args.out / "runs" / row.file).exists()]
             found = []
             for made in each(partial(play.complete, out=args.out, size=size), rows):
                 print(report.line(made), flush=True)
                 found.append(made)
             return found
 
-        runs = run(first_rows(able, args.rates))
-        runs += run(further_rows(able, runs, args.seeds))
+        if args.measured:
+            runs = complete_runs(able, args.out)
+        else:
+            runs = run(first_rows(able, args.rates))
+            runs += run(further_rows(able, runs, args.seeds))
     result = {
         "machine": harness.machine(),
         "rates": sorted({made["rate"] for made in runs if made["rate"]}),  # those that were run
