@@ -30,6 +30,14 @@ INK, MUTED, GRID = "#1b1b1f", "#6b6f76", "#dfe1e5"
 COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which color-blind people tell apart
 
 
+def put(readme: Path, text: str, begin: str, end: str) -> None:
+    """Put a text between two marks of a README."""
+    before, found, rest = readme.read_text(encoding="utf-8").partition(begin)
+    assert found, f"{readme} has no {begin}"
+    after = rest.partition(end)[2]
+    readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+
+
 def need(path: Path) -> Path:
     """`path`, or `Refused` where it isn't there."""
     if not path.exists():

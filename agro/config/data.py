@@ -67,7 +67,8 @@ class DataConfig(Section):
     one cluster in the comparison with the start; 1: only prompts of the same letters are"""
     value_store: str | None = field(None, shared=True)
     """a store of scored samples of the reference: the soft maximum of a prompt's rewards in it is its stored
-    value, where the objective takes one (baseline = "stored")"""
+    value, where the objective takes one (baseline = "stored"); the share of them that isn't above a
+    response's own reward is its stored quantile"""
     value_half_life: Positive | None = field(None, shared=True)
     """optimizer steps after which a reward counts half in a prompt's stored value, which is then tracked:
     the mean reward of the run's earlier responses to it, with one more, the mean of the step's other prompts

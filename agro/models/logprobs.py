@@ -35,7 +35,10 @@ from agro.models.tiles import (
 )
 from agro.types import KeptSets
 
-STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean", "ref_mean", "ref_square")
+STREAMS = (
+    *("logp", "entropy", "kl", "proposal", "proposal_mean"),
+    *("ref_mean", "ref_square", "normalizer", "future"),
+)
 
 
 class Outputs(NamedTuple):
@@ -65,7 +68,9 @@ def token_streams(
             token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
             π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
             where its `draws` isn't 0, the shares of so many tokens drawn from q stand for q (see
-            `agro.models.tiles`), "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ², ρ = log π/π_ref).
+            `agro.models.tiles`); "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ², ρ = log π/π_ref);
+            "normalizer" (log Σ exp of the logits) and "future" (log π̂ of the token, without gradient, π̂ ∝
+            π (π/π_ref)^λ, λ the `strength` of such a name where it has one).
         temperature: divides the logits of both policies.
         chunk: positions of a tile, at most; it has `TILE` tokens.
         reference: hidden states and head of π_ref, for `OF_REFERENCE`. They receive no gradient.
@@ -92,7 +97,9 @@ def token_streams(
             )
     proposal = next((name for name in want if hasattr(name, "temperature")), None)
     kappa, draws = getattr(proposal, "temperature", 1.0), getattr(proposal, "draws", 0)
-    plan = Plan(head, ref_head, temperature, chunk, frozenset(map(str, want)), kappa, draws=draws)
+    strength = next((name.strength for name in want if hasattr(name, "strength")), 1.0)
+    names = frozenset(map(str, want))
+    plan = Plan(head, ref_head, temperature, chunk, names, kappa, draws=draws, strength=strength)
     if draws:
         plan = replace(plan, keys=keys(tokens, getattr(proposal, "seed", 0.0))[mask])
     chosen, states = tokens[:, 1:][predicts].long(), hidden[:, :-1][predicts]

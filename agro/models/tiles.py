@@ -5,7 +5,8 @@ KL = Σ π (log π - log π_ref), the gradients with respect to z are
 
     d log π(a) = 1_a - π        d H = -π (log π + H)        d KL = π (log π - log π_ref - KL)
 
-and of q = softmax(z/κ), a constant, d Σ q log π = q - π. Under the reference, with ρ = log π - log π_ref,
+and of q = softmax(z/κ), a constant, d Σ q log π = q - π; of the normalizer logsumexp z it is π. Under the
+reference, with ρ = log π - log π_ref,
 
     d Σ π_ref ρ = π_ref - π        d ½ Σ π_ref ρ² = π_ref ρ - π Σ π_ref ρ
 
@@ -35,7 +36,7 @@ from agro.types import KeptSets
 
 TILE = 1024  # tokens of the vocabulary whose logits are computed at once
 UNDER_REFERENCE = frozenset({"ref_mean", "ref_square"})  # expectations over π_ref
-OF_REFERENCE = frozenset({"kl"}) | UNDER_REFERENCE  # streams that need its logits
+OF_REFERENCE = frozenset({"kl", "future"}) | UNDER_REFERENCE  # streams that need its logits
 LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
 _GAMMA = -0x61C8864680B583EB  # SplitMix64's constants (Steele, Lea and Flood 2014), as signed numbers
 _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -161,6 +162,7 @@ class Plan:
     kept: KeptSets | None = None  # [N], of log π
     draws: int = 0  # K tokens in place of q; 0: q itself
     keys: Tensor | None = None  # [N], of the draws
+    strength: float = 1.0  # λ of π̂ ∝ π (π/π_ref)^λ
 
     def blocks(self, n: int) -> Iterator[tuple[slice, Plan]]:
         """Slices of n positions, each with the plan for it."""
@@ -201,6 +203,8 @@ class Sums(NamedTuple):
     q_token: Tensor  # e^(x/κ) of the token, after the last tile
     gap_sum: Tensor  # Σ e^x_ref u, u = x - x_ref
     gap_squares: Tensor  # Σ e^x_ref u²
+    future: Tensor  # log Σ e^w, w = (1 + λ) z - λ z_ref
+    future_token: Tensor  # w of the token
     drawn_tokens: Tensor | None = None  # [n,K] tokens; then q_total is K, and the sums of q count them
 
     @classmethod
@@ -209,6 +213,7 @@ class Sums(NamedTuple):
         sums = cls(*torch.zeros((len(cls._fields) - 1, n), dtype=torch.float64, device=device))
         sums.largest.fill_(LOWEST)
         sums.ref_largest.fill_(LOWEST)
+        sums.future.fill_(-math.inf)
         return sums
 
     @property
@@ -260,6 +265,8 @@ def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | 
         sums.ref_sum.sub_(sums.total * ref_rise).mul_(shrink).add_((e * x_ref).sum(1))
         if UNDER_REFERENCE & plan.want:
             _add_gaps(sums, x, x_ref, ref_rise - rise, ref_rise)
+        if "future" in plan.want:
+            _add_future(sums, x, x_ref, plan.strength, (rows, columns))
         sums.ref_total.mul_((-ref_rise).exp()).add_(x_ref.exp_().sum(1))
     sums.total.mul_(shrink).add_(e.sum(1))
 
@@ -279,6 +286,15 @@ def _add_proposal(sums: Sums, x: Tensor, rise: Tensor, kappa: float) -> None:
     shrink = (-rise / kappa).exp()
     sums.q_sum.sub_(sums.q_total * rise).mul_(shrink).add_((e * x).sum(1))
     sums.q_total.mul_(shrink).add_(e.sum(1))
+
+
+def _add_future(
+    sums: Sums, x: Tensor, x_ref: Tensor, strength: float, at_token: tuple[Tensor, Tensor]
+) -> None:
+    w = x.mul(1 + strength).sub_(x_ref, alpha=strength)
+    offset = (1 + strength) * sums.largest - strength * sums.ref_largest
+    torch.logaddexp(sums.future, w.logsumexp(1).double() + offset, out=sums.future)
+    sums.future_token[at_token[0]] = w[at_token].double() + offset[at_token[0]]
 
 
 def after_tiles(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor) -> Sums:
@@ -319,7 +335,7 @@ def _at_token(tokens: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
 
 
 def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
-    """Write the streams of a block to `values` [7,n], as far as they are wanted."""
+    """Write the streams of a block to `values` [9,n], as far as they are wanted."""
     values[0] = sums.token - sums.total.log()
     if "entropy" in plan.want:
         values[1] = sums.entropy
@@ -330,6 +346,10 @@ def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
         values[4] = sums.q_sum / sums.q_total - sums.total.log()
     if UNDER_REFERENCE & plan.want:
         values[5], values[6] = sums.ref_mean, sums.ref_square
+    if "normalizer" in plan.want:
+        values[7] = sums.largest + sums.total.log()
+    if "future" in plan.want:
+        values[8] = sums.future_token - sums.future
 
 
 class Slopes(NamedTuple):
@@ -352,10 +372,10 @@ class Slopes(NamedTuple):
     def of(cls, grads: list[Tensor | None], sums: Sums, dtype: torch.dtype) -> Slopes:
         """From the gradients of the streams."""
         zero = torch.zeros_like(sums.total)
-        d_logp, d_entropy, d_kl, _, d_mean, d_ref_mean, d_ref_square = (
+        d_logp, d_entropy, d_kl, _, d_mean, d_ref_mean, d_ref_square, d_normalizer, _ = (
             zero if g is None else g.double() for g in grads
         )
-        constant = -(d_logp + d_mean)
+        constant = d_normalizer - (d_logp + d_mean)
         x_factor, ref_factor, q_factor, gap_factor, gap_constant = None, None, None, None, None
         if grads[1] is not None or grads[2] is not None:
             x_factor = (d_kl - d_entropy) / sums.total

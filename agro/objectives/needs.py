@@ -265,6 +265,18 @@ class Stream(Need):
         super().__init__(name, provider, f'pass it: streams={{"{name}": …}}', what=f'the stream "{name}"')
 
 
+class Extrapolation(Stream):
+    """log π̂ of the token, a constant: π̂ ∝ π (π/π_ref)^λ, which lies beyond π, seen from the reference."""
+
+    strength = 1.0  # λ
+
+    def at(self, strength: float) -> Extrapolation:
+        """The same of this λ."""
+        further = copy(self)
+        further.strength = strength
+        return further
+
+
 class Proposal(Stream):
     """Of q ∝ π^(1/temperature), a constant: q of the token, or the mean of log π(a) over q(a)."""
 
@@ -353,6 +365,12 @@ STORED_VALUE = ColumnNeed(
     "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them, and set "
     "data.value_store to that store; or set data.value_half_life, by which it is tracked",
 )
+STORED_QUANTILE = RewardNeed(
+    "stored_quantile",
+    "value_store",
+    "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them as these are, "
+    "and set data.value_store to that store",
+)
 HINTED = ColumnNeed(
     "hinted",
     "record",
@@ -389,15 +407,17 @@ KL = Stream("kl", "reference")
 REF_MEAN = Stream("ref_mean", "reference")
 REF_SQUARE = Stream("ref_square", "reference")
 ENTROPY = Stream("entropy", "step")
+NORMALIZER = Stream("normalizer", "step")  # log Σ_a exp of the logits
+FUTURE = Extrapolation("future", "reference")
 PROPOSAL = Proposal("proposal", "step")
 PROPOSAL_MEAN = Proposal("proposal_mean", "step")
 VALUE = Stream("value", "value_head")
 PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
-    *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, VALUE, PREFIX_VALUE),
-    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED),
-    MEANING,
+    *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, FUTURE, VALUE, PREFIX_VALUE),
+    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE),
+    *(STORED_VALUE, STORED_QUANTILE, HINTED, MEANING),
     *(GROUPS, TRIPLES, PAIRS, VOTES),
 )
 

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from agro.objectives.needs import Proposal
+from agro.objectives.needs import Extrapolation, Proposal
 
 END = 0  # the token that ends a response where lengths differ
 
@@ -229,6 +229,16 @@ class Enumerable:
         """[X,Y] log π(y), with gradient."""
         return self.logp_tokens().sum(2)
 
+    def normalizer(self) -> Tensor:
+        """[X,C] log Σ_a exp of the logits, with gradient."""
+        total: Tensor = self.model().logsumexp(-1)
+        return total
+
+    def future(self, reference: Enumerable, strength: float) -> Tensor:
+        """[X,C,V] log π̂, π̂ ∝ π (π/π_ref)^λ, without gradient."""
+        logp, ref_logp = self.logp_next().detach(), reference.logp_next().detach()
+        return ((1 + strength) * logp - strength * ref_logp).log_softmax(-1)
+
     def proposal(self, need: Proposal) -> Tensor:
         """[X,C,V] q ∝ π^(1/κ), or the shares of the tokens that `need` draws from it; without gradient."""
         q = (self.logp_next().detach() / need.temperature).softmax(-1)
@@ -269,6 +279,8 @@ class Enumerable:
         streams = {"logp": logp[:, places, self.space.tokens]}
         if "entropy" in want:
             streams["entropy"] = -(logp.exp() * logp).sum(-1)[:, places]
+        if "normalizer" in want:
+            streams["normalizer"] = self.normalizer()[:, places]
         if "kl" in want:
             assert reference is not None
             streams["kl"] = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)[:, places]
@@ -278,6 +290,9 @@ class Enumerable:
             streams["ref_mean"] = (other.exp() * (logp - other)).sum(-1)[:, places]
             streams["ref_square"] = (other.exp() * (logp - other).square()).sum(-1)[:, places] / 2
         for need in want:
+            if isinstance(need, Extrapolation):
+                assert reference is not None
+                streams[need] = self.future(reference, need.strength)[:, places, self.space.tokens]
             if isinstance(need, Proposal):
                 q = self.proposal(need)
                 mean, share = (q * logp).sum(-1)[:, places], q[:, places, self.space.tokens]

@@ -73,6 +73,14 @@ class DataDistribution:
         """[X,O]"""
         return self.reward if self.expert is None else torch.cat([self.reward, self.expert.reward], 1)
 
+    def quantile(self, reference: Enumerable) -> Tensor:
+        """[X,O] the probability of samples of the reference whose reward isn't above an outcome's."""
+        p = reference.logp().detach().exp()[:, self.behavior_responses]
+        if self.noise is not None:
+            p = p * self.noise
+        above = self.reward[:, None, :] > self.rewards[:, :, None]
+        return 1 - (p[:, None, :] * above).sum(-1)
+
     def behavior_logp(self, prompt: Tensor, outcome: Tensor) -> Tensor:
         """[B,T] as it is recorded: NaN where an expert wrote the response, unless it is a hinted one."""
         logp = _shifted(self.behavior, prompt, self.outcomes[outcome])
@@ -251,8 +259,10 @@ def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome
     old_logp = behavior_logp if data.old is None else _shifted(data.old, prompt, response)
     from_expert = (outcome >= len(data.behavior_responses)).tolist()
     hinted = data.expert is not None and data.expert.hinted
-    extra = {} if data.stored_value is None else {"stored_value": data.stored_value[prompt]}
-    extra["meaning"] = meaning_of(outcome).double()
+    extra = {"meaning": meaning_of(outcome).double()}
+    if data.stored_value is not None:
+        extra["stored_value"] = data.stored_value[prompt]
+        extra["stored_quantile"] = data.quantile(reference)[prompt, outcome]
     extra["hinted"] = torch.tensor(from_expert, dtype=torch.float64) * hinted
     return {
         "mask": torch.cat([no_mask, space.mask[response]], 1),

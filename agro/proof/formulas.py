@@ -222,6 +222,28 @@ def square_with_stored_value(s: Situation) -> Tensor:
     return s.mean((s.reward - s.beta * s.d - value).square())
 
 
+def square_of_quantile(s: Situation) -> Tensor:
+    """E_μ (q − β log Z − βd)², q(y) = P_f(r ≤ r(y)), Z = ∫ exp(q/β) dq from 0 to 1 (QRPO)."""
+    f = s.reference.logp().detach().exp()
+    q = (f[:, None, :] * (s.reward[:, None, :] <= s.reward[:, :, None])).sum(-1)
+    log_Z = math.log(s.beta * (math.exp(1 / s.beta) - 1))
+    return s.mean((q - s.beta * log_Z - s.beta * s.d).square())
+
+
+def half_square_with_normalizer(s: Situation) -> Tensor:
+    """½β E_μ (d + V − r/β)², V the log of the sum of exp of the logits at the first token (TBRM)."""
+    start_XY = s.policy.normalizer()[:, s.policy.space.places[:, 0]]
+    return 0.5 * s.beta * s.mean((s.d + start_XY - s.reward / s.beta).square())
+
+
+def future_gain(s: Situation, strength: float) -> Tensor:
+    """−E_μ (r − E_μ r) c l/T, c = exp(log π̂(y)/T), π̂ ∝ π (π/f)^λ at each token, T tokens (FPA)."""
+    space = s.policy.space
+    future = s.policy.future(s.reference, strength)[:, space.places, space.tokens]
+    c = (torch.where(space.mask, future, 0.0).sum(2) / space.lengths).exp()
+    return -s.mean(s.centered(s.reward) * c * s.policy.logp() / space.lengths)
+
+
 def half_square_with_value(s: Situation, slope: float = 1.0) -> Tensor:
     """½ E_μ (r − βd − V)² (DRO); the part that goes to the policy times `slope`."""
     return 0.5 * s.mean((s.reward - s.beta * _sloped(s.d, slope) - s.value).square())

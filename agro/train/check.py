@@ -134,8 +134,9 @@ def _check_used(config: RunConfig, phases: Sequence[Phase]) -> None:
     if len(keys) != is_read:
         got = " and ".join(f"data.{key} = {getattr(config.data, key)}" for key in keys) or "none of them"
         raise Refused(
-            'data.value_store, or data.value_half_life, and an objective with baseline = "stored" go '
-            f"together: got {got} and {'such an' if is_read else 'another'} objective"
+            "data.value_store, or data.value_half_life, and an objective that reads stored values, such as "
+            f'one with baseline = "stored", go together: got {got} and '
+            f"{'such an' if is_read else 'another'} objective"
         )
 
 

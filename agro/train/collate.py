@@ -188,7 +188,7 @@ class Values(Protocol):
     """Where the stored values of a batch come from."""
 
     def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
-        """The batch of `samples` with `extra["stored_value"]` [B]."""
+        """The batch of `samples` with `extra["stored_value"]` [B], or more."""
         ...
 
 
@@ -232,14 +232,26 @@ class StoredValues:
         r = self.rewards[prompt_id]
         return float(beta * (np.logaddexp.reduce(r / beta) - math.log(len(r))))
 
+    def quantile(self, prompt_id: str, reward: float) -> float:
+        """The share of the prompt's stored rewards that aren't above this one; NaN where one is unknown."""
+        if prompt_id not in self.rewards or math.isnan(reward):
+            return math.nan
+        return float((self.rewards[prompt_id] <= reward).mean())
+
     def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
-        """The batch of `samples` with `extra["stored_value"]` [B]; β is the option value_beta, or beta."""
+        """The batch of `samples` with `extra["stored_value"]` [B], of β = the option value_beta, or beta, and
+        `extra["stored_quantile"]` [B]."""
         beta = options.get("value_beta") or options["beta"]
         values = {p: self.value(p, beta) for p in {s.prompt_id for s in samples}}
-        column = torch.tensor(
-            [values[s.prompt_id] for s in samples], dtype=torch.float64, device=batch.mask.device
-        )
-        return batch.replace(extra={**batch.extra, "stored_value": column})
+        columns = {
+            "stored_value": [values[s.prompt_id] for s in samples],
+            "stored_quantile": [self.quantile(s.prompt_id, total_reward(s)) for s in samples],
+        }
+        added = {
+            name: torch.tensor(column, dtype=torch.float64, device=batch.mask.device)
+            for name, column in columns.items()
+        }
+        return batch.replace(extra={**batch.extra, **added})
 
 
 class TrackedValues:

@@ -302,7 +302,7 @@ class Feed:
             batch = batch.replace(old_logp=self.learner.logp(batch))
         if "old_value" in self.needs:
             batch = batch.replace(old_value=self.learner.values(batch))
-        if "stored_value" in self.needs:
+        if self.phase.takes_stored_value:
             assert self.values is not None
             batch = self.values.fill(batch, samples, options)
         recent = valid.recent(version)

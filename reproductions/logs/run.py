@@ -9,7 +9,7 @@ half it makes π_ref by imitation, and trains from it with `agro` on the prompts
 seed, and on rewards that are shuffled within their prompts, as the control. It measures on the held-out
 prompts how often log π/π_ref is higher for the better of two responses (AUC), and ½ Var(R), R = r − βρ.
 Prints tables and writes result.json and figure.png into --out, with --record beside this script too. An
-interrupted run continues.
+interrupted run continues. KEY=VALUE are settings of phase `agro`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ def refusal(recipe: Path, train: Path, folder: Path) -> dict[str, Any]:
 
 
 def settings(name: str, overrides: Sequence[str], small: bool) -> tuple[RunConfig, RunConfig]:
-    """The recipe's two phases, as a run each: π_ref is made once a fold, and every seed starts from it."""
-    recipe = RunConfig.load(HERE / f"{name}.toml", overrides)
-    phases = recipe.phase("sft"), recipe.phase("agro")
+    """The recipe's two phases, as a run each: π_ref is made once a fold, and every seed starts from it.
+
+    `overrides` are of phase `agro`, so that π_ref stays the same.
+    """
+    file = HERE / f"{name}.toml"
+    phases = RunConfig.load(file).phase("sft"), RunConfig.load(file, overrides).phase("agro")
     if not small:
         return phases
     tiny = {

@@ -52,6 +52,47 @@ def tables(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+def fresh_table(runs: Sequence[Run], peers: Sequence[Run]) -> str:
+    """Accuracy by seed on fresh samples, a row for each method and a column for each rate, beside TRL's own.
+
+    `peers`: the recorded runs of TRL's trainers on the same task, without a table of its samples' KL.
+    """
+    rates = ("1e-4", "3e-4")
+    lines = ["| method | lr 1e-4 | lr 3e-4 | KL at 3e-4 |", "|---|---|---|---|"]
+    fresh = [run for run in runs if run["section"] == "fresh"]
+    for method in dict.fromkeys(run["method"] for run in fresh):
+        own = [run for run in fresh if run["method"] == method]
+        by_rate = [[run for run in own if f"train.lr={rate}" in run["changes"]] for rate in rates]
+        cells = [_by_seed([run["accuracy"][-1] for run in same]) for same in by_rate]
+        last = by_rate[-1]
+        cells.append(f"{statistics.mean(run['kl_ref'][-1] for run in last):.2f}" if last else "–")
+        lines.append(f"| {method.removeprefix('fresh, ')} | {' | '.join(cells)} |")
+    for trainer in ("rloo", "grpo"):
+        own = [run for run in peers if run["settings"]["trainer"] == trainer]
+        cells = [
+            _by_seed(
+                [
+                    run["held_out_accuracy"][-1]["accuracy"]
+                    for run in own
+                    if run["settings"]["lr"] == float(rate)
+                ]
+            )
+            for rate in rates
+        ]
+        words = f"TRL 1.16 itself, {trainer.upper()} (512 held-out sums)"
+        lines.append(f"| {words} | {' | '.join(cells)} | – |")
+    return "\n".join(lines)
+
+
+def _by_seed(ends: Sequence[float]) -> str:
+    if not ends:
+        return "–"
+    text = ", ".join(f"{end:.3f}" for end in ends)
+    if len(ends) < 3:
+        return text
+    return f"{text}: {statistics.mean(ends):.3f} ± {statistics.stdev(ends):.3f}"
+
+
 def _mean_known(runs: Sequence[Run], name: str) -> str:
     known = [run[name] for run in runs if run.get(name) is not None]
     return f"{statistics.mean(known):.2f}" if known else ""

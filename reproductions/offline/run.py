@@ -1,7 +1,8 @@
 """Training on a fixed log: agro by its recipe beside imitation of the right answers and published methods.
 
-    python reproductions/offline/run.py [--only SECTION …] [--seeds N] [--jobs N] [--out runs/offline]
-                                        [--record] [--measured] [KEY=VALUE …]
+    python reproductions/offline/run.py [--only SECTION …] [--method METHOD …] [--seeds N] [--jobs N]
+                                        [--out runs/offline] [--recorded] [--record] [--measured]
+                                        [KEY=VALUE …]
 
 The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. A run
 is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The sections:
@@ -19,7 +20,7 @@ is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The se
 - lag: no log but samples of the run's weights 100 and 400 updates ago.
 
 Writes result.json and figure.png into --out, with --record beside this script too. An interrupted run
-continues.
+continues. With --recorded what the result beside this script has counts as complete.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ from reproductions.offline.methods import (  # noqa: E402
 )
 
 UPDATES = 150
+BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 OTHER_RATES = ("1e-4", "1e-3")  # of the recipe, beside 3e-4
 SETTINGS = {  # β of the earlier recipe by learning rate; 0.01 at 3e-4 is this recipe itself
     "3e-5": ("0.01",),
@@ -263,6 +265,30 @@ def complete(row: Row, out: Path, changes: Sequence[str]) -> dict[str, Any]:
     return measured
 
 
+def peers() -> list[dict[str, Any]]:
+    """TRL's recorded runs on fresh samples."""
+    folder = harness.need(logs.FOLDER / "results")
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("learn_*.json"))]
+
+
+def restore(out: Path) -> None:
+    """Write what was recorded beside this script into `out`, so that it isn't run again."""
+    for measured in json.loads((HERE / "result.json").read_text())["runs"]:
+        given = {field.name: measured[field.name] for field in fields(Row)}
+        done = out / Row(**{**given, "changes": tuple(given["changes"])}).folder / "measured.json"
+        done.parent.mkdir(parents=True, exist_ok=True)
+        if not done.exists():
+            done.write_text(json.dumps(measured))
+
+
+def recorded_beside(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The recorded runs that aren't among these: of settings that were run once, or weren't asked for."""
+    names = [field.name for field in fields(Row)]
+    known = {json.dumps([made[name] for name in names]) for made in measured}
+    recorded = json.loads((HERE / "result.json").read_text())["runs"]
+    return [made for made in recorded if json.dumps([made[name] for name in names]) not in known]
+
+
 def train(words: Sequence[str]) -> None:
     """The process of one run."""
     given = json.loads(words[0])
@@ -281,19 +307,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", choices=SECTIONS, help="may be given several times")
+    parser.add_argument("--method", action="append", help="may be given several times")
     parser.add_argument("--seeds", type=int, default=5, help="of the recipe; of other methods at most 3")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--out", type=Path, default=Path("runs/offline"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--recorded", action="store_true", help="what was recorded counts as complete")
     parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     logs.prepare(args.out)
+    if args.recorded:
+        restore(args.out)
     measured: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
 
         def run(rows: Sequence[Row]) -> None:
             chosen = [row for row in rows if not args.only or row.section in args.only]
+            chosen = [row for row in chosen if not args.method or row.method in args.method]
             if args.measured:
                 chosen = [row for row in chosen if (args.out / row.folder / "measured.json").exists()]
             measured.extend(pool.map(lambda row: complete(row, args.out, args.changes), chosen))
@@ -302,9 +333,13 @@ def main() -> None:
         run(options(measured))
         run(longer(measured))
         run(further(measured, args.seeds))
+    if args.recorded:
+        measured += recorded_beside(measured)
     result = {"held_out": logs.HELD_OUT, "machine": harness.machine(), "runs": measured}
     for folder in (args.out, *((HERE,) if args.record else ())):
         harness.record(folder, result, report.figure(measured))
+    if args.record:
+        harness.put(HERE / "README.md", report.fresh_table(measured, peers()), BEGIN, END)
     print(report.tables(measured))
 
 

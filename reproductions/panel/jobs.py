@@ -53,7 +53,8 @@ class Job:
     lenience: float = 0.0
     distinct: int | None = None
     environment: bool = False
-    warm_up: int = 300  # updates of imitation, of 64 responses each
+    warm_up: int = 300  # updates of imitation
+    together: int = 64  # responses of such an update
     updates: int = 100
     groups: int = 8  # prompts an update
     max_new: int = 16  # tokens of a response, or of a turn

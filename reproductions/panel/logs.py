@@ -15,6 +15,7 @@ import numpy as np
 
 from agro.config import EnvironmentConfig, RunConfig, SamplerConfig
 from agro.io.files import complete_folder
+from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import Rollout, embedded
@@ -68,6 +69,11 @@ class Files:
     @property
     def log(self) -> Path:
         return self.folder / "log.db"
+
+    @property
+    def values(self) -> Path:
+        """Rewarded samples of the start, for objectives that need some of the reference."""
+        return self.folder / "values.db"
 
     @property
     def prompts(self) -> Path:
@@ -224,6 +230,23 @@ def _responses(
                 source = f"author {number}"
                 group.append(Sample(prompt.text, text, source=source, meta=dict(prompt.columns)))
         yield group
+
+
+def reference_samples(job: Job, files: Files) -> Path:
+    """A store of eight responses of the start to each prompt of the log, rewarded as the log's; made once."""
+    if files.values.exists():
+        return files.values
+    rng = random.Random(f"values of {job.name}")
+    prompts = load_prompts(files.prompts)
+    sampler = SamplerConfig(n=8, max_new=job.max_new, batch=1024)
+    drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
+    for sample in sorted(rollout_of(job, load(files.start)).sample(prompts, 8, sampler, seed=2), key=_index):
+        drawn[sample.prompt_id].append(sample)
+    making = files.values.with_suffix(".making")
+    with Store.open(making) as store:
+        store.append([s for group in drawn.values() for s in _rewarded(replace(job, equal=0.0), group, rng)])
+    making.rename(files.values)
+    return files.values
 
 
 def _index(sample: Sample) -> int:

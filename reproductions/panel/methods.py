@@ -19,9 +19,11 @@ Values = dict[str, Any]
 RATES = (1e-3, 3e-4, 3e-3)  # the first one runs first
 NOTHING = "nothing"
 BETA = 0.1  # of objectives that need one, as in their recipes
+RIVAL_BETAS = (0.1, 0.01)  # as in recipes of others, and as in the default
 STORED: Values = {"replay": 1.0, "group_size": 8}
 HELD_OUT: Values = {"hold_out": 0.1, "hold_out_most": 128}
 UNBOUNDED: Values = {"step_kl": None}
+BOUNDED: Values = {"step_kl": 0.005}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 
 
@@ -85,6 +87,25 @@ def _on_fresh(job: Job, facts: Facts, *, values: Values) -> Values | str:
     return values if job.data == "fresh" else "needs fresh samples"
 
 
+def _replay(job: Job, facts: Facts, *, train: Values) -> Values | str:
+    return _on_fresh(job, facts, values={"recipe": "replay", "train": train})
+
+
+def _mixed(job: Job, facts: Facts, *, train: Values) -> Values | str:
+    """The log, and as many fresh samples."""
+    if job.data != "groups":
+        return "needs a log with several responses a prompt"
+    return {"recipe": "mixed", "train": train, "data": {"prompts": True}}
+
+
+def _adapter(job: Job, facts: Facts, *, train: Values) -> Values | str:
+    """The recipe `lora`, all of it in float32, as these models are small."""
+    if job.data != "fresh":
+        return "needs fresh samples"
+    train = {**train, "gradient_checkpointing": False}
+    return {"recipe": "lora", "train": train, "policy": {"dtype": "float32"}}
+
+
 def _default(job: Job, facts: Facts) -> Values:
     """The recipe that the library has for the job's data."""
     return {"recipe": RECIPES[job.data]}
@@ -121,6 +142,29 @@ def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values) -> Values | s
     if job.data != "fresh":
         return "needs fresh samples"
     return {"recipe": "fresh", "objective": options, "train": UNBOUNDED}
+
+
+def _rival(job: Job, facts: Facts, *, objective: Values) -> Values | str:
+    """An objective of others on a log, with the bound on a step's change that the default has."""
+    if job.data == "fresh":
+        return "is compared on logs"
+    return {"objective": objective, "data": STORED, "train": BOUNDED}
+
+
+def _fpa(job: Job, facts: Facts) -> Values | str:
+    if job.data == "one each":
+        return "compares the responses of a prompt"
+    return _rival(job, facts, objective={"name": "fpa", "extrapolation": 1.0})
+
+
+def _qrpo(job: Job, facts: Facts, *, beta: float) -> Values | str:
+    """Eight responses of the start to each prompt, rewarded as the log's, are the reference's samples."""
+    given = _rival(job, facts, objective={"name": "qrpo", "beta": beta})
+    if isinstance(given, str):
+        return given
+    if job.data == "pairs" or job.environment:
+        return "needs rewards of the reference's samples" if job.data == "pairs" else "is compared on texts"
+    return {**given, "data": {**STORED, "value_store": True}}
 
 
 def _of_reference(baseline: str, *, power: float = 1.0, most: float = 1.0, normalize: str = "none") -> Values:
@@ -169,6 +213,12 @@ ON_FRESH = {
     "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
 }
 
+OTHER_RECIPES: dict[str, Callable[..., Values | str]] = {
+    "replay": _replay,
+    "mixed": _mixed,
+    "lora": _adapter,
+}
+
 METHODS = {
     method.name: method
     for method in [
@@ -193,6 +243,15 @@ METHODS = {
         ),
         Method("KTO", "β = 0.1, the threshold is the log's mean reward", partial(_stored, objective=_kto)),
         Method("DRO", "β = 0.1", partial(_stored, objective=_dro)),
+        Method("FPA", "λ = 1", _fpa),
+        *(
+            Method(f"QRPO, β = {beta}", "its quantiles are of eight samples", partial(_qrpo, beta=beta))
+            for beta in RIVAL_BETAS
+        ),
+        *(
+            Method(f"TBRM, β = {beta}", "", partial(_rival, objective={"name": "tbrm", "beta": beta}))
+            for beta in RIVAL_BETAS
+        ),
         Method("GRPO", "", partial(_on_fresh, values={"objective": {"name": "grpo"}})),
         Method("RLOO", "", partial(_on_fresh, values={"objective": {"name": "rloo"}})),
         Method(
@@ -217,7 +276,14 @@ METHODS = {
             partial(_of_pairs, values={"recipe": "log", "train": UNBOUNDED}),
             candidate=True,
         ),
-        Method("replay", "the recipe", partial(_on_fresh, values={"recipe": "replay"})),
+        *(
+            Method(name + ending, f"the recipe `{name}`{about}", partial(settings, train=train))
+            for name, settings in OTHER_RECIPES.items()
+            for ending, about, train in (
+                ("", ", without a bound", UNBOUNDED),
+                (", bounded", f", `train.step_kl` = {BOUNDED['step_kl']}", BOUNDED),
+            )
+        ),
         *(
             Method(name, about, partial(_candidate, options=options), candidate=True)
             for name, (about, options) in CANDIDATES.items()

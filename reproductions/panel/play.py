@@ -38,7 +38,7 @@ from reproductions.panel.methods import METHODS, NOTHING, Facts, Values
 Run = dict[str, Any]
 VALUE = "value"  # the name of the reward
 RESPONSES = 4  # to a prompt, where fresh samples are made
-MICRO = {"very long": 16}  # sequences in one pass, where 64 would take more memory
+MICRO = {"very long": 16, "thousand": 16}  # sequences in one pass, where 64 would take more memory
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,19 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
         {key: value for key, value in values["objective"].items() if key != "name"}
     )
     values["policy"] = {
+        **values.get("policy", {}),
+        **given.get("policy", {}),
         "model": str(world.files.start),
         "cache_reference": store is not None and "ref_logp" in needs,
     }
-    source = {"prompts": str(world.files.prompts)} if store is None else {"store": str(store)}
     on_all = {"hold_out": 0.0, "hold_out_most": None}  # the held-out prompts are others
-    values["data"] = {**values.get("data", {}), **on_all, **given.get("data", {}), **source}
+    values["data"] = {**values.get("data", {}), **on_all, **given.get("data", {})}
+    if store is not None:
+        values["data"]["store"] = str(store)
+    if values["data"].get("value_store"):
+        values["data"]["value_store"] = str(logs.reference_samples(world.job, world.files))
+    if store is None or values["data"].get("prompts"):  # of the log, where both are asked for
+        values["data"]["prompts"] = str(world.files.prompts)
     values["train"] = {
         **values["train"],
         **given.get("train", {}),

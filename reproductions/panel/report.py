@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,14 @@ from matplotlib.figure import Figure
 
 from reproductions import harness
 from reproductions.panel.jobs import JOBS
-from reproductions.panel.methods import METHODS, NOTHING
+from reproductions.panel.methods import METHODS, NOTHING, OTHER_RECIPES, RIVAL_BETAS
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
 ABOVE = 0.05  # a job on which a default is this far above the simple methods counts as won
+DEFAULT, BESIDE_RATE = "the default", 1e-3
+RIVALS = ("FPA", *(f"{name}, β = {beta}" for beta in RIVAL_BETAS for name in ("QRPO", "TBRM")))
+BESIDE = (NOTHING, "imitation of the good", "TOPR", "DRO", "DPO", "KTO", *RIVALS, DEFAULT)
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
 
@@ -105,6 +107,14 @@ def tables(result: Run) -> str:
         _table({cell: best_rate(found) for cell, found in cells.items()}, _with_rate),
         "Held-out reward at each rate, mean over the seeds that were run.",
         _by_rate(runs),
+        "Objectives of others on logs, beside the default and the simple methods: held-out reward with seed "
+        f"0, all at lr {BESIDE_RATE:g}, on the jobs on which one of FPA, QRPO and TBRM was run. The best one "
+        "of a job is in bold; the last column has the mean less the default's, over the jobs that a method "
+        "has.",
+        beside(runs),
+        "The other recipes without and with the bound on a step's change (`train.step_kl` = 0.005), mean "
+        "over seeds.",
+        bounded(cells),
         "Recipes and candidates, by job: how far below the start and below the best simple method (imitation "
         f"of the good, or nothing) they end at worst, and on how many jobs they end at least {ABOVE} above.",
         _verdicts(at_one),
@@ -176,6 +186,51 @@ def _by_rate(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+def beside(runs: Sequence[Run]) -> str:
+    """A row for each method, at one rate with seed 0."""
+    found = {
+        (run["job"], run["method"]): run["reward"]
+        for run in runs
+        if run["rate"] in (BESIDE_RATE, None) and run["seed"] == 0 and run["method"] in BESIDE
+    }
+    jobs = [job for job in jobs_of(runs) if any((job, method) in found for method in RIVALS)]
+    best = {job: max(found.get((job, method)) or 0.0 for method in BESIDE) for job in jobs}
+    lines = [f"| method | {' | '.join(jobs)} | to the default |", "|---" * (len(jobs) + 2) + "|"]
+    for method in BESIDE:
+        own = {job: found[job, method] or 0.0 for job in jobs if (job, method) in found}
+        if not own:
+            continue
+        words = [_emphasized(own.get(job), best[job]) for job in jobs]
+        apart = statistics.mean(value - (found[job, DEFAULT] or 0.0) for job, value in own.items())
+        lines.append(f"| {method} | {' | '.join(words)} | {apart:+.3f} ({len(own)}) |")
+    return "\n".join(lines)
+
+
+def _emphasized(value: float | None, best: float) -> str:
+    if value is None:
+        return ""
+    return f"**{value:.3f}**" if value == best else f"{value:.3f}"
+
+
+def bounded(cells: Mapping[Cell, Sequence[Run]]) -> str:
+    """A row for each recipe, job and rate that was run both ways."""
+    lines = ["| recipe | job | lr | without | with | difference |", "|---|---|---|---|---|---|"]
+    for recipe in OTHER_RECIPES:
+        for (job, method), plain in cells.items():
+            if method != recipe or (job, f"{recipe}, bounded") not in cells:
+                continue
+            for rate in sorted({run["rate"] for run in plain}):
+                both = [at_rate(runs, rate) for runs in (plain, cells[job, f"{recipe}, bounded"])]
+                seeds = set.intersection(*({run["seed"] for run in runs} for runs in both))
+                shared = [[run for run in runs if run["seed"] in seeds] for runs in both]
+                if seeds:
+                    without, bounded = (mean(runs) or 0.0 for runs in shared)
+                    texts = [_reward(runs) for runs in shared]
+                    words = [recipe, job, f"{rate:g}", *texts, f"{bounded - without:+.3f}"]
+                    lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines)
+
+
 def _reward(runs: Sequence[Run]) -> str:
     text = number(mean(runs))
     if len(runs) == 1 or text == "–":
@@ -241,13 +296,6 @@ def _reasons(missing: Sequence[Mapping[str, str]]) -> str:
     lines = ["| method | why | jobs |", "|---|---|---|"]
     lines += [f"| {method} | {why} | {', '.join(jobs)} |" for (method, why), jobs in found.items()]
     return "\n".join(lines)
-
-
-def write(readme: Path, result: Run) -> None:
-    """Put the tables between the marks of the README."""
-    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n\n{tables(result)}\n\n{END}{after}", encoding="utf-8")
 
 
 def figure(result: Run) -> Figure:

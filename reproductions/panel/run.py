@@ -1,7 +1,8 @@
 """Defaults on many jobs: different tasks, logs, rewards and models, the same methods and rates on all.
 
     python reproductions/panel/run.py [--only JOB …] [--methods METHOD …] [--rates RATE …] [--seeds N]
-                                      [--jobs N] [--kept] [--out runs/panel] [--record] [--measured] [--small]
+                                      [--jobs N] [--kept] [--out runs/panel] [--recorded] [--record]
+                                      [--measured] [--small]
 
 A default that is tuned on one log may fail on another. Each job has a task, a start model that imitated a
 careless teacher, and a log or prompts, all made by seeds; each method gives settings for the library's own
@@ -11,13 +12,15 @@ temperature 1, with the same random numbers for each policy.
 First all with seed 0, one rate after the other. Then each method at its one rate, the best of all jobs, with
 the other seeds. A third of the jobs is kept for the last look, and run with `--kept` alone.
 
-An interrupted run continues; what is complete in `--out` isn't run again. Writes result.json and figure.png
+An interrupted run continues; what is complete in `--out` isn't run again, and with `--recorded` neither is
+what the result beside this script has. Writes result.json and figure.png
 into `--out`, with `--record` beside this script too, with the tables in README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +41,7 @@ from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
 from reproductions.panel.methods import METHODS, NOTHING, RATES  # noqa: E402
 from reproductions.panel.play import Row, Run  # noqa: E402
 
+RECORDED = "recorded.json"  # in --out: what was recorded of the jobs
 Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
 
 
@@ -65,8 +69,7 @@ def cells(
     """(job, method) that can be run, and the others with the reason."""
     able, missing = [], []
     for name in jobs:
-        job = size.of(JOBS[name])
-        facts = logs.prepare(job, out, size).facts
+        job, facts = size.of(JOBS[name]), facts_of(name, out, size)
         for method in methods:
             given = METHODS[method].settings(job, facts)
             if isinstance(given, str):
@@ -88,6 +91,36 @@ def further_rows(able: Sequence[tuple[str, str]], runs: Sequence[Run], seeds: in
     rates = report.chosen_rates(runs)
     trained = [cell for cell in able if cell[1] != NOTHING and cell[1] in rates]
     return [Row(job, method, rates[method], seed) for seed in range(1, seeds) for job, method in trained]
+
+
+def facts_of(name: str, out: Path, size: Size) -> dict[str, Any]:
+    """What is known of a job: as it was recorded, else from the job, which is made for it."""
+    recorded: dict[str, dict[str, Any]] = {}
+    if (out / RECORDED).exists():
+        recorded = json.loads((out / RECORDED).read_text())
+    return recorded[name] if name in recorded else logs.prepare(size.of(JOBS[name]), out, size).facts
+
+
+def restore(out: Path) -> None:
+    """Write the recorded runs into `out`, where they count as complete, and what is known of their jobs."""
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    result = json.loads((HERE / "result.json").read_text())
+    (out / RECORDED).write_text(json.dumps(result["facts"]))
+    for made in result["runs"]:
+        done = out / "runs" / Row(*(made[name] for name in ("job", "method", "rate", "seed"))).file
+        if not done.exists():
+            done.write_text(json.dumps(made))
+
+
+def complete_runs(able: Sequence[tuple[str, str]], out: Path) -> list[Run]:
+    """All that are complete, at any rate and seed, by job and method."""
+    found: list[Run] = [json.loads(file.read_text()) for file in (out / "runs").glob("*.json")]
+    places = {cell: place for place, cell in enumerate(able)}
+    of_cells = [made for made in found if (made["job"], made["method"]) in places]
+    return sorted(
+        of_cells,
+        key=lambda made: (made["seed"], made["rate"] or 0.0, places[made["job"], made["method"]]),
+    )
 
 
 @contextmanager
@@ -112,42 +145,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kept", action="store_true", help="the jobs that are kept for the last look too")
     parser.add_argument("--out", type=Path, default=Path("runs/panel"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--recorded", action="store_true", help="what was recorded counts as complete")
     parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     for name, given in (("--seeds", args.seeds), ("--jobs", args.jobs)):
         if given < 1:
             raise Refused(f"{name}: expected at least 1, got {given}")
+    if args.recorded:
+        restore(args.out)
     size = SMALL if args.small else FULL
     jobs = jobs_to_run(args.only, args.kept)
     if args.measured:
-        jobs = [name for name in jobs if (args.out / "jobs" / logs.slug(name)).exists()]
+        known = json.loads((args.out / RECORDED).read_text()) if (args.out / RECORDED).exists() else {}
+        jobs = [n for n in jobs if n in known or (args.out / "jobs" / logs.slug(n)).exists()]
     able, missing = cells(jobs, chosen(args.methods, METHODS, "--methods"), args.out, size)
     with processes(args.jobs) as each:
 
         def run(rows: Sequence[Row]) -> list[Run]:
-            if args.measured:
-                rows = [row for row in rows if (args.out / "runs" / row.file).exists()]
             found = []
             for made in each(partial(play.complete, out=args.out, size=size), rows):
                 print(report.line(made), flush=True)
                 found.append(made)
             return found
 
-        runs = run(first_rows(able, args.rates))
-        runs += run(further_rows(able, runs, args.seeds))
+        if args.measured:
+            runs = complete_runs(able, args.out)
+        else:
+            runs = run(first_rows(able, args.rates))
+            runs += run(further_rows(able, runs, args.seeds))
     result = {
         "machine": harness.machine(),
         "rates": sorted({made["rate"] for made in runs if made["rate"]}),  # those that were run
         "seeds": sorted({made["seed"] for made in runs}),
-        "facts": {name: logs.prepare(size.of(JOBS[name]), args.out, size).facts for name in jobs},
+        "facts": {name: facts_of(name, args.out, size) for name in jobs},
         "missing": missing,
         "runs": runs,
     }
     for folder in (args.out, *((HERE,) if args.record else ())):
         harness.record(folder, result, report.figure(result))
     if args.record:
-        report.write(HERE / "README.md", result)
+        harness.put(HERE / "README.md", report.tables(result), report.BEGIN, report.END)
     print(report.tables(result))
 
 

@@ -30,7 +30,7 @@ from agro.models.policy import Policy
 from reproductions.calculator import run as calculator
 from reproductions.panel.jobs import Job, Model
 
-HEADS, TOGETHER = 4, 64  # attention heads, lessons of an update
+HEADS = 4  # of attention
 RATE, WARM_UP = 3e-3, 20  # learning rate, and updates until it is reached
 IGNORED = -100  # the target of tokens that aren't learned
 
@@ -86,7 +86,7 @@ def imitate(
     targets = tokens.where(mask, IGNORED)
     weights = list(policy.trained().values())
     adam = torch.optim.AdamW(weights, RATE, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
-    order = _order(len(tokens), rng)
+    order = _order(len(tokens), job.together, rng)
     policy.model.train()
     for update in range(job.warm_up):
         rows = next(order)
@@ -110,8 +110,8 @@ def _share(update: int, updates: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _order(count: int, rng: random.Random) -> Iterator[list[int]]:
-    size = min(TOGETHER, count)
+def _order(count: int, together: int, rng: random.Random) -> Iterator[list[int]]:
+    size = min(together, count)
     while True:
         drawn = rng.sample(range(count), count)
         for i in range(0, count - size + 1, size):

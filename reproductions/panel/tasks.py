@@ -102,12 +102,13 @@ def _tagged(rng: random.Random) -> str:
     return f"{tag}:{''.join(rng.choices(DIGITS, k=4))}>"
 
 
-def _shifted(letters: str, by: int, text: str) -> str:
+def shifted(letters: str, by: int, text: str) -> str:
+    """Each letter of `text` is replaced by the one so many places further, round and round."""
     return "".join(letters[(letters.index(c) + by) % len(letters)] for c in text)
 
 
 def _rounds(prompt: str) -> str:
-    return "".join(_shifted(LETTERS, by, prompt[1:]) for by in range(1, 5))
+    return "".join(shifted(LETTERS, by, prompt[1:]) for by in range(1, 5))
 
 
 def _sums_of_neighbors(prompt: str) -> str:
@@ -158,7 +159,7 @@ TASKS = _all(
             "next letter",
             "each letter of a word is replaced by the next one",
             _word(LETTERS, 4, 6),
-            lambda p: _shifted(LETTERS, 1, p[:-1]),
+            lambda p: shifted(LETTERS, 1, p[:-1]),
             LETTERS + ">",
             LETTERS,
         ),
@@ -223,7 +224,7 @@ TASKS = _all(
             "onward",
             "the 200 letters after the last one of a word, round and round",
             lambda rng: "*" + "".join(rng.choices(LETTERS, k=5)),
-            lambda p: "".join(_shifted(LETTERS, by, p[-1]) for by in range(1, 201)),
+            lambda p: "".join(shifted(LETTERS, by, p[-1]) for by in range(1, 201)),
             LETTERS + "*",
             LETTERS,
         ),
@@ -319,7 +320,7 @@ TASKS = _all(
             "letter before",
             "each letter of a word is replaced by the one before, last one first",
             _word(LETTERS, 5, 6, "~"),
-            lambda p: _shifted(LETTERS, 9, p[-2::-1]),
+            lambda p: shifted(LETTERS, 9, p[-2::-1]),
             LETTERS + "~",
             LETTERS,
         ),
@@ -351,7 +352,7 @@ TASKS = _all(
             "five more",
             "five more than each digit, without tens",
             _word(DIGITS, 5, 6, "+"),
-            lambda p: _shifted(DIGITS, 5, p[:-1]),
+            lambda p: shifted(DIGITS, 5, p[:-1]),
             DIGITS + "+",
             DIGITS,
         ),

@@ -13,13 +13,15 @@ from torch.profiler import ProfilerActivity, profile
 from agro.errors import Refused
 from agro.models.logprobs import STREAMS, token_streams
 from agro.models.tiles import Head, keys, uniforms
-from agro.objectives.needs import PROPOSAL, PROPOSAL_MEAN
+from agro.objectives.needs import FUTURE, PROPOSAL, PROPOSAL_MEAN
 from agro.types import KeptSets
 
 B, T, H, V = 3, 11, 8, 37
 KAPPA = 1.5
 TEMPERED = (PROPOSAL.at(KAPPA), PROPOSAL_MEAN.at(KAPPA))
-EVERY = (*STREAMS[:3], *TEMPERED, *STREAMS[5:])
+STRENGTH = 0.7
+BEYOND = FUTURE.at(STRENGTH)
+EVERY = (*STREAMS[:3], *TEMPERED, *STREAMS[5:8], BEYOND)
 
 
 @pytest.fixture(params=[8, 1000])
@@ -45,13 +47,14 @@ def tolerance(dtype, *expected):
 def naive(hidden, head, tokens, temperature, reference):
     """Every stream [B,T-1] at positions 1 … T-1, from all logits, with autograd through all of it."""
 
-    def log_probs(hidden, head):
+    def logits(hidden, head):
         z = torch.nn.functional.linear(hidden[:, :-1], head.weight, head.bias)
         z = z.double() * head.scale  # rounding here would be as large as the tolerance
         z = z if head.cap is None else torch.tanh(z / head.cap) * head.cap
-        return torch.log_softmax(z / temperature, -1)
+        return z / temperature
 
-    own, other = log_probs(hidden, head), log_probs(*reference)
+    own, other = logits(hidden, head).log_softmax(-1), logits(*reference).log_softmax(-1)
+    future = ((1 + STRENGTH) * own - STRENGTH * other).detach()
     q = torch.softmax(own.detach() / KAPPA, -1)
     return {
         "proposal": q.gather(2, tokens[:, 1:, None])[..., 0],
@@ -59,13 +62,19 @@ def naive(hidden, head, tokens, temperature, reference):
         "logp": own.gather(2, tokens[:, 1:, None])[..., 0],
         "ref_mean": (other.exp() * (own - other)).sum(-1),
         "ref_square": (other.exp() * (own - other).square() / 2).sum(-1),
+        "normalizer": logits(hidden, head).logsumexp(-1),
+        "future": future.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0],
         "entropy": -(own.exp() * own).sum(-1),
         "kl": (own.exp() * (own - other)).sum(-1),
     }
 
 
 @pytest.mark.parametrize(
-    "want", [("logp",), ("entropy",), ("kl",), TEMPERED, ("logp", *TEMPERED), STREAMS[5:], EVERY]
+    "want",
+    [
+        *(("logp",), ("entropy",), ("kl",), TEMPERED, ("logp", *TEMPERED), STREAMS[5:7]),
+        *(("logp", "normalizer"), ("logp", BEYOND), EVERY),
+    ],
 )
 @pytest.mark.parametrize(
     ("dtype", "temperature", "cap", "scale", "with_bias"),
@@ -104,7 +113,7 @@ def test_streams_and_gradients_are_those_of_all_logits(want, dtype, temperature,
         torch.testing.assert_close(
             found[s][:, 1:][inside], expected[s][inside].to(dtype), **tolerance(dtype, expected[s][inside])
         )
-    moves = [s for s in want if s != "proposal"]  # which is a constant
+    moves = [s for s in want if s not in ("proposal", "future")]  # which are constants
     got = torch.autograd.grad(sum((found[s] * factors[s])[mask].sum() for s in moves), leaves)
     right = torch.autograd.grad(sum((expected[s] * factors[s][:, 1:])[inside].sum() for s in moves), leaves)
     for a, b in zip(got, right):
@@ -300,8 +309,10 @@ def test_what_cannot_be_computed_is_refused():
         token_streams((hidden, head), tokens, mask | True)
     with pytest.raises(ValueError, match=r"expected some of logp, entropy, kl, .*got value"):
         token_streams((hidden, head), tokens, mask, want=["value"])
-    with pytest.raises(ValueError, match="needs a reference"):
+    with pytest.raises(ValueError, match="need a reference"):
         token_streams((hidden, head), tokens, mask, want=["kl"])
+    with pytest.raises(ValueError, match="need a reference"):
+        token_streams((hidden, head), tokens, mask, want=["future"])
     with pytest.raises(Refused, match="vocabulary of 37 tokens, got 36"):
         token_streams((hidden, head), tokens, mask, want=["kl"], reference=(hidden, Head(weight[1:])))
 

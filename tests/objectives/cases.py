@@ -25,8 +25,12 @@ from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
 
 FIELDS = ("ref_logp", "behavior_logp", "old_logp")
 DRAWN = (*FIELDS, "old_value")
-TOKEN_STREAMS = ("logp", "kl", "ref_mean", "ref_square", "prefix_value", "proposal", "proposal_mean")
+TOKEN_STREAMS = (
+    *("logp", "kl", "ref_mean", "ref_square", "prefix_value", "proposal", "proposal_mean"),
+    *("normalizer", "future"),
+)
 PER_TOKEN = (*TOKEN_STREAMS, *DRAWN, "token_reward")
+EXTRA = ("token_reward", "stored_value", "stored_quantile", "hinted", "meaning")
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
 OWN = 2  # responses of a group that are the policy's, without a hint; others may be an expert's
@@ -232,6 +236,8 @@ def _drawn(seed: int, shape: Shape) -> bytes:
     kinds = {y: late.choice(["policy", "policy", "expert", "hint"]) for y in dict.fromkeys(response)}
     kinds |= {(g, i): "policy" for g, i in kinds if i < OWN}
     proposal = np.where(mask, late.random((B, T)), np.nan if shape.junk else 0.0)
+    last = np.random.default_rng([seed, 4])
+    quantiles = {y: float(last.random()) for y in dict.fromkeys(response)}
     pairs, votes = judgments(group, response, np.random.default_rng([seed, 2]))
     case = Case(
         logp,
@@ -263,6 +269,9 @@ def _drawn(seed: int, shape: Shape) -> bytes:
                 late.random((B, T)),
             )
         ),
+        np.where(mask, last.normal(size=(B, T)), np.nan if shape.junk else 0.0),
+        np.where(mask, -np.exp(last.normal(size=(B, T))), np.nan if shape.junk else 0.0),
+        [quantiles[y] for y in response],
     )
     return pickle.dumps(case)
 
@@ -299,7 +308,7 @@ def batch_of(case: Case, **changes: Any) -> Batch:
         "pairs": rows_of_pairs(case),
         "votes": case.votes or None,
         "role": case.role,
-        "extra": {k: getattr(case, k) for k in ("token_reward", "stored_value", "hinted", "meaning")},
+        "extra": {k: getattr(case, k) for k in EXTRA},
     }
     return Batch.of(**given | changes)
 

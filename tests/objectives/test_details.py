@@ -373,6 +373,8 @@ def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
         "entropy",
         "proposal",
         "proposal_mean",
+        "normalizer",
+        "future",
         "value",
         "prefix_value",
     ]
@@ -387,12 +389,12 @@ def test_the_log_ratio_is_a_sum_unless_its_option_says_otherwise() -> None:
 
 def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped() -> None:
     anchors = {name: entry.anchor({}) for name, entry in OBJECTIVES.items() if not entry.of}
-    to_reference = {"agro", "agro_onpolicy", "squared_consistency", "dro", "rloo"}
+    to_reference = {"agro", "agro_onpolicy", "squared_consistency", "dro", "tbrm", "rloo"}
     assert {name for name, anchor in anchors.items() if anchor == "ref_logp"} == to_reference
     assert objectives.get("squared_consistency").anchor({"anchor": "behavior"}) == "behavior_logp"
     own = {name: entry for name, entry in OBJECTIVES.items() if not entry.of}
     whole = {name for name, entry in own.items() if "singletons" not in entry.options.model_fields}
-    of_rows = {"dro", "hnpg", "prefix_consistency", "topr", "kto", "props"}
+    of_rows = {"dro", "tbrm", "qrpo", "hnpg", "prefix_consistency", "topr", "kto", "props"}
     assert whole == of_rows | {"sft", "otr", "distill", "middle_band"}
     warnings = objectives.get("agro_onpolicy").warnings
     assert warnings == MethodWarnings(

@@ -36,6 +36,7 @@ from agro.objectives.needs import (
     PAIRS,
     REF_LOGP,
     REWARD,
+    STORED_QUANTILE,
     STORED_VALUE,
 )
 
@@ -75,10 +76,11 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
     rng = np.random.default_rng(20)
     used = set()
     of_batch = (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED, MEANING)
-    for need in of_batch:
+    for need in (*of_batch, STORED_QUANTILE):
         value = need.of(batch)
         # one number a group or response: rows of one response have one reward
-        index = batch.response if need in (REWARD, MEANING) else batch.group
+        of_response = need in (REWARD, MEANING, STORED_QUANTILE)
+        index = batch.response if of_response else batch.group
         noise = torch.as_tensor(rng.normal(size=value.shape if value.dim() == 2 else int(index.max()) + 1))
         changed = value + (noise if value.dim() == 2 else noise[index])
         extra = {**batch.extra, need: changed}

@@ -31,10 +31,15 @@ SIX = {
 LOGP = [[0.0, -1.0, -2.0]] * 6
 KL = [[0.0, 0.1, 0.2]] * 6
 STREAMS = {"kl": KL, "prefix_value": [[0.0, 0.3, 0.2]] * 6, "value": [0.5] * 6}
+STREAMS |= {"normalizer": [[0.0, 1.0, 2.0]] * 6, "future": [[0.0, -1.2, -2.3]] * 6}
 STREAMS |= {"proposal": [[0.0, 0.3, 0.2]] * 6, "proposal_mean": [[0.0, -1.3, -1.2]] * 6}
 STREAMS |= {"ref_mean": [[0.0, -0.1, -0.2]] * 6, "ref_square": KL}
-EXTRA = {"stored_value": [0.7, 0.7, 0.7, 0.4, 0.4, 0.4], "hinted": [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]}
-EXTRA["meaning"] = [0.0, 0.0, 1.0, 2.0, 3.0, 3.0]
+EXTRA = {
+    "stored_value": [0.7, 0.7, 0.7, 0.4, 0.4, 0.4],
+    "stored_quantile": [0.7, 0.1, 0.4, 0.4, 0.5, 1.0],
+    "hinted": [0.0, 1.0, 0.0, 0.0, 1.0, 0.0],
+    "meaning": [0.0, 0.0, 1.0, 2.0, 3.0, 3.0],
+}
 FIELDS = ("reward", "fresh", "ref_logp", "behavior_logp", "old_logp", "old_value", *EXTRA)
 WITHHELD = [(n, o, need) for n, o, needs in VARIANTS for need in sorted(needs) if need in FIELDS]
 

@@ -25,7 +25,7 @@ def of_two(name: str, e: tuple[float, float], rewards: tuple[float, float], **op
         ref_logp=anchor,
         behavior_logp=anchor,
         old_logp=anchor,
-        extra={"stored_value": [0.3, 0.3]},
+        extra={"stored_value": [0.3, 0.3], "stored_quantile": [0.9, 0.2]},
     )
     return objectives.evaluate(name, [[0.0, -3.0 + x] for x in e], batch, **options)
 
@@ -105,3 +105,38 @@ def test_kimi_is_not_centered_in_the_log_ratios() -> None:
     out = of_two("kimi", (1.0, 1.0), (1.0, 0.0), beta=BETA)
     assert out.loss == pytest.approx((0.1**2 + 0.9**2) / 2, rel=1e-13)
     np.testing.assert_allclose(out.grad[:, 1], [-BETA * 0.1, BETA * 0.9], rtol=1e-12)
+
+
+def test_qrpo_is_0_at_its_optimum() -> None:
+    """log π/π_ref = q/β − log Z, Z = ∫₀¹ exp(q/β) dq by Simpson's rule; the rewards don't count."""
+    q, beta = np.linspace(0, 1, 2001), 0.5
+    weights = np.where(np.arange(2001) % 2, 4.0, 2.0)
+    weights[[0, -1]] = 1.0
+    log_z = log(float(weights @ np.exp(q / beta)) / 6000)
+    out = of_two("qrpo", (0.9 / beta - log_z, 0.2 / beta - log_z), (7.0, -3.0), beta=beta)
+    assert out.loss < 1e-20
+    moved = of_two("qrpo", (0.9 / beta - log_z + 1.0, 0.2 / beta - log_z), (7.0, -3.0), beta=beta)
+    assert moved.loss == pytest.approx(beta**2 / 2, rel=1e-9)
+
+
+def test_tbrm_by_hand() -> None:
+    """β/2 (ρ + V − r/β)²: ρ = 0.5, V = 2, r = 1, β = 0.4 are 0; ρ = −0.5, V = 1, r = 0 are 0.05. The slope of
+    both ρ and V is β (ρ + V − r/β)/n."""
+    batch = Batch.of(mask=[[0, 1]] * 2, reward=[1.0, 0.0], group=[0, 0], ref_logp=[[0.0, -3.0]] * 2)
+    streams = {"normalizer": [[0.0, 2.0], [0.0, 1.0]]}
+    out = objectives.evaluate("tbrm", [[0.0, -2.5], [0.0, -3.5]], batch, streams=streams, beta=BETA)
+    assert out.loss == pytest.approx((0.0 + 0.05) / 2, rel=1e-12)
+    for stream in ("logp", "normalizer"):
+        np.testing.assert_allclose(out.grads[stream][:, 1], [0.0, BETA * 0.5 / 2], atol=1e-15)
+
+
+def test_fpa_of_a_pair_is_simper_with_other_weights() -> None:
+    """SimPER's −exp(mean log π_w) + exp(mean log π_l) has the slopes ∓c/T; half of that, as two responses are
+    averaged. λ = 0: c of π; else that of π̂, which is given."""
+    logp, future = [[0.0, -1.0, -2.0], [0.0, -0.5, 9.0]], [[0.0, -2.0, -2.0], [0.0, -4.0, 9.0]]
+    batch = Batch.of(mask=[[0, 1, 1], [0, 1, 0]], reward=[1.0, 0.0], group=[0, 0])
+    own = objectives.evaluate("fpa", logp, batch, extrapolation=0.0)
+    assert own.loss == pytest.approx((exp(-0.5) - exp(-1.5)) / 2, rel=1e-12)
+    np.testing.assert_allclose(own.grad, [[0, *[-exp(-1.5) / 4] * 2], [0, exp(-0.5) / 2, 0]], rtol=1e-12)
+    beyond = objectives.evaluate("fpa", logp, batch, streams={"future": future})
+    np.testing.assert_allclose(beyond.grad, [[0, *[-exp(-2.0) / 4] * 2], [0, exp(-4.0) / 2, 0]], rtol=1e-12)

@@ -163,6 +163,19 @@ def test_the_stored_value_is_of_its_own_beta(given: dict, used: float) -> None:
     assert found.tolist() == pytest.approx([2.0, soft, 2.0], rel=1e-12)
 
 
+def test_the_quantile_is_the_share_of_stored_rewards_that_are_not_above() -> None:
+    """Of 0.1, 0.7, 0.7, 2: 0.25 for 0.1, 0.75 for 0.7, 1 for 5; unknown where the reward is. (0.7 as float32
+    is below 0.7.)"""
+    values = StoredValues({"p": np.array([0.1, 0.7, 0.7, 2.0])})
+    samples = [
+        Sample("x", "y", reward, tokens=[1, 2], action=[False, True], prompt_id="p")
+        for reward in (0.1, 0.7, 5.0, -1.0, None)
+    ]
+    found = values.fill(collate(samples, 0), samples, {"beta": 0.1}).extra["stored_quantile"].tolist()
+    assert found[:4] == [0.25, 0.75, 1.0, 0.0]
+    assert math.isnan(found[4])
+
+
 def test_the_stored_value_counts_rewards_of_tokens_as_training_does(tmp_path: Path) -> None:
     sample = Sample("a", "x", 1.0, tokens=[1, 2], action=[False, True], token_reward=[math.nan, 0.5])
     with Store.open(tmp_path / "s.db") as store:
@@ -239,7 +252,7 @@ def test_a_prompt_that_comes_later_and_has_no_value_is_refused_by_name(tmp_path:
 
 @pytest.mark.parametrize("changes", [{"data__value_store": None}, {"objective": {"name": "reinforce"}}])
 def test_the_store_of_values_and_the_baseline_go_together(changes: dict, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r'data\.value_store, or .*baseline = "stored" go together'):
+    with pytest.raises(Refused, match=r'data\.value_store, or .*baseline = "stored", go together'):
         Trainer(stored(tmp_path, **changes), tmp_path / "run")
 
 

@@ -110,10 +110,10 @@ NOT_CARRIED = {
     "ECHO (2605.24517)": (
         "cross-entropy on what the environment answers; log-probs are those of the policy's own tokens alone"
     ),
-    "FPA (2509.19893)": (
-        "weighs gradients by an estimate of the future policy, from logits extrapolated past the present "
-        "ones: over the vocabulary, where a batch has those of sampled tokens alone. The abstract was read, "
-        "not the equations"
+    "FPA (2509.19893) inside DPO and RPO": (
+        "`fpa` has its weights with SimPER's loss, which is where the paper found most of it. The paper's "
+        "code isn't out: the extrapolation and the constant weights are from notes that quote the equations "
+        "of its first version, and that rewards take the place of judgments is reconstructed"
     ),
     "FreshPER (2604.16918)": (
         'draws by a priority, such as that of PER, that decays with age; `data.order = "age_weighted"` has '
@@ -147,11 +147,6 @@ NOT_CARRIED = {
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "
         "another engine; that is more than a page"
     ),
-    "QRPO (2507.08068)": (
-        "(q − β log Z − β log π/π_ref)², q the quantile of r among rewards of the reference, "
-        "log Z ≈ log β + 1/β (authors' README): no column has q yet, although `data.value_store` has the "
-        "samples for it; `apo` squares the same with r and a V* from these samples"
-    ),
     "SDFT (2601.19897)": (
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "
         "same tokens as the policy"
@@ -160,9 +155,9 @@ NOT_CARRIED = {
         "prompts come in an order that is shuffled anew in each epoch, whatever their V̂; `rloo` with a "
         "stored baseline is SPO without both"
     ),
-    "TBRM (2505.15311)": (
-        "takes the logits as Q, so that V would be their logsumexp; objectives get log-probs, from which "
-        "that has been subtracted. `dro` learns V beside the policy. The abstract was read, not the equations"
+    "ReVal (2603.23355)": (
+        "TBRM's residual less the reference's V, the log of the sum of exp of its logits at the first token: "
+        "a pass of the reference gives log-probs alone; `tbrm` is the same without that term"
     ),
     "VAPO (2504.05118)": (
         "λ that grows with a response's length, and a value that is trained before the policy; its two λ are "

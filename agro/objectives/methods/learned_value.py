@@ -24,8 +24,16 @@ from agro.objectives.core import (
 )
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.needs import FRESH, PREFIX_VALUE, REWARD, VALUE, except_experts
-from agro.objectives.options import Beta, Option, Scale
+from agro.objectives.needs import (
+    FRESH,
+    NORMALIZER,
+    PREFIX_VALUE,
+    REF_LOGP,
+    REWARD,
+    VALUE,
+    except_experts,
+)
+from agro.objectives.options import Beta, BetaAbove0, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.objectives.weights import WEIGHT
 from agro.types import Batch
@@ -50,6 +58,27 @@ def dro(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") 
     return Terms(loss, metrics={"value_loss": loss, "value_mean": groups.average_responses(value_N)})
 
 
+def tbrm(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
+    """½ (r − β (ρ + V(x)))² / β of each response, V(x) = log Σ_a exp of the logits at its first token (TBRM,
+    arXiv 2505.15311): β/2 times (ρ + V − r/β)².
+
+    The logits are taken as Q-values: the residuals Q − r − log π_ref − V of a response's tokens add up to ρ +
+    V(x) − r/β, since log π = Q − V. So V is learned by the same weights, and one response a prompt is enough.
+    A number that is added to all logits of the first token changes V and not π: it becomes V*/β, and descent
+    ends at π*. Until then V is whatever the model was trained to, so that the policy moves also where all
+    rewards are 0 (ReVal, arXiv 2603.23355, subtracts V of the reference).
+    """
+    _in_one_row("tbrm", batch)
+    groups = Groups.of(batch)
+    assert batch.ref_logp is not None
+    rho_N = groups.sum_tokens(streams["logp"] - batch.ref_logp)
+    start_B = streams["normalizer"].gather(1, batch.mask.int().argmax(1, keepdim=True))[:, 0]
+    value_N = beta * start_B[groups.first_row]
+    off_N = groups.reward - beta * rho_N - value_N
+    loss = groups.average_responses(0.5 * off_N.square()) / beta
+    return Terms(loss, metrics={"value_loss": beta * loss, "value_mean": groups.average_responses(value_N)})
+
+
 def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") -> Terms:
     """Consistency along a response: C_t = Σ_{s<t} (r_s − β ρ_s) + V(y_<t) is V*(x) at every token (V* after
     the last: 0).
@@ -62,11 +91,7 @@ def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Sca
     Only where the policy writes all tokens: V* holds on average alone across a tool's random output.
     Path consistency: Nachum et al., arXiv 1702.08892.
     """
-    if split := in_several_rows(batch):
-        raise Refused(
-            f"objective prefix_consistency needs each response in one row, but that of {split} is in several "
-            "rows; use dro or agro"
-        )
+    _in_one_row("prefix_consistency", batch)
     mask_BT = batch.mask
     token_reward = batch.extra.get("token_reward")
     dense_BT = (
@@ -85,6 +110,14 @@ def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Sca
     start_B = streams["prefix_value"].gather(1, mask_BT.int().argmax(1, keepdim=True))[:, 0]
     value = groups.average_responses(start_B[groups.first_row])
     return Terms(loss, metrics={"value_loss": loss, "value_mean": value})
+
+
+def _in_one_row(name: str, batch: Batch) -> None:
+    if split := in_several_rows(batch):
+        raise Refused(
+            f"objective {name} needs each response in one row, but that of {split} is in several rows; use "
+            "dro or agro"
+        )
 
 
 def hnpg(
@@ -148,6 +181,23 @@ ENTRIES: dict[str, Objective] = {
             "response per prompt is enough.",
             options={"beta": 0.05},
             settings={"sampler.n": 1, "train.groups": 128, "train.value_lr": 0.01},
+        ),
+    ),
+    "tbrm": Objective(
+        tbrm,
+        "TBRM, arXiv 2505.15311, as arXiv 2603.23355 quotes it",
+        always(REWARD, REF_LOGP, NORMALIZER),
+        coupling("row"),
+        anchor=to_reference,
+        ingredients=(),
+        metrics=("value_loss", "value_mean"),
+        certainty="notes",
+        called="rlx-lab/TBRM",
+        recipe=MethodRecipe(
+            "TBRM (arXiv 2505.15311): (r − β (log π/π_ref + V(x)))², V from the model's own logits, which "
+            "are taken as Q-values. One response per prompt is enough.",
+            options={"beta": 0.05},
+            settings={"sampler.n": 1, "train.groups": 128},
         ),
     ),
     "prefix_consistency": Objective(

@@ -24,7 +24,7 @@ from agro.objectives.core import (
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.consistency import less_baseline, regularized_reward
-from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, KL, REWARD, STORED_VALUE, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, FUTURE, GROUPS, KL, REWARD, STORED_VALUE, Need
 from agro.objectives.options import Baseline, Beta, Option
 from agro.objectives.reduce import Groups
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, log_ratio, of_level
@@ -139,6 +139,38 @@ def _reinforce_needs(options: Options) -> set[Need]:
     return advantages.needs_of(baseline) if named else {REWARD}
 
 
+def fpa(
+    streams: Streams,
+    batch: Batch,
+    *,
+    extrapolation: Annotated[
+        float, Option("λ: how far beyond π, seen from the reference, the future policy lies", "ratio", ge=0)
+    ] = 1.0,
+) -> Terms:
+    """−A c log π of each response, averaged over its tokens, with c = exp(mean log π̂), a constant: the
+    geometric mean of the token's probabilities under π̂ ∝ π (π/π_ref)^λ (FPA, arXiv 2509.19893).
+
+    π̂ has the logits (1 + λ) z − λ z_ref. It is where the policy is going, so that a response that is pushed
+    down counts less before its tokens are improbable, and those that it shares with right ones are kept.
+    λ = 0 is SimPER (arXiv 2502.00883), whose loss −Σ A exp(mean log π) has this gradient. There and in the
+    paper's experiments responses are judged in pairs, A = ±1; here A = r_i − r̄_{-i}, which of a pair with
+    rewards 1 and 0 is the same.
+    """
+    groups = Groups.of(batch)
+    advantage_N = groups.reward - groups.mean_others(groups.reward)
+    future_BT = streams["logp" if extrapolation == 0 else "future"]
+    coefficient_N = groups.mean_tokens(future_BT.detach()).exp()
+    gain_N = advantage_N * coefficient_N
+    surrogate = groups.average_responses(-gain_N * groups.mean_tokens(streams["logp"]))
+    return Terms(groups.average_responses(-gain_N), surrogate)
+
+
+def _fpa_needs(options: Options) -> set[Need]:
+    """λ = 0 needs no reference."""
+    strength = options["extrapolation"]
+    return {REWARD, GROUPS} if strength == 0 else {REWARD, GROUPS, FUTURE.at(strength)}
+
+
 ENTRIES: dict[str, Objective] = {
     "rloo": Objective(
         rloo,
@@ -180,6 +212,26 @@ ENTRIES: dict[str, Objective] = {
             "8), with the exact KL over the vocabulary.",
             options={"beta": 0.05},
             notes={"beta": "reward per nat; use fresh samples: off-policy it misses the optimum"},
+        ),
+    ),
+    "fpa": Objective(
+        fpa,
+        "FPA, arXiv 2509.19893, with SimPER's weights, arXiv 2502.00883",
+        _fpa_needs,
+        coupling("row"),
+        ingredients=(IMITATION, SINGLETONS),
+        certainty="notes",
+        recipe=MethodRecipe(
+            "FPA (arXiv 2509.19893): a policy gradient on a log, each response weighed by its mean "
+            "probability under where the policy is going.",
+            base="stored",
+            shown=("extrapolation",),
+            settings={"objective.singletons": "drop"},
+            notes={
+                "extrapolation": "λ: the future policy has the logits (1 + λ) z − λ z_ref; the paper: 0.5 "
+                "to 2. 0 is SimPER",
+                "objective.singletons": "groups of one response have no gradient; they are counted",
+            },
         ),
     ),
     "topr": Objective(

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, preset
+from agro.objectives.core import (
+    SINGLETONS,
+    Coupling,
+    Objective,
+    Options,
+    Streams,
+    Terms,
+    always,
+    coupling,
+    preset,
+)
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
@@ -15,11 +26,12 @@ from agro.objectives.needs import (
     OLD_LOGP,
     REF_LOGP,
     REWARD,
+    STORED_QUANTILE,
     STORED_VALUE,
     ColumnNeed,
     Need,
 )
-from agro.objectives.options import NATS, Option
+from agro.objectives.options import NATS, BetaAbove0, Option
 from agro.objectives.reduce import Groups
 from agro.objectives.weights import WEIGHT
 from agro.types import Batch
@@ -88,6 +100,26 @@ def squared_consistency(
     return Terms(loss, metrics={"consistency": groups.average(0.5 * variance_G) / share})
 
 
+def qrpo(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
+    """(q − β log Z − β ρ)² of each response (QRPO, arXiv 2507.08068): q from 0 to 1,
+    `extra["stored_quantile"]` [B], is the share of the reference's samples of the prompt whose reward isn't
+    above this one's.
+
+    Where rewards are continuous, q of the reference's own samples is uniform, so log Z = log ∫ exp(q/β) dq =
+    1/β + log β + log(1 − exp(−1/β)) needs no estimate, and one response a prompt is enough; the authors' code
+    leaves out the last term, which is below 5e-5 for β ≤ 0.1. The optimum is π_ref exp(q/β) / Z, in which the
+    rewards count by their rank alone. With few different rewards, such as 0 and 1, q isn't uniform and Z
+    isn't this number: no policy fits all residuals then.
+    """
+    groups = Groups.of(batch)
+    assert batch.ref_logp is not None
+    quantile_N = batch.extra["stored_quantile"].double()[groups.first_row]
+    log_z = 1 / beta + math.log(beta) + math.log1p(-math.exp(-1 / beta))
+    rho_N = groups.sum_tokens(streams["logp"] - batch.ref_logp)
+    off_N = quantile_N - beta * (log_z + rho_N)
+    return Terms(groups.average_responses(off_N.square()))
+
+
 def _baseline(groups: Groups, u_N: Tensor, baseline: str, value_beta: float) -> Tensor:
     """[N] b."""
     if baseline == "mean":
@@ -141,6 +173,32 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
 }
+ENTRIES["qrpo"] = Objective(
+    qrpo,
+    "QRPO, arXiv 2507.08068, eq. 11",
+    always(REF_LOGP, STORED_QUANTILE),
+    coupling("row"),
+    ingredients=(WEIGHT,),
+    certainty="code",
+    called="CLAIRE-Labo/quantile-reward-policy-optimization",
+    recipe=MethodRecipe(
+        "QRPO (arXiv 2507.08068): (q − β log Z − β log π/π_ref)², q the quantile of a response's reward "
+        "among those of the reference's samples. One response a prompt is enough.",
+        base="stored",
+        options={"beta": 0.1},
+        settings={"train.groups": 128},
+        notes={"train.groups": "a group may have one response"},
+        commands=(
+            "agro import log.jsonl --store log.db",
+            "agro sample --model MODEL --prompts logged_prompts.jsonl --out values.db -n 8",
+            "agro score values.db --reward my_reward.py:score",
+            "agro train {name} policy.model=MODEL data.store=log.db data.value_store=values.db \\",
+            "  --out runs/{name}",
+        ),
+        required="policy.model, data.store, whose responses have rewards, and data.value_store with scored "
+        "samples of the reference to the same prompts.",
+    ),
+)
 _SQUARES = ENTRIES["squared_consistency"]
 ENTRIES["gvpo"] = preset(
     "squared_consistency",

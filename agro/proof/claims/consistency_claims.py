@@ -197,6 +197,29 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             n=(1, 2),
         ),
     ),
+    "qrpo": (
+        Claims(
+            formulas.square_of_quantile,
+            "elsewhere",
+            ("ref_logp", "stored_quantile"),
+            reference_shift=False,
+            noise=False,
+            n=(1, 2),
+            updates=DESCENT,
+        ),
+    ),
+    "tbrm": (
+        Claims(
+            formulas.half_square_with_normalizer,
+            "optimum",
+            (*REGULARIZED, "normalizer"),
+            shift=False,
+            reference_shift=False,
+            n=(1, 2),
+            episodes=False,
+            updates=600,
+        ),
+    ),
     "dro": (
         dro_claims(lambda beta: 1 / beta, "reward"),
         dro_claims(one, "loss"),

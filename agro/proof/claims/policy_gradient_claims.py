@@ -74,6 +74,28 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "asymre": (_advantage("mean", shift=-0.1, updates=DESCENT, preset=True),),
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.
     "kl_pg": (Claims(formulas.kl_policy_gradient, "elsewhere", ("reward", "groups", "kl")),),
+    "fpa": (
+        Claims(
+            lambda s: formulas.future_gain(s, 1.0),
+            "elsewhere",
+            ("reward", "groups", "future"),
+            updates=DESCENT,
+        ),
+        Claims(
+            lambda s: formulas.future_gain(s, 0.4),
+            "elsewhere",
+            ("reward", "groups", "future"),
+            {"extrapolation": 0.4},
+            updates=0,
+        ),
+        Claims(
+            lambda s: formulas.future_gain(s, 0.0),
+            "elsewhere",
+            ("reward", "groups"),
+            {"extrapolation": 0.0},
+            updates=0,
+        ),
+    ),
     "topr": (
         topr_claims(formulas.tapered),
         topr_claims(

@@ -50,6 +50,9 @@ class Case:
     old_value: np.ndarray | None = None  # [B,T]
     ref_mean: np.ndarray | None = None  # [B,T]
     ref_square: np.ndarray | None = None  # [B,T]
+    normalizer: np.ndarray | None = None  # [B,T]
+    future: np.ndarray | None = None  # [B,T]
+    stored_quantile: Sequence[float] = ()  # [B], one value a response
 
 
 @dataclass

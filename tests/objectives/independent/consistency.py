@@ -312,3 +312,32 @@ def apo(case: Case, beta: float = 1e-3, value_beta: float = 0.5) -> Result:
     return _to_value(
         case, case.ref_logp, beta, lambda g: float(case.stored_value[g.responses[0].places[0][0]]), 1
     )
+
+
+def qrpo(case: Case, beta: float) -> Result:
+    """Mean of (q_i - β log Z - β ρ_i)², Z = ∫_0^1 exp(q/β) dq = β (exp(1/β) - 1); d/dl_i = -2β/n (…)."""
+    parts, log_Z = [], log(beta * (exp(1 / beta) - 1))
+    for g in groups_of(case, 1):
+        n, off = len(g.responses), []
+        for y in g.responses:
+            rho = fsum(t for p in y.places for t in (float(case.logp[p]), -float(case.ref_logp[p])))
+            off.append(float(case.stored_quantile[y.places[0][0]]) - beta * log_Z - beta * rho)
+        parts.append((g, fsum(x * x for x in off) / n, [-2 * beta / n * x for x in off]))
+    return descended(case, parts)
+
+
+def tbrm(case: Case, beta: float) -> Result:
+    """½β mean of (ρ_i + V_i - r_i/β)²; d/dl_i = d/dV_i = β/n (…), V_i the normalizer at the first token."""
+    assert case.normalizer is not None
+    parts, by_start = [], np.zeros(case.logp.shape)
+    everything = groups_of(case, 1)
+    W = fsum(g.weight for g in everything)
+    for g in everything:
+        n, off = len(g.responses), []
+        for y in g.responses:
+            rho = fsum(t for p in y.places for t in (float(case.logp[p]), -float(case.ref_logp[p])))
+            off.append(rho + float(case.normalizer[y.places[0]]) - y.reward / beta)
+            by_start[y.places[0]] = g.weight / W * beta / n * off[-1]
+        parts.append((g, 0.5 * beta * fsum(x * x for x in off) / n, [beta / n * x for x in off]))
+    loss, grads = descended(case, parts)
+    return loss, {**grads, "normalizer": by_start}

@@ -123,3 +123,20 @@ def topr(
                 loss -= share * float(case.logp[place])
                 grad[place] = -share
     return loss, {"logp": grad}
+
+
+def fpa(case: Case, extrapolation: float = 1.0) -> Result:
+    """-(r_i - r̄_{-i}) c_i, c_i = exp(mean of log π̂), a constant; d/dl_it = -(r_i - r̄_{-i}) c_i / (n T_i)."""
+    future = case.logp if extrapolation == 0 else case.future
+    assert future is not None
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        rewards = [y.reward for y in g.responses]
+        for i, y in enumerate(g.responses):
+            c = exp(total(future, y) / len(y.places))
+            gain = g.weight / W / len(rewards) * (rewards[i] - others_mean(rewards, i)) * c
+            loss -= gain
+            for place in y.places:
+                grad[place] = -gain / len(y.places)
+    return loss, {"logp": grad} if extrapolation == 0 else {"logp": grad, "future": np.zeros(case.logp.shape)}
