@@ -208,7 +208,7 @@ def hacking(folder: Path) -> list[Row]:
 
 def flow(folder: Path) -> list[Row]:
     """Token rewards of fresh responses."""
-    steps, out = run(
+    _, out = run(
         folder,
         30,
         demonstrations="copied",
@@ -219,11 +219,12 @@ def flow(folder: Path) -> list[Row]:
     with Store.open(out.parent / "experts.db", read_only=True) as store:
         tokens = [s.token_reward for s in store.samples(roles=("policy",))]
     rewarded = mean([float(t is not None and np.nanmax(np.abs(t)) > 0) for t in tokens])
-    auc = mean(column(steps, "learned_auc"))
-    text = "share of fresh responses with token rewards"
+    position = json.loads((out / "checkpoints" / "step-00000030" / "position.json").read_text())
+    fitted = position["monitors"]["flow"]["fitted"]
+    text, last = "share of fresh responses with token rewards", "version at the last fit, in 30 steps"
     return [
-        Row("RLFR", "reward.flow", text, rewarded, 0.9, "at least"),
-        Row("RLFR", "recipe rlfr", "AUC of token rewards for right responses", auc, 0.5, "at least"),
+        Row("RLFR", "recipe rlfr", text, rewarded, 0.9, "at least"),
+        Row("RLFR", "reward.flow.every = 10", last, fitted, 20, "at least"),
     ]
 
 
