@@ -280,6 +280,7 @@ def _check_second(config: RunConfig, prefix: str) -> None:
     problems = {
         "sampler.draft isn't set: no draft is there to be trained": not props and not config.sampler.draft,
         "sampler.draft_every is set: one second policy is trained": props and config.sampler.draft_every,
+        "reward.learned or reward.flow is set": config.reward.learned or config.reward.flow,
         "data.experts_win is set": config.data.experts_win,
         'source.kind = "elsewhere": collectors sample': config.source.kind == "elsewhere",
         'engine.kind = "server": it has weights of its own': config.engine.uses_servers,
@@ -301,7 +302,6 @@ def _check_learned(config: RunConfig, prefix: str) -> None:
         "[environment] is set: an episode has one reward for several rows": config.environment is not None,
         "data.experts_win is set: pairs have no reward": config.data.experts_win,
         'source.kind = "elsewhere": collectors don\'t have the fit': config.source.kind == "elsewhere",
-        "[source.props] is set": config.source.props is not None,
         "[again] or [search] is set": config.again is not None or config.search is not None,
         "source.sync_every or sync_from is above 1": not learned and lags(config.source),
         "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
