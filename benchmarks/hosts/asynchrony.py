@@ -37,7 +37,7 @@ from agro.place.record import PlacedRecord  # noqa: E402
 
 GOAL = 1.6  # times
 CORES = 2
-STEPS = 120  # with 16 prompts each, so that none of the 4,000 is sampled twice
+STEPS = 40  # with 16 prompts each, so that none of the 4,000 is sampled twice
 WINDOW = 10  # steps, of 128 responses each
 WAYS = {"synchronous": (), "asynchronous": ("data.max_age=2", "--place", "local:1")}
 TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
