@@ -37,9 +37,12 @@ from agro.place.record import PlacedRecord  # noqa: E402
 
 GOAL = 1.6  # times
 CORES = 2
-STEPS = 120  # with 16 prompts each, so that none of the 4,000 is sampled twice
+# At the demo's 4e-4, where each step is clipped, samples of the step before are too old: with seed 0 the
+# reward rises from .39 to .68 in 30 steps without staleness, and stays between .39 and .51 with it.
+LR = 1e-4
+STEPS = 80  # with 16 prompts each, so that none of the 4,000 is sampled twice
 WINDOW = 10  # steps, of 128 responses each
-WAYS = {"synchronous": (), "asynchronous": ("data.max_age=2", "--place", "local:1")}
+WAYS = {"synchronous": (), "asynchronous": ("data.max_age=1", "--place", "local:1")}
 TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
 
 
@@ -52,7 +55,7 @@ def warmed_up(folder: Path, steps: int) -> Path:
     alone = {**CONFIG, "data": {key: values["data"][key] for key in ("prompts", "eval_prompts")}}
     del alone["phases"]
     alone["policy"] = {"model": str(folder / "demo" / "model")}
-    alone["train"] = {**CONFIG["train"], "steps": steps, "schedule": "constant"}
+    alone["train"] = {**CONFIG["train"], "steps": steps, "lr": LR, "schedule": "constant"}
     alone["evaluate"] = {"every": steps}
     (folder / "recipe.json").write_text(json.dumps(RunConfig.of(alone).model_dump(mode="json")))
     return folder / "recipe.json"

@@ -125,3 +125,15 @@ def test_the_store_is_asked_with_a_limit_on_its_answers() -> None:
     with Watch(7.0, 0, 1, connect, Ended().append) as mine:
         until(lambda: beating([mine]))
     assert waits == [timedelta(seconds=7)]
+
+
+def test_a_rank_whose_launcher_died_ends_before_another_launcher_starts_the_run_again() -> None:
+    """It has another parent then; others may be alive and answer."""
+    ended = Ended()
+    with watch(0, dist.HashStore(), ended) as orphan:
+        time.sleep(0.2)
+        assert not ended
+        orphan.launcher += 1
+        assert ended.wait(3 * SECONDS) < SECONDS
+    assert ended[0].startswith("the launcher of rank 0")
+    assert "--resume" in ended[0]
