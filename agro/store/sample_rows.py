@@ -269,40 +269,34 @@ def from_row(row: tuple[Any, ...]) -> Sample:
     for name in _TEXTS:
         if type(r[name]) is bytes:
             r[name] = decode_text(r[name])
-    return Sample.of(
-        {
-            "prompt": loads(r["messages"]) if r["prompt"] is None else r["prompt"],
-            "response": r["response"],
-            "reward": r["reward"],
-            "prompt_id": r["prompt_id"],
-            "episode": r["episode"],
-            "tokenizer": r["tokenizer"],
-            "sampling": None if r["sampling"] is None else loads(r["sampling"]),
-            "context_tokens": _unblob(r["context_tokens"], "<i4"),
-            "role": r["role"],
-            "source": r["source"],
-            "meta": {} if r["meta"] == "{}" else loads(r["meta"]),
-            "id": r["id"],
-            **_arrays(r),
-        }
-    )
-
-
-def _arrays(r: dict[str, Any]) -> dict[str, Any]:
-    """The fields with a value for each token, and the version, which may be one of them."""
-    if not r["knows_tokens"]:
-        return {"version": r["version"]}
-    T = len(r["tokens"]) // 4
-    return {
-        "tokens": _unblob(r["tokens"], "<i4"),
-        "action": _unbits(r["action"], T),
-        "learn": _unbits(r["learn"], T),
-        "behavior_logp": _unblob(r["behavior_logp"], "<f4"),
-        "kept": _unpacked(r["kept"]),
-        "kept_count": _unpacked(r["kept_count"]),
-        "token_reward": _unblob(r["token_reward"], "<f4"),
-        "version": r["version"] if r["versions"] is None else _unblob(r["versions"], "<i4"),
+    fields = {
+        "prompt": loads(r["messages"]) if r["prompt"] is None else r["prompt"],
+        "response": r["response"],
+        "reward": r["reward"],
+        "prompt_id": r["prompt_id"],
+        "episode": r["episode"],
+        "tokenizer": r["tokenizer"],
+        "sampling": None if r["sampling"] is None else loads(r["sampling"]),
+        "context_tokens": _unblob(r["context_tokens"], "<i4"),
+        "version": r["version"],
+        "role": r["role"],
+        "source": r["source"],
+        "meta": {} if r["meta"] == "{}" else loads(r["meta"]),
+        "id": r["id"],
     }
+    if r["knows_tokens"]:  # a value for each token, also the version where they differ
+        T = len(r["tokens"]) // 4
+        fields |= {
+            "tokens": _unblob(r["tokens"], "<i4"),
+            "action": _unbits(r["action"], T),
+            "learn": _unbits(r["learn"], T),
+            "behavior_logp": _unblob(r["behavior_logp"], "<f4"),
+            "kept": _unpacked(r["kept"]),
+            "kept_count": _unpacked(r["kept_count"]),
+            "token_reward": _unblob(r["token_reward"], "<f4"),
+            "version": r["version"] if r["versions"] is None else _unblob(r["versions"], "<i4"),
+        }
+    return Sample.of(fields)
 
 
 def encode_text(text: Any) -> Any:

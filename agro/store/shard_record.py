@@ -45,12 +45,12 @@ class ShardRecord:
         if place is not None:
             raise Refused(
                 f"{name}, got store {place[0] + 1} of {place[1]}. What to do: name all stores, always in the "
-                "order of the first time; agro store shard makes others"
+                "order of the first time"
             )
         if self._database.run("SELECT 1 FROM samples LIMIT 1"):
             raise Refused(
-                f"{name}, got one with samples, which belong to several by their prompts. What to do: agro "
-                "store shard shares a store out over new ones"
+                f"{name}, got one with samples, which belong to several by their prompts. What to do: begin "
+                "with new stores"
             )
         return False
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
 
+LOOK_SECONDS = 0.1  # between two looks at a file that is waited for
 MANIFEST = ".manifest.json"  # of a folder that travelled, its files
 _PART = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -66,6 +68,10 @@ class SharedFolder(Protocol):
         """Remove a file or a folder, if it is there."""
         ...
 
+    def wait(self, name: str, known: bytes | None, seconds: float) -> None:
+        """Return as soon as a small file isn't what is known, at the latest after so many seconds."""
+        ...
+
 
 class LocalFolder:
     """A folder of this host's file system."""
@@ -108,6 +114,11 @@ class LocalFolder:
 
     def remove(self, name: str) -> None:
         remove(self.path / name)
+
+    def wait(self, name: str, known: bytes | None, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.read(name) == known and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
 
 
 def beside(store: Path) -> Path:

@@ -38,6 +38,7 @@ from agro.train.publications import ProcessReport, Publications, PublishedWeight
 from agro.train.source import PromptOrder
 
 REPORT_SECONDS = 1.0  # between what it lets people see
+IDLE_SECONDS = 1.0  # after which a collector without work asks again, unless a step is published before
 BEGIN_SECONDS = 600.0  # for the trainer of a run to begin
 
 
@@ -116,7 +117,7 @@ class Collector:
                     deadline = self._deadline()
                 elif store.leases.alive([trainer_of(self.id)]):
                     deadline = self._deadline()
-                    time.sleep(POLL_SECONDS)
+                    self.publications.wait(published, IDLE_SECONDS)
                 elif time.monotonic() > deadline:
                     raise Refused(
                         "source.wait_seconds: the trainer hasn't run for "
@@ -124,7 +125,7 @@ class Collector:
                         "--resume), then run agro collect again"
                     )
                 else:
-                    time.sleep(POLL_SECONDS)
+                    self.publications.wait(published, IDLE_SECONDS)
                 self.activity.check()
                 published = self._renew(engine)
                 self._report(published)

@@ -115,6 +115,10 @@ class Publications:
         content = self.shared.read(LATEST)
         return None if content is None else PublishedWeights(**json.loads(content))
 
+    def wait(self, published: PublishedWeights, seconds: float) -> None:
+        """Return as soon as something else is the newest, at the latest after so many seconds."""
+        self.shared.wait(LATEST, _announcement(published), seconds)
+
     def record(self) -> dict[str, Any] | None:
         """The contents of the run's config.json; None where no trainer has begun."""
         content = self.shared.read(RECORD)
@@ -154,7 +158,11 @@ class Publications:
         return [name for name in self.shared.names(WEIGHTS) if name.startswith(f"{WEIGHTS}/v")]
 
     def _announce(self, weights: PublishedWeights) -> None:
-        self.shared.write(LATEST, f"{json.dumps(asdict(weights))}\n".encode())
+        self.shared.write(LATEST, _announcement(weights))
+
+
+def _announcement(weights: PublishedWeights) -> bytes:
+    return f"{json.dumps(asdict(weights))}\n".encode()
 
 
 def _to_json(prompt: Prompt) -> str:

@@ -26,7 +26,7 @@ from agro.store.ledger import Ledger
 from agro.store.samples import Experience
 from agro.store.serving import app, http
 from agro.store.serving.owner import Call, Owner
-from agro.store.serving.wire import SAMPLE, TUPLE, pack, unpack
+from agro.store.serving.wire import LENGTH, SAMPLE, TUPLE, pack, unpack
 
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 
@@ -73,6 +73,15 @@ for _ in range(40):
     DEEP = msgpack.packb(msgpack.ExtType(TUPLE, DEEP))
 
 
+ROW = msgpack.ExtType(SAMPLE, (2).to_bytes(LENGTH, "little"))
+
+
+def framed(call: list[object], rows: bytes = b"") -> bytes:
+    """A message as it travels: its length, a call, and rows of two bytes each."""
+    packed = msgpack.packb(call)
+    return len(packed).to_bytes(LENGTH, "little") + packed + rows
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -89,12 +98,12 @@ for _ in range(40):
         (pack(["me", 1, "tables.database", [], {}]), "expected a method of the owner"),
         (pack(["me", 1, "draws.__init__", [], {}]), "expected a method of the owner"),
         (pack(["me", 1, "imports.forget", [[1]], {}]), "expected a method of the owner"),
-        (msgpack.packb(["me", 1, "ledger.knows", [msgpack.ExtType(77, b"")], {}]), "unknown type 77"),
-        (
-            msgpack.packb(["me", 1, "ledger.knows", [msgpack.ExtType(SAMPLE, pack([1]))], {}]),
-            "a sample's row",
-        ),
-        (DEEP, "nested"),
+        (framed(["me", 1, "ledger.knows", [msgpack.ExtType(77, b"")], {}]), "unknown type 77"),
+        (framed(["me", 1, "ledger.knows", [ROW], {}], msgpack.packb([1])), "a sample's row"),
+        (framed(["me", 1, "ledger.knows", [ROW, ROW], {}], msgpack.packb([1])), "a sample's row"),
+        (framed(["me", 1, "ledger.knows", [ROW], {}]), "can't be read"),  # without the row that it names
+        (pack(["me", 1, "ledger.knows", ["r"], {}]) + b"\x01", "more rows than it names"),
+        (len(DEEP).to_bytes(LENGTH, "little") + DEEP, "nested"),
     ],
 )
 def test_what_is_no_call_is_refused(url: str, body: bytes, text: str) -> None:
@@ -105,11 +114,10 @@ def test_what_is_no_call_is_refused(url: str, body: bytes, text: str) -> None:
 
 
 def test_rows_that_are_not_of_a_sample_are_refused(url: str) -> None:
-    packed = pack(sample("p", "secret"))
+    packed = pack(["me", 1, "experience.append", [[sample("p", "secret")]], {}])
     changed = packed.replace(b"secret", b"Secret")
-    message = b"\x95\xa2me\x01\xb1experience.append\x91\x91%b\x80"
-    assert post(url, message % changed) == (400, "a sample's row isn't as its sender wrote it")
-    status, text = post(url, message % packed.replace(b"\xc0", b"\x01", 1))
+    assert post(url, changed) == (400, "a sample's row isn't as its sender wrote it")
+    status, text = post(url, packed.replace(b"\xc0", b"\x01", 1))
     assert status == 400
     assert "a sample's row" in text
 

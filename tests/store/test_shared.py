@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from serving import TOKEN, served
@@ -55,6 +57,26 @@ def test_small_files(shared: SharedFolder) -> None:
     shared.remove("weights/latest.json")
     shared.remove("weights/latest.json")
     assert shared.read("weights/latest.json") is None
+
+
+def test_a_file_is_waited_for_until_it_is_another_one(shared: SharedFolder) -> None:
+    """A second where nothing is written; not at all where it is another one; else until it is written."""
+    shared.write("latest.json", b"1")
+    began = time.monotonic()
+    shared.wait("latest.json", b"1", 1.0)
+    assert 0.9 <= time.monotonic() - began < 8
+    began = time.monotonic()
+    shared.wait("latest.json", b"0", 60.0)
+    shared.wait("missing.json", b"0", 60.0)
+    other: SharedFolder = shared
+    if isinstance(shared, RemoteFolder):  # a connection belongs to one thread
+        other = RemoteFolder(OwnerHttp(str(shared)), "run1")
+    writer = Timer(0.2, other.write, ["latest.json", b"2"])
+    writer.start()
+    shared.wait("latest.json", b"1", 60.0)
+    assert time.monotonic() - began < 30
+    writer.join()
+    assert shared.read("latest.json") == b"2"
 
 
 def test_folders(shared: SharedFolder) -> None:

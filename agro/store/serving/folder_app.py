@@ -3,6 +3,7 @@
     GET     /shared                                   the runs that began here, the last one last
     GET     /shared/RUN/names/NAME                    the files and the complete folders in a folder
     GET     /shared/RUN/files/NAME?offset=0&bytes=N   a piece of a file
+    GET     /shared/RUN/files/NAME?unless=S&seconds=N the same, once its SHA-256 isn't S, or after N seconds
     PUT     /shared/RUN/files/NAME                    a small file, as a whole
     PUT     /shared/RUN/pieces/NAME?file=F&offset=0   a piece of a file of a folder that isn't complete yet
     GET     /shared/RUN/manifests/NAME                a complete folder's files, their sizes and SHA-256
@@ -15,9 +16,12 @@ would execute is taken.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,7 @@ from agro.io.files import digest, remove, sync
 from agro.store.shared import MANIFEST, LocalFolder, checked_manifest, checked_name
 
 BODY_BYTES = 1 << 28
+WAIT_SECONDS = 10  # at most, for a file to change
 TAKEN = {".json", ".jsonl", ".safetensors", ".txt", ".jinja", ".model"}
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -41,6 +46,7 @@ class SharedFolders:
     def __init__(self, folder: Path, check: Callable[[Request], None]) -> None:
         """`check`: raises for a request without the token of the owner."""
         self.folder, self._check = folder, check
+        self._written = asyncio.Event()  # of the next small file
         run = "/shared/{run}"
         self.routes = [
             Route("/shared", self._checked(self.runs)),
@@ -72,11 +78,26 @@ class SharedFolders:
             content = await body(request)
             _check_taken(name)
             await run_in_threadpool(self._of(request).write, name, content)
+            self._written.set()
+            self._written = asyncio.Event()
         elif request.method == "DELETE":
             await run_in_threadpool(self._of(request).remove, name)
         else:
+            await self._wait(request, name)
             return await run_in_threadpool(self._read, request, name)
         return Response(status_code=204)
+
+    async def _wait(self, request: Request, name: str) -> None:
+        """Until a file isn't what the client knows of it, or the time is over."""
+        known = request.query_params.get("unless")
+        ends = time.monotonic() + min(_number(request, "seconds"), WAIT_SECONDS)
+        while known is not None and time.monotonic() < ends:
+            written = self._written
+            content = self._of(request).read(name) or b""
+            if hashlib.sha256(content).hexdigest() != known:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(written.wait(), ends - time.monotonic())
 
     async def piece(self, request: Request) -> Response:
         name, file = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,10 @@ class RemoteFolder:
 
     def remove(self, name: str) -> None:
         self._http.send("DELETE", f"/shared/{self._run}/files/{name}")
+
+    def wait(self, name: str, known: bytes | None, seconds: float) -> None:
+        unless = hashlib.sha256(known or b"").hexdigest()
+        self._http.get(f"/shared/{self._run}/files/{name}", unless=unless, seconds=str(math.ceil(seconds)))
 
     def _manifest(self, name: str) -> dict[str, Any] | None:
         content = self._http.get(f"/shared/{self._run}/manifests/{name}")
