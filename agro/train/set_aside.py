@@ -57,7 +57,7 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
     most = min(data.hold_out_most or 0, int(data.hold_out * len(ids)))
     if most < FEWEST:
         return _without(config, f"a share of {data.hold_out:g} of {count(len(ids))} is fewer than {FEWEST}")
-    clusters, _ = near_copies(data, prompts, location, None)
+    clusters, copied = near_copies(data, prompts, location, None)
     share, held = largest_share(ids, clusters, most)
     if held < FEWEST:
         return _without(config, "they have so many near-copies")
@@ -70,7 +70,7 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
         f"{count(held)} of {count(len(ids))} prompts are held out and never trained on, to compare the "
         "result with the start; data.hold_out=0 trains on all"
     )
-    return Budget(budgeted, (note,), clusters)
+    return Budget(budgeted, (note, *copied), clusters)
 
 
 def largest_share(ids: Iterable[str], clusters: Clusters, most: int) -> tuple[float, int]:

@@ -223,7 +223,14 @@ class BaseTrainer:
         """Policy and reference; the prompts that the policy can be asked remain."""
         policy, data = self._load_policy(), self.config.data
         self.prompts, dropped = valid_prompts(self.prompts, policy.encoder, data, "prompts")
-        self.eval_prompts, held_out = valid_prompts(self.eval_prompts, policy.encoder, data, "eval_prompts")
+        if self.set_aside:  # what the model can't be asked isn't missed there
+            lenient = data.model_copy(update={"invalid_prompts": "drop"})
+            self.set_aside, held_out = valid_prompts(self.set_aside, policy.encoder, lenient, "hold_out")
+            self.eval_prompts = self.set_aside if self.eval_prompts else []
+        else:
+            self.eval_prompts, held_out = valid_prompts(
+                self.eval_prompts, policy.encoder, data, "eval_prompts"
+            )
         self.notes += [*dropped, *held_out, *(describe(name, e) for name, e in self.epochs.items())]
         return policy, self._load_reference(policy)
 

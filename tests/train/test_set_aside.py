@@ -119,6 +119,22 @@ def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
         refused.run()
 
 
+def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys: Any) -> None:
+    """The context of 16 tokens leaves no room; of prompts to train on such a one would be refused."""
+    long = learning(tmp_path, reward=tiny(tmp_path).reward.model_dump())
+    with Store.open(tmp_path / "log.db") as store:
+        texts = [f"{i:015d}>" for i in range(250)]
+        store.append(
+            Sample(t, str(i), reward=float(i), meta={"answer": "1"}) for t in texts for i in range(2)
+        )
+    BaseTrainer(long, tmp_path / "run").run()
+    said = capsys.readouterr().err
+    valid = len(asked(tmp_path / "run"))
+    assert 0 < valid < 25
+    assert f"data.hold_out: {25 - valid} of 25 prompts are invalid" in said
+    assert metrics(tmp_path / "run")[-1]["eval_gain_n"] == valid
+
+
 def test_a_log_without_a_reward_ranks_and_names_the_prompts_to_ask(tmp_path: Path) -> None:
     run = tmp_path / "run"
     BaseTrainer(learning(tmp_path), run).run()
