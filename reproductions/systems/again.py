@@ -43,26 +43,26 @@ def rows(folder: Path) -> list[Row]:
 
 
 def guide(folder: Path) -> Iterator[Row]:
-    """The policy knows how to copy a hint, and nothing of the task: an answer that no plain response has."""
+    """The policy knows how to copy a hint, and hardly ever solves the task: most groups teach nothing."""
     model = copying(folder / "copying")
-    shares = {}
-    for name in ("guide", "grpo"):
-        again = {"by": "hint", "template": "{hint}{prompt}", "take": "right"} if name == "guide" else None
-        config = task(folder / name, policy={"model": model}, objective={"name": name}, again=again, steps=60)
-        run = train(config, folder / name / "run")
-        plain = [s for s in stored(run) if "hint" not in s.meta][-160:]
-        shares[name] = float(np.mean([s.reward or 0.0 for s in plain]))
-        if name == "guide":
-            yield from guided_groups(drawn(run))
-    gain = shares["guide"] - shares["grpo"]
-    yield Row("Guide", BY_HINT, "right without a hint at the end, above GRPO", gain, 0.2, "at least")
-
-
-def guided_groups(groups: Groups) -> Iterator[Row]:
-    beside = [g for g in groups.values() if hinted(g) and any(s.reward for s in g if not is_hinted(s))]
-    yield Row("Guide", BY_HINT, "groups with hinted and right plain rows", len(beside), 0, "at most")
-    taught = sum(len(hinted(g)) for g in groups.values())
-    yield Row("Guide", BY_HINT, "hinted rows that were trained on", taught, 1, "at least")
+    again = {"by": "hint", "template": "{hint}{prompt}"}
+    config = task(
+        folder, policy={"model": model}, objective={"name": "guide"}, again=again, steps=10, train__lr=1e-4
+    )
+    run = train(config, folder / "run")
+    right: dict[str, bool] = defaultdict(
+        bool
+    )  # whether a plain response to the prompt is; each is asked once
+    for sample in stored(run):
+        right[sample.prompt_id] |= not is_hinted(sample) and sample.reward == 1
+    groups = drawn(run)
+    beside = [prompt_id for (_, prompt_id), g in groups.items() if hinted(g) and right[prompt_id]]
+    yield Row(
+        "Guide", BY_HINT, "hinted groups to prompts with a right plain response", len(beside), 0, "at most"
+    )
+    failed = [g for (_, prompt_id), g in groups.items() if not right[prompt_id]]
+    share = float(np.mean([len({s.reward for s in g}) > 1 for g in failed]))
+    yield Row("Guide", BY_HINT, "share of failed groups with a signal (0 without)", share, 0.5, "at least")
 
 
 def ampo(folder: Path) -> Iterator[Row]:
@@ -161,6 +161,7 @@ def locks(folder: Path, **changes: Any) -> RunConfig:
         "data__prompts": written(folder / "locks.jsonl", LOCKS),
         "environment": {"name": f"{SPELLING}:Spelling", "max_turns": 3, "options": {"characters": "0123"}},
         "train__groups": 16,
+        "sampler__max_new": 1,
     }
     return task(folder, **{**values, **changes})
 
@@ -225,9 +226,9 @@ def root(sample: Sample) -> str:
 
 
 def prompts() -> list[dict[str, str]]:
-    """The answer is the second of two digits; the hint says it."""
+    """The answer to two digits is these in the other order; the hint says it."""
     pairs = [(a, b) for a in range(10) for b in range(10) if a != b]
-    return [{"prompt": f"{a}{b}>", "answer": str(b), "hint": f"{b}{b}"} for a, b in pairs]
+    return [{"prompt": f"{a}{b}>", "answer": f"{b}{a}", "hint": f"{b}{a}"} for a, b in pairs]
 
 
 def expert(prompt: dict[str, str], text: str, source: str) -> Sample:
@@ -242,15 +243,15 @@ def written(path: Path, records: list[dict[str, str]]) -> str:
 
 
 def copying(folder: Path) -> str:
-    """A model that learned to write the digit with which a text begins."""
-    triples = [(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
-    return taught(folder, [Sample(f"{c}{c}{a}{b}>", str(c), reward=1.0) for a, b, c in triples])
+    """A model that learned to write the two digits with which a text begins."""
+    texts = [(f"{i:04d}", f"{i:04d}"[:2]) for i in range(0, 10000, 7)]
+    return taught(folder, [Sample(f"{text}>", start, reward=1.0) for text, start in texts])
 
 
 def repeating(folder: Path) -> str:
-    """A model that learned to write any digit several times."""
-    triples = [(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
-    return taught(folder, [Sample(f"{a}{b}>", str(c) * 6, reward=1.0) for a, b, c in triples])
+    """A model that learned to write any two digits several times."""
+    texts = [(f"{i:04d}"[:2], f"{i:04d}"[2:]) for i in range(0, 10000, 7)]
+    return taught(folder, [Sample(f"{text}>", digits * 3, reward=1.0) for text, digits in texts])
 
 
 def taught(folder: Path, samples: list[Sample]) -> str:
@@ -264,11 +265,11 @@ def taught(folder: Path, samples: list[Sample]) -> str:
 
 
 def task(folder: Path, steps: int, **changes: Any) -> RunConfig:
-    """The second of two digits by a new model; `changes` are dotted keys with __ for the dot."""
+    """Two digits in the other order, by a new model; `changes` are dotted keys with __ for the dot."""
     values: dict[str, Any] = {
         "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
         "data": {"prompts": written(folder / "prompts.jsonl", prompts())},
-        "sampler": {"n": 8, "max_new": 1},
+        "sampler": {"n": 8, "max_new": 2},
         "train": {"steps": steps, "groups": 8, "micro_batch": 128, "lr": 1e-2, "checkpoint_every": 1000},
     }
     for key, value in changes.items():

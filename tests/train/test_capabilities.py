@@ -129,7 +129,9 @@ def other(request, monkeypatch) -> None:
 
 
 def test_each_requirement_of_sources_is_tried_here() -> None:
-    assert {r.setting for r in abilities.SOURCE_REQUIREMENTS} == {"data.complete_groups"}
+    assert {r.setting for r in abilities.SOURCE_REQUIREMENTS} == {
+        *("data.complete_groups", "again.by", "search.by")
+    }
 
 
 def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path: Path, other: None) -> None:
@@ -140,6 +142,12 @@ def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path
     ):
         check_config(tiny(tmp_path, data=stored, **elsewhere))
     check_config(tiny(tmp_path, data=stored))
+    searched = {"search": {"by": "best", "train": "path"}, "environment": {"name": "e.py:E"}}
+    for setting, changes in (("again.by", {"again": {"by": "policy"}}), ("search.by", searched)):
+        changes = {"objective": {"name": "sft"}, **changes}
+        with pytest.raises(Refused, match=rf'{setting} = .* needs a source .*source\.kind is "elsewhere"'):
+            check_config(tiny(tmp_path, **changes, **elsewhere))
+        check_config(tiny(tmp_path, **changes))
     phases = [{"name": "one"}, {"name": "two", "sampler": {"top_k": 2}}]
     with pytest.raises(Refused, match=r'phase two: with source\.kind = "elsewhere" all phases share'):
         check_config(tiny(tmp_path, phases=phases, **elsewhere))
