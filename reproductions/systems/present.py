@@ -15,6 +15,7 @@ from agro.rollout.off_policy import compare_on_log
 from agro.store import Store
 from agro.store.records import Pair
 from agro.types import Sample
+from reproductions.systems import tiny
 from reproductions.systems.row import Row
 from reproductions.systems.tiny import column, config, metrics, of_recipe, train
 
@@ -70,7 +71,8 @@ def _erc(folder: Path) -> list[Row]:
 def _tuned_beta(folder: Path) -> list[Row]:
     """β moves until the KL is its target."""
     beta = {"start": 0.02, "target_kl": 0.5, "rate": 0.1}
-    run = train(of_recipe("tuned_beta", folder, objective__beta=beta, train__steps=80), folder / "tuned")
+    changes = {"objective__beta": beta, "train__steps": 80, "reward__name": f"{Path(tiny.__file__)}:low"}
+    run = train(of_recipe("tuned_beta", folder, **changes), folder / "tuned")
     kl = float(column(run, "kl_ref")[-30:].mean())
     mechanism = "recipe `tuned_beta`, target 0.5 nats, 80 steps"
     consequence = "|log(KL/target)|, mean KL of the last 30 steps"
