@@ -82,9 +82,9 @@ def _tuned_beta(folder: Path) -> list[Row]:
 def _dynamic_sampling(folder: Path) -> list[Row]:
     """DAPO's: prompts are sampled until so many groups have different rewards."""
     run = train(of_recipe("dapo", folder, train__steps=15), folder / "dapo")
-    share = float(column(run, "no_signal").max())
-    consequence = "largest share of a step's groups whose rewards are equal"
-    return [Row("GRPO, Dr. GRPO, DAPO, GSPO, CISPO", "recipe `dapo`", consequence, share, 0.0, "at most")]
+    equal = float(column(run, "groups_equal").max())
+    consequence = "most groups of equal rewards that a step trains on"
+    return [Row("GRPO, Dr. GRPO, DAPO, GSPO, CISPO", "recipe `dapo`", consequence, equal, 0.0, "at most")]
 
 
 def _tracked(folder: Path) -> list[Row]:
