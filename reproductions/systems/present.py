@@ -90,10 +90,9 @@ def _dynamic_sampling(folder: Path) -> list[Row]:
 def _tracked(folder: Path) -> list[Row]:
     """A*PO: V* from samples of the reference, and then groups of one."""
     with Store.open(folder / "values.db") as store:
-        store.append(
-            Sample(f"{i:03d}>", str(j), reward=float(j == i % 10)) for i in range(60) for j in range(10)
-        )
+        store.append(Sample(f"{i:03d}>", str(j), reward=(j < 5) / 3) for i in range(60) for j in range(10))
     changes = {"data__value_store": str(folder / "values.db"), "train__steps": 40}
+    changes |= {"reward__name": f"{Path(tiny.__file__)}:low"}
     run = train(of_recipe("apo", folder, **changes), folder / "apo")
     reward = column(run, "reward_mean")
     gain = float(reward[-10:].mean() - reward[:10].mean())
