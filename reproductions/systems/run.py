@@ -112,7 +112,8 @@ def page(measured: Sequence[Measured]) -> str:
 
 def _line(row: Row) -> str:
     cells = (row.row, row.mechanism, row.consequence, f"{row.value:.3g}", f"{row.side} {row.bound:g}")
-    return f"| {' | '.join(cells)} | {'yes' if row.holds else 'no'} |"
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} | {'yes' if row.holds else 'no'} |"
 
 
 def _known(folder: Path) -> dict[str, Measured]:

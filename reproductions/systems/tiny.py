@@ -56,7 +56,8 @@ def of_recipe(name: str, folder: Path, **changes: Any) -> RunConfig:
     """A recipe as it is, with the tiny model, its prompts and reward, and a rate for its size."""
     small = config(folder).model_dump(mode="json", exclude_unset=True)
     values: dict[str, Any] = tomllib.loads(get(name).text)
-    for section in ("policy", "reward", "train", "data", "sampler"):
+    values["reward"] = small["reward"]
+    for section in ("policy", "train", "data", "sampler"):
         kept = {"steps", "updates", "value_lr"} if section == "train" else {"n"}
         new = {key: value for key, value in small[section].items() if key not in kept}
         values[section] = {**values.get(section, {}), **new}

@@ -54,10 +54,10 @@ def test_what_a_recipe_lacks_its_system_lacks() -> None:
 
 
 def test_the_page_has_all_systems_and_all_rows() -> None:
-    text = page([Measured("some", [HELD, Row("other", "m", "c", 2.0, 1.0, "at most")], 60.0)])
+    text = page([Measured("some", [HELD, Row("other", "m", "|c|", 2.0, 1.0, "at most")], 60.0)])
     assert all(f"| {system.name} |" in text for system in SYSTEMS)
     assert "1 of 2 measurements hold; 1.0 CPU minutes." in text
-    assert "| other | m | c | 2 | at most 1 | no |" in text
+    assert r"| other | m | \|c\| | 2 | at most 1 | no |" in text
 
 
 def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
