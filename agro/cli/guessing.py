@@ -51,7 +51,7 @@ def proposed(
             "What to do: run it, corrected where it is wrong, or take it with --guess"
         )
     print(described(proposal), file=sys.stderr)
-    print(f"\n{command}", file=sys.stderr)
+    print(f"\n  {command}", file=sys.stderr)
     if not guess and input("Import so? [y/N] ").strip().lower() not in ("y", "yes"):
         raise Refused("nothing is imported; run the command above, corrected where it is wrong")
     return proposal
@@ -77,7 +77,7 @@ def _print(proposal: Proposal, command: str, as_json: bool) -> None:
         print(json.dumps(proposal.to_json(), ensure_ascii=False))
         return
     print(described(proposal))
-    print(f"\n{command}" if proposal else _nothing(proposal))
+    print(f"\n  {command}" if proposal else _nothing(proposal))
 
 
 def _nothing(proposal: Proposal) -> str:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from unknown_logs import ANSWERS, QUESTIONS, UNKNOWN_LOGS, UnknownLog, lines, messages, table
 
 from agro.cli import app
-from agro.logs.guessing import _worth_of, columns_of, propose
+from agro.logs.column_kinds import columns_of
+from agro.logs.guessing import _worth_of, propose
 from agro.store import Store
 
 
