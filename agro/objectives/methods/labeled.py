@@ -212,9 +212,9 @@ ENTRIES: dict[str, Objective] = {
         called="TRL OnlineDPOTrainer",
         recipe=MethodRecipe(
             "Online DPO (arXiv 2402.04792, 2410.18252): the best and the worst sample of each prompt "
-            "by reward are the pair.",
+            "by reward are the pair. With --place local:1 a collector samples while this trains, as the "
+            "second paper has it (Async RLHF).",
             options={"beta": 0.1},
-            missing="the asynchronous sampling of the second paper. Here a step waits for its samples.",
         ),
     ),
     "gepo": Objective(

@@ -358,12 +358,11 @@ ENTRIES["aipo"] = preset(
     advantage="mean",
     recipe=MethodRecipe(
         "AIPO (LlamaRL, arXiv 2505.24034): REINFORCE with ratios limited from above alone, for "
-        "asynchronous sampling.",
+        "asynchronous sampling. With --place local:1 a collector samples while this trains; without it a lag "
+        "stands for that.",
         base="lagging",
         shown=("clip",),
         settings={"source.sync_every": 4},
         notes={"clip": "the weight of a token is min(w, 4)"},
-        missing="asynchronous sampling. Here a step waits for its samples, which are as stale as those of "
-        'source.kind = "elsewhere" and agro collect, which sample meanwhile.',
     ),
 )
