@@ -49,7 +49,7 @@ def checked_shares(value: Any) -> Any:
     parts = dict(value) if several else {"": value}
     for part in parts.values():
         ends = (part["start"], part["end"]) if is_schedule(part) else (part,)
-        if not all(_is_share(end) for end in ends):
+        if not all(type(end) in (int, float) and 0 <= end <= 1 for end in ends):
             raise PydanticCustomError(
                 "shares",
                 "expected a share from 0 to 1, a schedule of one ({expected}), or a table of them by role or "
@@ -60,10 +60,6 @@ def checked_shares(value: Any) -> Any:
     if several and max(sum(shares_at(value, step).values()) for step in range(steps + 1)) > 1 + ROUNDING:
         raise PydanticCustomError("shares", "expected shares that add up to at most 1 at every step")
     return value if isinstance(value, Mapping) else float(value)
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def shares_at(value: Any, step: int) -> dict[str, float]:

@@ -78,7 +78,7 @@ ADVICE: dict[Level, str] = {
     "limits": "run it on Linux with another interpreter (reward.options.interpreter)",
     "namespaces": "install bubblewrap, and allow unprivileged user namespaces; or give a remote sandbox "
     "(reward.options.url)",
-    "full": "pip install 'agro-rl[sandbox]', which needs the system's libseccomp",
+    "full": "pip install '.[sandbox]', which needs the system's libseccomp",
 }
 
 

@@ -164,7 +164,7 @@ def wrong_section(text: str) -> str:
 
 
 def wrong_command(text: str) -> str:
-    match = re.match(r"agro ([a-z]+)", text)
+    match = re.match(r"agro ([a-z][a-z-]*)", text)
     if match and match[1] not in COMMANDS:
         return f"no command agro {match[1]}"
     if not text.startswith(("agro ", "--")):

@@ -309,9 +309,9 @@ def test_what_cannot_be_computed_is_refused():
         token_streams((hidden, head), tokens, mask | True)
     with pytest.raises(ValueError, match=r"expected some of logp, entropy, kl, .*got value"):
         token_streams((hidden, head), tokens, mask, want=["value"])
-    with pytest.raises(ValueError, match="need a reference"):
+    with pytest.raises(ValueError, match="needs a reference"):
         token_streams((hidden, head), tokens, mask, want=["kl"])
-    with pytest.raises(ValueError, match="need a reference"):
+    with pytest.raises(ValueError, match="needs a reference"):
         token_streams((hidden, head), tokens, mask, want=["future"])
     with pytest.raises(Refused, match="vocabulary of 37 tokens, got 36"):
         token_streams((hidden, head), tokens, mask, want=["kl"], reference=(hidden, Head(weight[1:])))

@@ -290,9 +290,9 @@ def test_finite_differences(name: str, options: dict[str, Any], needs: set[str])
 
 
 def test_what_looks_along_a_response_refuses_one_of_several_rows() -> None:
-    several = draw(0)
     for name, options, needs in VARIANTS:
         if "rows" in needs:
+            several = draw_for(needs, 0, episodes=True)
             with pytest.raises(Refused, match=r"each response in one row, but that of row \d+ "):
                 evaluate(several, name, options)
 

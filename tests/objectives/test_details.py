@@ -370,6 +370,8 @@ def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
     assert wanted_streams(NEEDS) == [
         "logp",
         "kl",
+        "ref_mean",
+        "ref_square",
         "entropy",
         "proposal",
         "proposal_mean",
@@ -394,7 +396,7 @@ def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped(
     assert objectives.get("squared_consistency").anchor({"anchor": "behavior"}) == "behavior_logp"
     own = {name: entry for name, entry in OBJECTIVES.items() if not entry.of}
     whole = {name for name, entry in own.items() if "singletons" not in entry.options.model_fields}
-    of_rows = {"dro", "tbrm", "qrpo", "hnpg", "prefix_consistency", "topr", "kto", "props"}
+    of_rows = {"dro", "tbrm", "qrpo", "ppo", "hnpg", "prefix_consistency", "topr", "kto", "props"}
     assert whole == of_rows | {"sft", "otr", "distill", "middle_band"}
     warnings = objectives.get("agro_onpolicy").warnings
     assert warnings == MethodWarnings(

@@ -44,7 +44,8 @@ def test_metrics_are_those_that_the_entry_declares(name: str) -> None:
         declared = set()  # its preset of rec has neither a mask nor a ratio
     policy, reference, _, reward = problem(SMALL)
     for subject in (s for s in SUBJECTS if s.name == name):
-        batch = subject.batch(policy, reward, reference, subject.claims.n[0])
+        behavior = reference if subject.usual == "reference" else policy
+        batch = subject.batch(behavior, reward, reference, subject.claims.n[0])
         streams = policy.streams(batch.tokens, batch.lengths, batch.mask, STREAMS, reference)
         options = entry.resolve(name, subject.options())
         reported |= differentiate(name, entry, streams, batch, options).metrics.keys()

@@ -44,6 +44,7 @@ NEEDING: dict[str, Any] = {
     "sampler__draft": "small",
     "source__kind": "elsewhere",
     "source__sync_every": 2,
+    "source__sync_from": 2,
 }
 
 

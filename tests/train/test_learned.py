@@ -140,8 +140,8 @@ def test_it_is_measured_on_prompts_that_it_was_not_fitted_to() -> None:
 
 
 def test_a_flow_rewards_the_tokens_of_fresh_responses_and_is_fitted_again(tmp_path: Path) -> None:
-    """Demonstrations are trusted from the start. Fits are at versions 0, 2 and 4: the checkpoint has the
-    last."""
+    """Demonstrations are trusted from the start. Fits are at versions 0, 2, 4, and 6 for the last
+    measurement: the checkpoint has the last."""
     config = flowing(tmp_path)
     run = Trainer(config, tmp_path / "run").run()
     samples = own_samples(config)
@@ -152,7 +152,7 @@ def test_a_flow_rewards_the_tokens_of_fresh_responses_and_is_fitted_again(tmp_pa
         assert sample.reward == float(sample.response == sample.meta["answer"])
     assert any(np.abs(sample.token_reward[sample.action]).max() > 0.05 for sample in samples)
     position = json.loads((run / "checkpoints" / "step-00000006" / "position.json").read_text())
-    assert position["monitors"]["flow"]["fitted"] == 4
+    assert position["monitors"]["flow"]["fitted"] == 6
     assert all(row["loss"] is not None for row in metrics(run) if row["step"])
 
 

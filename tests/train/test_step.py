@@ -73,6 +73,13 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     batch = collate(found, 0, [Pair(a, b, 3.0, 1.0) for a, b in both if a is not None and b is not None])
     if "stored_value" in needs:
         batch = batch.replace(extra={"stored_value": 0.1 * batch.group.double()})
+    if "stored_quantile" in needs:
+        batch = batch.replace(extra={"stored_quantile": batch.response.double() / len(batch.mask)})
+    if "meaning" in needs:
+        batch = batch.replace(extra={"meaning": (batch.response // 2).double()})
+    if "old_value" in needs:
+        values = streams_of(policy, batch, ["prefix_value"], passes(4))["prefix_value"]
+        batch = batch.replace(old_value=values - 0.1)
     if "old_logp" in needs:
         batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], passes(4))["logp"] - 0.1)
     if options.get("weight") == "mismatch":  # close to the sampler, so that a mask leaves some responses
@@ -81,6 +88,8 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
         batch = batch.replace(behavior_logp=batch.old_logp - by_row[:, None])
     if "ref_logp" in needs:
         batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(4))["logp"])
+    if "of_reference" in needs:
+        batch = batch.replace(behavior_logp=batch.ref_logp)
     return batch
 
 

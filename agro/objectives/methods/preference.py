@@ -454,6 +454,7 @@ ENTRIES: dict[str, Objective] = {
                 "sampler.max_new": 64,
                 "environment.name": "examples/environments/spelling.py:Spelling",
                 "environment.max_turns": 8,
+                "source.sync_every": 8,
                 "search.by": "ucb",
                 "search.branches": 4,
                 "search.expansions": 16,
@@ -465,6 +466,8 @@ ENTRIES: dict[str, Objective] = {
             },
             notes={
                 "sampler.max_new": "tokens of a turn",
+                "source.sync_every": "trees are searched by weights that the policy leaves behind: at those "
+                "the anchor would be 0, and β would only scale the gradient",
                 "environment.name": "yours, as module:Class or file.py:Class",
                 "environment.max_turns": "depth of the tree",
                 "search.branches": "turns that are tried at once in a state",
