@@ -104,7 +104,7 @@ class CodeReward:
             partial: the reward is the share of tests that pass.
         """
         self.sandbox, self.partial, self.timeout = sandbox, partial, timeout
-        self._judges, self._workers = judges, workers
+        self._judges = judges
         self._threads = ThreadPoolExecutor(workers)  # a sandbox ends with the thread that started it
         self._idle: SimpleQueue[Guest | None] = SimpleQueue()
         for _ in range(workers):
@@ -122,7 +122,7 @@ class CodeReward:
 
     def close(self) -> None:
         self._threads.shutdown()
-        for _ in range(self._workers):
+        while not self._idle.empty():
             judge = self._idle.get()
             if judge is not None:
                 judge.close()
