@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ def rows(folder: Path) -> list[Row]:
         _ratios("MinPRO", "minpro", folder),
         _ratios("REC, REP, RED, OPMD, AsymRE", "asymre", folder),
         _ratios("LlamaRL", "aipo", folder),
+        _meanwhile("LlamaRL", "aipo", folder),
+        _meanwhile("Async RLHF", "online_dpo", folder),
     ]
 
 
@@ -77,4 +82,19 @@ def _ratios(system: str, name: str, folder: Path) -> Row:
         float(column(run, "staleness_max").max()),
         19.0,
         "at least",
+    )
+
+
+def _meanwhile(system: str, name: str, folder: Path) -> Row:
+    """How often a step trains on what a collector sampled while the policy learned."""
+    settings = of_recipe(name, folder, source__sync_every=1, train__steps=40, data__max_age=2)
+    recipe, run = folder / f"{name}.json", folder / f"{name}-meanwhile"
+    recipe.write_text(settings.model_dump_json(exclude_unset=True))
+    command = [sys.executable, "-m", "agro", "train", str(recipe), "--out", str(run), "--place", "local:1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parents[2])}
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, timeout=300)
+    stale = column(run, "staleness_mean")[10:]
+    consequence = "share of the last 30 steps that train on samples of earlier weights"
+    return Row(
+        system, f"recipe `{name}`, `--place local:1`", consequence, (stale > 0).mean(), 0.5, "at least"
     )

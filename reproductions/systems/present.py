@@ -21,7 +21,12 @@ from reproductions.systems.tiny import column, config, metrics, of_recipe, train
 
 
 def rows(folder: Path) -> list[Row]:
-    return [row for measure_run in RUNS for row in measure_run(folder)]
+    found = []
+    for measure_run in RUNS:
+        scratch = folder / measure_run.__name__.removeprefix("_")
+        scratch.mkdir(parents=True, exist_ok=True)
+        found += measure_run(scratch)
+    return found
 
 
 def _arb(folder: Path) -> list[Row]:
