@@ -235,7 +235,10 @@ def _judged(judge: Guest, case: Case, program: _Program) -> list[str | None]:
         while True:
             asked = judge.ask(message, end)
             if "results" in asked:
-                return list(asked["results"])
+                results = list(asked["results"])
+                if len(results) != len(case.tests):
+                    raise _JudgeEnded(f"expected {len(case.tests)} results of tests, got {len(results)}")
+                return results
             if "unfit" in asked:
                 raise _Unfit(f"the sample's tests can't be run: {asked['unfit']}")
             message = program.call(asked)

@@ -7,12 +7,12 @@ sandboxes offer too.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
+from agro.rewards.bounded_post import post
 from agro.rewards.code_sandbox import GUEST, LONGEST_LINE, GuestEnded
 
 LANGUAGE, VERSION = "python", "3.x"
@@ -39,19 +39,12 @@ class RemoteSandbox:
             "stdin": "".join(json.dumps(message) + "\n" for message in messages),
         }
         try:
-            with self._client.stream("POST", self._url, json=body, timeout=_left(deadline)) as response:
-                text = bytearray()
-                for part in response.iter_bytes():
-                    text += part
-                    if len(text) > 2 * LONGEST_LINE or time.monotonic() > deadline:
-                        raise GuestEnded("timed out, or answered with too much")
-                if response.status_code != httpx.codes.OK:
-                    raise ConnectionError(f"{self._url}: status {response.status_code}: {text[:200]!r}")
-        except httpx.TimeoutException:
-            raise GuestEnded("timed out") from None
-        except httpx.HTTPError as error:
-            raise ConnectionError(f"{self._url}: {type(error).__name__}: {error}") from None
-        return _last_reply(bytes(text), len(messages) - 1)
+            answer = post(self._client, self._url, body, deadline, 2 * LONGEST_LINE)
+        except TimeoutError as error:
+            raise GuestEnded(str(error)) from None
+        if answer.status != httpx.codes.OK:
+            raise ConnectionError(f"{self._url}: status {answer.status}: {answer.text}")
+        return _last_reply(answer.content, len(messages) - 1)
 
     def close(self) -> None:
         self._client.close()
@@ -87,7 +80,3 @@ def _last_reply(text: bytes, requests: int) -> dict[str, Any]:
     if len(lines) > requests or not isinstance(reply, dict):
         raise GuestEnded("its answer isn't a JSON object")
     return reply
-
-
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())

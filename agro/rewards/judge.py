@@ -21,9 +21,11 @@ import httpx
 
 from agro.errors import Refused
 from agro.io.strictjson import loads
+from agro.rewards.bounded_post import post
 from agro.rewards.protocol import Score, score_known
 from agro.types import Sample, Text
 
+LONGEST_REPLY = 4 << 20  # bytes
 FIRST_PAUSE = 0.5  # seconds before a request is sent again; doubled each time
 AGAIN = (408, 425, 429)  # statuses that ask for the same request later
 RUBRIC = "Judge how helpful, correct and complete the response is. Judge neither its length nor its manner."
@@ -107,7 +109,7 @@ class JudgeReward:
         self._cache = Cache(options.cache) if options.cache else None
         self._threads = ThreadPoolExecutor(workers)
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-        self._client = httpx.Client(headers=headers, timeout=timeout)
+        self._client = httpx.Client(headers=headers)
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         get = _baseline if self.options.pairwise else lambda sample: ""
@@ -189,20 +191,21 @@ class JudgeReward:
                     "raise it and continue with --resume"
                 )
             self.calls += 1
+        url, deadline = f"{self.options.url.rstrip('/')}/chat/completions", time.monotonic() + self.timeout
         try:
-            reply = self._client.post(f"{self.options.url.rstrip('/')}/chat/completions", json=body)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NotJudged(f"{self.options.url}: {type(error).__name__}: {error}") from None
-        status = f"{self.options.url}: status {reply.status_code}: {reply.text[:300]}"
-        if reply.status_code >= 500 or reply.status_code in AGAIN:
+            reply = post(self._client, url, body, deadline, LONGEST_REPLY)
+        except (TimeoutError, ConnectionError) as error:
+            raise NotJudged(f"{self.options.url}: {error}") from None
+        status = f"{self.options.url}: status {reply.status}: {reply.text}"
+        if reply.status >= 500 or reply.status in AGAIN:
             raise NotJudged(status)
-        if reply.status_code != httpx.codes.OK:
+        if reply.status != httpx.codes.OK:
             raise Refused(f"reward judge: {status}")
         try:
             choice = loads(reply.content)["choices"][0]
             content, finish = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError):
-            raise NotJudged(f"expected a chat completion, got {reply.text[:200]!r}") from None
+            raise NotJudged(f"expected a chat completion, got {reply.text!r}") from None
         if finish == "length" or not isinstance(content, str):
             raise NotJudged(f"its reply isn't complete: {content!r:.200}")
         return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,9 @@ class Server(BaseHTTPRequestHandler):
         status = said if isinstance(said, int) else 200
         self.send_response(status)
         self.end_headers()
+        for _ in range(40 if said == "slowly" else 0):
+            self.wfile.write(b" ")
+            time.sleep(0.1)
         reply = {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}
         self.wfile.write(json.dumps(reply).encode())
 
@@ -147,6 +151,17 @@ def test_a_server_that_is_gone_leaves_rewards_unknown(url):
 def test_options_are_checked(options, error):
     with pytest.raises(Refused, match=error):
         judge(options, timeout=1.0, workers=1)
+
+
+def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(url):
+    SAID["r"] = ["slowly"]
+    began = time.monotonic()
+    options = {"url": url, "model": "m", "retries": 0}
+    with closing(judge(options, timeout=0.5, workers=1)) as reward:
+        [score] = reward.score([Sample("p", "r")])
+    assert score.value is None
+    assert "timed out" in score.error
+    assert time.monotonic() - began < 3
 
 
 def test_a_rubric_may_be_a_file(tmp_path):
