@@ -190,6 +190,11 @@ def _check_tuned(config: RunConfig, needs: set[Need], prefix: str) -> None:
 def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """Refuse needs that fresh samples, or stored ones, can't satisfy."""
     name, data = config.objective.name, config.data
+    if data.experts_win and (config.again or config.search):
+        raise Refused(
+            f"{prefix}data.experts_win and [again] or [search] exclude each other: its pairs are of experts "
+            "and of all fresh responses. What to do: remove one of the two"
+        )
     if PAIRS in needs and data.samples_fresh and not (config.search or data.experts_win):
         raise Refused(
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
