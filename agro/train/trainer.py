@@ -253,6 +253,7 @@ class BaseTrainer:
         policy_notes = notes(self.policy, self.prompts, self.config)
         for note in [*self.notes, *policy_notes, *self.folder.notes]:
             self.progress.say(f"note: {note}")
+        self.progress.say(f"its page while it trains: agro report {self.out} --watch")
         with self._learner() as learner:
             self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
             build = partial(self._parts, learner)
