@@ -1,7 +1,7 @@
 """The metrics of `metrics.jsonl`, each declared once, and those that may say which model is best.
 
 Rows, report and guide are made from `METRICS`: `python -m agro.runs.metrics` prints the table of
-docs/guide/reading-the-report.md. `FOLLOWED` has the choices of `evaluate.metric`.
+docs/metrics.md. `FOLLOWED` has the choices of `evaluate.metric`.
 """
 
 from __future__ import annotations
