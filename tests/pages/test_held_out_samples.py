@@ -83,8 +83,8 @@ def test_the_log_stands_beside_the_model_and_other_prompts_come_after(run_folder
     assert shown is not None
     p, q = shown.prompts
     assert (p.log, q.log) == (Answer("the log's", 1.0), None)
-    assert p.shown_at(shown.steps) == [(0, Answer("first", 0.0)), (220, Answer("last", 1.0))]
-    assert q.shown_at(shown.steps) == [(0, Answer("a")), (220, Answer("b"))]
+    assert p.responses == {0: Answer("first", 0.0), 220: Answer("last", 1.0)}
+    assert q.responses == {0: Answer("a"), 220: Answer("b")}
 
 
 def test_a_long_run_keeps_the_first_the_best_and_the_last(

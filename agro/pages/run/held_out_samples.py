@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,6 @@ class PromptResponses:
     responses: Mapping[int, Answer]
     answer: Any = None
     log: Answer | None = None
-
-    def shown_at(self, steps: Iterable[int]) -> list[tuple[int, Answer]]:
-        """The responses of those steps that this prompt has."""
-        return [(step, self.responses[step]) for step in steps if step in self.responses]
 
 
 @dataclass(frozen=True)
