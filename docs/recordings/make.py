@@ -5,12 +5,13 @@
 
 `first`: a stranger's first ten minutes, from `pip install` in an empty environment to a rising curve
 (first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt). `chat`: the same
-of a real chat model, examples/chat_model (chat.txt); DIR is what reproductions/chat/model.py writes. `commands`: the
-example of every command (commands.txt), which
-`python tools/docs/cli_docs.py` shows on the page of the commands.
-All but the first run in an environment that has agro: --environment, or else one that is made for them. … stands
-for lines that a command repeats for each step, except those with a held-out value, and for the middle of a
-long output. pip is quiet.
+of a real chat model, examples/chat_model (chat.txt); DIR is what reproductions/chat/model.py writes.
+`commands`: the example of every command (commands.txt), which `python tools/docs/cli_docs.py` shows on the
+page of the commands.
+
+All but the first run in an environment that has agro: --environment, or else one that is made for them. …
+stands for lines that a command repeats for each step, except those with a held-out value, and for the middle
+of a long output. pip is quiet.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ LOG = (
     "agro compare runs/agro runs/sft",
 )
 ON_THE_LOG = (
-    "policy.model=smollm2 policy.dtype=float32 policy.lora.rank=8 data.store=log.db data.eval_prompts=held_out.jsonl "
-    "reward.name=exact sampler.max_new=8 train.lr=1e-3 train.steps=24 evaluate.every=0 evaluate.kl=false"
+    "policy.model=smollm2 policy.dtype=float32 policy.lora.rank=8 data.store=log.db "
+    "data.eval_prompts=held_out.jsonl reward.name=exact sampler.max_new=8 train.lr=1e-3 train.steps=24 evaluate.every=0 evaluate.kl=false"
 )
 CHAT = (
-    f"python {ROOT}/examples/chat_model/make_log.py smollm2",
+    "python examples/chat_model/make_log.py smollm2",
     "head -n 2 log.jsonl",
     "agro import log.jsonl --store log.db",
     "agro check log.db",
@@ -207,7 +208,8 @@ def record(name: str, out: Path, environment: Path | None, model: Path | None) -
             file.flush()
 
         folder = Path(temporary)
-        if model is not None:
+        if name == "chat" and model is not None:
+            (folder / "examples").symlink_to(ROOT / "examples")
             (folder / "smollm2").symlink_to(model.resolve())
         say(f"# Made by: python docs/recordings/make.py {name}")
         say(f"# {time.strftime('%Y-%m-%d')}, {machine()}\n")
