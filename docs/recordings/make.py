@@ -58,7 +58,8 @@ LOG = (
 )
 ON_THE_LOG = (
     "policy.model=smollm2 policy.dtype=float32 policy.lora.rank=8 data.store=log.db "
-    "data.eval_prompts=held_out.jsonl reward.name=exact sampler.max_new=8 train.lr=1e-3 train.steps=24 evaluate.every=0 evaluate.kl=false"
+    "data.eval_prompts=held_out.jsonl reward.name=exact sampler.max_new=8 train.lr=1e-3 train.steps=24 "
+    "evaluate.every=0 evaluate.kl=false"
 )
 CHAT = (
     "python examples/chat_model/make_log.py smollm2",
