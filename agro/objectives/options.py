@@ -75,8 +75,7 @@ class Option:
         """The type with these limits on each of its numbers; a bool or a text is no number."""
         if kind is float:
             return Annotated[
-                float,
-                Field(strict=True, allow_inf_nan=False, ge=self.ge, gt=self.gt, le=self.le, lt=self.lt),
+                float, Field(strict=True, allow_inf_nan=False, ge=self.ge, gt=self.gt, le=self.le, lt=self.lt)
             ]
         if kind is bool:
             return Annotated[bool, Field(strict=True)]

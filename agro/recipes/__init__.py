@@ -10,9 +10,11 @@ from pathlib import Path
 
 from agro.errors import Refused
 from agro.objectives.table import OBJECTIVES
-from agro.recipes.methodtext import method_text, method_title
+from agro.recipes.bases import SAMPLES
+from agro.recipes.methodtext import method_end, method_text, method_title
 
 FOLDER = Path(__file__).parent
+USUAL_END = method_end(SAMPLES)  # of methods/*.toml without an own [train] or phases
 
 
 class Recipe(ABC):
@@ -61,7 +63,9 @@ class FileRecipe(Recipe):
 
     @property
     def text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
+        text = self.path.read_text(encoding="utf-8")
+        is_open = self.kind == "method" and "[train]" not in text and "[[phases]]" not in text
+        return text + USUAL_END if is_open else text
 
 
 @dataclass(frozen=True)

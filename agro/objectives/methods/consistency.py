@@ -9,7 +9,7 @@ What on-policy AGRO says of its own trap (`agro.objectives.methods.consistency.a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -47,10 +47,7 @@ from agro.objectives.needs import (
 from agro.objectives.options import Baseline, Beta, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 WAY_OUT = 'likelihood_ratio = "adaptive" avoids it'
 

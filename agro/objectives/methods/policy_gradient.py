@@ -16,7 +16,6 @@ from agro.objectives.core import (
     Terms,
     always,
     couples_baseline,
-    coupling,
     needs_baseline,
     preset,
     to_reference,
@@ -192,7 +191,6 @@ ENTRIES: dict[str, Objective] = {
         reinforce,
         "REINFORCE, Williams 1992",
         _reinforce_needs,
-        coupling("row"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         called='Trinity advantage_fn = "reinforce"',
         recipe=MethodRecipe(
@@ -204,7 +202,6 @@ ENTRIES: dict[str, Objective] = {
         kl_pg,
         "AGRO, arXiv 2503.19612, section 8",
         always(REWARD, GROUPS, KL),
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("kl_sampled_prefixes",),
         recipe=MethodRecipe(
@@ -218,7 +215,6 @@ ENTRIES: dict[str, Objective] = {
         fpa,
         "FPA, arXiv 2509.19893, with SimPER's weights, arXiv 2502.00883",
         _fpa_needs,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         certainty="notes",
         recipe=MethodRecipe(
@@ -238,7 +234,6 @@ ENTRIES: dict[str, Objective] = {
         topr,
         "TOPR, arXiv 2503.14286, eqs. 4 and 7",
         always(REWARD, BEHAVIOR_LOGP),
-        coupling("row"),
         ingredients=(IMITATION,),
         metrics=("weight_mean",),
         certainty="notes",
@@ -265,7 +260,6 @@ ENTRIES: dict[str, Objective] = {
     ),
 }
 ENTRIES["maxrl"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "MaxRL, arXiv 2602.02710",
     "−(1/n) Σ_i A_i log π(y_i), A_i = (r_i − r̄)/|r̄|: `reinforce` with baseline maxrl. Of rewards of 0 and 1 "
@@ -281,7 +275,6 @@ ENTRIES["maxrl"] = preset(
     ),
 )
 ENTRIES["opo"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "OPO, arXiv 2505.23585",
     "−(1/n) Σ_i (r_i − b) log π(y_i), b = Σ T r / Σ T over the group, T tokens: `reinforce` with the "
@@ -296,7 +289,6 @@ ENTRIES["opo"] = preset(
     ),
 )
 ENTRIES["asymre"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "AsymRE, arXiv 2506.20520",
     "−(1/n) Σ_i (r_i − r̄ − δV) log π(y_i), δV = −0.1: `reinforce` with the group's mean and a shift of the "
