@@ -94,8 +94,7 @@ def entry(name: str) -> Objective:
 
 @cache
 def settings(name: str) -> dict[str, Any]:
-    """Options that aren't the objective's defaults: the recipe's weight and baseline. Its β is of the grid, as
-    others'."""
+    """Options that aren't the objective's defaults: a recipe's weight and baseline. β is of the grid."""
     if name not in RECIPES:
         return {}
     recipe = tomllib.loads((Path(agro.__file__).parent / "recipes" / f"{RECIPES[name]}.toml").read_text())
