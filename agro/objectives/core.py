@@ -258,12 +258,15 @@ def couples_regularized_reward(options: Options) -> Coupling:
 
 def needs_baseline(options: Options) -> set[Need]:
     """Of an objective on regularized rewards with the option `baseline`."""
-    return regularized(REWARD, STORED_VALUE if options["baseline"] == "stored" else GROUPS)(options)
+    compared: dict[str, set[Need]] = {"stored": {STORED_VALUE}, "step": set(), "others": {GROUPS}}
+    return regularized(REWARD, *compared[options["baseline"]])(options)
 
 
 def couples_baseline(options: Options) -> Coupling:
     """By group through the others' R, unless the baseline is stored or β is 0, or by their weights; by
-    step where other groups choose it."""
+    step where other groups choose it, or are it."""
+    if options["baseline"] == "step":
+        return "step"
     kind = options.get("weight_baseline", "mean")
     if kind != "mean":
         return "step" if kind == "crossfit" else "group"

@@ -106,10 +106,11 @@ Votes = Annotated[
     Option("probability that the winner is the better one: 1, or the posterior mean of its votes"),
 ]
 Baseline = Annotated[
-    Literal["others", "stored"],
+    Literal["others", "stored", "step"],
     Option(
-        "of a response: the mean of the others in its group, or the prompt's stored value, with which a "
-        "group may have one response"
+        "of a response: the mean of the others in its group; or, with which a group may have one response, "
+        "the prompt's stored value, or the mean of nearly least variance of all other groups of the step, "
+        "which is for fresh samples"
     ),
 ]
 Singletons = Annotated[

@@ -232,6 +232,11 @@ def _fallen(groups: Groups, log_N: Tensor) -> Tensor:
     return groups.largest(log_N).clamp(max=0.0)[groups.group]
 
 
+def squared_norm(groups: Groups, logp_BT: Tensor) -> Tensor:
+    """[N] Σ_t (1 − π_t)², which stands for that of a response's ∇log π."""
+    return groups.sum_tokens((1.0 - logp_BT.exp()).square())
+
+
 def _weighted(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
     """[G] how far the mean by the weights w lies below the mean of R, in units of the gradient.
 
@@ -242,8 +247,7 @@ def _weighted(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tenso
 
 def _optimal(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
     """[G] the same by w g, g = Σ_t (1 − π_t)² for the squared norm of a response's ∇log π."""
-    norm_N = groups.sum_tokens((1.0 - logp_BT.exp()).square())
-    return _average(groups, groups.mean_tokens(weight_BT) * norm_N, slope_N)
+    return _average(groups, groups.mean_tokens(weight_BT) * squared_norm(groups, logp_BT), slope_N)
 
 
 def _lower(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:

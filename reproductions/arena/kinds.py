@@ -98,7 +98,7 @@ def settings(name: str) -> dict[str, Any]:
     if name not in RECIPES:
         return {}
     recipe = tomllib.loads((Path(agro.__file__).parent / "recipes" / f"{RECIPES[name]}.toml").read_text())
-    return {key: value for key, value in recipe["objective"].items() if key.startswith("weight")}
+    return {key: value for key, value in recipe["objective"].items() if "weight" in key or key == "baseline"}
 
 
 @cache

@@ -35,12 +35,12 @@ def rloo(streams: Streams, batch: Batch, *, beta: Beta = 0.0, baseline: Baseline
 
     β > 0 puts k1 against the reference into the reward: r_i − β ρ_i at the present policy, without gradient.
     baseline: r̄_{-i}, or "stored" for groups of one, as SPO (arXiv 2509.13232) has it with a tracked value
-    (data.value_half_life), here without its normalization. On fresh samples the expected gradient is the same
-    for any stored value.
+    (data.value_half_life), here without its normalization, or "step", as of `agro`. On fresh samples the
+    expected gradient is the same for all.
     """
     groups = Groups.of(batch)
     R_N = regularized_reward(streams, batch, groups, beta).detach()
-    advantage_N = less_baseline(groups, batch, R_N, baseline)
+    advantage_N = less_baseline(groups, streams["logp"], R_N, baseline)
     return Terms(groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"])))
 
 
@@ -68,7 +68,7 @@ def reinforce(
     if baseline == "none":
         advantage_N = groups.reward - 0.0
     elif baseline == "stored":
-        advantage_N = less_baseline(groups, batch, groups.reward, baseline)
+        advantage_N = less_baseline(groups, streams["logp"], groups.reward, baseline)
     elif isinstance(baseline, str):
         advantage_N = advantages.advantage(groups, baseline)
     else:
