@@ -138,10 +138,9 @@ def _candidate(job: Job, facts: Facts, *, options: Values) -> Values | str:
     return {"recipe": recipe, "objective": options, "train": UNBOUNDED}
 
 
-def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values) -> Values | str:
-    if job.data != "fresh":
-        return "needs fresh samples"
-    return {"recipe": "fresh", "objective": options, "train": UNBOUNDED}
+def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values, train: Values = UNBOUNDED) -> Values | str:
+    values = {"recipe": "fresh", "objective": {"baseline": "others", **options}, "train": train}
+    return _on_fresh(job, facts, values=values)
 
 
 def _rival(job: Job, facts: Facts, *, objective: Values) -> Values | str:
@@ -207,7 +206,9 @@ CANDIDATES = {
         _of_reference("lower", most=2.0),
     ),
 }
+OPTIMAL = {"weight_baseline": "optimal"}
 ON_FRESH = {
+    "fresh, optimal, unbounded": ("β = 0.01, the optimal baseline of each group", OPTIMAL),
     "fresh, balanced": ("β = 0.01, the balanced baseline", {"weight_baseline": "balanced"}),
     "fresh, the mean": ("β = 0.01, the group's mean", {"weight_baseline": "mean"}),
     "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
@@ -291,6 +292,23 @@ METHODS = {
         *(
             Method(name, about, partial(_baseline_on_fresh, options=options), candidate=True)
             for name, (about, options) in ON_FRESH.items()
+        ),
+        Method(
+            "fresh, optimal",
+            "the same with the bound: the default until the step's other groups took its place",
+            partial(_baseline_on_fresh, options=OPTIMAL, train=BOUNDED),
+            candidate=True,
+        ),
+        Method(
+            "fresh, one each",
+            "the default with one response to each of four times as many prompts",
+            partial(_on_fresh, values={"recipe": "fresh", "responses": 1}),
+            candidate=True,
+        ),
+        Method(
+            "REINFORCE, one each",
+            "the same without a baseline",
+            partial(_on_fresh, values={"objective": {"name": "reinforce"}, "responses": 1}),
         ),
     ]
 }
