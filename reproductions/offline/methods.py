@@ -163,11 +163,8 @@ ON_FRESH: dict[str, dict[str, Any]] = {
     "fresh, REINFORCE": {"objective": {"name": "reinforce"}},
 }
 FRESH_RATES = ("1e-4", "3e-4")
-BOUNDED = (
-    RECIPE,
-    "fresh, the recipe",
-    "fresh, the optimal baseline, bounded",
-)  # their steps have the bound of their recipes; the others have none
+# Their steps have the bound of their recipes; those of the others have none.
+BOUNDED = (RECIPE, "fresh, the recipe", "fresh, the optimal baseline, bounded")
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
 
 # Fresh samples of the weights so many updates ago, at first of the start; 800 updates of 8 groups.

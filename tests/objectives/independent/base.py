@@ -114,7 +114,8 @@ def less_baseline(
             norm = g.weight * fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) * (k != i)
             above.append(norm * a)
             total.append(norm)
-    return [a - fsum(above) / fsum(total) for a in R[i]]
+    b = fsum(above) / fsum(total) if any(total) else 0.0
+    return [a - b for a in R[i]]
 
 
 def half_variance(values: list[float]) -> float:
