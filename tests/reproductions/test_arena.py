@@ -249,7 +249,9 @@ def test_the_recipes_take_part_by_their_names() -> None:
         options = dict(Row(name, "log", beta=0.1).options)
         assert options.pop("beta") == 0.1
         recipe = tomllib.loads(recipes()[of].text)["objective"]
-        assert options == {key: value for key, value in recipe.items() if "weight" in key or key == "baseline"}
+        assert options == {
+            key: value for key, value in recipe.items() if "weight" in key or key == "baseline"
+        }
         assert options.get("weight_baseline") == "optimal" or options["baseline"] == "step"
         assert kinds.base(name) == "agro"
         assert not any(kinds.obstacle(name, kind) for kind in KINDS.values())
