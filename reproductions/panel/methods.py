@@ -24,6 +24,12 @@ STORED: Values = {"replay": 1.0, "group_size": 8}
 HELD_OUT: Values = {"hold_out": 0.1, "hold_out_most": 128}
 UNBOUNDED: Values = {"step_kl": None}
 BOUNDED: Values = {"step_kl": 0.005}
+ROOT: Values = {"weight_max": 1.0, "weight_power": 0.5}
+BEFORE: dict[str, Values] = {
+    "fresh": {"baseline": "others", "weight_baseline": "optimal"},
+    "pairs": ROOT,
+    "one each": ROOT,
+}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 
 
@@ -111,9 +117,13 @@ def _default(job: Job, facts: Facts) -> Values:
     return {"recipe": RECIPES[job.data]}
 
 
-def _without_bound(job: Job, facts: Facts) -> Values:
-    """The same without a bound on the change of a step."""
-    return {**_default(job, facts), "train": UNBOUNDED}
+def _before(job: Job, facts: Facts, *, train: Values) -> Values | str:
+    """The recipes as they were until 24 November 2026: fresh samples were compared in their group, and pairs
+    and single responses had the weight of the recipe `log`."""
+    objective = BEFORE.get(job.data)
+    if objective is None and train == BOUNDED:
+        return "is the default"
+    return {**_default(job, facts), "objective": objective or {}, "train": train}
 
 
 def _held_out(job: Job, facts: Facts) -> Values | str:
@@ -138,8 +148,8 @@ def _candidate(job: Job, facts: Facts, *, options: Values) -> Values | str:
     return {"recipe": recipe, "objective": options, "train": UNBOUNDED}
 
 
-def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values, train: Values = UNBOUNDED) -> Values | str:
-    values = {"recipe": "fresh", "objective": {"baseline": "others", **options}, "train": train}
+def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values) -> Values | str:
+    values = {"recipe": "fresh", "objective": {"baseline": "others", **options}, "train": UNBOUNDED}
     return _on_fresh(job, facts, values=values)
 
 
@@ -206,9 +216,7 @@ CANDIDATES = {
         _of_reference("lower", most=2.0),
     ),
 }
-OPTIMAL = {"weight_baseline": "optimal"}
 ON_FRESH = {
-    "fresh, optimal, unbounded": ("β = 0.01, the optimal baseline of each group", OPTIMAL),
     "fresh, balanced": ("β = 0.01, the balanced baseline", {"weight_baseline": "balanced"}),
     "fresh, the mean": ("β = 0.01, the group's mean", {"weight_baseline": "mean"}),
     "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
@@ -259,9 +267,16 @@ METHODS = {
             "the default", "the recipe for the data: log, feedback, pairs or fresh", _default, candidate=True
         ),
         Method(
+            "the default before",
+            "of fresh samples the optimal baseline of each group; of pairs and single responses the weight "
+            "min(1, √(π/π_ref))",
+            partial(_before, train=BOUNDED),
+            candidate=True,
+        ),
+        Method(
             "without the bound",
-            "the same, `train.step_kl` not given: the default before",
-            _without_bound,
+            "the same, `train.step_kl` not given",
+            partial(_before, train=UNBOUNDED),
             candidate=True,
         ),
         Method("a tenth held out", "the same, `data.hold_out` as in the recipe", _held_out, candidate=True),
@@ -292,12 +307,6 @@ METHODS = {
         *(
             Method(name, about, partial(_baseline_on_fresh, options=options), candidate=True)
             for name, (about, options) in ON_FRESH.items()
-        ),
-        Method(
-            "fresh, optimal",
-            "the same with the bound: the default until the step's other groups took its place",
-            partial(_baseline_on_fresh, options=OPTIMAL, train=BOUNDED),
-            candidate=True,
         ),
         Method(
             "fresh, one each",

@@ -263,6 +263,7 @@ DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "
         and o.get("mismatch") != "retrace"
         and "token_weight" not in o
         and "weight_baseline" not in o
+        and o.get("baseline") != "step"  # a constant
     ]
 )
 def test_finite_differences(name: str, options: dict[str, Any], needs: set[str]) -> None:

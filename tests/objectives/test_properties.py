@@ -17,13 +17,13 @@ def only(*chosen: str, along: bool = True, but: tuple[str, ...] = (), stored: bo
     """Variants whose name begins with one of `chosen`, but those with any of `but` in it.
 
     Without `along`, only those that use a response as one unit; without `stored`, those without a stored
-    baseline, which doesn't move with the batch.
+    baseline or the step's, which don't move with the group.
     """
     at = [
         i
         for i, v in enumerate(NAMED)
         if v.startswith(chosen) and not any(b in v for b in but) and (along or "rows" not in VARIANTS[i][2])
-        if stored or VARIANTS[i][1].get("baseline") != "stored"
+        if stored or VARIANTS[i][1].get("baseline") not in ("stored", "step")
     ]
     return by_objective([VARIANTS[i] for i in at])
 
