@@ -6,7 +6,7 @@ They depend on rewards and lengths alone, so no row's gradient depends on anothe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -14,9 +14,7 @@ from agro.objectives.core import Options
 from agro.objectives.needs import GROUPS, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Tensor
 
 EPS = 1e-6  # in the denominator of a standardized advantage
 VARIANCE = 1e-8  # the least variance of a step that rewards are divided by the root of
@@ -24,14 +22,7 @@ ROUNDING = 1e-9  # a reward is the mean up to this share of the range of its gro
 
 Std = Annotated[bool, Option("divide the advantage by the group's standard deviation")]
 Kind = Literal[
-    "mean",
-    "standardized",
-    "others",
-    "maxrl",
-    "opo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "red_drop",
+    "mean", "standardized", "others", "maxrl", "opo", "reinforce_pp", "reinforce_pp_baseline", "red_drop"
 ]
 Advantage = Annotated[
     Kind,

@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 
 from agro.errors import Refused
 from agro.objectives.reduce import Groups, Pairs, by_experts, ties
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 __all__ = ["ColumnNeed", "GroupSize", "LogProb", "Need", "Provider", "Stream", "except_experts"]
 

@@ -173,6 +173,11 @@ def least(needs: set[Any]) -> int:
     return objectives.least_responses({need for need in needs if isinstance(need, Need)})
 
 
+def least_groups(options: dict[str, Any]) -> int:
+    """Groups that a step must have."""
+    return 2 if options.get("baseline") == "step" else 1
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a random batch looks like."""

@@ -16,7 +16,6 @@ from agro.objectives.core import (
     Terms,
     always,
     couples_baseline,
-    coupling,
     needs_baseline,
     preset,
     to_reference,
@@ -36,12 +35,12 @@ def rloo(streams: Streams, batch: Batch, *, beta: Beta = 0.0, baseline: Baseline
 
     β > 0 puts k1 against the reference into the reward: r_i − β ρ_i at the present policy, without gradient.
     baseline: r̄_{-i}, or "stored" for groups of one, as SPO (arXiv 2509.13232) has it with a tracked value
-    (data.value_half_life), here without its normalization. On fresh samples the expected gradient is the same
-    for any stored value.
+    (data.value_half_life), here without its normalization, or "step", as of `agro`. On fresh samples the
+    expected gradient is the same for all.
     """
     groups = Groups.of(batch)
     R_N = regularized_reward(streams, batch, groups, beta).detach()
-    advantage_N = less_baseline(groups, batch, R_N, baseline)
+    advantage_N = less_baseline(groups, streams["logp"], R_N, baseline)
     return Terms(groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"])))
 
 
@@ -69,7 +68,7 @@ def reinforce(
     if baseline == "none":
         advantage_N = groups.reward - 0.0
     elif baseline == "stored":
-        advantage_N = less_baseline(groups, batch, groups.reward, baseline)
+        advantage_N = less_baseline(groups, streams["logp"], groups.reward, baseline)
     elif isinstance(baseline, str):
         advantage_N = advantages.advantage(groups, baseline)
     else:
@@ -192,7 +191,6 @@ ENTRIES: dict[str, Objective] = {
         reinforce,
         "REINFORCE, Williams 1992",
         _reinforce_needs,
-        coupling("row"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         called='Trinity advantage_fn = "reinforce"',
         recipe=MethodRecipe(
@@ -204,7 +202,6 @@ ENTRIES: dict[str, Objective] = {
         kl_pg,
         "AGRO, arXiv 2503.19612, section 8",
         always(REWARD, GROUPS, KL),
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("kl_sampled_prefixes",),
         recipe=MethodRecipe(
@@ -218,7 +215,6 @@ ENTRIES: dict[str, Objective] = {
         fpa,
         "FPA, arXiv 2509.19893, with SimPER's weights, arXiv 2502.00883",
         _fpa_needs,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         certainty="notes",
         recipe=MethodRecipe(
@@ -238,7 +234,6 @@ ENTRIES: dict[str, Objective] = {
         topr,
         "TOPR, arXiv 2503.14286, eqs. 4 and 7",
         always(REWARD, BEHAVIOR_LOGP),
-        coupling("row"),
         ingredients=(IMITATION,),
         metrics=("weight_mean",),
         certainty="notes",
@@ -265,7 +260,6 @@ ENTRIES: dict[str, Objective] = {
     ),
 }
 ENTRIES["maxrl"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "MaxRL, arXiv 2602.02710",
     "−(1/n) Σ_i A_i log π(y_i), A_i = (r_i − r̄)/|r̄|: `reinforce` with baseline maxrl. Of rewards of 0 and 1 "
@@ -281,7 +275,6 @@ ENTRIES["maxrl"] = preset(
     ),
 )
 ENTRIES["opo"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "OPO, arXiv 2505.23585",
     "−(1/n) Σ_i (r_i − b) log π(y_i), b = Σ T r / Σ T over the group, T tokens: `reinforce` with the "
@@ -296,7 +289,6 @@ ENTRIES["opo"] = preset(
     ),
 )
 ENTRIES["asymre"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "AsymRE, arXiv 2506.20520",
     "−(1/n) Σ_i (r_i − r̄ − δV) log π(y_i), δV = −0.1: `reinforce` with the group's mean and a shift of the "

@@ -11,7 +11,7 @@ What objectives on judged pairs share: options, log-ratios, the likelihood of a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -31,10 +31,7 @@ from agro.objectives.needs import (
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.reduce import Groups, Pairs
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE_OF_PAIRS
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP}
 BetaOfJudgments = Annotated[
@@ -402,7 +399,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "vipo": preset(
-        "ipo",
         _IPO,
         "VIPO (votes), VPO, arXiv 2410.22891",
         "(h − (2p − 1)/(2β))², p = (v_w + 1)/(v_w + v_l + 2): p (h − 1/(2β))² + (1 − p) (h + 1/(2β))² less "
@@ -419,7 +415,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "vdpo": preset(
-        "dpo",
         _DPO,
         "VDPO, VPO, arXiv 2410.22891",
         "−p log σ(βh) − (1 − p) log σ(−βh), p = (v_w + 1)/(v_w + v_l + 2): DPO with a label "
@@ -436,7 +431,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "agent_q": preset(
-        "dpo",
         _DPO,
         "Agent Q, arXiv 2408.07199",
         "DPO on pairs of actions tried in one state of a search tree (`agro.rollout.tree.step_pairs`), with "
@@ -484,7 +478,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "opa_dpo": preset(
-        "dpo",
         _DPO,
         "OPA-DPO, arXiv 2501.09695",
         "DPO against a reference that was first fine-tuned on both sides of each pair (the "

@@ -14,6 +14,7 @@ from agro.proof.families import (
     baseline_claims,
     one,
     reinforce_claims,
+    step_claims,
     stored_claims,
     topr_claims,
     weighted,
@@ -46,6 +47,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         weighted(Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED), "reference", 4.0, 0),
         baseline_claims("lower", 2.0, updates=0),
         stored_claims(),
+        step_claims(),
     ),
     "reinforce": (
         replace(reinforce_claims(0.0, baseline="none"), updates=1200, end=BY_REWARD),

@@ -12,6 +12,7 @@ from independent.base import (
     Group,
     Result,
     groups_of,
+    less_baseline,
     others_mean,
     regularized,
     total,
@@ -19,17 +20,14 @@ from independent.base import (
 
 
 def rloo(case: Case, beta: float = 0.0, baseline: str = "others") -> Result:
-    """-(1/n) Σ_i (a_i - b_i) l_i, where a_i = r_i - β (l_i - f_i) is a number, not a function of l; b_i is
-    ā_{-i}, or stored."""
-    stored = baseline == "stored"
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1 if stored else 2)
+    """-(1/n) Σ_i (a_i - b_i) l_i, where a_i = r_i - β (l_i - f_i) is a number, not a function of l; for b_i
+    see `less_baseline`."""
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2 if baseline == "others" else 1)
     W = fsum(g.weight for g in groups)
-    for g in groups:
-        a = regularized(case, g, beta)
-        n = len(a)
-        for i, y in enumerate(g.responses):
-            value = float(case.stored_value[y.places[0][0]])
-            advantage = a[i] - (value if stored else others_mean(a, i))
+    every = [regularized(case, g, beta) for g in groups]
+    for at, g in enumerate(groups):
+        n, off = len(every[at]), less_baseline(case, groups, at, every, baseline)
+        for advantage, y in zip(off, g.responses, strict=True):
             loss += g.weight / W * -advantage / n * total(case.logp, y)
             for place in y.places:
                 grad[place] = g.weight / W * -advantage / n
