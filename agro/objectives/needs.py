@@ -139,6 +139,16 @@ class RewardNeed(ColumnNeed):
         return not sample.scored
 
 
+class PartsNeed(RewardNeed):
+    """The parts of each row's reward, [B,K] of K parts."""
+
+    def missing(self, batch: Batch) -> Tensor:
+        value_BK = self.of(batch)
+        if value_BK is None or not value_BK.shape[1]:
+            return torch.ones_like(batch.mask[:, 0])
+        return self._required(~value_BK.isfinite().all(1), batch)
+
+
 class BehaviorLogProb(LogProb):
     """Over the same tokens as those of the trainer: all, or the kept sets where these are recorded."""
 
@@ -325,6 +335,13 @@ def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
 REWARD = RewardNeed(
     "reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft"
 )
+REWARD_PARTS = PartsNeed(
+    "reward_parts",
+    "record",
+    "score them with several rewards (reward.functions) in the run that trains on them, or choose another "
+    "advantage",
+    what="the parts of each reward",
+)
 FRESH = Fresh(
     "fresh",
     "record",
@@ -416,7 +433,7 @@ PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
     *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, FUTURE, VALUE, PREFIX_VALUE),
-    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE),
+    *(REWARD, REWARD_PARTS, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE),
     *(STORED_VALUE, STORED_QUANTILE, HINTED, MEANING),
     *(GROUPS, TRIPLES, PAIRS, VOTES),
 )

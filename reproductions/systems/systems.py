@@ -119,7 +119,7 @@ SYSTEMS = (
     System("realizability and coverage", "2211.05311", part="the rule"),
     System("AMPO", "2510.02227", ("ampo",)),
     System("quality and coverage of a log", "2111.04714", part="the rule"),
-    System("MBRCSL", "2310.19308", ("reward_conditioned",)),
+    System("MBRCSL", "2310.19308", ("reward_conditioned", "mbrcsl")),
     System("Guide", "2506.13923", ("guide",)),
     System("Agent Q", "2408.07199", ("agent_q",)),
     System("LlamaRL", "2505.24034", ("aipo",)),
