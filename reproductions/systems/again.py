@@ -209,7 +209,7 @@ def bfs_prover(folder: Path) -> Iterator[Row]:
 
 
 def mbrcsl(folder: Path) -> Iterator[Row]:
-    """A log of turns whose episodes all fail: the first digit of the prompt says how many of theirs were right."""
+    """A log of turns whose episodes all fail; a prompt begins with the number of its episode's right ones."""
     asked = [{**lock, "prompt": f"3{lock['prompt']}"} for lock in LOCKS]
     prompts = {"data__prompts": written(folder / "asked.jsonl", asked)}
     log = folder / "log.db"

@@ -54,7 +54,7 @@ SYSTEMS = (
     System("KL-regularized policy gradient", "2503.19612", ("kl_pg",)),
     System("RLOO and REINFORCE", "2402.14740", ("rloo", "reinforce")),
     System("DRO-V", "2405.19107", ("dro",)),
-    System("DPO, IPO, SLiC (GPO)", "2402.05749", ("dpo", "ipo", "slic")),
+    System("DPO, IPO, SLiC (GPO)", "2402.05749", ("dpo", "ipo", "slic", "gpo")),
     System("path consistency, trajectory balance", "1702.08892", ("prefix_consistency", "vargrad")),
     System("CoPG", "2406.19185", ("copg",)),
     System("PPO", "1707.06347", ("ppo",)),
@@ -111,8 +111,7 @@ SYSTEMS = (
     System(
         "SharpeRatio@k",
         "2311.18207",
-        missing="A judgment of estimators by the policies that they rank first; there is one estimator here.",
-        part="no",
+        part="the rule",
     ),
     System("TOPR", "2503.14286", ("topr",)),
     System("BFS-Prover-V2", "2509.06493", ("bfs_prover", "middle_band"), part="the rule"),
