@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 
 from agro.objectives.core import Options
-from agro.objectives.needs import GROUPS, REWARD, REWARD_PARTS, Need
+from agro.objectives.needs import GROUPS, PART_WEIGHTS, REWARD, REWARD_PARTS, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
 
@@ -62,7 +62,7 @@ def needs(options: Options) -> set[Need]:
 def needs_of(kind: str) -> set[Need]:
     """Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards."""
     if kind == "gdpo":
-        return {REWARD_PARTS, GROUPS}
+        return {REWARD_PARTS, PART_WEIGHTS, GROUPS}
     return {REWARD} if kind == "reinforce_pp" else {REWARD, GROUPS}
 
 

@@ -140,7 +140,7 @@ class RewardNeed(ColumnNeed):
 
 
 class PartsNeed(RewardNeed):
-    """The parts of each row's reward, [B,K] of K parts."""
+    """Numbers of the K parts of each row's reward, [B,K]."""
 
     def missing(self, batch: Batch) -> Tensor:
         value_BK = self.of(batch)
@@ -342,6 +342,7 @@ REWARD_PARTS = PartsNeed(
     "advantage",
     what="the parts of each reward",
 )
+PART_WEIGHTS = PartsNeed("part_weights", "record", REWARD_PARTS.way_out, what="the weights of these parts")
 FRESH = Fresh(
     "fresh",
     "record",
@@ -433,7 +434,17 @@ PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
     *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, FUTURE, VALUE, PREFIX_VALUE),
-    *(REWARD, REWARD_PARTS, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE),
+    *(
+        REWARD,
+        REWARD_PARTS,
+        PART_WEIGHTS,
+        FRESH,
+        REF_LOGP,
+        BEHAVIOR_LOGP,
+        OF_REFERENCE,
+        OLD_LOGP,
+        DRAWN_VALUE,
+    ),
     *(STORED_VALUE, STORED_QUANTILE, HINTED, MEANING),
     *(GROUPS, TRIPLES, PAIRS, VOTES),
 )

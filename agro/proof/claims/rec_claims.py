@@ -19,7 +19,9 @@ def _rec(mask: str, weight: str, options: Mapping[str, Any], noise: bool = False
 
 
 def _advantage(kind: str) -> Claims:
-    needs = {"reinforce_pp": ("reward",), "gdpo": ("reward_parts", "groups")}.get(kind, GROUPS)
+    needs = {"reinforce_pp": ("reward",), "gdpo": ("reward_parts", "part_weights", "groups")}.get(
+        kind, GROUPS
+    )
     return over_tokens(kind, _PLAIN, {"advantage": kind}, needs, noise=kind in ("others", "opo"))
 
 
@@ -49,7 +51,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         over_tokens(
             "gdpo",
             formulas.masked("one_side", "is", 0.8, 1.2),
-            needs=("reward_parts", "groups", "behavior_logp"),
+            needs=("reward_parts", "part_weights", "groups", "behavior_logp"),
             updates=DESCENT,
         ),
     ),
