@@ -340,9 +340,14 @@ REWARD_PARTS = PartsNeed(
     "record",
     "score them with several rewards (reward.functions) in the run that trains on them, or choose another "
     "advantage",
-    what="the parts of each reward",
+    what="reward_parts (the value of each of several rewards)",
 )
-PART_WEIGHTS = PartsNeed("part_weights", "record", REWARD_PARTS.way_out, what="the weights of these parts")
+PART_WEIGHTS = PartsNeed(
+    "part_weights",
+    "record",
+    REWARD_PARTS.way_out,
+    what="part_weights (the weight of each of several rewards)",
+)
 FRESH = Fresh(
     "fresh",
     "record",
