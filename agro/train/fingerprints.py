@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig
-from agro.io.code_digests import digest_of_module, digest_of_object
-from agro.io.files import digest
+from agro.io.files import digest, digest_of_module, digest_of_object
 from agro.logs import record_files
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint
