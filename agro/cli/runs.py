@@ -139,9 +139,9 @@ def collect(
         ),
     ] = None,
 ) -> None:
+    from agro.place.collector import Collector
     from agro.place.record import owner_of
     from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
-    from agro.train.collector import Collector
 
     interruption = Interruption()
     progress = Progress(0)

@@ -136,6 +136,16 @@ class RewardNeed(ColumnNeed):
         return not sample.scored
 
 
+class PartsNeed(RewardNeed):
+    """Numbers of the K parts of each row's reward, [B,K]."""
+
+    def missing(self, batch: Batch) -> Tensor:
+        value_BK = self.of(batch)
+        if value_BK is None or not value_BK.shape[1]:
+            return torch.ones_like(batch.mask[:, 0])
+        return self._required(~value_BK.isfinite().all(1), batch)
+
+
 class BehaviorLogProb(LogProb):
     """Over the same tokens as those of the trainer: all, or the kept sets where these are recorded."""
 
@@ -322,6 +332,19 @@ def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
 REWARD = RewardNeed(
     "reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft"
 )
+REWARD_PARTS = PartsNeed(
+    "reward_parts",
+    "record",
+    "score them with several rewards (reward.functions) in the run that trains on them, or choose another "
+    "advantage",
+    what="reward_parts (the value of each of several rewards)",
+)
+PART_WEIGHTS = PartsNeed(
+    "part_weights",
+    "record",
+    REWARD_PARTS.way_out,
+    what="part_weights (the weight of each of several rewards)",
+)
 FRESH = Fresh(
     "fresh",
     "record",
@@ -413,7 +436,17 @@ PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
     *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, FUTURE, VALUE, PREFIX_VALUE),
-    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE),
+    *(
+        REWARD,
+        REWARD_PARTS,
+        PART_WEIGHTS,
+        FRESH,
+        REF_LOGP,
+        BEHAVIOR_LOGP,
+        OF_REFERENCE,
+        OLD_LOGP,
+        DRAWN_VALUE,
+    ),
     *(STORED_VALUE, STORED_QUANTILE, HINTED, MEANING),
     *(GROUPS, TRIPLES, PAIRS, VOTES),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
@@ -288,9 +288,14 @@ def _check_second(config: RunConfig, prefix: str) -> None:
         "[policy.lora] is set: all weights of the copy are trained": props and config.policy.lora is not None,
         "[again] or [search] is set": config.again is not None or config.search is not None,
     }
+    _refuse_any(f"{prefix}{name}", problems)
+
+
+def _refuse_any(name: str, problems: Mapping[str, object]) -> None:
+    """Refuse the first of the problems that is there."""
     for problem, is_there in problems.items():
         if is_there:
-            raise Refused(f"{prefix}{name}: {problem}. What to do: change one of the two")
+            raise Refused(f"{name}: {problem}. What to do: change one of the two")
 
 
 def _check_learned(config: RunConfig, prefix: str) -> None:
@@ -307,9 +312,7 @@ def _check_learned(config: RunConfig, prefix: str) -> None:
         "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
         "data.replay = 1: fresh responses get it": not config.data.samples_fresh,
     }
-    for problem, is_there in problems.items():
-        if is_there:
-            raise Refused(f"{prefix}{name}: {problem}. What to do: change one of the two")
+    _refuse_any(f"{prefix}{name}", problems)
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agro.config import RunConfig
+from agro.config import RewardPart, RunConfig
 from agro.errors import Refused
 from agro.objectives.needs import BEHAVIOR_LOGP, OLD_LOGP
 from agro.rollout.engines.capabilities import capabilities
@@ -77,6 +77,19 @@ def collate(
     if not over_kept:
         return batch
     return batch.replace(kept=KeptSets.of([kept_sets(s) for s in samples], mask))
+
+
+def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequence[RewardPart]) -> Batch:
+    """The batch of `samples` with `extra["reward_parts"]` and `extra["part_weights"]`, [B,K] of the K
+    functions with a weight; NaN: unknown."""
+    weights = {part.label or part.name: part.weight for part in functions if part.weight}
+    recorded = [sample.meta.get("reward_parts") or {} for sample in samples]
+    known = [[of.get(name) for name in weights] for of in recorded]
+    parts = [[math.nan if value is None else float(value) for value in row] for row in known]
+    columns = {"reward_parts": parts, "part_weights": [list(weights.values())] * len(samples)}
+    device = batch.mask.device
+    added = {name: torch.tensor(value, dtype=torch.float64, device=device) for name, value in columns.items()}
+    return batch.replace(extra={**batch.extra, **added})
 
 
 def kept_sets(sample: Sample) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:

@@ -21,7 +21,7 @@ from agro.rollout.engines.hf import HF
 from agro.runs.folder import Run
 from agro.train.abilities import SourceCapability
 from agro.train.collate import collate
-from agro.train.copies import Copies
+from agro.train.lagging import Copies
 from agro.train.learner import Learner, Local
 from agro.train.monitors import Monitor
 from agro.train.source import FillRequest, InlineSource

@@ -1,4 +1,4 @@
-"""Sampling in other processes, the trainer's side. The other one is `agro.train.collector`.
+"""Sampling in other processes, the trainer's side. The other one is `agro.place.collector`.
 
 The trainer publishes its weights after each step (`agro.train.publications`). A collector loads them, claims
 prompts in the store, samples, scores, and marks the prompts done, so that sampling and training overlap.

@@ -233,7 +233,7 @@ def test_log_probs_on_a_device_of_their_own() -> None:
 
 
 # Their terms are −k A log π, where k depends on log π but is constant. (m2po masks some of equal ratios.)
-WEIGHED = ("cispo", "aipo", "minpro", "vespo", "reinforce_pp")
+WEIGHED = ("cispo", "aipo", "minpro", "vespo", "reinforce_pp", "gdpo")
 
 
 def away_from_kinks(seed: int, episodes: bool) -> Case:
@@ -247,7 +247,7 @@ def away_from_kinks(seed: int, episodes: bool) -> Case:
 
 
 # Parts of their losses are constants.
-DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "fpa")
+DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "fpa", "otb")
 
 
 @pytest.mark.test

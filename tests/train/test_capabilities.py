@@ -130,9 +130,7 @@ def other(request, monkeypatch) -> None:
 
 
 def test_each_requirement_of_sources_is_tried_here() -> None:
-    assert {r.setting for r in abilities.SOURCE_REQUIREMENTS} == {
-        *("data.complete_groups", "again.by", "search.by")
-    }
+    assert set(abilities.ON_CHOSEN_PROMPTS) == {"data.complete_groups", "again.by", "search.by"}
 
 
 def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path: Path, other: None) -> None:

@@ -15,8 +15,8 @@ from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint
+from agro.place.collector import Collector
 from agro.plan.plan import describe
-from agro.train.collector import Collector
 
 
 def another_model(folder: Path, seed: int) -> None:

@@ -13,9 +13,9 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig
 from agro.config.secrets import REDACTED, redacted
 from agro.errors import Interrupted, Refused
+from agro.place.collector import Collector
 from agro.rewards import load_reward
 from agro.rollout.envs import load_environment
-from agro.train.collector import Collector
 from agro.types import Sample
 
 SECRET = "correct-horse-battery-9"

@@ -55,8 +55,9 @@ def ppo(
     (NaN: none), and those up to the policy's next token count with the one before; what of a response's
     reward they don't cover comes at its last token. V_old is `old_value` [B,T].
 
-    Advantages aren't standardized, as in the paper; Adam doesn't see their scale. On fresh samples with
-    λ = γ = 1 the policy's expected gradient is that of the reward, whatever the values are.
+    Advantages aren't standardized, as in the paper; verl and TRL do so over the step, and TRL counts the
+    value's error a tenth. Adam doesn't see their scale. On fresh samples with λ = γ = 1 the policy's expected
+    gradient is that of the reward, whatever the values are.
     """
     if split := in_several_rows(batch):
         raise Refused(
@@ -130,6 +131,7 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, PREFIX_VALUE, DRAWN_VALUE, BEHAVIOR_LOGP),
         ingredients=(KL_TERM, IMITATION),
         metrics=("clipped_share", "ratio_max", "value_loss", "value_mean", "explained_variance"),
+        certainty="code",
         called='verl adv_estimator = "gae"; TRL PPOTrainer; OpenRLHF advantage_estimator = "gae"',
         recipe=MethodRecipe(
             "PPO (arXiv 1707.06347): the clipped ratio, with advantages by a value that is learned at every "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
+from agro.errors import Refused
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Kind
 from agro.objectives.core import (
@@ -23,11 +24,23 @@ from agro.objectives.core import (
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.consistency import less_baseline, regularized_reward
-from agro.objectives.needs import BEHAVIOR_LOGP, FUTURE, GROUPS, KL, REWARD, STORED_VALUE, Need
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    FUTURE,
+    GROUPS,
+    KL,
+    PROPOSAL,
+    REWARD,
+    STORED_VALUE,
+    Need,
+)
 from agro.objectives.options import Baseline, Beta, Option
-from agro.objectives.reduce import Groups
+from agro.objectives.reduce import Groups, in_several_rows
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, log_ratio, of_level
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def rloo(streams: Streams, batch: Batch, *, beta: Beta = 0.0, baseline: Baseline = "others") -> Terms:
@@ -138,6 +151,40 @@ def _reinforce_needs(options: Options) -> set[Need]:
     return advantages.needs_of(baseline) if named else {REWARD}
 
 
+def otb(streams: Streams, batch: Batch) -> Terms:
+    """−(1/n) Σ_i Σ_t (r_i − b_t) log π(y_it), b_t = Σ_i W_it r_i / Σ_i W_it over the responses with a t-th
+    token (OTB, arXiv 2602.07078).
+
+    W_t = Σ_{s≤t} (1 − 2π(y_s) + Σ_a π(a)²) is the squared norm of the gradient in the logits up to a token:
+    where it is the same for all, b is the group's mean. As in verl, b is 0 at tokens that one response alone
+    has after a shorter one. Σ_a π² is π(y)²/q(y) of q ∝ π²; where q is below what numbers can hold, it counts
+    as 0.
+    """
+    if split := in_several_rows(batch):
+        raise Refused(
+            f"objective otb needs each response in one row, but that of {split} is in several rows; use opo "
+            "or rloo"
+        )
+    groups, mask_BT = Groups.of(batch), batch.mask
+    logp_BT = torch.where(mask_BT, streams["logp"].detach(), 0.0)
+    q_BT = torch.where(mask_BT, streams["proposal"].detach().double(), 0.0)
+    squares_BT = torch.where(q_BT > 0, (2 * logp_BT).exp() / q_BT, 0.0)
+    energy_BT = torch.where(mask_BT, 1 - 2 * logp_BT.exp() + squares_BT, 0.0).cumsum(1)
+    number_BT = torch.where(mask_BT, mask_BT.cumsum(1) - 1, 0)  # t
+    slot_BT = batch.group[:, None] * mask_BT.shape[1] + number_BT
+
+    def of_others(v_BT: Tensor) -> Tensor:
+        """[B,T] the sum over the t-th tokens of the responses of a group."""
+        totals = torch.zeros(batch.n_groups * mask_BT.shape[1], dtype=torch.float64, device=v_BT.device)
+        return totals.index_add(0, slot_BT[mask_BT], v_BT[mask_BT].double())[slot_BT]
+
+    reward_BT = groups.at_tokens(groups.reward)
+    baseline_BT = of_others(energy_BT * reward_BT) / of_others(energy_BT)
+    alone_BT = (of_others(torch.ones_like(energy_BT)) == 1) & (groups.n[batch.group] > 1)[:, None]
+    advantage_BT = reward_BT - torch.where(mask_BT & ~alone_BT, baseline_BT, 0.0)
+    return Terms(groups.average_responses(-groups.sum_tokens(advantage_BT * streams["logp"])))
+
+
 def fpa(
     streams: Streams,
     batch: Batch,
@@ -228,6 +275,20 @@ ENTRIES: dict[str, Objective] = {
                 "to 2. 0 is SimPER",
                 "objective.singletons": "groups of one response have no gradient; they are counted",
             },
+        ),
+    ),
+    "otb": Objective(
+        otb,
+        "OTB, arXiv 2602.07078",
+        always(REWARD, GROUPS, PROPOSAL.at(0.5)),
+        coupling("group"),
+        ingredients=(IMITATION, SINGLETONS),
+        certainty="code",
+        called='verl adv_estimator = "optimal_token_baseline"',
+        recipe=MethodRecipe(
+            "OTB (arXiv 2602.07078): REINFORCE on fresh samples with a baseline for each token, in which a "
+            "response weighs as the squared norm of its gradient up to there.",
+            settings={"train.updates": 1},
         ),
     ),
     "topr": Objective(

@@ -205,6 +205,33 @@ def dpo(
     return Terms(pairs.average(loss_P), metrics=metrics)
 
 
+def gpo(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: BetaOfJudgments,
+    loss: Annotated[
+        Literal["exponential", "truncated_square", "savage"],
+        Option("f(m): exp(−m), max(0, 1 − m)², or σ(−m)², which isn't convex"),
+    ] = "exponential",
+) -> Terms:
+    """f(β h): the losses of GPO (arXiv 2402.05749, table 1) that no method had; others are those of `dpo`,
+    `slic` and `ipo`.
+
+    On judgments as Bradley–Terry has them the margins at the optimum are those of `dpo` at 2β with
+    "exponential", and at β with "savage".
+    """
+    pairs = Pairs.of(batch)
+    margin_P = beta * pairs.gap(log_ratio(streams, batch, pairs.groups))
+    losses = {
+        "exponential": (-margin_P).exp(),
+        "truncated_square": (1 - margin_P).clamp(min=0).square(),
+        "savage": (-margin_P).sigmoid().square(),
+    }
+    metrics = ordered(pairs, margin_P) | ranked(streams, batch, pairs, "reference")
+    return Terms(pairs.average(losses[loss]), metrics=metrics)
+
+
 def slic(
     streams: Streams,
     batch: Batch,
@@ -365,6 +392,18 @@ ENTRIES: dict[str, Objective] = {
             shown=("margin",),
         ),
         'TRL DPOTrainer, loss_type = "hinge"',
+    ),
+    "gpo": _judged(
+        gpo,
+        "GPO, arXiv 2402.05749, table 1",
+        RANKED,
+        MethodRecipe(
+            "GPO (arXiv 2402.05749) on judged pairs with a loss of its own: exp(−β h), whose gradient grows "
+            "where a judgment is missed by far.",
+            base="pairs",
+            options={"beta": 0.1},
+            shown=("loss",),
+        ),
     ),
     "seppo": Objective(
         seppo,

@@ -200,3 +200,34 @@ ENTRIES["reinforce_pp"] = preset(
         shown=("clip", "advantage"),
     ),
 )
+ENTRIES["gdpo"] = preset(
+    "rec",
+    ENTRIES["rec"],
+    "GDPO, arXiv 2601.05242",
+    "PPO's clip with an advantage that standardizes each part of a reward in its group by itself, adds them "
+    "up with their weights, and standardizes the sum over all tokens of the step: `rec` with the one-sided "
+    "mask and the ratio as weight. The rewards on condition of another, which the paper has beside it, are a "
+    "function of one's own.",
+    certainty="code",
+    called='TRL multi_objective_aggregation = "normalize_then_sum"; verl adv_estimator = "gdpo"',
+    mask="one_side",
+    token_weight="is",
+    advantage="gdpo",
+    recipe=MethodRecipe(
+        "GDPO (arXiv 2601.05242): PPO's clip with several rewards, each normalized in its group by itself.",
+        base="ratios",
+        shown=("clip",),
+        settings={
+            "reward.functions": [
+                {"name": "exact"},
+                {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}},
+            ],
+        },
+        notes={"reward.functions": "two or more; yours as file.py:function, with a weight"},
+        commands=(
+            "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
+            "  --out runs/{name}",
+        ),
+        required="policy.model, and data.prompts with the answers.",
+    ),
+)

@@ -304,9 +304,8 @@ ENTRIES: dict[str, Objective] = {
         certainty="paper",
         recipe=MethodRecipe(
             "Return-conditioned imitation (MBRCSL, arXiv 2310.19308): the prompt begins with the "
-            "reward, then asks for the best.",
+            "reward, then asks for the best. The recipe mbrcsl has its rollouts, which stitch.",
             base="supervised",
-            missing="the stitching of responses by a model.",
             commands=(
                 "agro import log.jsonl --store log.db "
                 "--map \"prompt=join('', ['reward ', to_string(reward), ': ', prompt])\"",

@@ -53,6 +53,8 @@ class Case:
     normalizer: np.ndarray | None = None  # [B,T]
     future: np.ndarray | None = None  # [B,T]
     stored_quantile: Sequence[float] = ()  # [B], one value a response
+    reward_parts: Sequence[Sequence[float]] = ()  # [B][K], one value a response
+    part_weights: Sequence[Sequence[float]] = ()  # [B][K], the same in all rows
 
 
 @dataclass

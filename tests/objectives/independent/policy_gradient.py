@@ -138,3 +138,24 @@ def fpa(case: Case, extrapolation: float = 1.0) -> Result:
             for place in y.places:
                 grad[place] = -gain / len(y.places)
     return loss, {"logp": grad} if extrapolation == 0 else {"logp": grad, "future": np.zeros(case.logp.shape)}
+
+
+def otb(case: Case) -> Result:
+    """-(1/n) Σ_i Σ_t (r_i - b_t) l_it; b_t weighs rewards by Σ_{s≤t} (1 - 2π + π²/q)."""
+    grad, loss = np.zeros(case.logp.shape), 0.0
+    groups = groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        energies = []
+        for y in g.responses:
+            pi = [exp(float(case.logp[place])) for place in y.places]
+            terms = [1 - 2 * p + p * p / float(case.proposal[at]) for p, at in zip(pi, y.places)]
+            energies.append([fsum(terms[: t + 1]) for t in range(len(terms))])
+        for y in g.responses:
+            for t, place in enumerate(y.places):
+                there = [(z.reward, e[t]) for z, e in zip(g.responses, energies) if t < len(e)]
+                b = fsum(r * e for r, e in there) / fsum(e for _, e in there)
+                A = y.reward - (b if len(there) > 1 else 0.0)
+                grad[place] = -g.weight / W / len(g.responses) * A
+                loss += grad[place] * float(case.logp[place])
+    return loss, {"logp": grad, "proposal": np.zeros(case.logp.shape)}
