@@ -12,7 +12,7 @@ from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
 from agro.store.sample_rows import SELECT, checksum, from_row, insert_into, is_valid, is_valid_sample
 
-CHANGES = 100_000  # of groups, that connections can still read
+CHANGES = 100_000  # of groups, that orders can still read
 
 
 class Tables:
@@ -110,7 +110,12 @@ class Tables:
     def note_changes(self, ids: Iterable[int]) -> None:
         """Record that what groups may be drawn of these samples' changed. The last records are kept."""
         groups = "SELECT DISTINCT prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))"
-        self.database.run(f"INSERT INTO changes (prompt_id) {groups}", [json.dumps(list(ids))])
+        self.note_groups(group for (group,) in self.database.run(groups, [json.dumps(list(ids))]))
+
+    def note_groups(self, prompt_ids: Iterable[Any]) -> None:
+        """The same of groups, by prompt ids as they are stored."""
+        rows = [(prompt_id,) for prompt_id in prompt_ids]
+        self.database.run_many("INSERT INTO changes (prompt_id) VALUES (?)", rows)
         self.database.run(
             "DELETE FROM changes WHERE number <= (SELECT max(number) FROM changes) - ?", [CHANGES]
         )
