@@ -191,16 +191,22 @@ class Database:
         self._connection.create_function(name, -1, function, deterministic=True)
 
     @contextmanager
-    def erasing(self) -> Iterator[None]:
-        """Without a write-ahead log, which SQLite allows to the only connection, and overwriting what is
-        deleted. Raises `Refused` where another process has the store open."""
-        self.run("PRAGMA secure_delete = ON")
+    def alone(self) -> Iterator[None]:
+        """Without a write-ahead log, which SQLite allows to the only connection. Raises `Refused` where
+        another process has the store open."""
         self._end_log()
         try:
             yield
-            self.run("VACUUM")
         finally:
             self._begin_log()
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Alone, and overwriting what is deleted."""
+        self.run("PRAGMA secure_delete = ON")
+        with self.alone():
+            yield
+            self.run("VACUUM")
 
     def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:

@@ -252,7 +252,7 @@ class Draws(DrawReader):
                 chosen = self._choose_all(picks, at, made, joining)
                 self.record(at.run, at.step, chosen)
             ids = list(chosen)
-            valid = {s.id: s for s in self._experience.samples(ids=ids, redone=True, skip_damaged=True)}
+            valid = self._tables.valid_samples(ids)
             others = self._database.run(queries.OF_OTHER_RUNS, [encode_text(at.run), json.dumps(ids)])
             rules = [picked.rule for picked in picks]
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
@@ -265,7 +265,7 @@ class Draws(DrawReader):
     def look(self, picked: Selection, at: At) -> list[Sample]:
         """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
         ids = list(self._choose(picked, at, frozenset()))
-        valid = {s.id: s for s in self._experience.samples(ids=ids, skip_damaged=True)}
+        valid = self._tables.valid_samples(ids)
         return [valid[i] for i in ids if i in valid]
 
     def recorded_groups(self, at: At) -> list[str]:

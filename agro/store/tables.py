@@ -79,6 +79,11 @@ class Tables:
         sql = f"{SELECT} WHERE ({clause}) AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE_ROWS}"
         return self.database.page(sql, [*args, cursor, until], rows=PAGE_ROWS)
 
+    def valid_samples(self, ids: Sequence[int]) -> dict[int, Any]:
+        """The samples of these ids, redone ones too; damaged ones are left out."""
+        rows = self.database.run(f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)])
+        return {row[0]: self.read_sample(row) for row in rows if is_valid_sample(row)}
+
     def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows of one of `LEDGERS`, without their checksums.
 

@@ -12,7 +12,7 @@ def named(**parts: str) -> frozenset[str]:
 
 # These may simply be repeated.
 READS = named(
-    experience="samples_page last_id check_ids check_prompts find numbered_in_ledger rewards next_number "
+    experience="samples_page last_id check_ids check_prompts find in_ledger rewards next_number "
     "pairs_page pairs_between known_ids ids_of",
     survey="group_rows_page prompts_page begun_groups groups_page summaries_page counts scales meetings",
     draws="candidates require recorded_groups look drawn uses trained tally",
@@ -22,7 +22,7 @@ READS = named(
     tables="check damage damaged",
     leases="alive",
     clusters="of",
-    shard="fits plan",
+    shard="fits place plan",
 )
 # These too: they bring an order of groups up to date, which can be made again.
 ORDERS = named(draws="pick count_groups first_groups groups_between groups_of_version")
