@@ -28,7 +28,11 @@ READS = named(
 ORDERS = named(draws="pick count_groups first_groups groups_between groups_of_version")
 # These too: what they write is their answer. A step has one draw, a run its clusters, a name one lease.
 REPEATABLE = named(
-    draws="draw_picked", clusters="keep", leases="renew release", shard="join keep_plan", requests="note"
+    draws="draw_picked",
+    clusters="keep",
+    leases="renew release",
+    shard="join agree drop_plan",
+    requests="note",
 )
 # The answers of these are kept in the transaction that writes, and given again.
 ONCE = named(
