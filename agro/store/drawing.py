@@ -251,6 +251,8 @@ class Draws(DrawReader):
             else:
                 chosen = self._choose_all(picks, at, made, joining)
                 self.record(at.run, at.step, chosen)
+                for picked in picks:  # here, so that the next pick writes nothing
+                    self._ordered(picked.rule, at)
             ids = list(chosen)
             valid = self._tables.valid_samples(ids)
             others = self._database.run(queries.OF_OTHER_RUNS, [encode_text(at.run), json.dumps(ids)])

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -164,12 +165,17 @@ class Owner:
         return result
 
     def _result(self, call: Call) -> bytes:
-        part, name = call.method.split(".")
-        method: Callable[..., Any] = getattr(getattr(self._parts, part), name)
+        part_name, name = call.method.split(".")
+        part = getattr(self._parts, part_name)
         try:
-            inspect.signature(method).bind(*call.args, **call.kwargs)
-            return pack(method(*call.args, **call.kwargs))
+            _signature(type(part), name).bind(part, *call.args, **call.kwargs)
+            return pack(getattr(part, name)(*call.args, **call.kwargs))
         except Refused:
             raise
         except Exception as error:  # of the arguments, whatever they are: other calls go on
             raise Refused(f"{call.method}: {type(error).__name__}: {error!s:.300}") from error
+
+
+@cache
+def _signature(part: type, method: str) -> inspect.Signature:
+    return inspect.signature(getattr(part, method))
