@@ -81,7 +81,7 @@ $(VLLM)/installed: examples/vllm_weights/pyproject.toml examples/vllm_weights/ag
 	@touch $@
 
 test-vllm: setup $(VLLM)/installed ## tests against vLLM's server on the CPU, in .venv-vllm (3.5 GB; 10 minutes)
-	$(BIN)/python -m pytest tests/vllm_server
+	AGRO_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm_server
 
 mutants: setup ## change the code of objectives, step, sampler and draw in one place at a time: does a test fail?
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'

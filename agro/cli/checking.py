@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from agro.pages.store.measurements import Measurements
     from agro.pages.store.own_reward import OwnReward
     from agro.store import Store
+    from agro.store.location import Shards
 
 
 def check(
-    path: Annotated[
-        Path, typer.Argument(metavar="LOG-or-STORE", help="A store, or a log of `agro formats`.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="LOG-or-STORE...", help="A store, or a log of `agro formats`; or all shards of a store."
+        ),
     ],
     objective: Annotated[
         str | None,
@@ -66,6 +70,7 @@ def check(
     from dataclasses import replace
 
     from agro.pages.store import check_store
+    from agro.store.location import Shards
 
     if model is None and (reference is not None or setting):
         raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
@@ -78,6 +83,7 @@ def check(
     config = _config(objective, recipe, changes or [])
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
+    path = paths[0] if len(paths) == 1 else Shards(tuple(paths))
     with _opened(path, workers) as store:
         report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
         if model is not None:
@@ -113,16 +119,17 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
 
 
 @contextmanager
-def _opened(path: Path, workers: int) -> Iterator[Store]:
+def _opened(path: Path | Shards, workers: int) -> Iterator[Store]:
     """The store at `path`, or one in a temporary folder with what the log at `path` has."""
     from agro.logs.importing import import_files
     from agro.store import Store
-    from agro.store.location import is_store
+    from agro.store.location import Shards, is_store
 
-    if is_store(path) or not path.exists():  # the store refuses what doesn't exist
+    if isinstance(path, Shards) or is_store(path) or not path.exists():  # the store refuses what isn't there
         if workers > 1:
             raise Refused(f"--workers are for a log, whose records are read; {path} is a store: leave it out")
         with Store.open(path, read_only=True) as store:
+            store.require_all()
             yield store
         return
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:

@@ -88,9 +88,11 @@ class Proposal:
             options["reward_map"] = self.reward_map
         return options
 
-    def command(self, store: str = "STORE.db") -> str:
+    def command(self, *stores: str) -> str:
         """The full command; of words whose worth is unknown with NUMBER in its place."""
-        parts = ["agro", "import", str(self.path), "--store", store]
+        parts = ["agro", "import", str(self.path)]
+        for store in stores or ("STORE.db",):
+            parts += ["--store", store]
         for name, column in self.mapping.items():
             parts += ["--map", f"{name}={column}"]
         for name in self.rewards:
@@ -103,9 +105,9 @@ class Proposal:
             parts += ["--reward-map", ",".join(worth)]
         return " ".join(map(shlex.quote, parts))
 
-    def to_json(self, store: str = "STORE.db") -> dict[str, Any]:
+    def to_json(self, *stores: str) -> dict[str, Any]:
         return {
-            "command": self.command(store) if self else None,
+            "command": self.command(*stores) if self else None,
             "undefined": None if self.undefined is None else self.undefined.distinct,
             "columns": [column.about() for column in self.columns],
             "reasons": self.reasons,

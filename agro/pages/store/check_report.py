@@ -16,6 +16,7 @@ from agro.pages.store.findings import Findings
 from agro.pages.store.raters import explaining
 from agro.pages.store.verdicts import DataVerdict, verdicts
 from agro.store import Counts, Store
+from agro.store.location import Location
 from agro.train import trainable
 from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
@@ -63,7 +64,7 @@ def check_store(
     store: Store,
     config: RunConfig,
     *,
-    path: Path | None = None,
+    path: Location | None = None,
     held_out: Path | None = None,
     licenses: dict[str, str | None] | None = None,
 ) -> Report:
@@ -82,7 +83,7 @@ def check_store(
     phase = Phase("", config, 0, 1)
     objective, options = config.objective.name, options_at(config.objective.options, 0)
     phase.entry.checked(objective, options)
-    log = path if path is not None and path != store.path else None
+    log = path if isinstance(path, Path) and path != store.path else None
     problem = ""
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
