@@ -32,8 +32,8 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tensor, lengths: Tensor) -> PackedRows:
-        """From right-padded tokens [B,T] of lengths [B]."""
-        ids, counts = tokens.cpu().numpy(), lengths.tolist()
+        """From right-padded tokens [B,T] of lengths [B], on the CPU."""
+        ids, counts = tokens.numpy(), lengths.tolist()
         rows = [row[:count].tolist() for row, count in zip(ids, counts, strict=True)]
         index, source = np.zeros(ids.shape, np.int64), []
         previous, total = None, 0
@@ -46,10 +46,10 @@ class PackedRows(NamedTuple):
             index[row, begin : counts[row]] = total + columns - begin
             source.append(row * ids.shape[1] + columns)
             previous, total = row, total + len(columns)
-        return cls(
-            torch.from_numpy(index).to(tokens.device),
-            torch.from_numpy(np.concatenate(source)).to(tokens.device),
-        )
+        return cls(torch.from_numpy(index), torch.from_numpy(np.concatenate(source)))
+
+    def to(self, device: torch.device) -> PackedRows:
+        return PackedRows(*(x.to(device, non_blocking=True) for x in self))
 
     @property
     def pays(self) -> bool:
@@ -73,31 +73,31 @@ def _shared(a: Any, b: Any) -> int:
 
 
 def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> Tensor:
-    """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences, packed where it pays.
+    """[B,T], [B] on the CPU -> [B,T,H] last hidden states of right-padded sequences, packed where it pays.
 
     Causal attention doesn't use later tokens, so padding needs no mask, and attention without a mask has the
-    fastest kernel. (A mask of ones, not None: None makes transformers look for packed sequences.)
-
-    Of float64 weights they are always padded: transformers' norms round to float32, so the gradients of a
-    shared position would differ by more than the rounding of float64.
+    fastest kernel. Of float64 weights they are always padded: transformers' norms round to float32, so the
+    gradients of a shared position would differ by more than the rounding of float64.
     """
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
     packed = _packed(model, tokens, lengths) if packs else None
     if packed is None:
         return _states(model, tokens, places)
-    states = _states(model, packed.gather(tokens)[None], packed.gather(places)[None], packed=packed)
-    return packed.spread(states[0])
+    there = packed.to(model.device)
+    states = _states(model, packed.gather(tokens)[None], packed.gather(places)[None], packed=there)
+    return there.spread(states[0])
 
 
 def read_prompts(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> ReadPrompts:
-    """The keys and values of [B,T] right-padded tokens, packed where it pays."""
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    """The keys and values of [B,T] right-padded tokens on the CPU, packed where it pays."""
+    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
     packed = _packed(model, tokens, lengths) if packs else None
     cache = DynamicCache()
     if packed is None:
         _states(model, tokens, places, past_key_values=cache)
     else:
         ids, at = packed.gather(tokens)[None], packed.gather(places)[None]
+        packed = packed.to(model.device)
         _states(model, ids, at, past_key_values=cache, packed=packed)
     return ReadPrompts(cache, packed)
 
@@ -128,10 +128,16 @@ def _packed(model: Any, tokens: Tensor, lengths: Tensor) -> PackedRows | None:
 def _states(
     model: Any, tokens: Tensor, places: Tensor, past_key_values: DynamicCache | None = None, **options: Any
 ) -> Tensor:
-    """`options`: of the attention."""
+    """`options`: of the attention.
+
+    A mask of ones, since None makes transformers look for packed sequences. It reads all of them to see that
+    it needs no mask, which waits for a GPU; one of four dimensions it hands on to our attention unread.
+    """
+    ours = model.config.get_text_config()._attn_implementation == NAME
+    tokens, places = (x.to(model.device, non_blocking=True) for x in (tokens, places))
     output = model.base_model(
         input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
+        attention_mask=tokens.new_empty((1, 1, 1, 0)) if ours else torch.ones_like(tokens),
         position_ids=places,
         past_key_values=past_key_values,
         use_cache=past_key_values is not None,
@@ -151,9 +157,9 @@ def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
     layers = {type(layer) for layer in DynamicCache(config=config).layers}
     if config._attn_implementation not in ("sdpa", NAME) or not layers <= {DynamicLayer}:
         return False
-    half = len(row) // 2
+    row, half = row.cpu(), len(row) // 2
     tokens = torch.stack([row, torch.cat([row[:half], row.flip(0)[half:]])])
-    lengths = torch.full((2,), len(row), device=row.device)
+    lengths = torch.full((2,), len(row))
     head = Head.of(model)
     config._attn_implementation = NAME
     try:
@@ -179,7 +185,12 @@ def _attend(
     packed: PackedRows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of [1,heads,N,width] over the sequences -> [1,N,heads,width]; transformers' own if padded."""
+    """Attention of [1,heads,N,width] over the sequences -> [1,N,heads,width]; transformers' own if padded.
+
+    An empty mask stands for none.
+    """
+    if mask is not None and not mask.numel():
+        mask = None
     if packed is None:
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
         return attended

@@ -156,6 +156,7 @@ def without_randomness(model: torch.nn.Module) -> None:
 
 def own_logp(model: Any, tokens: Tensor, temperature: float) -> tuple[Tensor, float]:
     """Log-probs [T-1] of tokens [T] from the logits that the model returns, and the largest logit."""
+    tokens = tokens.to(model.device)
     logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     logp = torch.log_softmax(scaled, -1).gather(1, tokens[1:, None])[:, 0]
