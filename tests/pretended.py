@@ -134,7 +134,15 @@ def _load_guard() -> tuple[Any, str]:
     if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
         library.parent.mkdir(exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
-        options = ["-shared", "-fPIC", "-std=c++20", f"-I{folder}/include", f"-L{folder}/lib", "-ltorch_cpu", "-lc10"]
+        options = [
+            "-shared",
+            "-fPIC",
+            "-std=c++20",
+            f"-I{folder}/include",
+            f"-L{folder}/lib",
+            "-ltorch_cpu",
+            "-lc10",
+        ]
         subprocess.run([compiler, str(source), "-o", str(made), *options], check=True, timeout=120)
         made.replace(library)
     return ctypes.CDLL(str(library)), ""
@@ -158,9 +166,7 @@ def pretended_gpu() -> Iterator[Gpu]:
             stack.enter_context(patch.object(torch.cuda, name, lambda *args, value=value: value))
         for name in ("tensor", "as_tensor"):
             stack.enter_context(patch.object(torch, name, partial(_moved, getattr(torch, name))))
-        future = torch.__future__  # modules get new parameters; theirs can't change their class
-        future.set_overwrite_module_params_on_conversion(True)
-        stack.callback(future.set_overwrite_module_params_on_conversion, False)
+        stack.enter_context(patch.object(torch.nn.Module, "_apply", _convert))
         _LIBRARY.exchange_hooks()
         stack.callback(_LIBRARY.exchange_hooks)
         stack.enter_context(gpu)
@@ -179,6 +185,21 @@ def _moved(make: Any, data: Any, *args: Any, device: Any = None, **options: Any)
         data = [x.item() for x in data]
     made: torch.Tensor = make(data, *args, **options)
     return made if device is None else made.to(device)
+
+
+def _convert(module: torch.nn.Module, change: Any, recurse: bool = True) -> torch.nn.Module:
+    """What `to` and `double` do. A parameter can't change its class, so there is a new one everywhere."""
+    done: dict[int, Any] = {}
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, x in tensors.items():
+                if x is not None and id(x) not in done:
+                    with torch.no_grad():
+                        changed = change(x.data)
+                    is_parameter = isinstance(x, torch.nn.Parameter)
+                    done[id(x)] = torch.nn.Parameter(changed, x.requires_grad) if is_parameter else changed
+                tensors[name] = None if x is None else done[id(x)]
+    return module
 
 
 def _moved_index(index: Any) -> Any:
@@ -205,33 +226,32 @@ def _is_on_gpu(x: Any) -> bool:
     return isinstance(x, OnGpu)
 
 
-def _real(x: Any) -> Any:
+def _held(x: Any) -> Any:
     return x.held if isinstance(x, OnGpu) else x
 
 
 def _compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation on the CPU; its result is on the GPU where an argument is, or `device` says so."""
     name = operation._schema.name.partition("::")[2]
+    if name == "record_stream":
+        return None
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    asked = kwargs.get("device")
     here = any(map(_is_on_gpu, tensors))
-    there = here if asked is None else torch.device(asked).type == "cuda"
-    if name == "copy_":
-        there = _is_on_gpu(args[0])
+    there = _result_is_on_gpu(name, args, kwargs, here)
     if name in COPIES:
-        if any(_is_on_gpu(x) != there for x in tensors) and not _is_free(name, args, kwargs, there):
+        if any(_is_on_gpu(x) != there and x.numel() for x in tensors) and not _is_free(
+            name, args, kwargs, there
+        ):
             _waits("copy")
     elif here:
         _check(name, args, tensors)
     if name == "_fused_sdp_choice" and here:
         return 0
-    if name == "record_stream":
-        return None
-    given = {**kwargs, **({} if asked is None else {"device": torch.device("cpu")})}
-    if given.get("pin_memory"):
-        given["pin_memory"] = False
-    result = operation(*tree_map(_real, args), **tree_map(_real, given))
-    if name == "_to_copy" and result is _real(args[0]):
+    changes = {"device": torch.device("cpu")} if kwargs.get("device") is not None else {}
+    if kwargs.get("pin_memory"):
+        changes["pin_memory"] = False
+    result = operation(*tree_map(_held, args), **{**tree_map(_held, kwargs), **changes})
+    if name == "_to_copy" and result is _held(args[0]):
         result = result.clone()
     if not there:
         return result
@@ -239,6 +259,13 @@ def _compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if here and name != "_to_copy":
         return return_and_correct_aliasing(operation, args, kwargs, result)
     return result
+
+
+def _result_is_on_gpu(name: str, args: Any, kwargs: dict[str, Any], here: bool) -> bool:
+    if name == "copy_":
+        return _is_on_gpu(args[0])
+    asked = kwargs.get("device")
+    return here if asked is None else torch.device(asked).type == "cuda"
 
 
 def _is_free(name: str, args: Any, kwargs: dict[str, Any], there: bool) -> bool:
