@@ -162,6 +162,8 @@ def pretended_gpu() -> Iterator[Gpu]:
             ("device_count", 1),
             ("empty_cache", None),
             ("synchronize", None),
+            ("get_rng_state", None),
+            ("set_rng_state", None),
         ):
             stack.enter_context(patch.object(torch.cuda, name, lambda *args, value=value: value))
         for name in ("tensor", "as_tensor"):

@@ -8,17 +8,16 @@ row. Attention gets queries, keys and values as padded sequences, [B,T], each co
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from agro.models.tiles import Head
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import DynamicCache
 
 NAME = "agro_packed"  # of the attention function
 WORTH = 0.9  # share of the padded positions from which copying costs more than it saves
@@ -90,6 +89,8 @@ def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> 
 
 def read_prompts(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> ReadPrompts:
     """The keys and values of [B,T] right-padded tokens on the CPU, packed where it pays."""
+    from transformers.cache_utils import DynamicCache
+
     places = torch.arange(tokens.shape[1]).expand(tokens.shape)
     packed = _packed(model, tokens, lengths) if packs else None
     cache = DynamicCache()
@@ -153,6 +154,12 @@ def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
     `row` is one of them. Attention must be over all tokens before, and a function that can be replaced; where
     the answer is yes, it was.
     """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     config = model.config.get_text_config()
     layers = {type(layer) for layer in DynamicCache(config=config).layers}
     if config._attn_implementation not in ("sdpa", NAME) or not layers <= {DynamicLayer}:
@@ -189,6 +196,8 @@ def _attend(
 
     An empty mask stands for none.
     """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     if mask is not None and not mask.numel():
         mask = None
     if packed is None:
@@ -197,7 +206,3 @@ def _attend(
     padded = (packed.spread(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
     states, _ = sdpa_attention_forward(module, *padded, None, **kwargs)
     return packed.gather(states)[None], None
-
-
-AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,5 +1,7 @@
 """Models and tokenizers from folders and from the hub, and what agro has to know of their architecture.
 
+transformers is imported where a model is loaded: its modeling takes seconds, and much of agro needs none.
+
 Flash attention, 4-bit weights and 8-bit optimizer states need a CUDA GPU and packages of their own. They were
 never run: there was no GPU.
 """
@@ -14,13 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub
 import safetensors
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.utils import logging
 
 from agro import config as configuration
 from agro.errors import Refused
@@ -192,6 +190,9 @@ def pretrained(
 
     For the folder of an adapter, the model has the adapter merged. `adapters`: those that belong to it.
     """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
     if is_adapter(name):
         path = Path(name).expanduser().resolve()
         if path in adapters:
@@ -298,7 +299,9 @@ def _names(report: dict[str, Any], kind: str) -> str:
 
 
 def _offline(name: str, local: bool) -> str:
-    if local or not huggingface_hub.is_offline_mode():
+    from huggingface_hub import is_offline_mode
+
+    if local or not is_offline_mode():
         return ""
     return (
         f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download the "
@@ -309,6 +312,8 @@ def _offline(name: str, local: bool) -> str:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Disable transformers' progress bars: a policy is saved at every checkpoint."""
+    from transformers.utils import logging
+
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

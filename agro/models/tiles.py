@@ -236,7 +236,8 @@ class Block:
         """[n,v] logits of a tile, -inf outside of the kept sets; they may be overwritten."""
         number = tile.start // TILE
         if number < len(self.logits):
-            return self.logits[number].clone()
+            kept: Tensor = self.logits[number].clone()
+            return kept
         z = self.plan.logits(self.plan.head, h, tile, sum_dtype(self.plan.head.weight))
         if self.sets is not None:
             assert self.limited is not None

@@ -13,7 +13,6 @@ from agro.models.tiles import TILE, sum_dtype
 from agro.plan.cost import Work
 from agro.plan.probes import Rates, operations
 from agro.rollout.engines.capabilities import capabilities
-from agro.rollout.engines.fused import is_fusable
 from agro.train.abilities import lags
 
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
@@ -108,6 +107,8 @@ def _sampler_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
     count = 2 * batch * policy.vocab_size * 4
     if batch and lags(config.source):
         count += sum(p.nbytes for p in policy.model.parameters())
+    from agro.rollout.engines.fused import is_fusable
+
     if not (batch and config.engine.fused and is_fusable(policy)):
         return count
     for name, module in policy.model.named_modules():

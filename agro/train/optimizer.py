@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from agro.config import TrainConfig
 from agro.models.policy import Policy
 from agro.models.pretrained import adamw_8bit
-from agro.models.reference import replaced
+from agro.models.reference import is_shard, replaced
 from agro.objectives import NotFinite
 
 SMALL = 1 << 16  # elements below which a copy costs more than it frees
@@ -136,7 +135,7 @@ class Optimizer:
         norms = []
         for weights in (self.policy.trained(), self.policy.value_weights()):
             norm = torch.nn.utils.clip_grad_norm_(weights.values(), self.config.clip)
-            norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+            norms.append(float(norm.full_tensor() if is_shard(norm) else norm))
             _check(weights, norms[-1])
         return norms[0]
 
@@ -159,7 +158,7 @@ def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) ->
     }
     if config.optimizer == "adamw_8bit":
         return adamw_8bit(groups, policy.device, **settings)
-    is_sharded = any(isinstance(w, DTensor) for w in policy.trained().values())  # then no fused kernel
+    is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel
     return torch.optim.AdamW(groups, **settings, fused=not is_sharded)
 
 

@@ -318,7 +318,8 @@ class Rows:
     def _widen(self, longest: int) -> None:
         """Add columns at the left for prompts of `longest` tokens; twice as many as before, so it is rare."""
         columns = max(longest - self.longest, self.longest)
-        self.tokens, self.logp = (np.pad(x, ((0, 0), (columns, 0))) for x in (self.tokens, self.logp))
+        self.tokens = np.pad(self.tokens, ((0, 0), (columns, 0)))
+        self.logp = np.pad(self.logp, ((0, 0), (columns, 0)))
         self.mask = pad(self.mask, (columns, 0))
         for layer in self._layers:
             layer.keys, layer.values = (pad(x, (0, 0, columns, 0)) for x in (layer.keys, layer.values))

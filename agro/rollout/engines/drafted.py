@@ -67,7 +67,8 @@ class DraftDecoder:
         """Add requests, at most `free`."""
         missing = max(len(r.ids) for r in wave) + self.room - self.tokens.shape[1]
         if missing > 0:
-            self.found, self.logp = (np.pad(x, ((0, 0), (0, missing))) for x in (self.found, self.logp))
+            self.found = np.pad(self.found, ((0, 0), (0, missing)))
+            self.logp = np.pad(self.logp, ((0, 0), (0, missing)))
             self.tokens = pad(self.tokens, (0, missing))
             self.target.widen(missing)
             self.draft.widen(missing)
