@@ -35,7 +35,7 @@ from agro.errors import Refused
 from agro.types import KeptSets
 
 TILE = 1024  # tokens of the vocabulary whose logits are computed at once
-KEPT = 1 << 26  # logits that a pass keeps for its backward pass at most, 256 MiB; others are computed twice
+KEPT = 1 << 27  # logits that a pass keeps for its backward pass at most, 512 MiB; others are computed twice
 UNDER_REFERENCE = frozenset({"ref_mean", "ref_square"})  # expectations over π_ref
 OF_REFERENCE = frozenset({"kl", "future"}) | UNDER_REFERENCE  # streams that need its logits
 LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN

@@ -106,7 +106,7 @@ def ended(folder: Path, device: str, changes: dict[str, Any]) -> dict[str, torch
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_ends_as_on_the_cpu(tmp_path: Path, name: str) -> None:
-    """Up to rounding: that of bfloat16 decides the sign of gradients near 0, and so of two of Adam's steps, of
+    """Up to rounding: that of bfloat16 decides the sign of gradients near 0, so of two steps of Adam's, of
     1e-2 each."""
     allowed = 4e-2 if name == "mixed" else 1e-4
     expected = ended(tmp_path / "cpu", "cpu", RUNS[name])
@@ -204,7 +204,7 @@ def test_a_decoded_token_waits_once(gpu: Gpu, options: dict[str, Any], fused: bo
     [
         (100, 4, 1, "rloo", {"beta": 0.05}),
         (2500, 4, 1, "rloo", {"beta": 0.05}),  # three tiles
-        (100, 32, 8, "spo", {}),
+        (100, 32, 8, "sft", {}),
         (100, 32, 8, "rloo", {"beta": 0.05}),
     ],
 )
