@@ -125,7 +125,7 @@ def table() -> str:
             if of == name and case in by_case:
                 lines.append(line(name, by_case[case], *goal))
     note = (
-        "`python benchmarks/run.py`; commits are in the JSON files. The spread is that of all measurements, a "
+        "`python benchmarks/run.py`; commits are in the JSON files. The spread is of all measurements, a "
         "ratio's that of pairs in turns, whose median need not be the ratio of the medians."
     )
     return "\n".join([*lines, "", note, ""])

@@ -90,7 +90,9 @@ def token_streams(
     masked = mask.flatten().nonzero()[:, 0]  # of the B·T positions
     places = masked.to(hidden.device, non_blocking=True)
     predicts = places - 1  # the positions whose hidden states predict a token of the mask
-    ref_hidden, ref_head = _reference(reference, OF_REFERENCE & set(want), head, predicts)
+    ref_hidden, ref_head = None, None
+    if OF_REFERENCE & set(want):
+        ref_hidden, ref_head = _reference(reference, OF_REFERENCE & set(want), head, predicts)
     proposal = next((name for name in want if hasattr(name, "temperature")), None)
     kappa, draws = getattr(proposal, "temperature", 1.0), getattr(proposal, "draws", 0)
     strength = next((name.strength for name in want if hasattr(name, "strength")), 1.0)
@@ -116,10 +118,8 @@ def token_streams(
 
 def _reference(
     reference: Outputs | None, needing: Collection[str], head: Head, predicts: Tensor
-) -> tuple[Tensor | None, Head | None]:
-    """Hidden states of the reference, and its head, where streams are `needing` it."""
-    if not needing:
-        return None, None
+) -> tuple[Tensor, Head]:
+    """Hidden states of the reference, and its head, for the streams `needing` it."""
     if reference is None:
         raise ValueError(f"streams: {', '.join(sorted(needing))} needs a reference")
     if len(reference[1].weight) != len(head.weight):

@@ -47,9 +47,6 @@ class PackedRows(NamedTuple):
             previous, total = row, total + len(columns)
         return cls(torch.from_numpy(index), torch.from_numpy(np.concatenate(source)))
 
-    def to(self, device: torch.device) -> PackedRows:
-        return PackedRows(*(x.to(device, non_blocking=True) for x in self))
-
     @property
     def pays(self) -> bool:
         return len(self.source) <= WORTH * self.number.numel()
@@ -78,28 +75,18 @@ def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> 
     fastest kernel. Of float64 weights they are always padded: transformers' norms round to float32, so the
     gradients of a shared position would differ by more than the rounding of float64.
     """
-    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
-    packed = _packed(model, tokens, lengths) if packs else None
-    if packed is None:
-        return _states(model, tokens, places)
-    there = packed.to(model.device)
-    states = _states(model, packed.gather(tokens)[None], packed.gather(places)[None], packed=there)
-    return there.spread(states[0])
+    ids, places, packed = _laid_out(model, tokens, lengths, packs=packs)
+    states = _states(model, ids, places, packed)
+    return states if packed is None else packed.spread(states[0])
 
 
 def read_prompts(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> ReadPrompts:
     """The keys and values of [B,T] right-padded tokens on the CPU, packed where it pays."""
     from transformers.cache_utils import DynamicCache
 
-    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
-    packed = _packed(model, tokens, lengths) if packs else None
+    ids, places, packed = _laid_out(model, tokens, lengths, packs=packs)
     cache = DynamicCache()
-    if packed is None:
-        _states(model, tokens, places, past_key_values=cache)
-    else:
-        ids, at = packed.gather(tokens)[None], packed.gather(places)[None]
-        packed = packed.to(model.device)
-        _states(model, ids, at, past_key_values=cache, packed=packed)
+    _states(model, ids, places, packed, cache)
     return ReadPrompts(cache, packed)
 
 
@@ -118,18 +105,25 @@ class ReadPrompts(NamedTuple):
         return found.transpose(1, 2)
 
 
-def _packed(model: Any, tokens: Tensor, lengths: Tensor) -> PackedRows | None:
-    """None where the sequences have too little in common, or the weights are float64."""
-    if model.dtype == torch.float64:
-        return None
-    rows = PackedRows.of(tokens, lengths)
-    return rows if rows.pays else None
+def _laid_out(
+    model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool
+) -> tuple[Tensor, Tensor, PackedRows | None]:
+    """Tokens and their places as the model gets them, and on its device how they are packed.
+
+    They aren't where the sequences have too little in common, or the weights are float64.
+    """
+    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    rows = PackedRows.of(tokens, lengths) if packs and model.dtype != torch.float64 else None
+    if rows is None or not rows.pays:
+        return tokens, places, None
+    there = PackedRows(*(x.to(model.device, non_blocking=True) for x in rows))
+    return rows.gather(tokens)[None], rows.gather(places)[None], there
 
 
 def _states(
-    model: Any, tokens: Tensor, places: Tensor, past_key_values: DynamicCache | None = None, **options: Any
+    model: Any, tokens: Tensor, places: Tensor, packed: PackedRows | None, cache: DynamicCache | None = None
 ) -> Tensor:
-    """`options`: of the attention.
+    """Last hidden states.
 
     A mask of ones, since None makes transformers look for packed sequences. It reads all of them to see that
     it needs no mask, which waits for a GPU; one of four dimensions it hands on to our attention unread.
@@ -140,9 +134,9 @@ def _states(
         input_ids=tokens,
         attention_mask=tokens.new_empty((1, 1, 1, 0)) if ours else torch.ones_like(tokens),
         position_ids=places,
-        past_key_values=past_key_values,
-        use_cache=past_key_values is not None,
-        **options,
+        past_key_values=cache,
+        use_cache=cache is not None,
+        **({} if packed is None else {"packed": packed}),
     )
     states: Tensor = output.last_hidden_state
     return states

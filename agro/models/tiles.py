@@ -126,11 +126,6 @@ class Head:
         cap = getattr(config, "final_logit_softcapping", None)  # Gemma
         return cls(linear.weight, linear.bias, scale, cap)
 
-    def part(self, tile: slice) -> Head:
-        """The head of some tokens of the vocabulary."""
-        bias = None if self.bias is None else self.bias[tile]
-        return replace(self, weight=self.weight[tile], bias=bias)
-
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[...,H] -> [...,V] without gradient, float32 (float64 for float64 weights).
@@ -216,7 +211,8 @@ class Plan:
 
     def logits(self, head: Head, h: Tensor, tile: slice, dtype: torch.dtype) -> Tensor:
         """[n,v] logits of a tile at the temperature."""
-        z = head.part(tile).logits(h).to(dtype)
+        bias = None if head.bias is None else head.bias[tile]
+        z = replace(head, weight=head.weight[tile], bias=bias).logits(h).to(dtype)
         return z if self.temperature == 1 else z.div_(self.temperature)
 
 

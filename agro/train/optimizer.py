@@ -136,7 +136,8 @@ class Optimizer:
         for weights in (self.policy.trained(), self.policy.value_weights()):
             norm = torch.nn.utils.clip_grad_norm_(weights.values(), self.config.clip)
             norms.append(float(norm.full_tensor() if is_shard(norm) else norm))
-            _check(weights, norms[-1])
+            if not math.isfinite(norms[-1]):
+                raise _not_finite(weights)
         return norms[0]
 
     def move(self, lr: float) -> None:
@@ -162,10 +163,6 @@ def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) ->
     return torch.optim.AdamW(groups, **settings, fused=not is_sharded)
 
 
-def _check(weights: Mapping[str, Tensor], norm: float) -> None:
-    """Raise `NotFinite` naming the parameters where the gradient's norm isn't finite."""
-    if not math.isfinite(norm):
-        bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
-        raise NotFinite(
-            f"the gradient isn't finite in {len(bad)} parameters, among them {', '.join(bad[:3])}"
-        )
+def _not_finite(weights: Mapping[str, Tensor]) -> NotFinite:
+    bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
+    return NotFinite(f"the gradient isn't finite in {len(bad)} parameters, among them {', '.join(bad[:3])}")

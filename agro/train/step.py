@@ -197,9 +197,9 @@ def _forward(
 def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
     """Row numbers in micro-batches, rows of like length together."""
     assert batch.lengths is not None
-    parts = _packed([[row] for row in range(len(batch.mask))], batch.lengths, micro)
+    parts = micro.pack([[row] for row in range(len(batch.mask))], batch.lengths.tolist())
     assert parts is not None
-    return parts
+    return list(map(torch.tensor, parts))
 
 
 def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | None:
@@ -212,11 +212,5 @@ def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | No
     blocks: dict[int, list[int]] = {}
     for row, m in enumerate(member.tolist()):
         blocks.setdefault(m, []).append(row)
-    return _packed(list(blocks.values()), batch.lengths, micro)
-
-
-def _packed(blocks: list[list[int]], lengths: Tensor, micro: MicroBatch) -> list[Tensor] | None:
-    parts = micro.pack(blocks, lengths.tolist())
-    if parts is None:
-        return None
-    return [torch.tensor(rows) for rows in parts]
+    parts = micro.pack(list(blocks.values()), batch.lengths.tolist())
+    return None if parts is None else list(map(torch.tensor, parts))

@@ -195,7 +195,7 @@ class Rows:
         self._hide(new)
         self._prefill(wave, b)
         self.live += wave
-        self._find_low()
+        self.low = int(self.start[: len(self.live)].min())
 
     def _sent(self, values: NDArray[Any]) -> Tensor:
         """The numbers on the model's device, without waiting for it."""
@@ -307,13 +307,9 @@ class Rows:
         for hole, mover in zip(holes, movers):
             self.live[hole] = self.live[mover]
         del self.live[remaining:]
-        self._find_low()
-        return results
-
-    def _find_low(self) -> None:
-        """The first column in use."""
         if self.live:
-            self.low = int(self.start[: len(self.live)].min())
+            self.low = int(self.start[: len(self.live)].min())  # the first column in use
+        return results
 
     def _widen(self, longest: int) -> None:
         """Add columns at the left for prompts of `longest` tokens; twice as many as before, so it is rare."""
