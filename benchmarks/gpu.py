@@ -419,7 +419,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         for row in measured_apart(part, asked):
             rows.append(row | {"machine": machine(torch.device(asked.device))})
-            print(json.dumps(rows[-1])[:300], flush=True)
+            print(json.dumps(rows[-1]), flush=True)
         results.write_text(json.dumps(rows, indent=1) + "\n")
     return int(any("failed" in row for row in rows))
 
