@@ -78,6 +78,17 @@ class Finished(NamedTuple):
     kept: list[Ids] | None  # [T] see `Continuation.kept`
 
 
+def close_ranks(live: list[Request], done: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Remove the rows `done` from `live`; the last ones move in. Returns which were free, and which moved."""
+    remaining = len(live) - len(done)
+    holes = [i for i in done if i < remaining]
+    movers = [i for i in range(remaining, len(live)) if i not in set(done)]
+    for hole, mover in zip(holes, movers, strict=True):
+        live[hole] = live[mover]
+    del live[remaining:]
+    return holes, movers
+
+
 class ColumnsLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, [size,heads,columns,width]; a forward pass sees the columns in use."""
 
@@ -285,14 +296,10 @@ class Rows:
         for i in done:
             response = slice(self.first[i], self.end)
             kept = None if self.kept is None else self.kept.pop(self.live[i].number)
-            tokens, logp = (
-                self.tokens[i, response].copy(),
-                self.logp[i, response].copy(),
-            )  # another row moves in
+            # Copies: another row moves in.
+            tokens, logp = self.tokens[i, response].copy(), self.logp[i, response].copy()
             results.append(Finished(self.live[i], tokens, logp, kept))
-        remaining = len(self.live) - len(done)
-        holes = [i for i in done if i < remaining]
-        movers = [i for i in range(remaining, len(self.live)) if i not in set(done)]
+        holes, movers = close_ranks(self.live, done)
         if holes:
             for array in (self.tokens, self.logp, self.noise, self.start, self.first, self.limit):
                 array[holes] = array[movers]
@@ -303,10 +310,7 @@ class Rows:
             for layer in self._layers:
                 layer.keys[to, :, window] = layer.keys[source, :, window]
                 layer.values[to, :, window] = layer.values[source, :, window]
-        self.last = self.last[:remaining]
-        for hole, mover in zip(holes, movers):
-            self.live[hole] = self.live[mover]
-        del self.live[remaining:]
+        self.last = self.last[: len(self.live)]
         if self.live:
             self.low = int(self.start[: len(self.live)].min())  # the first column in use
         return results

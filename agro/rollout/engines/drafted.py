@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from agro.config import SamplerConfig
 from agro.models.policy import Policy
-from agro.rollout.engines.decoding_rows import Finished, Stops
+from agro.rollout.engines.decoding_rows import Finished, Stops, close_ranks
 from agro.rollout.engines.draw import draw, uniforms
 from agro.rollout.engines.lane import Lane
 from agro.rollout.engines.protocol import Request
@@ -177,9 +177,7 @@ class DraftDecoder:
             # A copy: another row moves in.
             tokens, logp = self.found[i, response].copy(), self.logp[i, response].copy()
             results.append(Finished(self.live[i], tokens, logp, None))
-        remaining = len(self.live) - len(done)
-        holes = [i for i in done if i < remaining]
-        movers = [i for i in range(remaining, len(self.live)) if i not in set(done)]
+        holes, movers = close_ranks(self.live, done)
         if holes:
             for array in (self.found, self.logp, self.first, self.length, self.limit):
                 array[holes] = array[movers]
@@ -188,7 +186,4 @@ class DraftDecoder:
                 buffer[to] = buffer[source]
             for lane in (self.target, self.draft):
                 lane.copy(to, source)
-        for hole, mover in zip(holes, movers):
-            self.live[hole] = self.live[mover]
-        del self.live[remaining:]
         return results
