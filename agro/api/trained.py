@@ -8,12 +8,9 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from agro.api.input_files import is_path, prompt_record, write_rows
-from agro.api.plot import reward_and_kl
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.logs.prompts import load_prompts
@@ -27,6 +24,9 @@ from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.store.location import located
 from agro.types import Prompt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEIGHT = 800  # of the page in a notebook, pixels
 
@@ -57,6 +57,8 @@ class Trained:
 
     def plot(self) -> Figure:
         """Reward, and KL to the reference where it was measured, against steps."""
+        from agro.api.plot import reward_and_kl
+
         return reward_and_kl(load_run(self.folder))
 
     @cached_property

@@ -63,7 +63,6 @@ from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
 from agro.train.proposing import PropsSource
 from agro.train.publications import Publications
-from agro.train.ranks import Ranks, Shard, serve
 from agro.train.searching import SearchingSource, of_turns
 from agro.train.set_aside import Budget, set_aside, within_budget, write_set_aside
 from agro.train.source import InlineSource, PromptOrder, Source
@@ -273,6 +272,8 @@ class BaseTrainer:
         if world_size() == 1:
             yield Local(self.policy, self.reference, self.progress.say)
             return
+        from agro.train.ranks import Ranks, Shard
+
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
@@ -286,6 +287,8 @@ class BaseTrainer:
 
     def _serve(self) -> None:
         """What a rank other than 0 does."""
+        from agro.train.ranks import Shard, serve
+
         policy = self._load_policy()
         with joined(policy.device) as mesh, self.watch.naming():
             serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
