@@ -2,9 +2,9 @@
 
 Standard library only: it starts in about 50 ms, and its crashes don't affect the trainer, which imports it
 only to call functions in its own process (`agro.rewards.inline`). The first line of its input is {"function",
-"path", "options", "limit"}, the others are {"id", "arguments", "n", "each", "limit"}. It replies to each with
-one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores": [[value, error], …]},
-{"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
+"path", "options", "limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key of `CALLS`.
+It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores":
+[[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def main() -> None:
         request = json.loads(line)
         try:
             with time_limit(request["limit"]):
-                call_rows = call_each if request["each"] else call
-                scores = call_rows(function, request["arguments"], setup["options"], request["n"])
+                scores = CALLS[request["how"]](function, request["arguments"], setup["options"], request["n"])
         except OneValue as error:
             reply(id=request["id"], refused=str(error))
         except BaseException as error:  # noqa: BLE001 any function may raise anything, SystemExit too
-            reply(id=request["id"], error=explain(error, file_of(function)))
+            own_file = "" if request["how"] == "value" else file_of(function)
+            reply(id=request["id"], error=explain(error, own_file))
         else:
             reply(id=request["id"], scores=scores)
     return None
@@ -193,6 +193,19 @@ def call_each(
 
         results = asyncio.run(together())
     return [outcome(result, function) for result in results]
+
+
+def call_for_value(
+    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
+) -> list[Any]:
+    """One call on one row; what it returns has to be JSON."""
+    assert n == 1
+    value = function(**{name: values[0] for name, values in arguments.items()}, **options)
+    json.dumps(value)  # raises here, where it is an error of the call
+    return [(value, None)]
+
+
+CALLS = {"rows": call, "each": call_each, "value": call_for_value}
 
 
 def outcome(result: Any, function: Callable[..., Any]) -> tuple[float | None, str | None]:

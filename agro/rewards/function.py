@@ -127,7 +127,7 @@ class FunctionReward:
             "extra_info": [s.meta.get("extra_info") or {} for s in samples],
         }
         accepted = {name: values for name, values in columns.items() if self._pool.accepts(name)}
-        return [Score(value, error) for value, error in self._pool.call(accepted, len(samples), each=True)]
+        return [Score(value, error) for value, error in self._pool.call(accepted, len(samples), how="each")]
 
     def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         names = dict.fromkeys(key for s in samples for key in s.meta if key not in RESERVED)

@@ -17,8 +17,7 @@ from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
-from agro.rollout.envs.protocol import Environment, Turn
-from agro.rollout.episode import checked
+from agro.rollout.envs.protocol import Environment, Turn, checked
 from agro.rollout.search import Action, State, Tree, best_first, by_ucb
 from agro.rollout.tree import Attempt, step_pairs
 from agro.store import Store
