@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -101,10 +101,7 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
             failed.append((sample, score.error or "no reason given"))
     if not failed or len(failed) <= max_failed * len(scores):
         return len(failed)
-    causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
-    for sample, error in failed:
-        causes[_cause(error)].append((sample, error))
-    common = sorted(causes.values(), key=len, reverse=True)
+    common = by_cause(failed)
     lines = []
     for cases in common[:3]:
         examples = ", ".join(_name(sample) for sample, _ in cases[:3])
@@ -118,6 +115,14 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
         + "\n".join(lines)
         + "\nFix the reward, or raise reward.timeout or reward.max_failed; then use --resume"
     )
+
+
+def by_cause(failed: Iterable[tuple[Sample, str]]) -> list[list[tuple[Sample, str]]]:
+    """Samples and their errors, those of one cause together, the most frequent cause first."""
+    causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
+    for sample, error in failed:
+        causes[_cause(error)].append((sample, error))
+    return sorted(causes.values(), key=len, reverse=True)
 
 
 def _cause(error: str) -> tuple[str, ...]:

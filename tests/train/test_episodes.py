@@ -12,6 +12,7 @@ from agro.errors import Refused
 from agro.store import Store
 
 ENVIRONMENT = '''
+import os, time
 from agro.rollout.envs import Turn
 class Again:
     """A second turn for everybody; the reward is the share of 7s in both."""
@@ -26,6 +27,14 @@ class Again:
         state.append(text)
         earned = text.count("7") / 6
         return Turn(None, earned, True) if len(state) == 2 else Turn(">", earned)
+class Stuck(Again):
+    def step(self, state, text):
+        state.append(text)
+        if text.startswith("7"):
+            time.sleep(60)
+        if text.startswith("8"):
+            os._exit(3)
+        return Turn(None, 1.0, True) if len(state) == 2 else Turn(">", 0.0)
 class Silent(Again):
     def step(self, state, text):
         state.append(text)
@@ -96,3 +105,26 @@ def test_an_environment_without_prompts_is_refused(tmp_path: Path) -> None:
         Refused, match=r"environment: .* data.prompts or data.eval_prompts, and neither is set"
     ):
         run(tmp_path, "run", "Again", data={"store": str(tmp_path / "log.db"), "replay": 1.0})
+
+
+def test_an_environment_that_hangs_or_dies_costs_its_episodes_alone(tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text(ENVIRONMENT)
+    section = {"name": f"{tmp_path / 'again.py'}:Stuck", "timeout": 0.3}
+    config = tiny(tmp_path, environment=section, policy__new__context=32, train__steps=2, sampler__n=4)
+    folder = Trainer(config, tmp_path / "run").run()
+    with Store.open(folder / "store.db", read_only=True) as store:
+        failed = list(store.samples(state="failed"))
+        scored = list(store.samples(scored=True))
+    causes = {s.response[0] if s.meta["turns"] == 1 else s.response[-1]: s for s in failed}
+    assert failed
+    assert all(s.reward is None and s.meta["finish"] == "error" for s in failed)
+    errors = {s.meta["reward_error"] for s in failed}
+    assert errors <= {
+        "environment again: timed out after 0.3 s",
+        "environment again: its process ended with status 3",
+    }
+    assert len(scored) + len(failed) == 2 * 4 * 4
+    assert causes
+    assert sum(m["rewards_failed"] or 0 for m in metrics(folder)) == len(failed)
+    page = (folder / "report.html").read_text()
+    assert all(error in page for error in errors)
