@@ -9,6 +9,8 @@ from tiny_runs import metrics, tiny, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
+from agro.pages.run.page import page
+from agro.runs.rundata import load_run
 
 PARTS = """
 def sevens(completions):
@@ -45,12 +47,13 @@ def test_a_reward_that_is_optimized_too_far_is_said(tmp_path: Path) -> None:
     assert held_out[-1]["sevens"] > held_out[0]["sevens"] + 0.5
     assert held_out[-1]["sober"] < max(parts["sober"] for parts in held_out) - 0.3
     assert rows[-1]["reward_shares"].keys() == {"sevens"}
-    assert all(row["reward_shares"]["sevens"] in (1.0, None) for row in rows[1:])
-    page = (folder / "report.html").read_text()
-    assert "over-optimized" in page
-    assert "sober fell by" in page
+    known = [row["reward_shares"]["sevens"] for row in rows[1:]]
+    assert all(share in (None, pytest.approx(1.0)) for share in known)
+    shown = page(load_run(folder))
+    assert "over-optimized" in shown
+    assert "sober fell by" in shown
     for title in ("Parts of the held-out reward", "Parts of the reward"):
-        assert title in page
+        assert title in shown
 
 
 def test_whitened_parts_are_trained_on_and_metrics_stay_as_they_were(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_whitened_parts_are_trained_on_and_metrics_stay_as_they_were(tmp_path: P
         parts = row["reward_parts"]
         assert row["reward_mean"] == pytest.approx(parts["sevens"] + parts["sober"])
         assert sum(row["reward_shares"].values()) == pytest.approx(1)
-    assert "What the reward" in (folder / "report.html").read_text()
+    assert "What the reward" in page(load_run(folder))
 
 
 def test_whitened_parts_have_no_scales_of_sources(tmp_path: Path) -> None:
