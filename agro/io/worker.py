@@ -155,11 +155,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
 def call(
     function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
 ) -> list[Any]:
-    result = function(**arguments, **options)
-    if inspect.iscoroutine(result):
-        import asyncio
-
-        result = asyncio.run(result)
+    result = finished(function(**arguments, **options))
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
         if n > 1 and number(result)[0] is not None:
             raise OneValue(result, n)
@@ -170,6 +166,15 @@ def call(
     if len(values) != n:
         raise WrongResult(f"returned {len(values)} values for {n} responses")
     return [number(value) for value in values]
+
+
+def finished(result: Any) -> Any:
+    """What a function returned, after a coroutine."""
+    if not inspect.iscoroutine(result):
+        return result
+    import asyncio
+
+    return asyncio.run(result)
 
 
 def call_each(
@@ -185,11 +190,11 @@ def call_each(
     if any(map(inspect.isawaitable, results)):
         import asyncio
 
-        async def finished(result: Any) -> Any:
+        async def awaited(result: Any) -> Any:
             return await result if inspect.isawaitable(result) else result
 
         async def together() -> list[Any]:
-            return await asyncio.gather(*map(finished, results), return_exceptions=True)
+            return await asyncio.gather(*map(awaited, results), return_exceptions=True)
 
         results = asyncio.run(together())
     return [outcome(result, function) for result in results]
@@ -205,7 +210,25 @@ def call_for_value(
     return [(value, None)]
 
 
-CALLS = {"rows": call, "each": call_each, "value": call_for_value}
+def call_per_token(
+    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
+) -> list[Any]:
+    """A list of numbers for each row, or None where it is unknown."""
+    rows = list(finished(function(**arguments, **options)))
+    if len(rows) != n:
+        raise WrongResult(f"returned {len(rows)} values for {n} responses")
+    return [numbers(row) for row in rows]
+
+
+def numbers(row: Any) -> tuple[list[float] | None, str | None]:
+    if row is None or not hasattr(row, "__iter__") or isinstance(row, (str, bytes, dict)):
+        return None, f"returned {row!r:.80}, expected a list with a number for each token"
+    values = [number(value) for value in row]
+    problem = next((error for _, error in values if error), None)
+    return (None, problem) if problem else ([value for value, _ in values if value is not None], None)
+
+
+CALLS = {"rows": call, "each": call_each, "value": call_for_value, "tokens": call_per_token}
 
 
 def outcome(result: Any, function: Callable[..., Any]) -> tuple[float | None, str | None]:

@@ -101,7 +101,7 @@ def _load(
 ) -> Reward:
     options = from_environment(options, "reward.options")
     if name in objects:
-        return FunctionReward(objects[name], options, inline=True)
+        return FunctionReward(objects[name], options, inline=True, per_token=config.per_token)
     if name.startswith(PREFIX):
         raise Refused(
             f"reward.name: {name} was a function of the Python process that began the run, and can't be "
@@ -110,7 +110,8 @@ def _load(
     if name in BUILTIN:
         return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
     if ":" in name:
-        return FunctionReward(name, options, timeout=config.timeout, workers=config.workers)
+        timeout, workers = config.timeout, config.workers
+        return FunctionReward(name, options, timeout=timeout, workers=workers, per_token=config.per_token)
     near = get_close_matches(name, BUILTIN, 1, 0.5)
     raise Refused(
         f"reward.name: expected {', '.join(BUILTIN)}, module:function or file.py:function, got {name!r}"

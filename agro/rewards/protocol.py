@@ -21,7 +21,8 @@ class Score:
     """The reward of one response: a finite `value`, or None (unknown) and the `error`.
 
     `parts`: the unweighted values by name, where there are several. `details`: how it came about. `meaning`:
-    a number that responses of one meaning share.
+    a number that responses of one meaning share. `tokens`: the rewards of the policy's tokens, whose sum
+    the value is then.
     """
 
     value: float | None
@@ -29,6 +30,7 @@ class Score:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
     meaning: float | None = None
+    tokens: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -44,6 +46,8 @@ class Score:
             entries["reward_parts"] = dict(self.parts)
         if self.details:
             entries["reward_details"] = dict(self.details)
+        if self.tokens:
+            entries["token_rewards"] = list(self.tokens)
         if self.meaning is not None:
             entries["meaning"] = self.meaning
         return entries

@@ -22,7 +22,7 @@ START_SECONDS = 120.0  # for a worker to start and import the function
 END_SECONDS = 10.0  # for a worker to kill what the function has started
 Rows = list[int]
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error)
-How = Literal["rows", "each", "value"]  # of the calls of `agro.io.worker`
+How = Literal["rows", "each", "value", "tokens"]  # of the calls of `agro.io.worker`
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class Pool:
             n: rows.
             at_once: rows per call, in place of a worker's share.
             how: "each": the function takes one value per argument and is called for every row; "value":
-                the same with one row, and it may return any JSON.
+                the same with one row, and it may return any JSON; "tokens": a list of numbers a row.
         """
         if not self._finalizer.alive:
             raise RuntimeError("this reward is closed")

@@ -1,10 +1,10 @@
 """A reward model trained on logged answers of four models to GSM8K, and its accuracy on held-out questions.
 
-    python benchmarks/reward_model/run.py LOG.jsonl.gz MODEL [--json] [--max-length N] [--lr RATE]
+    python benchmarks/reward_model/run.py LOG.jsonl.gz MODEL [--json] [--max-length N] [--lr RATE] [--epochs N]
 
-LOG is gsm8k_openai_6b_175b.jsonl.gz of openai/grade-school-math: 1,319 questions, of each four answers that are
-right or wrong. Pairs are a right and a wrong answer to one question. Three tenths of the questions are held out.
-MODEL is a causal language model, such as a tiny one. Takes 3 CPU minutes with stories260K.
+LOG is gsm8k_openai_6b_175b.jsonl.gz of openai/grade-school-math: 1,319 questions, of each four answers that
+are right or wrong. Pairs are a right and a wrong answer to one question. Three tenths of the questions are
+held out. MODEL is a causal language model, such as a tiny one.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--max-length", type=int, default=320)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -57,6 +58,7 @@ def main() -> None:
         command = [sys.executable, "-m", "agro", "fit-reward", str(store), "--model", options.model]
         command += ["--out", str(out), "--on", "groups", "--hold-out", "0.3", "--lr", str(options.lr)]
         command += ["--max-length", str(options.max_length), "--batch", "8", "--json"]
+        command += ["--epochs", str(options.epochs)]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

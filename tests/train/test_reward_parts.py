@@ -11,6 +11,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.pages.run.page import page
 from agro.runs.rundata import load_run
+from agro.store import Store
 
 PARTS = """
 def sevens(completions):
@@ -65,6 +66,29 @@ def test_whitened_parts_are_trained_on_and_metrics_stay_as_they_were(tmp_path: P
         assert row["reward_mean"] == pytest.approx(parts["sevens"] + parts["sober"])
         assert sum(row["reward_shares"].values()) == pytest.approx(1)
     assert "What the reward" in page(load_run(folder))
+
+
+def test_a_function_rewards_each_token(tmp_path: Path) -> None:
+    """1 for each 7, by its id, and nothing where the number of values is wrong."""
+    (tmp_path / "dense.py").write_text(
+        "def dense(completion_ids, completions):\n"
+        "    rows = zip(completion_ids, completions)\n"
+        "    some = [[float('7' in text)] * len(ids) for ids, text in rows]\n"
+        "    return [row[1:] if text.startswith('0') else row for row, text in zip(some, completions)]\n"
+    )
+    reward = {"name": f"{tmp_path / 'dense.py'}:dense", "per_token": True}
+    config = tiny(tmp_path, reward=reward, objective__name="prefix_consistency", train__steps=2)
+    folder = Trainer(config, tmp_path / "run").run()
+    with Store.open(folder / "store.db", read_only=True) as store:
+        samples = list(store.samples())
+    for sample in samples:
+        tokens = int(sample.action.sum())
+        if sample.response.startswith("0"):
+            assert sample.meta["reward_error"] == f"returned {tokens - 1} numbers for {tokens} tokens"
+        else:
+            assert sample.reward == tokens * ("7" in sample.response)
+            assert sample.meta["token_rewards"] == [float("7" in sample.response)] * tokens
+    assert metrics(folder)[-1]["grad_norm"] > 0
 
 
 def test_whitened_parts_have_no_scales_of_sources(tmp_path: Path) -> None:
