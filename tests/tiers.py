@@ -43,6 +43,7 @@ PLACES = {
             "rewards/test_function.py",
             "rewards/test_judge.py",
             "rewards/test_math.py",
+            "rewards/test_model.py",
             "rewards/test_verl.py",
         ),
         *(

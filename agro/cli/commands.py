@@ -152,6 +152,13 @@ GROUPS = {
             "guide/your-reward.md",
         ),
         CommandEntry(
+            "fit-reward",
+            "reward_fitting:fit_reward",
+            "A reward model from judged pairs or rewards: its held-out accuracy, calibration, length bias.",
+            "logs.db --model runs/first/model --out runs/judge --on groups --lr 1e-3",
+            "guide/your-reward.md",
+        ),
+        CommandEntry(
             "export",
             "stores:export",
             "Write the samples of a store as interchange records, which agro import takes.",

@@ -252,7 +252,10 @@ def heldout(
     samples = sorted(samples, key=lambda s: int(s.meta["index"]))
     scores = reward.score(samples)
     values = [math.nan if score.value is None else score.value for score in scores]
-    scored = [s.replace(reward=score.value) for s, score in zip(samples, scores, strict=True)]
+    scored = [
+        s.replace(reward=score.value, meta={**s.meta, **score.meta})
+        for s, score in zip(samples, scores, strict=True)
+    ]
     rows = {int(s.meta["index"]): i for i, s in enumerate(samples)}  # sample of each response
     errors = [scores[i].error for i in rows.values()]
     return Heldout(

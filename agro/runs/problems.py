@@ -78,6 +78,7 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     otherwise.
     """
     report = [_best_that_fall(rows, config), _stillness(rows, config)]
+    report += [_parted(rows, name) for name in _measured_alone(config)]
     if REWARD in get(config.objective.name).needed(config.objective.options) and not _has_risen(rows):
         report += [_distance(rows, config), _ratios(rows, config)]
     return [problem for problem in report if problem is not None]
@@ -180,6 +181,85 @@ def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:
         f"policy has left the reference for a few of them. What to do: {_way_out(rows[-1], config)}"
     )
     return Problem("π/π_ref of stored responses", f"{ratio:.3g} on average", detail, serious=True)
+
+
+def _measured_alone(config: RunConfig) -> list[str]:
+    """The parts of the reward that are measured and not trained on."""
+    learned = config.reward.learned
+    if learned is not None:
+        return [] if learned.own else [config.reward.title]
+    return [part.label or part.name for part in config.reward.functions if not part.weight]
+
+
+def _parted(rows: Sequence[Row], name: str) -> Problem | None:
+    """Where a part that isn't trained on has fallen since it was best, and the reward has risen.
+
+    On held-out prompts where these were measured twice, else on `WINDOW` steps each. The part has to have
+    fallen by 3 standard errors, since its best mean is chosen, and the reward to have risen by 2.
+    """
+    measured = _held_out_course(rows, name) or _training_course(rows, name)
+    if len(measured) < 2:
+        return None
+    *earlier, last = measured
+    best = max(earlier, key=lambda at: at.part.mean)
+    fall, rise = best.part.minus(last.part), last.reward.minus(best.reward)
+    if fall.mean <= 3 * fall.error or rise.mean <= 2 * rise.error:
+        return None
+    value = f"{name} fell by {fall.mean:.3g} since step {best.step}, while the reward rose by {rise.mean:.3g}"
+    detail = (
+        f"{value}: what is trained on and what {name} measures have parted, so more training makes "
+        f"{name} worse. What to do: the model of step {best.step} (train.checkpoint_every, or "
+        "evaluate.keep_best), a larger objective.beta, or a better reward"
+    )
+    return Problem("over-optimized", value, detail, serious=True)
+
+
+@dataclass(frozen=True)
+class _Mean:
+    mean: float
+    error: float
+
+    def minus(self, other: _Mean) -> _Mean:
+        return _Mean(self.mean - other.mean, math.hypot(self.error, other.error))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The reward and one part of it at a step."""
+
+    step: int
+    reward: _Mean
+    part: _Mean
+
+
+def _held_out_course(rows: Sequence[Row], name: str) -> list[_Measured]:
+    course = []
+    for row in rows:
+        part = (row.get("eval_reward_parts") or {}).get(name)
+        error = (row.get("eval_reward_parts_se") or {}).get(name)
+        if part is None or error is None or row.get("eval_reward_se") is None:
+            continue
+        reward = _Mean(row["eval_reward"], row["eval_reward_se"])
+        course.append(_Measured(row["step"], reward, _Mean(part, error)))
+    return course if len(course) > 1 else []
+
+
+def _training_course(rows: Sequence[Row], name: str) -> list[_Measured]:
+    """Of `WINDOW` steps each, counted from the last one back."""
+    known = [
+        (row["step"], row["reward_mean"], row["reward_parts"][name])
+        for row in rows
+        if row.get("reward_mean") is not None and (row.get("reward_parts") or {}).get(name) is not None
+    ]
+    course = []
+    for end in range(len(known), WINDOW - 1, -WINDOW):
+        steps, rewards, parts = zip(*known[end - WINDOW : end], strict=True)
+        course.append(_Measured(steps[-1], _mean_of(rewards), _mean_of(parts)))
+    return course[::-1]
+
+
+def _mean_of(values: Sequence[float]) -> _Mean:
+    return _Mean(fmean(values), stdev(values) / math.sqrt(len(values)))
 
 
 def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:

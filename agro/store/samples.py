@@ -400,7 +400,7 @@ class Experience(SampleReader):
                     meta = dict(loads(decode_text(previous[-1])))
                 except (TypeError, ValueError):
                     raise self._tables.refusal(Damage(samples=[i])) from None
-                for earlier in ("reward_error", "reward_parts", "reward_details"):
+                for earlier in ("reward_error", "reward_parts", "reward_details", "token_rewards"):
                     meta.pop(earlier, None)
                 current = scored_columns(i, reward, {**meta, **entries})
                 stored[i] = (*current, replace_reward(total, i, previous, current))

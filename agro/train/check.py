@@ -43,6 +43,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
             check_search(phase, prefix)
         if phase.config.source.props or phase.config.sampler.draft_every:
             _check_second(phase.config, prefix)
+        if phase.config.reward.functions and phase.config.reward.whiten != "none":
+            _check_whitened(phase.config, prefix)
         if phase.config.reward.learned or phase.config.reward.flow:
             _check_learned(phase.config, prefix)
     _check_used(config, phases)
@@ -313,6 +315,17 @@ def _check_learned(config: RunConfig, prefix: str) -> None:
         "data.replay = 1: fresh responses get it": not config.data.samples_fresh,
     }
     _refuse_any(f"{prefix}{name}", problems)
+
+
+def _check_whitened(config: RunConfig, prefix: str) -> None:
+    """Whitened parts make the reward anew, from the values that scoring recorded."""
+    others = {"reward.learned": config.reward.learned, "data.reward_scale": config.data.reward_scale}
+    for name, value in others.items():
+        if value:
+            raise Refused(
+                f"{prefix}reward.whiten = {config.reward.whiten} makes the reward of its recorded "
+                f"parts, and {name} would be lost. What to do: remove one of the two"
+            )
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:

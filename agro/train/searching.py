@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 from agro.errors import Refused
 from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
-from agro.rollout.envs.protocol import Environment, Turn
-from agro.rollout.episode import checked
+from agro.rollout.envs.protocol import Environment, Turn, checked
 from agro.rollout.search import Action, State, Tree, best_first, by_ucb
 from agro.rollout.tree import Attempt, step_pairs
 from agro.train.abilities import SourceCapability

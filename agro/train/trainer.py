@@ -57,6 +57,7 @@ from agro.train.monitors import Monitor
 from agro.train.monitors.guard import Best, FirstSamples, Guard, SamplerMismatch
 from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts, NothingToRank
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
+from agro.train.monitors.reward_parts import RewardParts
 from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
@@ -382,6 +383,8 @@ class BaseTrainer:
             monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
+        if len(config.reward.functions) > 1:
+            monitors.append(RewardParts(config.reward))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
 

@@ -39,7 +39,7 @@ def page(run: RunData) -> str:
         nearness=nearness(run),
         course=course(run),
         material=material(run, experience),
-        health=health(run, report),
+        health=health(run, report, experience),
         experience=experience,
         late=LATE,
         longest=LONGEST,
