@@ -65,8 +65,6 @@ def check(
 ) -> None:
     from dataclasses import replace
 
-    from agro.pages.store import check_store
-
     if model is None and (reference is not None or setting):
         raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
     if reward is None and option:
@@ -79,6 +77,8 @@ def check(
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
     with _opened(path, workers) as store:
+        from agro.pages.store import check_store  # here: a missing file is refused at once
+
         report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from agro.io.nearest import nearest
 
 # Options of their losses: the option of an objective here. As of TRL 1.16 and verl 0.9.1.
 OPTIONS = {
@@ -182,8 +183,8 @@ def objective(name: str, known: Mapping[str, str]) -> str:
     for own, called in known.items():
         if plain(name) in {plain(word) for word in re.findall(r'"([^"]+)"', called)}:
             return f"here it is {own}"
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"did you mean {near[0]}?" if near else ""
+    near = nearest(name, known, 0.6)
+    return f"did you mean {near}?" if near else ""
 
 
 def _elsewhere(name: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agro.errors import Refused
 from agro.io.jsonlines import Line
+from agro.io.nearest import nearest
 from agro.logs.blocks import Block, record_blocks
 from agro.logs.formats import (
     annotators,
@@ -89,8 +89,8 @@ def get(name: str) -> Format:
     """The format of that name; raises `Refused` for another one."""
     if name in FORMATS:
         return FORMATS[name]
-    near = difflib.get_close_matches(name, FORMATS, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else f"the formats are {', '.join(FORMATS)}"
+    near = nearest(name, FORMATS)
+    hint = f"did you mean {near}?" if near else f"the formats are {', '.join(FORMATS)}"
     raise Refused(f"--format {name}: unknown; {hint}")
 
 

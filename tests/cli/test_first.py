@@ -79,6 +79,8 @@ def test_doctor_reports_versions_machine_and_state(tmp_path: Path) -> None:
     report = json.loads(done("doctor", "--json").stdout)
     assert report["libraries"]["torch"] == torch.__version__
     assert report["cores"] >= 1
+    assert report["asked_torch"] is False
+    assert json.loads(done("doctor", "--torch", "--json").stdout)["threads_of_torch"] >= 1
     damaged = tmp_path / "store.db"
     damaged.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
     report = json.loads(done("doctor", damaged, "--json").stdout)
