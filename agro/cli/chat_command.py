@@ -160,6 +160,8 @@ class Rating:
 
 
 def _talk(conversation: Conversation, choose: Callable[[Sequence[Answer]], Sample]) -> None:
+    with suppress(ImportError):
+        import readline  # noqa: F401  # lines can be edited, and earlier ones taken again
     print(HELP, file=sys.stderr)
     if not conversation.has_turns:
         print("the model has no chat template: each line is a prompt of its own", file=sys.stderr)
