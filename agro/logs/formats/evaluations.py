@@ -27,8 +27,9 @@ from agro.errors import Refused
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges, spans
 from agro.logs.fields import a_list, entry, joined_record, number, objects, omit, text, total, unpacked
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import identified, identified_by_first, responses
-from agro.logs.protocol import Context, Format, Item, Row, line_of
+from agro.logs.protocol import Context, Item, Row, line_of
 from agro.logs.record_files import grouped, unlisted
 from agro.logs.spans import described
 
@@ -109,20 +110,12 @@ def _openai_evals_fits(row: Row) -> bool:
 
 
 OPENAI_EVALS_FORMATS = (
-    Format(
+    declared(
         "openai-evals",
-        "OpenAI Evals: logs of runs",
-        "samples",
-        "openai/evals 0041458, oaieval's record",
-        _openai_evals_fits,
         _openai_evals_read,
-        carries=("reward",),
+        _openai_evals_fits,
         gather=_gather,
         identity=lambda row: identified_by_first(row, "events", "run_id", "sample_id"),
-        once=True,
-        repeats="logs of OpenAI Evals",
-        weighs=True,
-        chooses="scores",
     ),
 )
 
@@ -210,20 +203,12 @@ def _promptfoo_fits(row: Row) -> bool:
 
 
 PROMPTFOO_FORMATS = (
-    Format(
+    declared(
         "promptfoo",
-        "promptfoo: results of evaluations",
-        "samples",
-        "promptfoo 0011eb0, --output results.json or .jsonl",
-        _promptfoo_fits,
         _promptfoo_read,
-        carries=("reward",),
-        over=("interchange",),
+        _promptfoo_fits,
         gather=lambda lines: unlisted(lines, _promptfoo_results),
         identity=lambda row: identified(row, row.get("id")),
-        once=True,
-        repeats="promptfoo's results",
-        weighs=True,
     ),
 )
 
@@ -295,40 +280,25 @@ def _verdict(status: Any, name: str) -> float | None:
 
 
 HUMAN_EVAL_FORMATS = (
-    Format(
+    declared(
         "human-eval",
-        "HumanEval, EvalPlus: programs",
-        "samples",
-        "human-eval; EvalPlus 0.3.1",
+        _sample,
         lambda row: (
             "task_id" in row
             and not row.keys().isdisjoint({"completion", "solution"})
             and row.keys().isdisjoint({"prompt", "reward", "base_status"})
         ),
-        _sample,
-        carries=("reward",),
-        joins="the file of the problems",
     ),
-    Format(
+    declared(
         "evalplus-results",
-        "EvalPlus: programs with their results",
-        "samples",
-        "EvalPlus 0.3.1, evalplus.evaluate",
-        lambda row: row.keys() >= {"task_id", "solution", "base_status"},
         _result,
-        carries=("reward",),
         opens=lambda path: path.name.endswith("eval_results.json"),
         records=_human_eval_results,
-        joins="the file of the problems",
     ),
-    Format(
+    declared(
         "human-eval-problems",
-        "HumanEval, EvalPlus: problems",
-        "prompts",
-        "human-eval; EvalPlus 0.3.1",
-        lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,
         lambda row, context: [Item.of({**row, "prompt_id": row["task_id"]}, "prompt")],
-        over=("prompt",),
+        lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,
         joined_by=lambda row: str(row["task_id"]),
     ),
 )

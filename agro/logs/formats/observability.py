@@ -30,6 +30,7 @@ from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges, spans
 from agro.logs.fields import entry, listed, number, objects, omit, settings, unpacked
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import (
     identified,
     identified_by_first,
@@ -38,7 +39,7 @@ from agro.logs.formats.model_calls import (
     score_key,
     scored,
 )
-from agro.logs.protocol import Context, Format, Item, Row, SkipRecord, unreadable
+from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
 from agro.logs.record_files import grouped, unlisted
 
 _TRACE = ("traceId", "trace_id")
@@ -102,31 +103,18 @@ def _observation_id(row: Row) -> str:
 
 
 LANGFUSE_FORMATS = (
-    Format(
+    declared(
         "langfuse",
-        "Langfuse: exported observations",
-        "samples",
-        "Langfuse 4.16, batch exports and its table of observations",
-        lambda row: row.keys() >= {"input", "output"} and not row.keys().isdisjoint(_TRACE),
         _langfuse_read,
-        carries=("reward",),
-        over=("chat-completion",),
-        joins="its scores, one row each",
+        lambda row: row.keys() >= {"input", "output"} and not row.keys().isdisjoint(_TRACE),
         identity=lambda row: identified(row, row.get("id")),
-        once=True,
-        repeats="Langfuse's exports",
-        weighs=True,
-        chooses="scores",
     ),
-    Format(
+    declared(
         "langfuse-scores",
-        "Langfuse: scores of observations",
-        "nothing",
-        "Langfuse 4.16, its table of scores",
+        unreadable("these are scores without texts; import the observations, with --join and this file"),
         lambda row: (
             row.keys() >= {"name", "value"} and not row.keys().isdisjoint({"observation_id", "observationId"})
         ),
-        unreadable("these are scores without texts; import the observations, with --join and this file"),
         joined_by=_observation_id,
     ),
 )
@@ -169,27 +157,9 @@ def _langsmith_scores(row: Row, context: Context) -> dict[str, list[Any]]:
 
 
 LANGSMITH_FORMATS = (
-    Format(
-        "langsmith",
-        "LangSmith: runs of models",
-        "samples",
-        "langsmith-sdk bc8dd67; langchain-core 1.8.2",
-        lambda row: row.keys() >= {"run_type", "inputs", "outputs"},
-        _langsmith_read,
-        carries=("reward",),
-        joins="the runs' feedback, one row each",
-        identity=lambda row: identified(row, row.get("id")),
-        once=True,
-        repeats="LangSmith's exports",
-        weighs=True,
-        chooses="scores",
-    ),
-    Format(
+    declared("langsmith", _langsmith_read, identity=lambda row: identified(row, row.get("id"))),
+    declared(
         "langsmith-feedback",
-        "LangSmith: feedback of runs",
-        "nothing",
-        "langsmith-sdk bc8dd67",
-        lambda row: row.keys() >= {"run_id", "key", "score"},
         unreadable("this is feedback without texts; import the runs, with --join and this file"),
         joined_by=lambda row: score_key(row["run_id"], row["key"]),
     ),
@@ -262,21 +232,12 @@ def _braintrust_fits(row: Row) -> bool:
 
 
 BRAINTRUST_FORMATS = (
-    Format(
+    declared(
         "braintrust",
-        "Braintrust: experiments and logs",
-        "samples",
-        "Braintrust's exports and its interface; braintrust-sdk a696a72",
-        _braintrust_fits,
         _braintrust_read,
-        carries=("reward",),
-        over=("chat-completion",),
+        _braintrust_fits,
         gather=_gather,
         identity=lambda row: identified_by_first(row, "spans", "root_span_id"),
-        once=True,
-        repeats="Braintrust's exports",
-        weighs=True,
-        chooses="scores",
     ),
 )
 
@@ -327,20 +288,4 @@ def _opik_identity(row: Row) -> str:
     return identified(row, entry(row.get("trace", row), "trace").get("id"))
 
 
-OPIK_FORMATS = (
-    Format(
-        "opik",
-        "Opik: exported traces with feedback scores",
-        "samples",
-        "opik 2.2.122, opik export and its interface",
-        _opik_fits,
-        _opik_read,
-        carries=("reward",),
-        over=("chat-completion",),
-        identity=_opik_identity,
-        once=True,
-        repeats="Opik's exports",
-        weighs=True,
-        chooses="scores",
-    ),
-)
+OPIK_FORMATS = (declared("opik", _opik_read, _opik_fits, identity=_opik_identity),)
