@@ -277,16 +277,14 @@ def _value(value: Any) -> Any:
     return value
 
 
-ARGILLA_FORMATS = (
-    declared("argilla", _record),
-    declared(
-        "argilla-datasets", _flat, lambda row: any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row)
-    ),
-    declared(
-        "argilla-feedback",
-        _dataset,
-        lambda row: any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row),
-    ),
+declared("argilla", _record)
+declared(
+    "argilla-datasets", _flat, lambda row: any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row)
+)
+declared(
+    "argilla-feedback",
+    _dataset,
+    lambda row: any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row),
 )
 
 
@@ -361,10 +359,8 @@ def _order(ranker: Any) -> Any:
     return {str(id): rank for rank, id in enumerate(a_list(ranker, "ranker"), 1)}
 
 
-LABEL_STUDIO_FORMATS = (
-    declared(
-        "label-studio",
-        _task,
-        lambda row: row.keys() >= {"data", "annotations"} and isinstance(row["data"], dict),
-    ),
+declared(
+    "label-studio",
+    _task,
+    lambda row: row.keys() >= {"data", "annotations"} and isinstance(row["data"], dict),
 )

@@ -261,4 +261,4 @@ def _tokens(metrics: Row, name: str) -> Tokens | None:
     return Tokens(prompt, completion, numbers(logp, f"{name}.logprobs", len(completion)))
 
 
-FORMATS = (declared("atif", _read, is_trajectory),)
+declared("atif", _read, is_trajectory)

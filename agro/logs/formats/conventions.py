@@ -238,4 +238,4 @@ def _fits(row: Row) -> bool:
     return is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row
 
 
-OPENINFERENCE_FORMATS = (declared("openinference", _read, _fits),)
+declared("openinference", _read, _fits)

@@ -109,14 +109,12 @@ def _openai_evals_fits(row: Row) -> bool:
     return row.keys() >= {"run_id", "event_id", "sample_id", "type", "data"}
 
 
-OPENAI_EVALS_FORMATS = (
-    declared(
-        "openai-evals",
-        _openai_evals_read,
-        _openai_evals_fits,
-        gather=_gather,
-        identity=lambda row: identified_by_first(row, "events", "run_id", "sample_id"),
-    ),
+declared(
+    "openai-evals",
+    _openai_evals_read,
+    _openai_evals_fits,
+    gather=_gather,
+    identity=lambda row: identified_by_first(row, "events", "run_id", "sample_id"),
 )
 
 
@@ -202,14 +200,12 @@ def _promptfoo_fits(row: Row) -> bool:
     return row.keys() >= {"promptIdx", "testIdx", "prompt", "success", "score"}
 
 
-PROMPTFOO_FORMATS = (
-    declared(
-        "promptfoo",
-        _promptfoo_read,
-        _promptfoo_fits,
-        gather=lambda lines: unlisted(lines, _promptfoo_results),
-        identity=lambda row: identified(row, row.get("id")),
-    ),
+declared(
+    "promptfoo",
+    _promptfoo_read,
+    _promptfoo_fits,
+    gather=lambda lines: unlisted(lines, _promptfoo_results),
+    identity=lambda row: identified(row, row.get("id")),
 )
 
 
@@ -279,26 +275,24 @@ def _verdict(status: Any, name: str) -> float | None:
     raise Refused(f"{name}: expected pass, fail or timeout, got {status!r:.80}")
 
 
-HUMAN_EVAL_FORMATS = (
-    declared(
-        "human-eval",
-        _sample,
-        lambda row: (
-            "task_id" in row
-            and not row.keys().isdisjoint({"completion", "solution"})
-            and row.keys().isdisjoint({"prompt", "reward", "base_status"})
-        ),
+declared(
+    "human-eval",
+    _sample,
+    lambda row: (
+        "task_id" in row
+        and not row.keys().isdisjoint({"completion", "solution"})
+        and row.keys().isdisjoint({"prompt", "reward", "base_status"})
     ),
-    declared(
-        "evalplus-results",
-        _result,
-        opens=lambda path: path.name.endswith("eval_results.json"),
-        records=_human_eval_results,
-    ),
-    declared(
-        "human-eval-problems",
-        lambda row, context: [Item.of({**row, "prompt_id": row["task_id"]}, "prompt")],
-        lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,
-        joined_by=lambda row: str(row["task_id"]),
-    ),
+)
+declared(
+    "evalplus-results",
+    _result,
+    opens=lambda path: path.name.endswith("eval_results.json"),
+    records=_human_eval_results,
+)
+declared(
+    "human-eval-problems",
+    lambda row, context: [Item.of({**row, "prompt_id": row["task_id"]}, "prompt")],
+    lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,
+    joined_by=lambda row: str(row["task_id"]),
 )

@@ -210,10 +210,8 @@ def _with_tensors(item: Mapping[str, Any], values: Mapping[str, Any], prefix: st
     return {name: value for name, value in item.items() if value not in (None, [], {})} | tensors
 
 
-TRINITY_FORMATS = (
-    declared("trinity-experiences", _line),
-    declared("trinity-sqlite", _stored, opens=lambda path: bool(_tables(path)), records=_trinity_records),
-)
+declared("trinity-experiences", _line)
+declared("trinity-sqlite", _stored, opens=lambda path: bool(_tables(path)), records=_trinity_records)
 
 
 _KEY = ("sampling_session_id", "seq_id", "sample_idx")
@@ -303,24 +301,22 @@ def _message(turn: dict[str, Any], number_: int) -> dict[str, Any]:
     return {"role": "user" if role == "environment" else role, "content": content}
 
 
-TINKER_FORMATS = (
-    declared(
-        "tinker-capture",
-        _captured,
-        opens=lambda path: "sampled_tokens" in record_files.columns(path).get("wire_rows", ()),
-        records=_tinker_records,
-        identity=_sent,
-    ),
-    declared(
-        "tinker-annotations",
-        unreadable("these are annotations of a capture, without responses; import wire.jsonl beside it"),
-    ),
-    declared(
-        "tinker-summaries",
-        unreadable(
-            "steps: summaries of rollouts have rewards and lengths, but neither text nor tokens; capture the "
-            "run (tinker_cookbook.capture) and import capture/wire.jsonl"
-        ),
-    ),
-    declared("tinker-evaluations", _trajectory),
+declared(
+    "tinker-capture",
+    _captured,
+    opens=lambda path: "sampled_tokens" in record_files.columns(path).get("wire_rows", ()),
+    records=_tinker_records,
+    identity=_sent,
 )
+declared(
+    "tinker-annotations",
+    unreadable("these are annotations of a capture, without responses; import wire.jsonl beside it"),
+)
+declared(
+    "tinker-summaries",
+    unreadable(
+        "steps: summaries of rollouts have rewards and lengths, but neither text nor tokens; capture the "
+        "run (tinker_cookbook.capture) and import capture/wire.jsonl"
+    ),
+)
+declared("tinker-evaluations", _trajectory)

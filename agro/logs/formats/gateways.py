@@ -79,13 +79,11 @@ def _litellm_fits(row: Row) -> bool:
     return row.keys() >= _KEYS and not row.keys().isdisjoint({"id", "request_id"})
 
 
-LITELLM_FORMATS = (
-    declared(
-        "litellm",
-        _litellm_read,
-        _litellm_fits,
-        identity=lambda row: identified(row, row.get("id", row.get("request_id"))),
-    ),
+declared(
+    "litellm",
+    _litellm_read,
+    _litellm_fits,
+    identity=lambda row: identified(row, row.get("id", row.get("request_id"))),
 )
 
 
@@ -181,17 +179,15 @@ def _tensorzero_fits(row: Row) -> bool:
     return row.keys() >= {"function_name", "variant_name", "episode_id", "input", "output"}
 
 
-TENSORZERO_FORMATS = (
-    declared(
-        "tensorzero",
-        _tensorzero_read,
-        _tensorzero_fits,
-        gather=lambda lines: unlisted(lines, lambda row: row.get("inferences")),
-        identity=lambda row: identified(row, row.get("inference_id", row.get("id"))),
-    ),
-    declared(
-        "tensorzero-feedback",
-        unreadable("this is feedback without texts; import the inferences, with --join and this file"),
-        joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
-    ),
+declared(
+    "tensorzero",
+    _tensorzero_read,
+    _tensorzero_fits,
+    gather=lambda lines: unlisted(lines, lambda row: row.get("inferences")),
+    identity=lambda row: identified(row, row.get("inference_id", row.get("id"))),
+)
+declared(
+    "tensorzero-feedback",
+    unreadable("this is feedback without texts; import the inferences, with --join and this file"),
+    joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
 )

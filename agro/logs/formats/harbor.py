@@ -152,12 +152,10 @@ def _is_call(step: Row) -> bool:
     )
 
 
-FORMATS = (
-    declared(
-        "harbor",
-        _read,
-        opens=_opens,
-        records=_records,
-        identity=lambda row: f"harbor:{row.get('id') or row['trial_name']}",
-    ),
+declared(
+    "harbor",
+    _read,
+    opens=_opens,
+    records=_records,
+    identity=lambda row: f"harbor:{row.get('id') or row['trial_name']}",
 )

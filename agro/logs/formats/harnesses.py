@@ -148,7 +148,7 @@ def _refuse_weights(weights: Mapping[str, float], count: int, noun: str) -> None
         )
 
 
-LM_EVAL_FORMATS = (declared("lm-eval", _samples, scored=_lm_eval_scored),)
+declared("lm-eval", _samples, scored=_lm_eval_scored)
 
 
 def _details(row: Row, context: Context) -> list[Item]:
@@ -231,7 +231,7 @@ def _lighteval_scored(row: Row) -> ScoredDocument:
     return ScoredDocument(str(doc.get("task_name") or ""), str(doc.get("id")), document, given, scores)
 
 
-LIGHTEVAL_FORMATS = (declared("lighteval", _details, scored=_lighteval_scored),)
+declared("lighteval", _details, scored=_lighteval_scored)
 
 
 _STATES, _STATS = "scenario_state.json", "per_instance_stats.json"
@@ -346,4 +346,4 @@ def _helm_gold(instance: Row) -> Any:
     return right[0] if len(right) == 1 else right or None
 
 
-HELM_FORMATS = (declared("helm", _state, opens=_opens, records=_records),)
+declared("helm", _state, opens=_opens, records=_records)

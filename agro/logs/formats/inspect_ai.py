@@ -300,4 +300,4 @@ def _unknown(constant: str) -> None:
     """NaN is what an unscored sample has."""
 
 
-FORMATS = (declared("inspect", read, opens=_opens, records=_records, scored=_scored),)
+declared("inspect", read, opens=_opens, records=_records, scored=_scored)

@@ -116,18 +116,16 @@ def _solved(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "solution")]
 
 
-SHAREGPT_FORMATS = (
-    declared("sharegpt", SHAREGPT_DEMONSTRATIONS.read, _is_sharegpt),
-    declared(
-        "sharegpt-preference",
-        SHAREGPT_PREFERENCES.read,
-        lambda row: _is_sharegpt(row) and row.keys() >= {"chosen", "rejected"},
-    ),
-    declared(
-        "sharegpt-unpaired",
-        SHAREGPT_UNPAIRED.read,
-        lambda row: _is_sharegpt(row) and not row.keys().isdisjoint(LABELS),
-    ),
+declared("sharegpt", SHAREGPT_DEMONSTRATIONS.read, _is_sharegpt)
+declared(
+    "sharegpt-preference",
+    SHAREGPT_PREFERENCES.read,
+    lambda row: _is_sharegpt(row) and row.keys() >= {"chosen", "rejected"},
+)
+declared(
+    "sharegpt-unpaired",
+    SHAREGPT_UNPAIRED.read,
+    lambda row: _is_sharegpt(row) and not row.keys().isdisjoint(LABELS),
 )
 
 
@@ -255,16 +253,14 @@ def _each(value: Any, name: str, length: int) -> list[Any]:
     return value
 
 
-INSTRUCTIONS_FORMATS = (
-    declared("alpaca", ALPACA.read),
-    declared("unpaired", UNPAIRED.read, _is_unpaired),
-    declared("instruction-preference", INSTRUCTIONS_PREFERENCES.read, _is_preference),
-    declared(
-        "messages-preference",
-        AFTER_MESSAGES.read,
-        lambda row: row.keys() >= {"messages", "chosen", "rejected"} and isinstance(row["chosen"], dict),
-    ),
-    declared("distilabel", _rated),
-    declared("math", _solved),
-    declared("open-r1-math", _verified),
+declared("alpaca", ALPACA.read)
+declared("unpaired", UNPAIRED.read, _is_unpaired)
+declared("instruction-preference", INSTRUCTIONS_PREFERENCES.read, _is_preference)
+declared(
+    "messages-preference",
+    AFTER_MESSAGES.read,
+    lambda row: row.keys() >= {"messages", "chosen", "rejected"} and isinstance(row["chosen"], dict),
 )
+declared("distilabel", _rated)
+declared("math", _solved)
+declared("open-r1-math", _verified)

@@ -102,21 +102,19 @@ def _observation_id(row: Row) -> str:
     return score_key(row.get("observation_id", row.get("observationId")), row["name"])
 
 
-LANGFUSE_FORMATS = (
-    declared(
-        "langfuse",
-        _langfuse_read,
-        lambda row: row.keys() >= {"input", "output"} and not row.keys().isdisjoint(_TRACE),
-        identity=lambda row: identified(row, row.get("id")),
+declared(
+    "langfuse",
+    _langfuse_read,
+    lambda row: row.keys() >= {"input", "output"} and not row.keys().isdisjoint(_TRACE),
+    identity=lambda row: identified(row, row.get("id")),
+)
+declared(
+    "langfuse-scores",
+    unreadable("these are scores without texts; import the observations, with --join and this file"),
+    lambda row: (
+        row.keys() >= {"name", "value"} and not row.keys().isdisjoint({"observation_id", "observationId"})
     ),
-    declared(
-        "langfuse-scores",
-        unreadable("these are scores without texts; import the observations, with --join and this file"),
-        lambda row: (
-            row.keys() >= {"name", "value"} and not row.keys().isdisjoint({"observation_id", "observationId"})
-        ),
-        joined_by=_observation_id,
-    ),
+    joined_by=_observation_id,
 )
 
 
@@ -156,13 +154,11 @@ def _langsmith_scores(row: Row, context: Context) -> dict[str, list[Any]]:
     return scores | joined_scores(context, "feedback", row.get("id"), columns=("score", "value"))
 
 
-LANGSMITH_FORMATS = (
-    declared("langsmith", _langsmith_read, identity=lambda row: identified(row, row.get("id"))),
-    declared(
-        "langsmith-feedback",
-        unreadable("this is feedback without texts; import the runs, with --join and this file"),
-        joined_by=lambda row: score_key(row["run_id"], row["key"]),
-    ),
+declared("langsmith", _langsmith_read, identity=lambda row: identified(row, row.get("id")))
+declared(
+    "langsmith-feedback",
+    unreadable("this is feedback without texts; import the runs, with --join and this file"),
+    joined_by=lambda row: score_key(row["run_id"], row["key"]),
 )
 
 
@@ -231,14 +227,12 @@ def _braintrust_fits(row: Row) -> bool:
     return row.keys() >= {"span_id", "root_span_id", "input", "output"}
 
 
-BRAINTRUST_FORMATS = (
-    declared(
-        "braintrust",
-        _braintrust_read,
-        _braintrust_fits,
-        gather=_gather,
-        identity=lambda row: identified_by_first(row, "spans", "root_span_id"),
-    ),
+declared(
+    "braintrust",
+    _braintrust_read,
+    _braintrust_fits,
+    gather=_gather,
+    identity=lambda row: identified_by_first(row, "spans", "root_span_id"),
 )
 
 
@@ -288,4 +282,4 @@ def _opik_identity(row: Row) -> str:
     return identified(row, entry(row.get("trace", row), "trace").get("id"))
 
 
-OPIK_FORMATS = (declared("opik", _opik_read, _opik_fits, identity=_opik_identity),)
+declared("opik", _opik_read, _opik_fits, identity=_opik_identity)

@@ -218,13 +218,11 @@ def _value(value: Row, name: str) -> Any:
     return None
 
 
-FORMATS = (
-    declared(
-        "otlp",
-        _read,
-        lambda row: not row.keys().isdisjoint({"resourceSpans", "resourceLogs"}),
-        opens=_opens,
-        records=_records,
-        identity=_identity,
-    ),
+declared(
+    "otlp",
+    _read,
+    lambda row: not row.keys().isdisjoint({"resourceSpans", "resourceLogs"}),
+    opens=_opens,
+    records=_records,
+    identity=_identity,
 )

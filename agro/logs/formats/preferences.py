@@ -140,16 +140,14 @@ def _votes(row: Row, preference: int) -> tuple[float | None, float | None]:
     return sum(score < 0 for score in numbers) + ties, sum(score > 0 for score in numbers) + ties
 
 
-DIALOGUES_FORMATS = (
-    declared("hh-rlhf", _hh, _is_hh),
-    declared("helpsteer", HELPSTEER.read),
-    declared(
-        "helpsteer-preference",
-        _compared,
-        lambda row: (
-            row.keys() >= {"context", "response1", "response2", "overall_preference"}
-            or row.keys() >= {"prompt", "response_1", "response_2", "preference_strength"}
-        ),
+declared("hh-rlhf", _hh, _is_hh)
+declared("helpsteer", HELPSTEER.read)
+declared(
+    "helpsteer-preference",
+    _compared,
+    lambda row: (
+        row.keys() >= {"context", "response1", "response2", "overall_preference"}
+        or row.keys() >= {"prompt", "response_1", "response_2", "preference_strength"}
     ),
 )
 
@@ -232,10 +230,8 @@ def _bad(records: list[dict[str, Any]], context: Context) -> list[Item]:
     return [Item.of(record | {"reward": reward}, name) for record, name in zip(records, _SIDES)]
 
 
-ARENA_FORMATS = (
-    declared("arena", _conversations, lambda row: row.keys() >= {*_SIDES, "winner"}),
-    declared("arena-55k", _texts, lambda row: row.keys() >= {*_TEXTS, *_FLAGS}),
-)
+declared("arena", _conversations, lambda row: row.keys() >= {*_SIDES, "winner"})
+declared("arena-55k", _texts, lambda row: row.keys() >= {*_TEXTS, *_FLAGS})
 
 
 def _post(value: Any, name: str) -> str:
@@ -304,11 +300,9 @@ SUMMARY_AXES = Columns(
     parse=_post,
 )
 
-PREFERENCES_FORMATS = (
-    declared("shp", SHP.read, SHP.fits),
-    declared("safe-rlhf", SAFE_RLHF.read, SAFE_RLHF.fits),
-    declared("nectar", NECTAR.read, NECTAR.fits),
-    declared("webgpt", WEBGPT.read, WEBGPT.fits),
-    declared("summarize-comparisons", SUMMARIES.read, SUMMARIES.fits),
-    declared("summarize-axes", SUMMARY_AXES.read, SUMMARY_AXES.fits),
-)
+declared("shp", SHP.read, SHP.fits)
+declared("safe-rlhf", SAFE_RLHF.read, SAFE_RLHF.fits)
+declared("nectar", NECTAR.read, NECTAR.fits)
+declared("webgpt", WEBGPT.read, WEBGPT.fits)
+declared("summarize-comparisons", SUMMARIES.read, SUMMARIES.fits)
+declared("summarize-axes", SUMMARY_AXES.read, SUMMARY_AXES.fits)

@@ -211,18 +211,16 @@ PREFERENCES = Preference(
 )
 
 
-OPENAI_FORMATS = (
-    declared("openai-batch", _batch, _fits_batch),
-    declared(
-        "openai-batch-input",
-        _batch_prompt,
-        lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row,
-        joined_by=lambda row: str(row["custom_id"]),
-    ),
-    declared("chat-completion", _completion, _fits_completion),
-    declared("openai-chat", _fine_tuning, lambda row: "messages" in row and row.keys() <= _FINE_TUNING),
-    declared("openai-preference", PREFERENCES.read),
+declared("openai-batch", _batch, _fits_batch)
+declared(
+    "openai-batch-input",
+    _batch_prompt,
+    lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row,
+    joined_by=lambda row: str(row["custom_id"]),
 )
+declared("chat-completion", _completion, _fits_completion)
+declared("openai-chat", _fine_tuning, lambda row: "messages" in row and row.keys() <= _FINE_TUNING)
+declared("openai-preference", PREFERENCES.read)
 
 
 def _results(row: Row, context: Context) -> list[Item]:
@@ -302,15 +300,11 @@ def _tool_result(block: Row, location: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 
-ANTHROPIC_FORMATS = (
-    declared("anthropic-batch", _results),
-    declared(
-        "anthropic-batch-requests",
-        lambda row, context: [
-            Item.of(
-                {"prompt": anthropic_prompt(entry(row["params"], "params")), "custom_id": row["custom_id"]}
-            )
-        ],
-        joined_by=lambda row: str(row["custom_id"]),
-    ),
+declared("anthropic-batch", _results)
+declared(
+    "anthropic-batch-requests",
+    lambda row, context: [
+        Item.of({"prompt": anthropic_prompt(entry(row["params"], "params")), "custom_id": row["custom_id"]})
+    ],
+    joined_by=lambda row: str(row["custom_id"]),
 )

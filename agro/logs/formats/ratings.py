@@ -109,13 +109,11 @@ def _copies(chosen: list[dict[str, Any]]) -> dict[str, Any]:
     return {"prompt": chosen[-2].get("content"), "messages": chosen}
 
 
-ULTRAFEEDBACK_FORMATS = (
-    declared("ultrafeedback", _group, lambda row: row.keys() >= set(_COLUMNS)),
-    declared(
-        "ultrafeedback-binarized",
-        _pair,
-        lambda row: row.keys() >= set(_BINARIZED) - {"messages"} and isinstance(row["chosen"], list),
-    ),
+declared("ultrafeedback", _group, lambda row: row.keys() >= set(_COLUMNS))
+declared(
+    "ultrafeedback-binarized",
+    _pair,
+    lambda row: row.keys() >= set(_BINARIZED) - {"messages"} and isinstance(row["chosen"], list),
 )
 
 
@@ -231,11 +229,9 @@ def _trees(path: Path) -> Iterator[Line]:
     yield from ([tree] if tree else []) + wrong
 
 
-OASST_FORMATS = (
-    declared(
-        "oasst-trees",
-        _tree,
-        lambda row: row.keys() >= {"message_tree_id", "prompt"} or row.keys() >= {*_MESSAGE, "replies"},
-    ),
-    declared("oasst-messages", _tree, _is_message, opens=_is_table, records=_trees),
+declared(
+    "oasst-trees",
+    _tree,
+    lambda row: row.keys() >= {"message_tree_id", "prompt"} or row.keys() >= {*_MESSAGE, "replies"},
 )
+declared("oasst-messages", _tree, _is_message, opens=_is_table, records=_trees)

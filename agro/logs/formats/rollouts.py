@@ -133,10 +133,8 @@ def _validated(row: Row) -> str:
     return digest(row["content"], row["rewards"])
 
 
-NEMO_FORMATS = (
-    declared("nemo-train-data", _train),
-    declared("nemo-validation", _validation, identity=_validated),
-)
+declared("nemo-train-data", _train)
+declared("nemo-validation", _validation, identity=_validated)
 
 
 _VERSIONS = ("head_version", "tail_version")
@@ -162,7 +160,7 @@ def _rollout(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "completion")]
 
 
-AREAL_FORMATS = (declared("areal-rollouts", _rollout),)
+declared("areal-rollouts", _rollout)
 
 
 def _score(row: Row, context: Context) -> float | None:
@@ -213,19 +211,13 @@ def _pickled(path: Path) -> Iterator[Line]:
     )
 
 
-SKYRL_FORMATS = (
-    declared("skyrl-evaluations", _evaluated, identity=_repeated),
-    declared(
-        "skyrl-metrics",
-        unreadable(
-            "these are means of an evaluation, without prompts and responses; import the files beside it"
-        ),
-        lambda row: bool(row) and all(name.startswith("eval/") for name in row),
-    ),
-    declared(
-        "pickle", unreadable("a pickle isn't read"), lambda row: False, opens=_is_pickle, records=_pickled
-    ),
+declared("skyrl-evaluations", _evaluated, identity=_repeated)
+declared(
+    "skyrl-metrics",
+    unreadable("these are means of an evaluation, without prompts and responses; import the files beside it"),
+    lambda row: bool(row) and all(name.startswith("eval/") for name in row),
 )
+declared("pickle", unreadable("a pickle isn't read"), lambda row: False, opens=_is_pickle, records=_pickled)
 
 
 _SLIME_COLUMNS = (
@@ -340,4 +332,4 @@ def _tokens(row: Row) -> dict[str, Any]:
     return record
 
 
-SLIME_FORMATS = (declared("slime-rollouts", _sample, opens=_is_torch, records=_records),)
+declared("slime-rollouts", _sample, opens=_is_torch, records=_records)

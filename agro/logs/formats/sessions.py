@@ -340,11 +340,9 @@ def _identity(row: Row) -> str:
     return identified({"events": events}, session, len(events))
 
 
-SESSIONS_FORMATS = (
-    declared("claude-code", _claude_code, _fits_claude_code, gather=gather, identity=_identity),
-    declared("codex", _codex, _fits_codex, gather=gather, identity=_identity),
-    declared("gemini-cli", _gemini, gather=gather, identity=_identity),
-)
+declared("claude-code", _claude_code, _fits_claude_code, gather=gather, identity=_identity)
+declared("codex", _codex, _fits_codex, gather=gather, identity=_identity)
+declared("gemini-cli", _gemini, gather=gather, identity=_identity)
 
 
 _EXTRA_KEYS = (
@@ -391,11 +389,9 @@ def _mini(row: Row, context: Context) -> list[Item]:
     return responses([History(messages, fields=fields)], None, omit(row, _COLUMNS) | omit(info, ("config",)))
 
 
-SWE_AGENT_FORMATS = (
-    declared("swe-agent", _swe_agent),
-    declared(
-        "mini-swe-agent",
-        _mini,
-        lambda row: str(row.get("trajectory_format", "")).startswith("mini-swe-agent"),
-    ),
+declared("swe-agent", _swe_agent)
+declared(
+    "mini-swe-agent",
+    _mini,
+    lambda row: str(row.get("trajectory_format", "")).startswith("mini-swe-agent"),
 )

@@ -179,18 +179,14 @@ def _has_loss(row: Row) -> bool:
     return has_loss or "label" in row
 
 
-FORMATS = (
-    declared("swift-completions", _completions, _is_columns, identity=_logged),
-    declared(
-        "swift-preference",
-        _pair,
-        lambda row: (
-            "messages" in row and not row.keys().isdisjoint({"rejected_response", "rejected_messages"})
-        ),
-    ),
-    declared("swift-turns", _turns, lambda row: _has_loss(row) and "response" not in row),
-    declared("swift-queries", _query, lambda row: row.keys() >= {"query", "response"} or _is_pairs(row)),
+declared("swift-completions", _completions, _is_columns, identity=_logged)
+declared(
+    "swift-preference",
+    _pair,
+    lambda row: "messages" in row and not row.keys().isdisjoint({"rejected_response", "rejected_messages"}),
 )
+declared("swift-turns", _turns, lambda row: _has_loss(row) and "response" not in row)
+declared("swift-queries", _query, lambda row: row.keys() >= {"query", "response"} or _is_pairs(row))
 
 
 def _is_pairs(row: Row) -> bool:

@@ -135,7 +135,7 @@ def _mlflow_identity(row: Row) -> str:
     return identified(row, info.get("trace_id", info.get("request_id")))
 
 
-MLFLOW_FORMATS = (declared("mlflow", _mlflow_read, _fits, identity=_mlflow_identity),)
+declared("mlflow", _mlflow_read, _fits, identity=_mlflow_identity)
 
 
 _REQUEST_KEYS = ("messages", "input", "prompt")
@@ -247,11 +247,9 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-WEAVE_FORMATS = (
-    declared(
-        "weave",
-        _weave_read,
-        gather=_gather,
-        identity=lambda row: identified_by_first(row, "calls", "trace_id", "id"),
-    ),
+declared(
+    "weave",
+    _weave_read,
+    gather=_gather,
+    identity=lambda row: identified_by_first(row, "calls", "trace_id", "id"),
 )

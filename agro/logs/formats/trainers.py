@@ -76,10 +76,8 @@ def _verl_prompt(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "prompt")]
 
 
-VERL_FORMATS = (
-    declared("verl-rollouts", _dump, identity=_validated),
-    declared("verl-prompts", _verl_prompt),
-)
+declared("verl-rollouts", _dump, identity=_validated)
+declared("verl-prompts", _verl_prompt)
 
 
 _COMPLETION = ("step", "prompt", "completion", "advantage")
@@ -205,26 +203,24 @@ COMPLETIONS = Columns("prompt", "completion", judge=_reward, integers=("step",),
 UNPAIRED = Columns("prompt", "completion", judge=_label, dropped=("label",), messages=True)
 TRL_DEMONSTRATIONS = Columns("prompt", "completion", role="expert", messages=True)
 
-TRL_FORMATS = (
-    declared("trl-completions", COMPLETIONS.read, identity=_queued),
-    declared(
-        "trl-preference",
-        _preference,
-        lambda row: (
-            row.keys() >= {"chosen", "rejected"} and ("prompt" not in row or isinstance(row["chosen"], list))
-        ),
+declared("trl-completions", COMPLETIONS.read, identity=_queued)
+declared(
+    "trl-preference",
+    _preference,
+    lambda row: (
+        row.keys() >= {"chosen", "rejected"} and ("prompt" not in row or isinstance(row["chosen"], list))
     ),
-    declared("trl-unpaired", UNPAIRED.read),
-    declared("trl-prompt-completion", TRL_DEMONSTRATIONS.read, TRL_DEMONSTRATIONS.fits),
-    declared("trl-stepwise", _stepwise),
-    declared(
-        "trl-language-modeling",
-        unreadable(
-            "text: one text, in which a prompt can't be told from a response; name them with "
-            "--map prompt=COLUMN --map response=COLUMN, or give messages"
-        ),
-        lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
+)
+declared("trl-unpaired", UNPAIRED.read)
+declared("trl-prompt-completion", TRL_DEMONSTRATIONS.read, TRL_DEMONSTRATIONS.fits)
+declared("trl-stepwise", _stepwise)
+declared(
+    "trl-language-modeling",
+    unreadable(
+        "text: one text, in which a prompt can't be told from a response; name them with "
+        "--map prompt=COLUMN --map response=COLUMN, or give messages"
     ),
+    lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
 )
 
 
@@ -257,13 +253,9 @@ def _openrlhf_prompt(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "prompt")]
 
 
-OPENRLHF_FORMATS = (
-    declared(
-        "openrlhf-demonstrations",
-        _demonstration,
-        lambda row: _is_only(row, {"input", "output"}) or (_is_only(row, {"input"}) and _is_complete(row)),
-    ),
-    declared(
-        "openrlhf-prompts", _openrlhf_prompt, lambda row: _is_only(row, {"input"}) and not _is_complete(row)
-    ),
+declared(
+    "openrlhf-demonstrations",
+    _demonstration,
+    lambda row: _is_only(row, {"input", "output"}) or (_is_only(row, {"input"}) and _is_complete(row)),
 )
+declared("openrlhf-prompts", _openrlhf_prompt, lambda row: _is_only(row, {"input"}) and not _is_complete(row))

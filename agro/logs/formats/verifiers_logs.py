@@ -352,14 +352,12 @@ def _is_result(row: Row) -> bool:
     return row.keys() >= {"example_id"} or row.keys() >= {"id", "generation_ms"}
 
 
-FORMATS = (
-    declared("verifiers-traces", _episode, identity=lambda row: str(row.get("id"))),
-    declared("verifiers-results", _result, _is_result),
-    declared(
-        "prime-rl-tokens",
-        unreadable(
-            "token_ids: exported tokens of prime-rl have neither text nor rewards (only advantages); import "
-            "the run's rollouts/step_*/train/all/traces.jsonl"
-        ),
+declared("verifiers-traces", _episode, identity=lambda row: str(row.get("id")))
+declared("verifiers-results", _result, _is_result)
+declared(
+    "prime-rl-tokens",
+    unreadable(
+        "token_ids: exported tokens of prime-rl have neither text nor rewards (only advantages); import "
+        "the run's rollouts/step_*/train/all/traces.jsonl"
     ),
 )
