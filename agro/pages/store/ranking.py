@@ -156,8 +156,10 @@ class _Trial:
         if PAIRS in phase.needs:
             return judged_prompts(self.store)
         least = 1 if need is None else need.least
-        sizes = [g.scored if REWARD in phase.needs else g.size for g in self.store.survey.each_group()]
-        return sum(size >= least for size in sizes)
+        groups = list(self.store.survey.each_group())
+        if config.data.spread:
+            groups = [group for group in groups if group.reward_min != group.reward_max]
+        return sum((group.scored if REWARD in phase.needs else group.size) >= least for group in groups)
 
     def _refusal(self, config: RunConfig) -> str:
         """Why it can't train on the store; "" where it can."""
