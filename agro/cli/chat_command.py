@@ -56,7 +56,10 @@ def chat(
     seed: Seed = 0,
     policy: PolicySetting = None,
 ) -> None:
-    run = Path(model) if (Path(model) / "config.json").is_file() and _is_run(Path(model)) else None
+    path = Path(model)
+    if not path.exists() and path.parent != Path() and path.parent.is_dir():
+        raise Refused(f"{model}: there is no such run or model in {path.parent}")  # the hub isn't asked then
+    run = path if (path / "config.json").is_file() and _is_run(path) else None
     if store is not None and against is None:
         raise Refused("--store: judged pairs need a second model: expected --against beside it, got none")
     if against is not None and store is None and run is None:
@@ -160,6 +163,8 @@ class Rating:
 
 
 def _talk(conversation: Conversation, choose: Callable[[Sequence[Answer]], Sample]) -> None:
+    with suppress(ImportError):
+        import readline  # noqa: F401  # lines can be edited, and earlier ones taken again
     print(HELP, file=sys.stderr)
     if not conversation.has_turns:
         print("the model has no chat template: each line is a prompt of its own", file=sys.stderr)

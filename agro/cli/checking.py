@@ -69,7 +69,6 @@ def check(
 ) -> None:
     from dataclasses import replace
 
-    from agro.pages.store import check_store
     from agro.store.location import Shards
 
     if model is None and (reference is not None or setting):
@@ -85,6 +84,8 @@ def check(
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
     path = paths[0] if len(paths) == 1 else Shards(tuple(paths))
     with _opened(path, workers) as store:
+        from agro.pages.store import check_store  # here: a missing file is refused at once
+
         report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))

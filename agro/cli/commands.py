@@ -161,7 +161,7 @@ GROUPS = {
         CommandEntry(
             "export",
             "stores:export",
-            "Write the samples of a store as interchange records, which agro import takes.",
+            "Write a store as records that agro import takes, or the model of a run in 16 bits or as GGUF.",
             "runs/first/store.db samples.jsonl.gz",
             "guide/your-data.md",
         ),

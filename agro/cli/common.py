@@ -43,6 +43,7 @@ Workers = Annotated[
         "--workers", min=1, metavar="N", help="Processes that read records, beside this one that stores them."
     ),
 ]
+Whole = Annotated[bool, typer.Option("--all", help="All of it, not the first 40 lines.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 
 

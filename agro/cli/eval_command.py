@@ -125,11 +125,6 @@ def eval_(
     if blind is not None:
         check_blind(context, blind)
 
-    from agro.cli.measuring import Measurement
-    from agro.config import DataConfig
-    from agro.rewards import load_reward
-    from agro.rollout.rollout import EpisodeReward
-
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     ran = None if run is None else config_of(run)
@@ -139,6 +134,11 @@ def eval_(
     folder = None if run is None else run.absolute()
     with working_in(here if prompts else started):
         sets = _sets(prompts, folder, ran)
+    from agro.cli.measuring import Measurement  # here: a missing file is refused before torch is imported
+    from agro.config import DataConfig
+    from agro.rewards import load_reward
+    from agro.rollout.rollout import EpisodeReward
+
     sampler = sampler_of(n, temperature, max_new, ran or config_of_model(model))
     played = environment_of(environment, max_turns)
     if played is None and ran is not None:

@@ -403,8 +403,8 @@ MEANING = ColumnNeed(
     what="meaning (a number that responses of one meaning share)",
 )
 ADD_RESPONSES = (
-    "sample more responses to each prompt (data.complete_groups does it in a run), or drop such groups "
-    '(singletons = "drop")'
+    "sample more responses to each prompt (data.complete_groups does it in a run), or leave such groups "
+    "out (objective.singletons=drop)"
 )
 GROUPS = GroupSize("groups", "record", ADD_RESPONSES, what="groups of at least 2 responses", least=2)
 TRIPLES = GroupSize("triples", "record", ADD_RESPONSES, what="groups of at least 3 responses", least=3)
@@ -412,7 +412,7 @@ PAIRS = JudgedPairs(
     "pairs",
     "record",
     "import judgments (agro import, records of prompt, chosen and rejected), drop groups without pairs "
-    '(singletons = "drop"), or use an objective on rewards, such as agro',
+    "(objective.singletons=drop), or use an objective on rewards, such as agro",
     what="pairs (two responses to one prompt, the better one first)",
     least=2,
 )

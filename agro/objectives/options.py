@@ -10,7 +10,6 @@ in the type.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agro.errors import Refused
 from agro.io import peers
+from agro.io.nearest import nearest
 
 COUNTS = {1: "a number", 2: "two numbers", 3: "three numbers"}
 
@@ -216,5 +216,5 @@ def _nearest(key: str, value: Any, names: list[str]) -> str:
     theirs = peers.option(key, value)
     if theirs:
         return theirs
-    near = difflib.get_close_matches(key, names, 1, 0.5)
-    return f"did you mean {near[0]}?" if near else f"it has: {', '.join(names) or 'none'}"
+    near = nearest(key, names)
+    return f"did you mean {near}?" if near else f"it has: {', '.join(names) or 'none'}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from agro.errors import Refused
 from agro.objectives import Objective
+from agro.io.nearest import nearest as near_name
 from agro.objectives.table import OBJECTIVES
 from agro.recipes.bases import SAMPLES
 from agro.recipes.methodtext import method_end, method_text, method_title
@@ -72,5 +72,5 @@ def nearest(name: str) -> str:
     """What to say of a name that there isn't: of a recipe, or of a file."""
     path = Path(name)
     files = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
-    near = difflib.get_close_matches(name, files or recipes(), 1, 0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = near_name(name, files or recipes())
+    return f"; did you mean {near}?" if near else ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from difflib import get_close_matches
 from typing import Any
 
 from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.rewards.builtin import AnswerReward, exact, mathematical, regex
 from agro.rewards.code import code
 from agro.rewards.combined import CombinedReward
@@ -112,8 +112,8 @@ def _load(
     if ":" in name:
         timeout, workers = config.timeout, config.workers
         return FunctionReward(name, options, timeout=timeout, workers=workers, per_token=config.per_token)
-    near = get_close_matches(name, BUILTIN, 1, 0.5)
+    near = nearest(name, BUILTIN)
     raise Refused(
         f"reward.name: expected {', '.join(BUILTIN)}, module:function or file.py:function, got {name!r}"
-        + (f"; did you mean {near[0]}?" if near else "")
+        + (f"; did you mean {near}?" if near else "")
     )

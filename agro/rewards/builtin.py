@@ -6,11 +6,11 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.rewards import answers
 from agro.rewards.final import Final, compare, final, too_large
 from agro.rewards.protocol import Score, score_known
@@ -183,10 +183,10 @@ def _without_sympy(response: Final, answer: Final) -> Score | None:
 def _options(name: str, options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     for key, value in options.items():
         if key not in defaults:
-            near = get_close_matches(key, defaults, 1, 0.5)
+            near = nearest(key, defaults)
             hint = f"it has {', '.join(defaults) or 'none'}"
             if near:
-                hint = f"did you mean {near[0]}?"
+                hint = f"did you mean {near}?"
             raise Refused(f"reward.options.{key}: {name} has no such option; {hint}")
         kind = type(defaults[key])
         if not isinstance(value, kind):

@@ -26,11 +26,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.rewards.inline import PREFIX, Inline
 from agro.rewards.protocol import Score, score_known
 from agro.rewards.workers import Pool
@@ -103,8 +103,8 @@ class FunctionReward:
             )
         for option in self._options:
             if not self._pool.accepts(option):
-                near = get_close_matches(option, parameters, 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(parameters)}"
+                near = nearest(option, parameters)
+                hint = f"did you mean {near}?" if near else f"it takes {', '.join(parameters)}"
                 raise Refused(f"reward.options.{option}: {self.name} takes no such argument; {hint}")
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
@@ -197,10 +197,8 @@ def _located(name: str) -> str:
         return name
     path = Path(module).expanduser().resolve()
     if not path.is_file():
-        near = get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1, 0.5)
-        raise Refused(
-            f"reward.name: there is no file {path}" + (f"; did you mean {near[0]}?" if near else "")
-        )
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
+        raise Refused(f"reward.name: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
     return f"{path}:{function}"
 
 

@@ -1,13 +1,12 @@
 """What sources can do beyond their protocol, and the settings that need it.
 
-Each class declares it in `can`, as engines do (`agro.rollout.engines.capabilities`): a new one begins with
-nothing. Settings that need what isn't declared are refused before anything is computed.
+`SOURCES` declares it, as `ENGINES` does (`agro.rollout.engines.capabilities`): a new one begins with nothing.
+Settings that need what isn't declared are refused before anything is computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from importlib import import_module
 from typing import Literal
 
 from agro.config import RunConfig, SourceConfig
@@ -24,20 +23,19 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
     "shares_engine": "samples in the trainer's process, whose engine monitors can use too",
 }
 
-SOURCES = {
-    "inline": ("agro.train.source", "InlineSource"),
-    "lagging": ("agro.train.lagging", "LaggingSource"),
-    "props": ("agro.train.proposing", "PropsSource"),
-    "elsewhere": ("agro.train.elsewhere", "CollectorSource"),
-}  # by source.kind; lagging: inline with source.sync_every or sync_from; props: inline with source.props
+# By source.kind; lagging: inline with source.sync_every or sync_from; props: inline with source.props.
+SOURCES: dict[str, frozenset[SourceCapability]] = {
+    "inline": frozenset(SOURCE_CAPABILITIES),
+    "lagging": frozenset(SOURCE_CAPABILITIES) - {"samples_current_weights"},
+    "props": frozenset(SOURCE_CAPABILITIES) - {"samples_current_weights"},
+    "elsewhere": frozenset(),
+}
 
 
 def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
     """What the source that the configuration names can do."""
     kind: str = "lagging" if lags(source) else source.kind
-    module, name = SOURCES[kind if source.props is None else "props"]
-    can: frozenset[SourceCapability] = getattr(import_module(module), name).can
-    return can
+    return SOURCES[kind if source.props is None else "props"]
 
 
 def lags(source: SourceConfig) -> bool:

@@ -9,10 +9,8 @@ from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
 from agro.rollout.engines.capabilities import capabilities, check_section
 from agro.train.abilities import check_source, lags, source_capabilities
-from agro.train.asking_again import check_again
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
-from agro.train.searching import check_search
 from agro.types import ROLES
 
 
@@ -38,8 +36,12 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         _check_engine(phase.config, prefix)
         check_phase(phase, prefix)
         if phase.config.again is not None:
+            from agro.train.asking_again import check_again  # here: it imports models
+
             check_again(phase, prefix)
         if phase.config.search is not None:
+            from agro.train.searching import check_search  # here: it imports models
+
             check_search(phase, prefix)
         if phase.config.source.props or phase.config.sampler.draft_every:
             _check_second(phase.config, prefix)

@@ -23,12 +23,13 @@ from agro.errors import Refused
 from agro.objectives.needs import BEHAVIOR_LOGP, OLD_LOGP
 from agro.rollout.engines.capabilities import capabilities
 from agro.store import Pair, Store
-from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.types import Batch, KeptSets, Sample, Text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from agro.train.learner import Learner
 
 
 def collate(
@@ -110,7 +111,7 @@ def total_reward(sample: Sample) -> float:
     """Of the response and of its tokens; NaN where neither is known."""
     if sample.token_reward is None:
         return math.nan if sample.reward is None else sample.reward
-    token_rewards = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
+    token_rewards = sample.token_reward[~np.isnan(sample.token_reward)]
     if sample.reward is None and not len(token_rewards):
         return math.nan
     return (sample.reward or 0.0) + float(token_rewards.sum(dtype="float64"))

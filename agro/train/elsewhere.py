@@ -23,7 +23,7 @@ from agro.rollout import Activity, CollectResult
 from agro.store import Store
 from agro.store.records import LedgerSample
 from agro.store.sample_rows import ledger_of
-from agro.train.abilities import SourceCapability
+from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
@@ -41,7 +41,7 @@ def ahead(config: RunConfig) -> int:
 class CollectorSource:
     """Waits until collectors have added the fresh groups of a step."""
 
-    can: ClassVar[frozenset[SourceCapability]] = frozenset()
+    can: ClassVar[frozenset[SourceCapability]] = SOURCES["elsewhere"]
 
     def __init__(
         self,

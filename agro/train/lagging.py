@@ -20,7 +20,7 @@ from agro.rollout import CollectResult
 from agro.rollout.rollout import Rollout, embedded
 from agro.runs.folder import Run
 from agro.store import Pair, Store
-from agro.train.abilities import SourceCapability
+from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.learner import Learner
 from agro.train.phases import derive
 from agro.train.source import FillRequest, InlineSource, Source
@@ -71,7 +71,7 @@ class LaggingSource:
     Versions and log-probs of its samples are those of the copy, which is in RUN/weights/synced.
     """
 
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can - {"samples_current_weights"}
+    can: ClassVar[frozenset[SourceCapability]] = SOURCES["lagging"]
 
     def __init__(self, current: InlineSource, folder: Run) -> None:
         """`current`: the source without a lag, whose engine monitors use."""

@@ -20,7 +20,7 @@ from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.store import Selection, Store
-from agro.train.abilities import SourceCapability
+from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
 from agro.train.phases import derive
@@ -79,9 +79,7 @@ class PromptOrder:
 class InlineSource:
     """Samples in this process, step by step."""
 
-    can: ClassVar[frozenset[SourceCapability]] = frozenset(
-        ("follows_phases", "samples_current_weights", "samples_chosen_prompts", "shares_engine")
-    )
+    can: ClassVar[frozenset[SourceCapability]] = SOURCES["inline"]
 
     config: RunConfig
     rollout: Rollout
