@@ -35,7 +35,7 @@ def complete(rows: Sequence[Row], files: Files, out: Path) -> list[Run]:
 def _play(rows: Sequence[Row], files: Files) -> list[Run]:
     loaded = world(files)
     began = time.process_time()
-    racers, weights = train(rows, loaded)
+    racers, weights = train(rows, loaded, files.size.updates)
     measured = measure(loaded, weights)
     shared = time.process_time() - began - sum(racer.seconds for racer in racers)
     return [
