@@ -13,7 +13,16 @@ from typing import Any
 import agro
 from agro import objectives
 from agro.objectives.core import Objective
-from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, PAIRS, REWARD, TRIPLES, Need, ordered
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    GROUPS,
+    PAIRS,
+    REWARD,
+    STORED_QUANTILE,
+    TRIPLES,
+    Need,
+    ordered,
+)
 from reproductions.arena.task import GROUPS as ASKED
 from reproductions.arena.task import OTHER, START, N
 
@@ -170,4 +179,4 @@ def obstacle(name: str, kind: Kind) -> str:
 
 def chooses_by_reward(needed: Collection[Need]) -> bool:
     """Whether an objective knows a good response from a bad one; one that doesn't is given the right ones."""
-    return REWARD in needed or PAIRS in needed
+    return not {REWARD, PAIRS, STORED_QUANTILE}.isdisjoint(needed)

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from agro import objectives
 from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.models.logprobs import Outputs, token_streams
 from agro.models.policy import VALUES, ValueHead
 from agro.models.tiles import OF_REFERENCE, Head
-from agro import objectives
 from agro.objectives import NotFinite
 from agro.objectives.core import blank, wanted_streams
 from agro.objectives.evaluation import differentiate
@@ -46,6 +46,13 @@ class Rows(NamedTuple):
     reward: Tensor  # [B]
     age: Tensor  # [B] NaN: unknown
     pairs: list[tuple[int, int]]
+
+    def part(self, at: Sequence[int]) -> Rows:
+        """These rows, without pairs."""
+        rows = list(at)
+        names, roles = ([words[i] for i in rows] for words in (self.names, self.roles))
+        parts = (self.tokens, self.mask, self.behavior, self.ref, self.reward, self.age)
+        return Rows(names, roles, *(values[rows] for values in parts), pairs=[])
 
     def followed_by(self, other: Rows) -> Rows:
         """Both, where neither has pairs."""
