@@ -1,6 +1,6 @@
 """The paper's figures 2 to 6, and what it promises beyond them, on a model that fits any machine.
 
-    python reproductions/paper/run.py --all [--out runs/paper] [--record] [--measured] [--small]
+    python reproductions/paper/run.py --all [--out runs/paper] [--record] [--small]
     python reproductions/paper/run.py offline fresh
 
 The parts are `offline` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3) and `beta` (figure
@@ -18,6 +18,7 @@ the tables in README.md.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
+from reproductions.paper import drawing, figures, report  # noqa: E402
 from reproductions.paper.experiments import PARTS, Part  # noqa: E402
 from reproductions.paper.runs import Run, complete  # noqa: E402
 
@@ -42,6 +44,25 @@ def made(part: Part, out: Path, *, small: bool) -> list[Run]:
         trials += new
 
 
+def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
+    """Verdicts, tables and figures of the parts that are complete."""
+    found = {name: PARTS[name].found(of_part) for name, of_part in runs.items()}
+    cost = {name: (len(of), sum(run["cpu_seconds"] for run in of)) for name, of in runs.items()}
+    text = report.tables(found, cost)
+    shown = [
+        {"part": part.name, "sentence": sentence.text, "whose": sentence.whose, **vars(verdict)}
+        for part, sentence, verdict in report.judged(found)
+    ]
+    result = {"machine": harness.machine(), "verdicts": shown, "runs": runs}
+    for folder in (out, *((HERE,) if beside else ())):
+        (folder / "result.json").write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name, figure in figures.figures(found).items():
+            drawing.save(figure, folder, name)
+    if beside:
+        harness.put(HERE / "README.md", text, report.BEGIN, report.END)
+    print(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -49,14 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--all", action="store_true", help="all parts")
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
+    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     unknown = [word for word in args.parts if word not in PARTS]
     if unknown or not (args.parts or args.all):
         raise Refused(f"expected --all or some of {', '.join(PARTS)}; got {', '.join(unknown) or 'nothing'}")
-    for part in PARTS.values():
-        if args.all or part.name in args.parts:
-            made(part, args.out, small=args.small)
+    chosen = [part for part in PARTS.values() if args.all or part.name in args.parts]
+    runs = {part.name: made(part, args.out, small=args.small) for part in chosen}
+    recorded(args.out, runs, beside=args.record)
 
 
 if __name__ == "__main__":

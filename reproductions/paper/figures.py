@@ -1,0 +1,135 @@
+"""The figure of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from reproductions.arena.task import OTHER, START
+from reproductions.paper import drawing
+from reproductions.paper.drawing import STYLES, Line, Panel
+from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, PARTS
+from reproductions.paper.methods import AGRO, METHODS, ON_POLICY, WEIGHTED
+from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
+from reproductions.paper.rules import Found, end
+
+ORDER = (WEIGHTED, AGRO, *(name for name in METHODS if name not in (WEIGHTED, AGRO)))
+KL_NAME, UPDATES = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats", "updates"
+
+
+def figures(found: Mapping[str, Found]) -> dict[str, Figure]:
+    """By file name, of the parts that were run."""
+    makers = {
+        "offline_4": ("offline", lambda of: _offline(of, 4)),
+        "offline_1": ("offline", lambda of: _offline(of, 1)),
+        "replay": ("replay", _replay),
+        "lag": ("lag", _lag),
+        "fresh": ("fresh", _fresh),
+        "beta": ("beta", _beta),
+    }
+    return {name: make(found[part]) for name, (part, make) in makers.items() if part in found}
+
+
+def _lines(found: Found, plan: str, methods: Sequence[str]) -> list[Line]:
+    """Each method has one style within a part."""
+    return [
+        Line(name, STYLES[i], found[name, plan, None])
+        for i, name in enumerate(sorted(methods, key=ORDER.index))
+        if (name, plan, None) in found
+    ]
+
+
+def _against_kl(panel: Panel) -> Panel:
+    return replace(panel, title="", x=drawing.kl, x_name=KL_NAME, own_x=True)
+
+
+def _offline(found: Found, n: int) -> Figure:
+    titles = {START: "the start's log", OTHER: "another model's log", MIXTURE: "unknown mixture"}
+    first = [
+        Panel(
+            f"{title}, n = {n}",
+            _lines(found, f"{log}, n = {n}", OFFLINE),
+            drawing.updates,
+            drawing.accuracy,
+            UPDATES,
+            "accuracy" if log == START else "",
+        )
+        for log, title in titles.items()
+    ]
+    return drawing.draw([first, [_against_kl(panel) for panel in first]])
+
+
+def _replay(found: Found) -> Figure:
+    shades = (STYLES[0], STYLES[2], STYLES[8])
+    rows = []
+    for name in (AGRO, WEIGHTED):
+        lines = [
+            Line(f"replay {share:.0%}", style, found[name, f"replay {share:g}", None])
+            for share, style in zip(SHARES, shades, strict=True)
+        ]
+        panel = Panel(name, lines, drawing.updates, drawing.accuracy, UPDATES, "accuracy")
+        sampled = replace(panel, title="", x=drawing.generated, x_name="responses generated", y_name="")
+        rows.append([panel, replace(_against_kl(panel), y_name=""), sampled])
+    return drawing.draw(rows)
+
+
+def _lag(found: Found) -> Figure:
+    """Accuracy at the end over the lag, and on the way with the largest one."""
+    methods = PARTS["lag"].methods
+    over_lag = []
+    for i, name in enumerate(sorted(methods, key=ORDER.index)):
+        ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in LAGS]
+        by_seed = [{"ends": of_seed} for of_seed in zip(*ends, strict=True)]
+        over_lag.append(Line(name, STYLES[i], by_seed))
+    last = f"sync {LAGS[-1]}"
+    panels = [
+        Panel("at the end", over_lag, lambda _: LAGS, _ends, "lag, updates", "accuracy", log_x=True),
+        Panel(f"lag {LAGS[-1]}", _lines(found, last, methods), drawing.updates, drawing.accuracy, UPDATES),
+    ]
+    return drawing.draw([[*panels, _against_kl(panels[1])]], height=2.3)
+
+
+def _ends(run: Mapping[str, Any]) -> list[float]:
+    return list(run["ends"])
+
+
+def _fresh(found: Found) -> Figure:
+    rows = []
+    for start in (CARELESS, CAREFUL):
+        plan = f"fresh, {start}"
+        right = "3 times in 10" if start == CARELESS else "2 times in 3"
+        lines = _lines(found, plan, FRESH)
+        every = PLANS[plan].every
+        panel = Panel(
+            f"start right {right}",
+            lines,
+            lambda run, every=every: [every * (i + 0.5) for i in range(len(run["rewards"]))],
+            drawing.rewarded,
+            UPDATES,
+            "training reward",
+        )
+        held_out = replace(panel, title="held out", x=drawing.updates, y=drawing.accuracy, y_name="accuracy")
+        rows.append([panel, held_out, replace(_against_kl(held_out), y_name="")])
+    return drawing.draw(rows)
+
+
+def _beta(found: Found) -> Figure:
+    shown = (
+        (ON_POLICY, f"fresh, {CAREFUL}", "on-policy AGRO, fresh"),
+        (AGRO, f"fresh, {CAREFUL}", "AGRO, fresh"),
+        (AGRO, f"{START}, n = 4", "AGRO, the start's log"),
+    )
+    shades = (STYLES[1], STYLES[0], STYLES[2], STYLES[6], STYLES[8])
+    first = []
+    for name, plan, title in shown:
+        lines = [
+            Line(rf"$\beta$ = {beta:g}", style, found.get((name, plan, beta), []))
+            for beta, style in zip(FOUR_DECADES, shades, strict=True)
+        ]
+        panel = Panel(title, lines, drawing.updates, drawing.accuracy, UPDATES)
+        first.append(panel)
+    first[0] = replace(first[0], y_name="accuracy")
+    return drawing.draw([first, [_against_kl(panel) for panel in first]])
