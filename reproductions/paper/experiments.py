@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reproductions.arena.report import best_settings
-from reproductions.arena.task import START
+from reproductions.arena.task import OTHER, START
 from reproductions.paper import rules
 from reproductions.paper.methods import (
     ADAPTIVE,
@@ -31,7 +31,7 @@ from reproductions.paper.methods import (
     UNREGULARIZED,
     WEIGHTED,
 )
-from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, LOGS, PLANS, SHARES
+from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
 from reproductions.paper.rules import Rule
 from reproductions.paper.runs import Run, Trial
 
@@ -62,6 +62,7 @@ class Part:
     rates: Sequence[float] = RATES
     betas: Sequence[float] | None = None  # None: each method's own; else all of these, with all seeds
     at_all_rates: Sequence[str] = ()  # methods that have all seeds at each rate
+    own_beta: float | None = None  # the one β of AGRO in this part
 
     @property
     def cells(self) -> list[tuple[str, str]]:
@@ -81,10 +82,15 @@ class Part:
         trials = []
         for name, plan in self.cells:
             every = self.betas is not None or name in self.at_all_rates
-            betas = METHODS[name].betas if self.betas is None else self.betas
+            betas = self._betas(name)
             for rate, beta, seed in itertools.product(self.rates, betas, SEEDS if every else SEEDS[:1]):
                 trials.append(Trial(name, plan, rate, beta, seed))
         return trials
+
+    def _betas(self, name: str) -> Sequence[float | None]:
+        if self.own_beta is not None and METHODS[name].objective == "agro":
+            return (self.own_beta,)
+        return METHODS[name].betas if self.betas is None else self.betas
 
     def repeats(self, runs: Sequence[Run]) -> list[Trial]:
         """The best settings of each cell so far, with all seeds."""
@@ -118,47 +124,46 @@ class Part:
 SAME_RATE = "KL-PG, β = 0, at the rate of KL-PG"
 
 
-def _figure_5() -> list[Sentence]:
-    own = f"{START}, n = 4"
-    return [
-        Sentence(
-            "figure 5: offline, from the reference's samples, training without regularization crashes",
-            rules.crashes((SAME_RATE, own, None), 0.05),
-            "KL-PG with β = 0, at the best rate of KL-PG, ends more than .05 below its best on the way",
-        ),
-        *(
+def _logs(n: int) -> list[str]:
+    return [f"{log}, n = {n}" for log in (START, OTHER, MIXTURE)]
+
+
+def _crash() -> Sentence:
+    return Sentence(
+        "figure 5: offline, from the reference's samples, training without regularization crashes",
+        rules.crashes((SAME_RATE, f"{START}, n = 4", None), 0.05),
+        "KL-PG with β = 0, at the best rate of KL-PG, ends more than .05 below its best on the way",
+    )
+
+
+def _offline(n: int) -> list[Sentence]:
+    found = [] if n == 1 else [_crash()]
+    for plan in _logs(n):
+        rivals = [name for name in OFFLINE if name != WEIGHTED and not METHODS[name].obstacle(PLANS[plan])]
+        found += [
             Sentence(
                 f"figure 5: AGRO ends above KL-regularized policy gradient ({plan})",
                 rules.above((AGRO, plan, None), (KL_PG, plan, None)),
                 ABOVE,
-                "the paper" if plan == own else "follows from the paper",
-            )
-            for plan in LOGS
-        ),
-        *(
-            Sentence(
-                f"our weight: weighted AGRO ends above {other} ({plan})",
-                rules.above((WEIGHTED, plan, None), (other, plan, None)),
-                ABOVE,
-                "we",
-            )
-            for other in (AGRO, KL_PG, IMITATION)
-            for plan in LOGS
-        ),
-        *(
+                "the paper" if plan == f"{START}, n = 4" else "follows from the paper",
+            ),
+            *(
+                Sentence(
+                    f"our weight: weighted AGRO ends above {other} ({plan})",
+                    rules.above((WEIGHTED, plan, None), (other, plan, None)),
+                    ABOVE,
+                    "we",
+                )
+                for other in (AGRO, KL_PG, IMITATION)
+            ),
             Sentence(
                 f"our weight: weighted AGRO is the best of all ({plan})",
-                rules.best((WEIGHTED, plan, None), [(name, plan, None) for name in _others(plan)]),
+                rules.best((WEIGHTED, plan, None), [(name, plan, None) for name in rivals]),
                 ABOVE,
                 "we",
-            )
-            for plan in LOGS
-        ),
-    ]
-
-
-def _others(plan: str) -> list[str]:
-    return [m for m in OFFLINE if m != WEIGHTED and not METHODS[m].obstacle(PLANS[plan])]
+            ),
+        ]
+    return found
 
 
 def _figure_4() -> list[Sentence]:
@@ -303,10 +308,17 @@ PARTS = {
         Part(
             "offline",
             "Figure 5 and beyond: logs of the start, of another model and of a mixture",
-            LOGS,
+            _logs(4),
             OFFLINE,
-            _figure_5(),
+            _offline(4),
             at_all_rates=(UNREGULARIZED,),
+        ),
+        Part(
+            "single",
+            "The same with one response a prompt",
+            _logs(1),
+            OFFLINE,
+            _offline(1),
         ),
         Part(
             "replay",
@@ -322,6 +334,7 @@ PARTS = {
             (AGRO, WEIGHTED, OAPL, M2PO, CLIP, DPPO),
             _lag(),
             rates=(1e-4, 3e-4),
+            own_beta=0.01,
         ),
         Part(
             "fresh",

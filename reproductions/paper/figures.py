@@ -23,8 +23,8 @@ KL_NAME, UPDATES = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats", "updates"
 def figures(found: Mapping[str, Found]) -> dict[str, Figure]:
     """By file name, of the parts that were run."""
     makers = {
-        "offline_4": ("offline", lambda of: _offline(of, 4)),
-        "offline_1": ("offline", lambda of: _offline(of, 1)),
+        "offline": ("offline", lambda of: _offline(of, 4)),
+        "single": ("single", lambda of: _offline(of, 1)),
         "replay": ("replay", _replay),
         "lag": ("lag", _lag),
         "fresh": ("fresh", _fresh),

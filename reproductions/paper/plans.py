@@ -27,7 +27,7 @@ STORED = 128  # of its own groups that a run keeps, the newest ones
 class Plan(Kind):
     """Data. `replay` without a `log`: that share of the groups is the run's own earlier ones."""
 
-    updates: int = 256
+    updates: int = 192
     every: int = 32  # updates from one measurement to the next
     sync_every: int = 1  # updates for which the sampler keeps its weights, as `source.sync_every`
     start: str = CARELESS
@@ -59,7 +59,6 @@ def _of_log(log: str, n: int) -> Plan:
 
 
 LAGS = (1, 10, 100, 400)
-LOGS = tuple(f"{log}, n = {n}" for n in (4, 1) for log in (START, OTHER, MIXTURE))
 SHARES = (0.0, 0.5, 0.75)
 PLANS = {
     plan.name: plan
@@ -67,7 +66,11 @@ PLANS = {
         *(_of_log(log, n) for n in (4, 1) for log in (START, OTHER, MIXTURE)),
         *(
             Plan(
-                f"replay {share:g}", f"{share:.0%} of the groups are the run's own earlier ones", replay=share
+                f"replay {share:g}",
+                f"{share:.0%} of the groups are the run's earlier ones",
+                replay=share,
+                updates=384,
+                every=64,
             )
             for share in SHARES
         ),
@@ -76,6 +79,7 @@ PLANS = {
                 f"sync {lag}",
                 f"the sampler has new weights every {lag} updates",
                 sync_every=lag,
+                groups=4,
                 updates=800,
                 every=100,
             )

@@ -3,7 +3,7 @@
     python reproductions/paper/run.py --all [--out runs/paper] [--record] [--small]
     python reproductions/paper/run.py offline fresh
 
-The parts are `offline` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3) and `beta` (figure
+The parts are `offline` and `single` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3) and `beta` (figure
 6). Their table is `experiments.py`: methods, data, and sentences, each with its rule, which was written
 before anything was run. Runs are those of the arena: a model of 0.2 million parameters that sorts
 digits carelessly, many runs in lockstep.
