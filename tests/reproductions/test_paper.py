@@ -39,7 +39,7 @@ def measured(*accuracies: float, kl: float = 1.0, generated: int = 100) -> dict[
 
 
 def test_the_intervals() -> None:
-    """.1 .2 .3: mean .2, standard error .1/√3 = .05774, t(2) = 4.303. Two of them: Welch's 4 degrees, 2.776."""
+    """Of .1 .2 .3: standard error .1/√3 = .05774, t(2) = 4.303. Of two of them: Welch's 4 degrees, 2.776."""
     of_one = rules.of_mean([0.1, 0.2, 0.3])
     assert of_one.high == pytest.approx(0.2 + 4.3027 * 0.057735, abs=1e-4)
     apart = rules.difference([0.3, 0.4, 0.5], [0.1, 0.2, 0.3])
