@@ -77,26 +77,29 @@ class Part:
         found = [(name, plan, METHODS[name].obstacle(PLANS[plan])) for name, plan in every]
         return [row for row in found if row[2]]
 
-    def grid(self) -> list[Trial]:
-        """All settings with the first seed, or with all of them."""
+    def grid(self, plan: str) -> list[Trial]:
+        """All settings on a plan with the first seed, or with all of them."""
         trials = []
-        for name, plan in self.cells:
+        for name in self._able(plan):
             every = self.betas is not None or name in self.at_all_rates
-            betas = self._betas(name)
-            for rate, beta, seed in itertools.product(self.rates, betas, SEEDS if every else SEEDS[:1]):
+            seeds = SEEDS if every else SEEDS[:1]
+            for rate, beta, seed in itertools.product(self.rates, self._betas(name), seeds):
                 trials.append(Trial(name, plan, rate, beta, seed))
         return trials
+
+    def _able(self, plan: str) -> list[str]:
+        return [name for name, of in self.cells if of == plan]
 
     def _betas(self, name: str) -> Sequence[float | None]:
         if self.own_beta is not None and METHODS[name].objective == "agro":
             return (self.own_beta,)
         return METHODS[name].betas if self.betas is None else self.betas
 
-    def repeats(self, runs: Sequence[Run]) -> list[Trial]:
-        """The best settings of each cell so far, with all seeds."""
+    def repeats(self, plan: str, runs: Sequence[Run]) -> list[Trial]:
+        """The best settings of each method so far, with all seeds."""
         if self.betas is not None:
             return []
-        best = [self.best(runs, cell)[0] for cell in self.cells]
+        best = [self.best(runs, (name, plan))[0] for name in self._able(plan)]
         trials = [Trial(r["objective"], r["kind"], r["rate"], r["beta"]) for r in best]
         return [replace(trial, seed=seed) for trial in trials for seed in SEEDS]
 
@@ -112,7 +115,9 @@ class Part:
         if self.betas is not None:
             keys = {(run["objective"], run["kind"], run["beta"]) for run in runs}
             return {key: [r for r in runs if (r["objective"], r["kind"], r["beta"]) == key] for key in keys}
-        found = {(*cell, None): self.best(runs, cell) for cell in self.cells}
+        complete = {run["kind"] for run in runs}
+        cells = [cell for cell in self.cells if cell[1] in complete]
+        found = {(*cell, None): self.best(runs, cell) for cell in cells}
         for plan in self.plans:
             if (KL_PG, plan, None) in found and UNREGULARIZED in self.at_all_rates:
                 rate = found[KL_PG, plan, None][0]["rate"]
@@ -330,7 +335,7 @@ PARTS = {
         Part(
             "lag",
             "Samples of weights that are up to 400 updates old",
-            [f"sync {lag}" for lag in LAGS],
+            [f"sync {lag}" for lag in (400, 1, 100, 10)],
             (AGRO, WEIGHTED, OAPL, M2PO, CLIP, DPPO),
             _lag(),
             rates=(1e-4, 3e-4),

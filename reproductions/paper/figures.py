@@ -67,7 +67,7 @@ def _replay(found: Found) -> Figure:
     rows = []
     for name in (AGRO, WEIGHTED):
         lines = [
-            Line(f"replay {share:.0%}", style, found[name, f"replay {share:g}", None])
+            Line(f"replay {share:.0%}", style, found.get((name, f"replay {share:g}", None), []))
             for share, style in zip(SHARES, shades, strict=True)
         ]
         panel = Panel(name, lines, drawing.updates, drawing.accuracy, UPDATES, "accuracy")
@@ -80,13 +80,14 @@ def _lag(found: Found) -> Figure:
     """Accuracy at the end over the lag, and on the way with the largest one."""
     methods = PARTS["lag"].methods
     over_lag = []
+    lags = [lag for lag in LAGS if (AGRO, f"sync {lag}", None) in found]
     for i, name in enumerate(sorted(methods, key=ORDER.index)):
-        ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in LAGS]
+        ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in lags]
         by_seed = [{"ends": of_seed} for of_seed in zip(*ends, strict=True)]
         over_lag.append(Line(name, STYLES[i], by_seed))
     last = f"sync {LAGS[-1]}"
     panels = [
-        Panel("at the end", over_lag, lambda _: LAGS, _ends, "lag, updates", "accuracy", log_x=True),
+        Panel("at the end", over_lag, lambda _: lags, _ends, "lag, updates", "accuracy", log_x=True),
         Panel(f"lag {LAGS[-1]}", _lines(found, last, methods), drawing.updates, drawing.accuracy, UPDATES),
     ]
     return drawing.draw([[*panels, _against_kl(panels[1])]], height=2.3)

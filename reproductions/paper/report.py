@@ -14,16 +14,25 @@ from reproductions.paper.statements import PROVED
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 Run = Mapping[str, Any]
 Judged = tuple[Part, Sentence, Verdict]
+NOT_RUN = "not run"
 
 
 def judged(found: Mapping[str, Found]) -> list[Judged]:
     """Every sentence of the parts that were run."""
     return [
-        (part, sentence, sentence.rule(found[part.name]))
+        (part, sentence, _judge(sentence, found[part.name]))
         for part in PARTS.values()
         if part.name in found
         for sentence in part.sentences
     ]
+
+
+def _judge(sentence: Sentence, found: Found) -> Verdict:
+    """Where a plan isn't complete there is none."""
+    try:
+        return sentence.rule(found)
+    except KeyError as missing:
+        return Verdict(NOT_RUN, f"{missing.args[0][1]} isn't complete")
 
 
 def tables(found: Mapping[str, Found], cost: Mapping[str, tuple[int, float]]) -> str:

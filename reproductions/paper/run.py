@@ -1,6 +1,6 @@
 """The paper's figures 2 to 6, and what it promises beyond them, on a model that fits any machine.
 
-    python reproductions/paper/run.py --all [--out runs/paper] [--record] [--small]
+    python reproductions/paper/run.py --all [--out runs/paper] [--record] [--measured] [--small]
     python reproductions/paper/run.py offline fresh
 
 The parts: `offline` and `single` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3), `beta`
@@ -33,15 +33,21 @@ from reproductions.paper.experiments import PARTS, Part  # noqa: E402
 from reproductions.paper.runs import Run, complete  # noqa: E402
 
 
-def made(part: Part, out: Path, *, small: bool) -> list[Run]:
-    """All runs of a part: its grid, then the other seeds of what is best, until that stays the best."""
-    trials = part.grid()
-    while True:
-        runs = complete(trials, out, small=small)
-        new = [trial for trial in part.repeats(runs) if trial not in trials]
-        if not new:
-            return runs
-        trials += new
+def made(part: Part, out: Path, *, small: bool, measured: bool) -> list[Run]:
+    """All runs of a part: on each plan its grid, then the other seeds of what is best, until that stays it.
+
+    `measured`: none is made, and plans that aren't complete are left out.
+    """
+    runs: list[Run] = []
+    for plan in part.plans:
+        trials = part.grid(plan)
+        new, of_plan = trials, []
+        while new and (not measured or all((out / "runs" / trial.file).exists() for trial in new)):
+            of_plan = complete(trials, out, small=small)
+            new = [trial for trial in part.repeats(plan, of_plan) if trial not in trials]
+            trials += new
+        runs += [] if new else of_plan
+    return runs
 
 
 def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
@@ -71,14 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--all", action="store_true", help="all parts")
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--measured", action="store_true", help="report what is complete; run nothing")
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     unknown = [word for word in args.parts if word not in PARTS]
     if unknown or not (args.parts or args.all):
         raise Refused(f"expected --all or some of {', '.join(PARTS)}; got {', '.join(unknown) or 'nothing'}")
     chosen = [part for part in PARTS.values() if args.all or part.name in args.parts]
-    runs = {part.name: made(part, args.out, small=args.small) for part in chosen}
-    recorded(args.out, runs, beside=args.record)
+    words = {"small": args.small, "measured": args.measured}
+    runs = {part.name: made(part, args.out, **words) for part in chosen}
+    recorded(args.out, {name: of for name, of in runs.items() if of}, beside=args.record)
 
 
 if __name__ == "__main__":

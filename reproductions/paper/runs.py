@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -84,7 +85,7 @@ def complete(trials: Iterable[Trial], out: Path, *, small: bool) -> list[Run]:
         for i in range(0, len(same), TOGETHER):
             playing = partial(_play, small=small)
             found += play.complete(same[i : i + TOGETHER], files, out, playing)
-            print(f"{kind}: {min(i + TOGETHER, len(same))} of {len(same)}", flush=True)
+            print(f"{kind}: {min(i + TOGETHER, len(same))} of {len(same)}", file=sys.stderr)
     return found
 
 

@@ -102,12 +102,15 @@ def test_every_sentence_can_be_judged_from_its_part() -> None:
     for part in PARTS.values():
         runs = [
             {**vars(trial), **measured(0.3, 0.5), "validation": 0.5, "cpu_seconds": 1.0}
-            for trial in part.grid()
+            for plan in part.plans
+            for trial in part.grid(plan)
         ]
-        runs += [{**runs[0], **vars(trial)} for trial in part.repeats(runs)]
+        more = [trial for plan in part.plans for trial in part.repeats(plan, runs)]
+        runs += [{**runs[0], **vars(trial)} for trial in more]
         found = part.found(runs)
         assert all(len(of) >= 2 for of in found.values() if of[0]["objective"] != SAME_RATE)
         for sentence in part.sentences:
+            assert report._judge(sentence, {}).word == report.NOT_RUN
             assert sentence.rule(found).word in (rules.HOLDS, rules.FAILS, rules.UNKNOWN)
         assert report.tables({part.name: found}, {part.name: (len(runs), 1.0)})
 
