@@ -81,7 +81,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
     if not sum(parts):
         return Interval(mean, mean, mean)
     degrees = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (first, second)))
-    half = t_quantile(max(1, math.floor(degrees))) * math.sqrt(sum(parts))
+    half = t_quantile(max(1, math.floor(degrees + 1e-9))) * math.sqrt(sum(parts))
     return Interval(mean, mean - half, mean + half)
 
 
