@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from reproductions.arena.task import OTHER, START
 from reproductions.paper import drawing
 from reproductions.paper.drawing import STYLES, Line, Panel
-from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, PARTS
+from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, OURS, PARTS
 from reproductions.paper.methods import AGRO, METHODS, ON_POLICY, WEIGHTED
 from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
 from reproductions.paper.rules import Found, end
@@ -65,7 +65,7 @@ def _offline(found: Found, n: int) -> Figure:
 def _replay(found: Found) -> Figure:
     shades = (STYLES[0], STYLES[2], STYLES[8])
     rows = []
-    for name in (AGRO, WEIGHTED):
+    for name in OURS:
         lines = [
             Line(f"replay {share:.0%}", style, found.get((name, f"replay {share:g}", None), []))
             for share, style in zip(SHARES, shades, strict=True)
@@ -73,7 +73,7 @@ def _replay(found: Found) -> Figure:
         panel = Panel(name, lines, drawing.updates, drawing.accuracy, UPDATES, "accuracy")
         sampled = replace(panel, title="", x=drawing.generated, x_name="responses generated", y_name="")
         rows.append([panel, replace(_against_kl(panel), y_name=""), sampled])
-    return drawing.draw(rows)
+    return drawing.draw(rows, height=1.7)
 
 
 def _lag(found: Found) -> Figure:

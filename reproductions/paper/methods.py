@@ -47,7 +47,8 @@ class Method:
         return f"needs {missing[0]}" if missing else ""
 
 
-AGRO, WEIGHTED, ON_POLICY, ADAPTIVE = "AGRO", "AGRO, weighted", "on-policy AGRO", "on-policy AGRO, adaptive"
+AGRO, WEIGHTED, BY_SAMPLER = "AGRO", "AGRO, weighted", "AGRO, weighted by the sampler"
+ON_POLICY, ADAPTIVE = "on-policy AGRO", "on-policy AGRO, adaptive"
 KL_PG, UNREGULARIZED, RLOO = "KL-PG", "KL-PG, β = 0", "RLOO"
 IMITATION, DRO, TOPR, QRPO, FPA = "imitation of the right", "DRO-V", "TOPR", "QRPO", "FPA"
 OAPL, M2PO, CLIP, DPPO = "OAPL", "M2PO", "PPO's clip", "DPPO"
@@ -57,6 +58,9 @@ METHODS = {
     for method in (
         Method(AGRO, "agro", "eq. 4"),
         Method(WEIGHTED, "agro", "with the weight and the baseline of our recipe `log`", _weight("log")),
+        Method(
+            BY_SAMPLER, "agro", "with the weight and the baseline of our recipe `replay`", _weight("replay")
+        ),
         Method(ON_POLICY, "agro_onpolicy", "eqs. 5 and 6"),
         Method(ADAPTIVE, "agro_onpolicy", "our default share", {"likelihood_ratio": "adaptive"}),
         Method(KL_PG, "kl_pg", "policy gradient with the tokens' exact KL"),

@@ -81,7 +81,7 @@ PLANS = {
                 sync_every=lag,
                 groups=4,
                 updates=800,
-                every=100,
+                every=200,
             )
             for lag in LAGS
         ),
