@@ -81,7 +81,10 @@ def _lag(found: Found) -> Figure:
     methods = PARTS["lag"].methods
     over_lag = []
     lags = [lag for lag in LAGS if (AGRO, f"sync {lag}", None) in found]
+    shown = [name for name in methods if all((name, f"sync {lag}", None) in found for lag in lags)]
     for i, name in enumerate(sorted(methods, key=ORDER.index)):
+        if name not in shown:
+            continue
         ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in lags]
         by_seed = [{"ends": of_seed} for of_seed in zip(*ends, strict=True)]
         over_lag.append(Line(name, STYLES[i], by_seed))

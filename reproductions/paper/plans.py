@@ -20,6 +20,7 @@ CARELESS, CAREFUL = "careless", "careful"  # starts: right 3 times in 10, and 2 
 SIZES = {CARELESS: Size(logged=1024), CAREFUL: Size(logged=64, slip=0.08)}
 SMALL = Size(warm_up=60, taught=2000, prompts=16, logged=32, validation=16, test=16)
 GROUPED = 256  # prompts of the logs with four responses: as many responses as 1,024 prompts with one
+HALF = GROUPS // 2  # prompts of an update where responses are sampled
 STORED = 128  # of its own groups that a run keeps, the newest ones
 
 
@@ -69,6 +70,7 @@ PLANS = {
                 f"replay {share:g}",
                 f"{share:.0%} of the groups are the run's earlier ones",
                 replay=share,
+                groups=HALF,
                 updates=384,
                 every=64,
             )
@@ -79,14 +81,16 @@ PLANS = {
                 f"sync {lag}",
                 f"the sampler has new weights every {lag} updates",
                 sync_every=lag,
-                groups=4,
+                groups=HALF,
                 updates=800,
                 every=200,
             )
             for lag in LAGS
         ),
-        Plan(f"fresh, {CARELESS}", "fresh samples; the start is right 3 times in 10"),
-        Plan(f"fresh, {CAREFUL}", "fresh samples; the start is right 2 times in 3", start=CAREFUL),
+        Plan(f"fresh, {CARELESS}", "fresh samples; the start is right 3 times in 10", groups=HALF),
+        Plan(
+            f"fresh, {CAREFUL}", "fresh samples; the start is right 2 times in 3", groups=HALF, start=CAREFUL
+        ),
     )
 }
 

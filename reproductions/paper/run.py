@@ -21,6 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -33,10 +34,10 @@ from reproductions.paper.experiments import PARTS, Part  # noqa: E402
 from reproductions.paper.runs import Run, complete  # noqa: E402
 
 
-def made(part: Part, out: Path, *, small: bool, measured: bool) -> list[Run]:
+def made(part: Part, out: Path, *, small: bool, measured: bool = False) -> list[Run]:
     """All runs of a part: on each plan its grid, then the other seeds of what is best, until that stays it.
 
-    `measured`: none is made, and plans that aren't complete are left out.
+    `measured`: none is made, and what isn't complete is left out.
     """
     runs: list[Run] = []
     for plan in part.plans:
@@ -48,6 +49,12 @@ def made(part: Part, out: Path, *, small: bool, measured: bool) -> list[Run]:
             trials += new
         runs += [] if new else of_plan
     return runs
+
+
+def found_complete(part: Part, out: Path) -> list[Run]:
+    """The runs of the methods and plans that are complete."""
+    alone = [replace(part, methods=[name], plans=[plan]) for name, plan in part.cells]
+    return [run for one in alone for run in made(one, out, small=False, measured=True)]
 
 
 def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
@@ -84,8 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown or not (args.parts or args.all):
         raise Refused(f"expected --all or some of {', '.join(PARTS)}; got {', '.join(unknown) or 'nothing'}")
     chosen = [part for part in PARTS.values() if args.all or part.name in args.parts]
-    words = {"small": args.small, "measured": args.measured}
-    runs = {part.name: made(part, args.out, **words) for part in chosen}
+    if args.measured:
+        runs = {part.name: found_complete(part, args.out) for part in chosen}
+    else:
+        runs = {part.name: made(part, args.out, small=args.small) for part in chosen}
     recorded(args.out, {name: of for name, of in runs.items() if of}, beside=args.record)
 
 
