@@ -174,7 +174,8 @@ def test_a_part_from_end_to_end(files, out, capsys) -> None:
         assert (out / f"replay.{suffix}").stat().st_size > 5000
     assert "| AGRO | replay 0.75 |" in capsys.readouterr().out
     before = [file.stat().st_mtime_ns for file in sorted((out / "runs").iterdir())]
-    run.main(["replay", "--small", "--out", str(out)])
+    run.main(["--all", "--measured", "--out", str(out)])
+    assert "| AGRO | replay 0.75 |" in capsys.readouterr().out
     assert before == [file.stat().st_mtime_ns for file in sorted((out / "runs").iterdir())]
 
 
