@@ -103,9 +103,12 @@ def draw(rows: Sequence[Sequence[Panel]], height: float = 1.9) -> Figure:
         figure = Figure(figsize=(WIDTH, height * len(rows) + 0.5), layout="constrained")
         named: dict[str, Any] = {}
         for r, row in enumerate(rows):
-            for c, panel in enumerate(row):
-                axes = figure.add_subplot(len(rows), columns, r * columns + c + 1)
+            of_row = [figure.add_subplot(len(rows), columns, r * columns + c + 1) for c in range(len(row))]
+            for axes, panel in zip(of_row, row, strict=True):
                 named |= _panel(axes, panel)
+            top = max(axes.get_ylim()[1] for axes in of_row)
+            for axes in of_row:
+                axes.set_ylim(0, top)
         figure.legend(
             named.values(),
             named.keys(),
@@ -131,7 +134,10 @@ def _panel(axes: Any, panel: Panel) -> dict[str, Any]:
     if panel.log_x:
         axes.set_xscale("log")
     drawn = {line.name: _line(axes, panel, line) for line in panel.lines if line.runs}
-    axes.set_ylim(bottom=0)
+    if panel.own_x:  # a ruined policy is ten times as far as a good one
+        axes.set_xscale("symlog", linthresh=1, linscale=1)
+        axes.set_xticks([0, 0.5, 1, 2, 4, 8], ["0", ".5", "1", "2", "4", "8"])
+        axes.set_xticks([], minor=True)
     return drawn
 
 

@@ -15,6 +15,7 @@ from reproductions.paper import rules
 from reproductions.paper.methods import (
     ADAPTIVE,
     AGRO,
+    AGRO_LARGER,
     BY_SAMPLER,
     CLIP,
     DPPO,
@@ -22,6 +23,7 @@ from reproductions.paper.methods import (
     FPA,
     IMITATION,
     KL_PG,
+    KL_PG_LARGER,
     M2PO,
     METHODS,
     OAPL,
@@ -329,6 +331,19 @@ PARTS = {
             _logs(1),
             OFFLINE,
             _offline(1),
+        ),
+        Part(
+            "larger",
+            "Figure 5 with a larger β, asked after a look at `offline`: β = .1 was the best for both",
+            [f"{START}, n = 4"],
+            (AGRO_LARGER, KL_PG_LARGER),
+            [
+                Sentence(
+                    "figure 5: AGRO ends above KL-regularized policy gradient, β = .3 or 1",
+                    rules.above(*((name, f"{START}, n = 4", None) for name in (AGRO_LARGER, KL_PG_LARGER))),
+                    ABOVE,
+                )
+            ],
         ),
         Part(
             "replay",

@@ -3,9 +3,9 @@
     python reproductions/paper/run.py --all [--out runs/paper] [--record] [--measured] [--small]
     python reproductions/paper/run.py offline fresh
 
-The parts: `offline` and `single` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3), `beta`
-(figure 6). Their table is `experiments.py`: methods, data, and sentences, each with its rule, which was
-written before anything was run. Runs are those of the arena: a model of 0.2 million parameters that sorts
+The parts: `offline`, `larger` and `single` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3),
+`beta` (figure 6). Their table is `experiments.py`: methods, data, and sentences, each with its rule, which
+was written before the part was run. Runs are those of the arena: a model of 0.2 million parameters that sorts
 digits carelessly, many runs in lockstep.
 
 Of each method on each data all settings are run with one seed; the best by accuracy on the prompts for
