@@ -138,18 +138,18 @@ def test_with_one_response_a_prompt_the_update_is_the_group() -> None:
 
 
 def test_a_run_replays_its_own_earlier_groups(files) -> None:
-    """4 fresh groups an update, and from the second one on 4 of those before, of their age in updates."""
+    """2 fresh groups an update, and from the second one on 2 of those before, of their age in updates."""
     world, trial = plans.load(files), Trial("AGRO", "replay 0.5", 1e-3, 0.1)
     racer = Recorded(trial, world, world.start[0].clone())
     seen = []
     for update in range(3):
         fresh = lockstep._sample([racer], world, world.start, update, 0)
         seen.append(racer.rows(fresh, 0))
-    assert [len(rows.names) for rows in seen] == [16, 32, 32]
-    assert set(seen[1].names[16:]) == set(seen[0].names)
-    assert seen[1].age.tolist() == [0.0] * 16 + [1.0] * 16
-    assert set(seen[2].age[16:].tolist()) <= {1.0, 2.0}
-    assert trial.data.fresh_an_update == 16
+    assert [len(rows.names) for rows in seen] == [8, 16, 16]
+    assert set(seen[1].names[8:]) == set(seen[0].names)
+    assert seen[1].age.tolist() == [0.0] * 8 + [1.0] * 8
+    assert set(seen[2].age[8:].tolist()) <= {1.0, 2.0}
+    assert trial.data.fresh_an_update == 8
 
 
 def test_the_sampler_keeps_its_weights(files, monkeypatch) -> None:
