@@ -359,6 +359,7 @@ PARTS = {
             [f"sync {lag}" for lag in (400, 1, 100, 10)],
             (*OURS, OAPL, M2PO, CLIP, DPPO),
             _lag(),
+            rates=RATES[:1],
             own_beta=0.01,
         ),
         Part(

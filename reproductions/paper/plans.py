@@ -71,8 +71,8 @@ PLANS = {
                 f"{share:.0%} of the groups are the run's earlier ones",
                 replay=share,
                 groups=HALF,
-                updates=384,
-                every=64,
+                updates=240,
+                every=40,
             )
             for share in SHARES
         ),
