@@ -12,11 +12,48 @@ from reproductions.arena.task import OTHER, START
 from reproductions.paper import drawing
 from reproductions.paper.drawing import STYLES, Line, Panel
 from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, OURS, PARTS
-from reproductions.paper.methods import AGRO, METHODS, ON_POLICY, WEIGHTED
+from reproductions.paper.methods import (
+    ADAPTIVE,
+    AGRO,
+    BY_SAMPLER,
+    CLIP,
+    DPPO,
+    DRO,
+    FPA,
+    IMITATION,
+    KL_PG,
+    M2PO,
+    OAPL,
+    ON_POLICY,
+    QRPO,
+    RLOO,
+    TOPR,
+    UNREGULARIZED,
+    WEIGHTED,
+)
 from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
 from reproductions.paper.rules import Found, end
 
-ORDER = (WEIGHTED, AGRO, *(name for name in METHODS if name not in (WEIGHTED, AGRO)))
+# A method looks the same in every figure; those that share a look share no figure.
+LOOK = {
+    WEIGHTED: 0,
+    AGRO: 1,
+    KL_PG: 2,
+    UNREGULARIZED: 3,
+    IMITATION: 4,
+    DRO: 5,
+    TOPR: 6,
+    QRPO: 7,
+    FPA: 8,
+    ON_POLICY: 3,
+    ADAPTIVE: 5,
+    RLOO: 8,
+    BY_SAMPLER: 2,
+    OAPL: 3,
+    M2PO: 5,
+    CLIP: 6,
+    DPPO: 8,
+}
 KL_NAME, UPDATES = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats", "updates"
 
 
@@ -34,10 +71,9 @@ def figures(found: Mapping[str, Found]) -> dict[str, Figure]:
 
 
 def _lines(found: Found, plan: str, methods: Sequence[str]) -> list[Line]:
-    """Each method has one style within a part."""
     return [
-        Line(name, STYLES[i], found[name, plan, None])
-        for i, name in enumerate(sorted(methods, key=ORDER.index))
+        Line(name, STYLES[LOOK[name]], found[name, plan, None])
+        for name in sorted(methods, key=list(LOOK).index)
         if (name, plan, None) in found
     ]
 
@@ -82,12 +118,10 @@ def _lag(found: Found) -> Figure:
     over_lag = []
     lags = [lag for lag in LAGS if (AGRO, f"sync {lag}", None) in found]
     shown = [name for name in methods if all((name, f"sync {lag}", None) in found for lag in lags)]
-    for i, name in enumerate(sorted(methods, key=ORDER.index)):
-        if name not in shown:
-            continue
+    for name in sorted(shown, key=list(LOOK).index):
         ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in lags]
         by_seed = [{"ends": of_seed} for of_seed in zip(*ends, strict=True)]
-        over_lag.append(Line(name, STYLES[i], by_seed))
+        over_lag.append(Line(name, STYLES[LOOK[name]], by_seed))
     last = f"sync {LAGS[-1]}"
     panels = [
         Panel("at the end", over_lag, lambda _: lags, _ends, "lag, updates", "accuracy", log_x=True),
