@@ -87,6 +87,8 @@ def here(tmp_path, models, monkeypatch) -> Path:
     for name, numbers in (("train", range(6)), ("test", range(6, 9))):
         solutions = ({"problem": f"{i}+1=", "solution": rf"\boxed{{{i + 1}}}", "level": "1"} for i in numbers)
         write(f"{name}.jsonl", solutions)
+    of_500 = {"problem": "9+1=", "solution": r"\boxed{10}", "answer": "10", "subject": "Algebra", "level": 1}
+    write("math500.jsonl", [of_500])
     write("logged_prompts.jsonl", ({"prompt": f"{i}>"} for i in range(4)))  # those of log.jsonl
     write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
     write(

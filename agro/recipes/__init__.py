@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agro.errors import Refused
-from agro.objectives import Objective
 from agro.io.nearest import nearest as near_name
+from agro.objectives import Objective
 from agro.objectives.table import OBJECTIVES
 from agro.recipes.bases import SAMPLES
 from agro.recipes.methodtext import method_end, method_text, method_title

@@ -13,8 +13,18 @@ from typing import Any
 import agro
 from agro import objectives
 from agro.objectives.core import Objective
-from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, PAIRS, REWARD, TRIPLES, Need, ordered
-from reproductions.arena.task import OTHER, START
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    GROUPS,
+    PAIRS,
+    REWARD,
+    STORED_QUANTILE,
+    TRIPLES,
+    Need,
+    ordered,
+)
+from reproductions.arena.task import GROUPS as ASKED
+from reproductions.arena.task import OTHER, START, N
 
 RATES = (1e-4, 3e-4, 1e-3)
 RATE = 3e-4  # that counts as the default: the trainer's own is for models a thousand times larger
@@ -34,6 +44,16 @@ class Kind:
     replay: float = 0.0  # share of the groups that come from the log
     log: str = ""  # the model that wrote it
     lag: int = 0  # age of the fresh samples, in updates
+    groups: int = ASKED  # prompts of an update
+    n: int = N  # responses to each, where they are sampled
+
+    def version(self, update: int) -> int:
+        """The update after which the weights were as those that sample."""
+        return max(0, update - self.lag)
+
+    def of_rate(self, update: int, updates: int) -> float:
+        """The share of the learning rate: it falls linearly to 0."""
+        return 1 - update / updates
 
     @property
     def provided(self) -> frozenset[Need]:
@@ -69,6 +89,15 @@ class Row:
     def file(self) -> str:
         words = (self.objective, self.kind, f"lr={self.rate:g}", f"beta={self.beta}", f"seed={self.seed}")
         return "_".join(words).replace(" ", "-").replace("'", "").replace("/", "-") + ".json"
+
+    @property
+    def data(self) -> Kind:
+        return KINDS[self.kind]
+
+    @property
+    def base(self) -> str:
+        """The objective that is trained."""
+        return base(self.objective)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -151,4 +180,4 @@ def obstacle(name: str, kind: Kind) -> str:
 
 def chooses_by_reward(needed: Collection[Need]) -> bool:
     """Whether an objective knows a good response from a bad one; one that doesn't is given the right ones."""
-    return REWARD in needed or PAIRS in needed
+    return not {REWARD, PAIRS, STORED_QUANTILE}.isdisjoint(needed)

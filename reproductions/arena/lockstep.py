@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,19 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from agro import objectives
 from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.models.logprobs import Outputs, token_streams
 from agro.models.policy import VALUES, ValueHead
-from agro.models.tiles import Head
+from agro.models.tiles import OF_REFERENCE, Head
 from agro.objectives import NotFinite
 from agro.objectives.core import blank, wanted_streams
 from agro.objectives.evaluation import differentiate
-from agro.objectives.needs import OLD_LOGP, REF_LOGP, STORED_VALUE
+from agro.objectives.needs import OLD_LOGP, REF_LOGP, STORED_QUANTILE, STORED_VALUE
 from agro.types import Batch
-from reproductions.arena import kinds
-from reproductions.arena.kinds import KINDS, Row
-from reproductions.arena.task import GROUPS, N
+from reproductions.arena.kinds import Row
 from reproductions.arena.world import Asked, World, order
 
 SETTINGS = TrainConfig()  # of the optimizer: the library's defaults
@@ -47,6 +46,13 @@ class Rows(NamedTuple):
     reward: Tensor  # [B]
     age: Tensor  # [B] NaN: unknown
     pairs: list[tuple[int, int]]
+
+    def part(self, at: Sequence[int]) -> Rows:
+        """These rows, without pairs."""
+        rows = list(at)
+        names, roles = ([words[i] for i in rows] for words in (self.names, self.roles))
+        parts = (self.tokens, self.mask, self.behavior, self.ref, self.reward, self.age)
+        return Rows(names, roles, *(values[rows] for values in parts), pairs=[])
 
     def followed_by(self, other: Rows) -> Rows:
         """Both, where neither has pairs."""
@@ -79,8 +85,8 @@ class Racer:
 
     def __init__(self, row: Row, world: World, weights: Tensor) -> None:
         """`weights` [P]: the run's, which are moved in place."""
-        self.row, self.world, self.kind = row, world, KINDS[row.kind]
-        self.name, self.entry = kinds.base(row.objective), kinds.entry(row.objective)
+        self.row, self.world, self.kind = row, world, row.data
+        self.name, self.entry = row.base, objectives.get(row.base)
         self.options = self.entry.resolve(self.name, row.options)
         self.needs = self.entry.needs(self.options)
         self.streams = wanted_streams(self.needs)
@@ -93,8 +99,8 @@ class Racer:
         self.adam = torch.optim.AdamW(
             groups, betas=SETTINGS.adam_betas, eps=SETTINGS.adam_eps, weight_decay=0.0, fused=True
         )
-        stored = round(GROUPS * self.kind.replay)
-        self.asked = order(range(len(world.fresh.names)), GROUPS - stored, row.seed, "prompts")
+        stored = round(self.kind.groups * self.kind.replay)
+        self.asked = order(range(len(world.fresh.names)), self.kind.groups - stored, row.seed, "prompts")
         if self.kind.log:
             usable = world.logs[self.kind.log].groups(self.needs)
             self.logged = order(usable, stored, row.seed, "log")
@@ -137,6 +143,10 @@ class Racer:
             beta = self.options.get("value_beta") or self.options["beta"]
             values = [self.world.values.value(name, beta) for name in rows.names]
             extra["stored_value"] = torch.tensor(values, dtype=torch.float64)
+        if STORED_QUANTILE in self.needs:
+            of_each = zip(rows.names, rows.reward.tolist(), strict=True)
+            quantiles = [self.world.values.quantile(name, reward) for name, reward in of_each]
+            extra["stored_quantile"] = torch.tensor(quantiles, dtype=torch.float64)
         return Batch.of(
             mask=_after_prompt(rows.mask, False),
             reward=rows.reward,
@@ -181,7 +191,7 @@ class Racer:
         head = Head(embedding, None)
         tokens = rows.tokens[:, self.world.stack.prompt - 1 :]
         other = None
-        if "kl" in want:
+        if OF_REFERENCE & want:
             stack = self.world.stack
             with torch.no_grad():
                 other_hidden = stack.logits(self.world.start, rows.tokens[None])[1][0]
@@ -221,21 +231,32 @@ def _hidden(hidden: Tensor) -> Tensor:
     return nn.functional.pad(hidden, (0, 0, 0, 1))
 
 
-def train(rows: Sequence[Row], world: World) -> tuple[list[Racer], Tensor]:
+Watch = Callable[[int, Tensor], object]  # the number of an update, and the weights [R,P] before it
+
+
+def train(
+    rows: Sequence[Row],
+    world: World,
+    updates: int,
+    kind_of_racer: type[Racer] = Racer,
+    watch: Watch | None = None,
+) -> tuple[list[Racer], Tensor]:
     """Runs on one kind of data, at its end, and their weights [R,P]."""
-    updates, lag = world.size.updates, KINDS[rows[0].kind].lag
+    data = rows[0].data
     weights = world.start.repeat(len(rows), 1)
-    racers = [Racer(row, world, of_run) for row, of_run in zip(rows, weights, strict=True)]
+    racers = [kind_of_racer(row, world, of_run) for row, of_run in zip(rows, weights, strict=True)]
+    last_use = {data.version(update): update for update in range(updates)}
     earlier: dict[int, Tensor] = {}
     for update in range(updates):
-        if lag and update + lag < updates:
+        if watch is not None:
+            watch(update, weights)
+        if last_use.get(update, update) > update:
             earlier[update] = weights.clone()
-        version = max(0, update - lag)
-        behavior = earlier[version] if lag else weights
-        fresh = _sample(racers, world, behavior, update, update - version)
-        if update >= lag:
+        version = data.version(update)
+        fresh = _sample(racers, world, earlier.get(version, weights), update, update - version)
+        if last_use[version] == update:
             earlier.pop(version, None)
-        _update(racers, world, weights, fresh, 1 - update / updates)
+        _update(racers, world, weights, fresh, data.of_rate(update, updates))
     return racers, weights
 
 
@@ -243,7 +264,8 @@ def _sample(racers: Sequence[Racer], world: World, weights: Tensor, update: int,
     """A run's responses depend on its seed, the number of the update, and the weights."""
     if racers[0].kind.replay == 1:
         return None
-    numbers = [[i for i in next(racer.asked) for _ in range(N)] for racer in racers]
+    n = racers[0].kind.n
+    numbers = [[i for i in next(racer.asked) for _ in range(n)] for racer in racers]
     prompts = world.fresh.tokens[torch.tensor(numbers)]
     shape = (len(numbers[0]), world.stack.length)
     uniform = [np.random.default_rng([racer.row.seed, update]).random(shape) for racer in racers]

@@ -42,6 +42,7 @@ class Size:
     logged: int = 256  # other prompts, with responses in the logs
     validation: int = 256  # prompts that choose the settings
     test: int = 512  # prompts that the results are of
+    slip: float = SLIP  # how often the start's teacher errs
 
 
 FULL = Size()
@@ -104,7 +105,7 @@ def _make(files: Files) -> None:
     _write(files.prompts, fresh)
     _write(files.held_out, held_out)
     _write(files.folder / "logged.jsonl", logged)
-    _imitate(files.start, ((p, _slipping(p, rng)) for p in first), size, seed=0)
+    _imitate(files.start, ((p, _slipping(p, size.slip, rng)) for p in first), size, seed=0)
     _imitate(files.other, ((p, _swapping(p, rng)) for p in second), size, seed=1)
     asked = load_prompts(files.folder / "logged.jsonl")
     for source, model in ((START, files.start), (OTHER, files.other)):
@@ -124,8 +125,8 @@ def answer(prompt: str) -> str:
     return "".join(sorted(prompt[:-1]))
 
 
-def _slipping(prompt: str, rng: random.Random) -> str:
-    return "".join(rng.choice(DIGITS) if rng.random() < SLIP else digit for digit in answer(prompt))
+def _slipping(prompt: str, slip: float, rng: random.Random) -> str:
+    return "".join(rng.choice(DIGITS) if rng.random() < slip else digit for digit in answer(prompt))
 
 
 def _swapping(prompt: str, rng: random.Random) -> str:

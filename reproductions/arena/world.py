@@ -65,6 +65,25 @@ class Logged:
             found.setdefault(self.names[i], []).append(i)
         return list(found.values())
 
+    def part(self, at: Sequence[int]) -> Logged:
+        """These samples, without judgments."""
+        rows = list(at)
+        names = [self.names[i] for i in rows]
+        parts = (self.tokens, self.mask, self.behavior, self.ref, self.reward)
+        return Logged(names, *(values[rows] for values in parts), pairs=[])
+
+    def followed_by(self, other: Logged) -> Logged:
+        """The samples of both, without judgments."""
+        return Logged(
+            self.names + other.names,
+            torch.cat([self.tokens, other.tokens]),
+            torch.cat([self.mask, other.mask]),
+            torch.cat([self.behavior, other.behavior]),
+            torch.cat([self.ref, other.ref]),
+            torch.cat([self.reward, other.reward]),
+            [],
+        )
+
 
 class World:
     """The task's files, loaded."""

@@ -132,7 +132,7 @@ def test_samples_are_as_old_as_said(files, monkeypatch) -> None:
     monkeypatch.setattr(
         lockstep, "_sample", lambda *words: (drawn.append(words[2].clone()), sample(*words))[1]
     )
-    lockstep.train([Row("rloo", "stale 1", 1e-3)], world(files))
+    lockstep.train([Row("rloo", "stale 1", 1e-3)], world(files), 2)
     assert [age for age, _ in ages] == [0, 1]
     assert drawn[1].equal(ages[0][1])
     assert not drawn[1].equal(ages[1][1])
@@ -142,7 +142,7 @@ def test_samples_are_as_old_as_said(files, monkeypatch) -> None:
 def test_half_of_the_groups_are_fresh(files) -> None:
     """4 prompts of the run, of staleness 0, then 4 of the log, of unknown staleness."""
     loaded = world(files)
-    [racer], _ = lockstep.train([Row("rloo", "half", 1e-3)], loaded)
+    [racer], _ = lockstep.train([Row("rloo", "half", 1e-3)], loaded, task.SMALL.updates)
     assert racer.updates == task.SMALL.updates
     rows = racer.rows(lockstep._sample([racer], loaded, loaded.start, 2, 0), 0)
     assert rows.roles == ["policy"] * 16 + ["log"] * 16

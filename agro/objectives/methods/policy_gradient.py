@@ -17,6 +17,7 @@ from agro.objectives.core import (
     Terms,
     always,
     couples_baseline,
+    coupling,
     needs_baseline,
     preset,
     to_reference,

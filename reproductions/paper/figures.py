@@ -1,0 +1,173 @@
+"""The figure of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from reproductions.arena.task import OTHER, START
+from reproductions.paper import drawing
+from reproductions.paper.drawing import STYLES, Line, Panel
+from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, OURS, PARTS
+from reproductions.paper.methods import (
+    ADAPTIVE,
+    AGRO,
+    BY_SAMPLER,
+    CLIP,
+    DPPO,
+    DRO,
+    FPA,
+    IMITATION,
+    KL_PG,
+    M2PO,
+    OAPL,
+    ON_POLICY,
+    QRPO,
+    RLOO,
+    TOPR,
+    UNREGULARIZED,
+    WEIGHTED,
+)
+from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
+from reproductions.paper.rules import Found, end
+
+# A method looks the same in every figure; those that share a look share no figure.
+LOOK = {
+    WEIGHTED: 0,
+    AGRO: 1,
+    KL_PG: 2,
+    UNREGULARIZED: 3,
+    IMITATION: 4,
+    DRO: 5,
+    TOPR: 6,
+    QRPO: 7,
+    FPA: 8,
+    ON_POLICY: 3,
+    ADAPTIVE: 5,
+    RLOO: 8,
+    BY_SAMPLER: 2,
+    OAPL: 3,
+    M2PO: 5,
+    CLIP: 6,
+    DPPO: 8,
+}
+KL_NAME, UPDATES = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats", "updates"
+
+
+def figures(found: Mapping[str, Found]) -> dict[str, Figure]:
+    """By file name, of the parts that were run."""
+    makers = {
+        "offline": ("offline", lambda of: _offline(of, 4)),
+        "single": ("single", lambda of: _offline(of, 1)),
+        "replay": ("replay", _replay),
+        "lag": ("lag", _lag),
+        "fresh": ("fresh", _fresh),
+        "beta": ("beta", _beta),
+    }
+    return {name: make(found[part]) for name, (part, make) in makers.items() if part in found}
+
+
+def _lines(found: Found, plan: str, methods: Sequence[str]) -> list[Line]:
+    return [
+        Line(name, STYLES[LOOK[name]], found[name, plan, None])
+        for name in sorted(methods, key=list(LOOK).index)
+        if (name, plan, None) in found
+    ]
+
+
+def _against_kl(panel: Panel) -> Panel:
+    return replace(panel, title="", x=drawing.kl, x_name=KL_NAME, own_x=True)
+
+
+def _offline(found: Found, n: int) -> Figure:
+    titles = {START: "the start's log", OTHER: "another model's log", MIXTURE: "unknown mixture"}
+    first = [
+        Panel(
+            f"{title}, n = {n}",
+            _lines(found, f"{log}, n = {n}", OFFLINE),
+            drawing.updates,
+            drawing.accuracy,
+            UPDATES,
+            "accuracy" if log == START else "",
+        )
+        for log, title in titles.items()
+    ]
+    return drawing.draw([first, [_against_kl(panel) for panel in first]])
+
+
+def _replay(found: Found) -> Figure:
+    shades = (STYLES[0], STYLES[2], STYLES[8])
+    rows = []
+    for name in OURS:
+        lines = [
+            Line(f"replay {share:.0%}", style, found.get((name, f"replay {share:g}", None), []))
+            for share, style in zip(SHARES, shades, strict=True)
+        ]
+        panel = Panel(name, lines, drawing.updates, drawing.accuracy, UPDATES, "accuracy")
+        sampled = replace(panel, title="", x=drawing.generated, x_name="responses generated", y_name="")
+        rows.append([panel, replace(_against_kl(panel), y_name=""), sampled])
+    return drawing.draw(rows, height=1.7)
+
+
+def _lag(found: Found) -> Figure:
+    """Accuracy at the end over the lag, and on the way with the largest one."""
+    methods = PARTS["lag"].methods
+    over_lag = []
+    lags = [lag for lag in LAGS if (AGRO, f"sync {lag}", None) in found]
+    shown = [name for name in methods if all((name, f"sync {lag}", None) in found for lag in lags)]
+    for name in sorted(shown, key=list(LOOK).index):
+        ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in lags]
+        by_seed = [{"ends": of_seed} for of_seed in zip(*ends, strict=True)]
+        over_lag.append(Line(name, STYLES[LOOK[name]], by_seed))
+    last = f"sync {LAGS[-1]}"
+    panels = [
+        Panel("at the end", over_lag, lambda _: lags, _ends, "lag, updates", "accuracy", log_x=True),
+        Panel(f"lag {LAGS[-1]}", _lines(found, last, methods), drawing.updates, drawing.accuracy, UPDATES),
+    ]
+    return drawing.draw([[*panels, _against_kl(panels[1])]], height=2.3)
+
+
+def _ends(run: Mapping[str, Any]) -> list[float]:
+    return list(run["ends"])
+
+
+def _fresh(found: Found) -> Figure:
+    rows = []
+    for start in (CARELESS, CAREFUL):
+        plan = f"fresh, {start}"
+        right = "3 times in 10" if start == CARELESS else "2 times in 3"
+        lines = _lines(found, plan, FRESH)
+        every = PLANS[plan].every
+        panel = Panel(
+            f"start right {right}",
+            lines,
+            lambda run, every=every: [every * (i + 0.5) for i in range(len(run["rewards"]))],
+            drawing.rewarded,
+            UPDATES,
+            "training reward",
+        )
+        held_out = replace(panel, title="held out", x=drawing.updates, y=drawing.accuracy, y_name="accuracy")
+        rows.append([panel, held_out, replace(_against_kl(held_out), y_name="")])
+    return drawing.draw(rows)
+
+
+def _beta(found: Found) -> Figure:
+    shown = (
+        (ON_POLICY, f"fresh, {CAREFUL}", "on-policy AGRO, fresh"),
+        (AGRO, f"fresh, {CAREFUL}", "AGRO, fresh"),
+        (AGRO, f"{START}, n = 4", "AGRO, the start's log"),
+    )
+    shades = (STYLES[1], STYLES[0], STYLES[2], STYLES[6], STYLES[8])
+    first = []
+    for name, plan, title in shown:
+        lines = [
+            Line(rf"$\beta$ = {beta:g}", style, found.get((name, plan, beta), []))
+            for beta, style in zip(FOUR_DECADES, shades, strict=True)
+        ]
+        panel = Panel(title, lines, drawing.updates, drawing.accuracy, UPDATES)
+        first.append(panel)
+    first[0] = replace(first[0], y_name="accuracy")
+    return drawing.draw([first, [_against_kl(panel) for panel in first]])

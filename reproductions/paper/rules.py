@@ -1,0 +1,223 @@
+"""How a sentence is judged from runs: holds, doesn't, can't tell. The intervals are of 95 %, over seeds.
+
+A difference of two means has Welch's interval, a mean Student's. All policies answer the same held-out
+prompts with the same random numbers. Each rule returns a function of what was found.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agro.rollout.evaluate import t_quantile
+
+HOLDS, FAILS, UNKNOWN = "holds", "doesn't", "can't tell"
+Run = Mapping[str, Any]
+Key = tuple[str, str, float | None]  # method, plan, and β where all of them are compared
+Found = Mapping[Key, Sequence[Run]]  # the runs of each, one a seed
+Score = Callable[[Run], float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    word: str
+    why: str  # the numbers
+
+
+Rule = Callable[[Found], Verdict]
+
+
+@dataclass(frozen=True)
+class Interval:
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
+
+def end(run: Run) -> float:
+    """Accuracy at the end."""
+    return float(run["curve"][-1]["accuracy"])
+
+
+def start(run: Run) -> float:
+    return float(run["curve"][0]["accuracy"])
+
+
+def half_way(run: Run) -> float:
+    """Accuracy after half of the updates."""
+    updates = run["curve"][-1]["update"]
+    return next(float(point["accuracy"]) for point in run["curve"] if 2 * point["update"] >= updates)
+
+
+def trained(run: Run) -> float:
+    """The mean reward of all fresh responses of a run: how far ahead it is on the way."""
+    return statistics.mean(run["rewards"])
+
+
+def drop(run: Run) -> float:
+    """How far accuracy ends below its best on the way."""
+    return max(float(point["accuracy"]) for point in run["curve"]) - end(run)
+
+
+def of_mean(values: Sequence[float]) -> Interval:
+    """Student's interval."""
+    mean = statistics.mean(values)
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Of two means, Welch's interval."""
+    mean = statistics.mean(first) - statistics.mean(second)
+    parts = [statistics.variance(values) / len(values) for values in (first, second)]
+    if not sum(parts):
+        return Interval(mean, mean, mean)
+    degrees = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (first, second)))
+    half = t_quantile(max(1, math.floor(degrees + 1e-9))) * math.sqrt(sum(parts))
+    return Interval(mean, mean - half, mean + half)
+
+
+def above(first: Key, second: Key, score: Score = end, least: float = 0.0) -> Rule:
+    """The first one's score is more than `least` higher: the interval of the difference says so."""
+
+    def judge(found: Found) -> Verdict:
+        values = [[score(run) for run in found[key]] for key in (first, second)]
+        apart = difference(*values)
+        means = " against ".join(f"{statistics.mean(v):.3f}" for v in values)
+        return Verdict(_side(apart, least), f"{means}: {apart}")
+
+    return judge
+
+
+def best(first: Key, others: Sequence[Key], score: Score = end) -> Rule:
+    """The first one is above each of the others."""
+
+    def judge(found: Found) -> Verdict:
+        rival = max(others, key=lambda key: statistics.mean(score(run) for run in found[key]))
+        verdict = above(first, rival, score)(found)
+        return Verdict(verdict.word, f"{verdict.why}; the best other one is {rival[0]}")
+
+    return judge
+
+
+def level(first: Key, second: Key, within: float, score: Score = end) -> Rule:
+    """The interval of the difference is inside of ± `within`; it doesn't hold where it is outside."""
+
+    def judge(found: Found) -> Verdict:
+        apart = difference(*([score(run) for run in found[key]] for key in (first, second)))
+        if -within <= apart.low and apart.high <= within:
+            return Verdict(HOLDS, str(apart))
+        return Verdict(FAILS if apart.low > within or apart.high < -within else UNKNOWN, str(apart))
+
+    return judge
+
+
+def crashes(key: Key, least: float) -> Rule:
+    """Accuracy ends more than `least` below its best on the way."""
+
+    def judge(found: Found) -> Verdict:
+        fall = of_mean([drop(run) for run in found[key]])
+        ends = ", ".join(f"{end(run):.3f}" for run in found[key])
+        return Verdict(_side(fall, least), f"ends {fall} below its best, at {ends}")
+
+    return judge
+
+
+def below_start(key: Key) -> Rule:
+    """Accuracy ends below the start's."""
+
+    def judge(found: Found) -> Verdict:
+        loss = of_mean([start(run) - end(run) for run in found[key]])
+        return Verdict(_side(loss, 0.0), f"the start is {loss} above the end")
+
+    return judge
+
+
+def keeps(ours: Sequence[str], fresh: str, stale: str, share: float) -> Rule:
+    """The best of the methods on stale samples has at least `share` of its accuracy on fresh ones."""
+
+    def judge(found: Found) -> Verdict:
+        name = max(ours, key=lambda name: statistics.mean(map(end, found[name, stale, None])))
+        of_fresh = statistics.mean(map(end, found[name, fresh, None]))
+        kept = of_mean([end(run) / of_fresh for run in found[name, stale, None]])
+        ends = statistics.mean(map(end, found[name, stale, None]))
+        why = f"{name}: {ends:.3f} of {of_fresh:.3f}, {kept.mean:.1%} ({kept.low:.1%} to {kept.high:.1%})"
+        return Verdict(_side(kept, share), why)
+
+    return judge
+
+
+def more_kl_efficient(first: Key, second: Key, least: float) -> Rule:
+    """More accuracy for the same KL: the mean over KL, up to the largest that all of the runs reach."""
+
+    def judge(found: Found) -> Verdict:
+        reach = min(float(_kl(run).max()) for key in (first, second) for run in found[key])
+        values = [[over_kl(run, reach) for run in found[key]] for key in (first, second)]
+        apart = difference(*values)
+        return Verdict(_side(apart, least), f"{apart} in accuracy, up to {reach:.2f} nats")
+
+    return judge
+
+
+def over_kl(run: Run, reach: float) -> float:
+    """Mean accuracy over KL from 0 to `reach`, linear between the points."""
+    accuracy = [float(point["accuracy"]) for point in run["curve"]]
+    return float(np.interp(np.linspace(0, reach, 101), _kl(run), accuracy).mean())
+
+
+def _kl(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The largest KL so far at each point."""
+    return np.maximum.accumulate([max(0.0, float(point["kl"])) for point in run["curve"]])
+
+
+def fewer_generations(method: str, replayed: str, fresh: str, most: float) -> Rule:
+    """With replay at most the share `most` of the generations is needed for the accuracy of fresh samples.
+
+    That is 95 % of what fresh samples end with, which counts as reached where the line first crosses it.
+    """
+
+    def judge(found: Found) -> Verdict:
+        goal = 0.95 * statistics.mean(map(end, found[method, fresh, None]))
+        needed = [[generations(run, goal) for run in found[method, plan, None]] for plan in (replayed, fresh)]
+        missed = sum(n is None for n in needed[0])
+        if any(n is None for n in needed[1]):
+            return Verdict(UNKNOWN, f"a run on fresh samples doesn't reach {goal:.3f}")
+        if missed:
+            ends = ", ".join(f"{end(run):.3f}" for run in found[method, replayed, None])
+            word = FAILS if missed == len(needed[0]) else UNKNOWN
+            return Verdict(word, f"{missed} of {len(needed[0])} runs never reach {goal:.3f} ({ends})")
+        of_fresh = statistics.mean(needed[1])
+        ratio = of_mean([n / of_fresh for n in needed[0]])
+        word = {HOLDS: FAILS, FAILS: HOLDS, UNKNOWN: UNKNOWN}[_side(ratio, most)]
+        why = f"{ratio.mean:.0%} ({ratio.low:.0%} to {ratio.high:.0%}) of {of_fresh:.0f}, for {goal:.3f}"
+        return Verdict(word, why)
+
+    return judge
+
+
+def generations(run: Run, goal: float) -> float | None:
+    """Responses generated until accuracy first reaches `goal`; None if it never does."""
+    each = run["generated"] / run["curve"][-1]["update"]
+    before = run["curve"][0]
+    for point in run["curve"]:
+        if point["accuracy"] >= goal:
+            rise = point["accuracy"] - before["accuracy"]
+            share = (goal - before["accuracy"]) / rise if rise else 1.0
+            return float(each * (before["update"] + share * (point["update"] - before["update"])))
+        before = point
+    return None
+
+
+def _side(interval: Interval, least: float) -> str:
+    """Whether the interval is above `least`, below it, or has it inside."""
+    if interval.low > least:
+        return HOLDS
+    return FAILS if interval.high < least else UNKNOWN

@@ -1,0 +1,102 @@
+"""The paper's figures 2 to 6, and what it promises beyond them, on a model that fits any machine.
+
+    python reproductions/paper/run.py --all [--out runs/paper] [--record] [--measured] [--small]
+    python reproductions/paper/run.py offline fresh
+
+The parts: `offline`, `larger` and `single` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3),
+`beta` (figure 6). Their table is `experiments.py`: methods, data, and sentences, each with its rule, which
+was written before the part was run. Runs are those of the arena: a model of 0.2 million parameters that sorts
+digits carelessly, many runs in lockstep.
+
+Of each method on each data all settings are run with one seed; the best by accuracy on the prompts for
+validation is run with two more. Where their mean is below what the next settings reached with one seed,
+these are run with all seeds too. Results are of other prompts. An interrupted command continues. Writes
+result.json and each part's figure as SVG and PDF into `--out`, with `--record` beside this script too, with
+the tables in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from agro.errors import Refused  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.paper import drawing, figures, report  # noqa: E402
+from reproductions.paper.experiments import PARTS, Part  # noqa: E402
+from reproductions.paper.runs import Run, complete  # noqa: E402
+
+
+def made(part: Part, out: Path, *, small: bool, measured: bool = False) -> list[Run]:
+    """All runs of a part: on each plan its grid, then the other seeds of what is best, until that stays it.
+
+    `measured`: none is made, and what isn't complete is left out.
+    """
+    runs: list[Run] = []
+    for plan in part.plans:
+        trials = part.grid(plan)
+        new, of_plan = trials, []
+        while new and (not measured or all((out / "runs" / trial.file).exists() for trial in new)):
+            of_plan = complete(trials, out, small=small)
+            new = [trial for trial in part.repeats(plan, of_plan) if trial not in trials]
+            trials += new
+        runs += [] if new else of_plan
+    return runs
+
+
+def found_complete(part: Part, out: Path) -> list[Run]:
+    """The runs of the methods and plans that are complete."""
+    alone = [replace(part, methods=[name], plans=[plan]) for name, plan in part.cells]
+    return [run for one in alone for run in made(one, out, small=False, measured=True)]
+
+
+def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
+    """Verdicts, tables and figures of the parts that are complete."""
+    found = {name: PARTS[name].found(of_part) for name, of_part in runs.items()}
+    cost = {name: (len(of), sum(run["cpu_seconds"] for run in of)) for name, of in runs.items()}
+    text = report.tables(found, cost)
+    shown = [
+        {"part": part.name, "sentence": sentence.text, "whose": sentence.whose, **vars(verdict)}
+        for part, sentence, verdict in report.judged(found)
+    ]
+    result = {"machine": harness.machine(), "verdicts": shown, "runs": runs}
+    for folder in (out, *((HERE,) if beside else ())):
+        (folder / "result.json").write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name, figure in figures.figures(found).items():
+            drawing.save(figure, folder, name)
+    if beside:
+        harness.put(HERE / "README.md", text, report.BEGIN, report.END)
+    print(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--all", action="store_true", help="all parts")
+    parser.add_argument("--out", type=Path, default=Path("runs/paper"))
+    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--measured", action="store_true", help="report what is complete; run nothing")
+    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
+    args = parser.parse_args(arguments)
+    unknown = [word for word in args.parts if word not in PARTS]
+    if unknown or not (args.parts or args.all):
+        raise Refused(f"expected --all or some of {', '.join(PARTS)}; got {', '.join(unknown) or 'nothing'}")
+    chosen = [part for part in PARTS.values() if args.all or part.name in args.parts]
+    if args.measured:
+        runs = {part.name: found_complete(part, args.out) for part in chosen}
+    else:
+        runs = {part.name: made(part, args.out, small=args.small) for part in chosen}
+    recorded(args.out, {name: of for name, of in runs.items() if of}, beside=args.record)
+
+
+if __name__ == "__main__":
+    harness.guarded(main)
