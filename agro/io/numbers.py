@@ -38,6 +38,13 @@ def with_error(value: Number, error: Number, digits: int = 3) -> str:
     return f"{fixed(value, digits)} ± {fixed(error, digits) if is_known(error) else 'unknown'}"
 
 
+def chance(p: float) -> str:
+    """A p-value."""
+    if p >= 1:
+        return "p = 1"
+    return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
+
+
 def percent(share: float, digits: int = 0) -> str:
     return f"{share:.{digits}%}"
 

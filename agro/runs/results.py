@@ -154,7 +154,7 @@ def results_at(path: Path) -> list[Result]:
         return _of_folder(path)
     if not path.exists():
         raise Refused(f"{path}: no such file or folder")
-    if _is_store(path):
+    if is_store(path):
         with Store.open(path, read_only=True) as store:
             return [Result.of_store(str(path), store)]
     first = None if format_at(path) else next(read_records(path), None)
@@ -174,7 +174,7 @@ def is_run(path: Path) -> bool:
     return (path / "metrics.jsonl").is_file() and (path / "config.json").is_file()
 
 
-def _is_store(path: Path) -> bool:
+def is_store(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
