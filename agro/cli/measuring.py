@@ -107,7 +107,7 @@ def along_samples(
 
     Nothing at another temperature than the policy's own; no KL where the tokens aren't the same.
     """
-    from agro.cli.rescoring import streams_along
+    from agro.cli.rescored_log import streams_along
 
     policy = policy_of(rollout)
     if temperature != policy.temperature or any(s.tokens is None for s in result.samples):

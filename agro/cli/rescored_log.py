@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agro.cli.rescoring import streams_along
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
@@ -22,14 +21,37 @@ from agro.rollout.off_policy_values import LoggedResponses
 from agro.rollout.ranking_accuracy import RankedPair, pairs_by_reward
 from agro.runs.results import is_store
 from agro.store import DrawnGroups, Pair, Store
-from agro.train.collate import total_reward
+from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid
+from agro.train.micro import TOKENS, MicroBatch
+from agro.train.step import Passes, streams_of
 from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from agro.models.policy import Policy
+
+
+TOGETHER = 64  # samples in one batch
+
+
+def streams_along(
+    policy: Policy, samples: Sequence[Sample], want: Sequence[str], reference: Policy | None = None
+) -> dict[str, list[NDArray[np.float64]]]:
+    """By stream and sample the values at the tokens that its author chose, [A] each.
+
+    `samples` are encoded. `want`: as of `Policy.streams`; "kl" is exact, from `reference`.
+    """
+    passes = Passes(MicroBatch(tokens=TOKENS))
+    found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in want}
+    for start in range(0, len(samples), TOGETHER):
+        batch = collate(samples[start : start + TOGETHER], 0).to(policy.device)
+        streams = streams_of(policy, batch, want, passes, reference)
+        for name in want:
+            rows = zip(streams[name], batch.mask, strict=True)
+            found[name] += [row[chosen].double().cpu().numpy() for row, chosen in rows]
+    return found
 
 
 @dataclass(frozen=True)
