@@ -171,25 +171,19 @@ class MeasuredSet:
 
 
 def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]:
-    """The files that were named, or the held-out prompts of a run, or those that it set aside."""
-    from agro.logs.prompts import load_prompts
-    from agro.runs.folder import SET_ASIDE
+    """The files that were named, or the held-out prompts of a run."""
+    from agro.runs.contamination import held_out_prompts
 
     if paths:
         return [MeasuredSet(name, prompts) for name, prompts in load_sets(paths).items()]
-    run, ran = subject.run, subject.ran
-    if run is None or ran is None:
-        raise Refused("--prompts: expected it, or the folder of a run with held-out prompts, got neither")
-    if ran.data.eval_prompts:
+    loaded, got = [], "neither"
+    if subject.run is not None and subject.ran is not None:
+        run = subject.run.absolute()
+        got = f"{run}, which has no data.eval_prompts and set none aside"
         with working_in(subject.started):
-            loaded = load_prompts(ran.data.paths("eval_prompts"), ran.data.columns)
-    elif (run / SET_ASIDE).exists():
-        loaded = load_prompts(run / SET_ASIDE)
-    else:
-        raise Refused(
-            "--prompts: expected it, or the folder of a run with held-out prompts, got "
-            f"{run.absolute()}, which has no data.eval_prompts and set none aside"
-        )
+            loaded = held_out_prompts(run, subject.ran)
+    if not loaded:
+        raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
     return [MeasuredSet(HELD_OUT, loaded)]
 
 

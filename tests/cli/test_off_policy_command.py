@@ -94,7 +94,7 @@ def test_checkpoints_are_ranked_with_what_wrote_the_log(folder: Path, tmp_path: 
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(
         '[sampler]\nn = 4\nmax_new = 3\n[objective]\nname = "agro"\nbeta = 0.1\n'
-        '[reward]\nname = "exact"\n[train]\nsteps = 2\ngroups = 2\nsave_every = 1\n'
+        '[reward]\nname = "exact"\n[train]\nsteps = 2\ngroups = 2\ncheckpoint_every = 1\n'
     )
     files = (f"policy.model={folder / 'a'}", f"data.prompts={folder / 'prompts.jsonl'}")
     done("train", recipe, *files, "--out", run)

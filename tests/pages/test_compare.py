@@ -195,7 +195,7 @@ def test_the_figure_draws_means_seeds_and_bands(runs: list[Path]) -> None:
 
 
 def test_another_metric(tmp_path: Path) -> None:
-    """Of training the mean of the last tenth of the steps, here the last one; of what is held out the last."""
+    """Of training the mean of the last tenth of the steps, here the last one."""
     runs = [write(tmp_path / name, 0, [0.1, 0.2], training=[0.5, 0.7]) for name in "ab"]
     found = compare(runs[:1], "reward_mean")
     assert (found.measure, found.lines[0].finals.tolist()) == ("reward_mean", [0.7])
