@@ -263,7 +263,9 @@ def _print_value(value: dict[str, Any]) -> None:
     author = f"what wrote the log, whose mean reward is {fixed(value['behavior'])}"
     print(f"{value['answer'].capitalize()} against {author}: {change} (doubly robust)")
     count = f"{value['ess']:.0f} of {value['responses']} responses count"
-    print(f"{count}, of {value['clusters']} prompts; the mean weight is {value['mean_weight']:.2f}")
+    print(
+        f"{count}, of {value['clusters']} prompts; the mean weight is {_with_interval(value['mean_weight'])}"
+    )
     for name, estimate in estimates.items():
         print(f"  {name.replace('_', ' ')}: {_with_interval(estimate)}")
     low, high = value["clipping_bias"]

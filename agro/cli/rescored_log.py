@@ -6,21 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agro.cli.common import opened_log
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
 from agro.io.terminal import plain
-from agro.logs.importing import import_files
 from agro.rewards.function import RESERVED
 from agro.rollout.off_policy_values import LoggedResponses
 from agro.rollout.ranking_accuracy import RankedPair, pairs_by_reward
-from agro.runs.results import is_store
-from agro.store import DrawnGroups, Pair, Store
+from agro.store import DrawnGroups, Pair
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid
 from agro.train.micro import TOKENS, MicroBatch
@@ -67,11 +65,7 @@ class Log:
         """A store, or a file as `agro import` takes it."""
         if not path.exists():
             raise Refused(f"--log {path}: no such file")
-        if is_store(path):
-            with Store.open(path, read_only=True) as store:
-                return cls(str(path), list(store.samples()), list(store.pairs()))
-        with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
-            import_files(store, [path])
+        with opened_log(path) as store:
             return cls(str(path), list(store.samples()), list(store.pairs()))
 
     def prompts(self) -> list[Prompt]:

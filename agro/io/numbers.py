@@ -34,8 +34,8 @@ def fixed(value: Number, digits: int = 3, *, signed: bool = False) -> str:
 
 
 def with_error(value: Number, error: Number, digits: int = 3) -> str:
-    """A value and its standard error."""
-    return f"{fixed(value, digits)} ± {fixed(error, digits) if is_known(error) else 'unknown'}"
+    """A value and its standard error. Of equal values it is unknown, not 0: others may differ."""
+    return f"{fixed(value, digits)} ± {fixed(error, digits) if is_known(error) and error else 'unknown'}"
 
 
 def chance(p: float) -> str:

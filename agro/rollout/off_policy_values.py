@@ -30,6 +30,7 @@ from agro.rollout.off_policy import Ratio, Values, Weights, interval, obstacle
 
 WAY_OUT = "let it answer held-out prompts and score these: agro eval --model M --prompts FILE --reward NAME"
 HEADLINE = "doubly_robust"
+ROUNDING = 1e-3  # of a mean weight, from log-probs in single precision
 BOUND = 700.0  # of a log-ratio, so that its exponential is a number; nothing is estimable up there
 
 
@@ -78,8 +79,9 @@ class OffPolicyValue:
     """What a log says of a policy. `estimates`: by name, see this module.
 
     `behavior`: the mean reward of the log; `gain`: the doubly robust estimate minus that, and `p` of none.
-    `ess`: effective responses of `n`; `clip`: c; `clipping_bias`: between what the clipped estimate is too
-    high, if the rewards are within those of the log.
+    `ess`: effective responses of `n`; `mean_weight`: 1 in expectation if the log has all that the policy
+    writes; `clip`: c; `clipping_bias`: between what the clipped estimate is too high, if the rewards are
+    within those of the log.
     """
 
     estimates: dict[str, Estimate]
@@ -89,14 +91,20 @@ class OffPolicyValue:
     n: int
     clusters: int
     ess: float
-    mean_weight: float
+    mean_weight: Estimate
     clip: float
     clipping_bias: tuple[float, float]
 
     @property
     def obstacle(self) -> str:
         """Why nothing can be estimated; empty where something can."""
-        return obstacle(self.clusters, self.ess, self.mean_weight)
+        w = self.mean_weight
+        if self.clusters > 1 and not w.low - ROUNDING <= 1 <= w.high + ROUNDING:
+            return (
+                f"the mean weight is {w.value:.2g} [{w.low:.2g}, {w.high:.2g}] instead of 1: the log doesn't "
+                "have what the policy writes"
+            )
+        return obstacle(self.clusters, self.ess, w.value)
 
     @property
     def answer(self) -> str:
@@ -117,7 +125,7 @@ class OffPolicyValue:
             "responses": self.n,
             "clusters": self.clusters,
             "ess": self.ess,
-            "mean_weight": self.mean_weight,
+            "mean_weight": vars(self.mean_weight),
             "behavior": self.behavior,
             "estimates": {name: vars(x) for name, x in self.estimates.items()} if able else None,
             "gain": {**vars(self.gain), "p": self.p} if able else None,
@@ -158,6 +166,7 @@ def value_on_log(
     logged = Ratio.of(rewards, ones, log.clusters)
     gain = ratios[HEADLINE].value - logged.value
     low, high, p = interval(gain, ratios[HEADLINE].without_each() - logged.without_each(), weights.ess)
+    mean_weight = Ratio.of(w, ones, log.clusters)
     lost = max(0.0, 1 - float(clipped.mean()))
     bias = (-lost * float(rewards.max()), -lost * float(rewards.min()))
     return OffPolicyValue(
@@ -168,7 +177,7 @@ def value_on_log(
         n,
         len(logged.above),
         weights.ess,
-        weights.mean,
+        Estimate(weights.mean, *interval(weights.mean, mean_weight.without_each(), weights.ess)[:2]),
         clip,
         bias,
     )

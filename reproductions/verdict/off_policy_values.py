@@ -1,6 +1,6 @@
 """Bias of five off-policy estimates of a value, and how often their intervals hold it, by enumeration.
 
-    python reproductions/verdict/off_policy_values.py [--small] [--json]
+    python reproductions/verdict/off_policy_values.py [--small] [--runs 600] [--json]
 
 The policies, prompts and logs are those of off_policy.py: tables over 27 responses to each of 200 prompts, so
 that the true value is a finite sum. Rewards come at the end of a response, or with each of its three tokens.
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).resolve().parent
 MARK = "<!-- off-policy values -->"
 SIZES = ((100, 4), (400, 4))  # prompts, responses to each
 MOVES = (1.0, 3.0, 6.0)  # largest change of a logit, in nats
-RUNS = {True: 20, False: 600}
+LOGS = 600  # a setting
 TRUE_V = "doubly robust, true V"
 Row = dict[str, Any]
 
@@ -141,9 +141,10 @@ def table(result: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--runs", type=int, default=LOGS, help="logs a setting")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    result = rows(RUNS[given.small])
+    result = rows(20 if given.small else given.runs)
     document = json.dumps({"rows": result}, indent=1)
     print(document if given.json else table(result))
     if given.small:
