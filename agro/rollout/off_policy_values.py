@@ -99,12 +99,13 @@ class OffPolicyValue:
     def obstacle(self) -> str:
         """Why nothing can be estimated; empty where something can."""
         w = self.mean_weight
-        if self.clusters > 1 and not w.low - ROUNDING <= 1 <= w.high + ROUNDING:
-            return (
-                f"the mean weight is {w.value:.2g} [{w.low:.2g}, {w.high:.2g}] instead of 1: the log doesn't "
-                "have what the policy writes"
-            )
-        return obstacle(self.clusters, self.ess, w.value)
+        found = obstacle(self.clusters, self.ess, w.value)
+        if found or w.low - ROUNDING <= 1 <= w.high + ROUNDING:
+            return found
+        return (
+            f"the mean weight is {w.value:.2g} [{w.low:.2g}, {w.high:.2g}] instead of 1: the log doesn't have "
+            "what the policy writes"
+        )
 
     @property
     def answer(self) -> str:
