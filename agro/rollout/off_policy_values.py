@@ -103,8 +103,8 @@ class OffPolicyValue:
         if found or w.low - ROUNDING <= 1 <= w.high + ROUNDING:
             return found
         return (
-            f"the mean weight is {w.value:.2g} [{w.low:.2g}, {w.high:.2g}] instead of 1: the log doesn't have "
-            "what the policy writes"
+            f"the mean weight is {w.value:.2g} [{w.low:.2g}, {w.high:.2g}] instead of 1: the log doesn't "
+            "have what the policy writes"
         )
 
     @property

@@ -115,7 +115,7 @@ def table(result: list[Row]) -> str:
         "| estimable | rewards | estimate | settings | largest bias | mean sd | interval holds it |",
         "|---|---|---|---|---|---|---|",
     ]
-    for share, least, most in (("95 % or more", 0.95, 1.1), ("20 to 95 %", 0.2, 0.95)):
+    for share, least, most in (("90 % or more", 0.9, 1.1), ("20 to 90 %", 0.2, 0.9)):
         counted = [row for row in result if row["estimate"] and least <= row["estimable"] < most]
         for by_token, name in sorted({(r["by token"], r["estimate"]) for r in counted}):
             part = [r for r in counted if (r["by token"], r["estimate"]) == (by_token, name)]
