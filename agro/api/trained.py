@@ -19,7 +19,7 @@ from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.card import check_push, push
-from agro.runs.folder import SET_ASIDE
+from agro.runs.contamination import held_out_prompts
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.store.location import located
@@ -106,13 +106,11 @@ class Trained:
         return {"prompts": len(loaded), "n": n, "temperature": temperature, **measured}
 
     def _prompts(self, prompts: Any) -> list[Prompt]:
-        data = self.config.data
-        if prompts is None and data.eval_prompts:
-            return load_prompts(data.paths("eval_prompts"), data.columns)
-        if prompts is None and (self.folder / SET_ASIDE).exists():
-            return load_prompts(self.folder / SET_ASIDE)
         if prompts is None:
-            raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
+            held_out = held_out_prompts(self.folder, self.config)
+            if not held_out:
+                raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
+            return held_out
         if is_path(prompts):
             return load_prompts(prompts)
         with tempfile.TemporaryDirectory() as folder:

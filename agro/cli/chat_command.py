@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import PolicySetting, Seed, policy_config
-from agro.cli.models import LONGEST, rollout_of
-from agro.cli.run_models import (
-    config_of,
-    config_of_model,
-    other_rollout,
-    sampler_of,
-    saved_model,
-    started_in,
-    working_in,
-)
+from agro.cli.common import PolicySetting, Seed
+from agro.cli.models import LONGEST
+from agro.cli.run_models import MeasuredModel
 from agro.errors import Refused
 from agro.io.terminal import visible
 
@@ -64,15 +56,12 @@ def chat(
         raise Refused("--store: judged pairs need a second model: expected --against beside it, got none")
     if against is not None and store is None and run is None:
         raise Refused(f"--store: expected it, since {model} isn't a run; got none")
-    ran = config_of_model(model) if run is None else config_of(run)
-    name = model if run is None else saved_model(run, "model", "a model")
-    located = str(Path(name).absolute()) if Path(name).exists() else name
-    settings = policy_config(located, policy, None if ran is None else ran.policy)
-    rollouts = [rollout_of(located, settings, None)]
+    asked = MeasuredModel.of(run, None if run is not None else model, policy, "a model").without_environment()
+    name = asked.name
+    rollouts = [asked.rollout()]
     if against is not None:
-        with working_in(started_in(run)):
-            rollouts.append(other_rollout(against, ran, policy, None))
-    conversation = Conversation(rollouts, sampler_of(1, temperature, max_new, ran), random.Random(seed))
+        rollouts.append(asked.other(against))
+    conversation = Conversation(rollouts, asked.sampler(1, temperature, max_new), random.Random(seed))
     if against is None:
         _talk(conversation, lambda answers: answers[0].sample)
         return

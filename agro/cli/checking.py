@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, PolicySetting, RewardOption, Workers, end, licenses, options, policy_config
+from agro.cli.common import (
+    Json,
+    PolicySetting,
+    RewardOption,
+    Workers,
+    end,
+    licenses,
+    opened_log,
+    options,
+    policy_config,
+)
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -19,7 +27,6 @@ if TYPE_CHECKING:
     from agro.pages.store.measurements import Measurements
     from agro.pages.store.own_reward import OwnReward
     from agro.store import Store
-    from agro.store.location import Shards
 
 
 def check(
@@ -83,7 +90,7 @@ def check(
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
     path = paths[0] if len(paths) == 1 else Shards(tuple(paths))
-    with _opened(path, workers) as store:
+    with opened_log(path, workers) as store:
         from agro.pages.store import check_store  # here: a missing file is refused at once
 
         report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
@@ -117,32 +124,6 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
     for change in changes:
         override(values, change, RunConfig)
     return RunConfig.of(values, "--set")
-
-
-@contextmanager
-def _opened(path: Path | Shards, workers: int) -> Iterator[Store]:
-    """The store at `path`, or one in a temporary folder with what the log at `path` has."""
-    from agro.logs.importing import import_files
-    from agro.store import Store
-    from agro.store.location import Shards, is_store
-
-    if isinstance(path, Shards) or is_store(path) or not path.exists():  # the store refuses what isn't there
-        if workers > 1:
-            raise Refused(f"--workers are for a log, whose records are read; {path} is a store: leave it out")
-        with Store.open(path, read_only=True) as store:
-            store.require_all()
-            yield store
-        return
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
-        try:
-            import_files(store, [path], workers=workers)
-        except Refused as error:
-            if "--map" not in str(error):
-                raise
-            raise Refused(
-                f"{error}\nWhat to do: agro import with these options, then agro check STORE"
-            ) from None
-        yield store
 
 
 def _measured(

@@ -86,6 +86,13 @@ GROUPS = {
             "guide/getting-started.md",
         ),
         CommandEntry(
+            "off-policy",
+            "off_policy_command:off_policy",
+            "A model's value by a log that it didn't write, with intervals, or why there is none.",
+            "runs/first --log runs/first/store.db",
+            "guide/is-it-better.md",
+        ),
+        CommandEntry(
             "chat",
             "chat_command:chat",
             "Talk to the result of a run, also blind beside its start, which makes judged pairs.",

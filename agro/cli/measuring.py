@@ -1,29 +1,38 @@
-"""Responses of a model to prompts, scored; kept in a store as they finish, so that a kill loses few."""
+"""Responses of a model to prompts, scored; kept in a store as they finish, so that a kill loses few. And what
+models say of them: entropy, and KL along them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from agro.io.numbers import duration
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from agro.config import SamplerConfig
-    from agro.rewards import Reward
+    from agro.models.policy import Policy
     from agro.rollout.evaluate import Heldout
-    from agro.rollout.rollout import Rollout
-    from agro.types import Prompt
+    from agro.rollout.rollout import EpisodeReward, Rollout
+    from agro.types import Prompt, Sample
 
 
 @dataclass(frozen=True)
 class Measurement:
     """How responses are sampled and scored. `store`: where they are kept, if anywhere."""
 
-    scorer: Reward
+    scorer: EpisodeReward
     sampler: SamplerConfig
     seed: int
     store: Path | None = None
@@ -35,16 +44,19 @@ class Measurement:
         from agro.rollout.evaluate import heldout
         from agro.store import Store
 
+        count = len(prompts) * self.sampler.n
         if self.store is None:
-            return heldout(rollout, self.scorer, prompts, self.sampler, self.seed)
+            samples = rollout.sample(prompts, self.sampler.n, self.sampler, seed=self.seed)
+            counted = showing_progress(samples, count, model)
+            return heldout(rollout, self.scorer, prompts, self.sampler, self.seed, counted)
         with Store.open(self.store) as store:
             ledger = self._ledger(model, rollout, prompts)
             earlier = len(store.experience.find_in_ledger(ledger, range(len(prompts))))
             if earlier:
                 print(f"{self.store}: {earlier} responses are there already", file=sys.stderr)
             done = collect(rollout, prompts, self.sampler, store, Task(seed=self.seed, ledger=ledger))
-            samples = list(store.samples(ids=done.ids))
-            result = heldout(rollout, self.scorer, prompts, self.sampler, self.seed, samples)
+            stored = list(store.samples(ids=done.ids))
+            result = heldout(rollout, self.scorer, prompts, self.sampler, self.seed, stored)
             store.set_rewards((s.id or 0, s.reward, {}) for s in result.samples)
             return result
 
@@ -62,3 +74,53 @@ class Measurement:
             "environment": None if played is None else played.name,
         }
         return f"eval:{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
+
+
+def showing_progress(samples: Iterator[Sample], count: int, model: str) -> Iterator[Sample]:
+    """The samples; on a terminal's stderr how many responses are there, and the time left."""
+    if not sys.stderr.isatty():
+        yield from samples
+        return
+    began, done = time.monotonic(), set()
+    for sample in samples:
+        done.add(sample.meta["index"])
+        left = (time.monotonic() - began) / len(done) * (count - len(done))
+        text = f"{model}: {len(done)}/{count} responses, {duration(left)} left"
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        yield sample
+    print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def policy_of(rollout: Rollout) -> Policy:
+    """The model in this process that it samples from."""
+    from agro.rollout.engines.hf import HF
+
+    assert isinstance(rollout.engine, HF)
+    return rollout.engine.policy
+
+
+def along_samples(
+    rollout: Rollout, other: Rollout | None, result: Heldout, temperature: float
+) -> dict[str, NDArray[np.float64]]:
+    """[M,n] of each response the mean entropy of its tokens' distributions, in nats, and with another model
+    the sum of their exact KL divergences from that, whose mean is the KL of complete responses.
+
+    Nothing at another temperature than the policy's own; no KL where the tokens aren't the same.
+    """
+    from agro.cli.rescored_log import streams_along
+
+    policy = policy_of(rollout)
+    if temperature != policy.temperature or any(s.tokens is None for s in result.samples):
+        return {}
+    reference = None
+    if other is not None and other.encoder.fingerprint == rollout.encoder.fingerprint:
+        reference = policy_of(other)
+    want = ["entropy"] if reference is None else ["entropy", "kl"]
+    streams = streams_along(policy, result.samples, want, reference)
+    position = {id(sample): i for i, sample in enumerate(result.samples)}
+    found = {}
+    for name, of_sample in streams.items():
+        joined = [np.concatenate([of_sample[position[id(s)]] for s in r]) for r in result.responses]
+        values = [float(x.sum() if name == "kl" else x.mean()) for x in joined]
+        found[name] = np.array(values).reshape(result.rewards.shape)
+    return found

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from agro.cli.common import policy_config
-from agro.cli.run_models import saved_model
+from agro.cli.run_models import MeasuredModel
 from agro.errors import Refused
 
 CONVERTER = "convert_hf_to_gguf.py"  # of llama.cpp, which keeps it up to date with architectures
@@ -25,7 +25,9 @@ def write_merged(run: Path, folder: Path) -> None:
 
     if folder.exists():
         raise Refused(f"{folder}: there is such a file or folder; give another one, or remove it")
-    name = saved_model(run, "model", "another run") if (run / "metrics.jsonl").is_file() else str(run)
+    name = str(run)
+    if (run / "metrics.jsonl").is_file():
+        name = MeasuredModel.of(run, None, flag="another run").name
     policy = Policy.load(policy_config(name, None))
     policy.model.to(torch.bfloat16)
     with complete_folder(folder) as unfinished:

@@ -12,6 +12,7 @@ from agro.config import RunConfig
 from agro.io.numbers import count, fixed, is_known
 from agro.objectives import get
 from agro.objectives.needs import REWARD
+from agro.runs.metrics import GAIN
 from agro.runs.rundata import Row, RunData
 from agro.runs.signal import Shortfall, without_share, without_signal
 
@@ -85,36 +86,25 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
 
 
 def _heldout_problems(rows: Sequence[Row]) -> list[Problem]:
-    change = _change(rows)
-    if change is None or change[1] + 2 * change[2] >= 0:
+    row = _compared(rows)
+    if row is None or row[f"{GAIN}_high"] >= 0:
         return []
-    start, difference, _ = change
     detail = (
         "The policy is worse than it was before. What to do: a lower train.lr; evaluate.keep_best keeps the "
         "best model, and evaluate.patience ends a run that gets worse"
     )
-    value = f"from {fixed(start)} to {fixed(start + difference)}"
+    value = f"from {fixed(row['eval_reward'] - row[GAIN])} to {fixed(row['eval_reward'])}"
     return [Problem("held-out reward fell", value, detail, serious=True)]
 
 
 def _has_risen(rows: Sequence[Row]) -> bool:
-    change = _change(rows)
-    return change is not None and change[1] - 2 * change[2] > 0
+    row = _compared(rows)
+    return row is not None and row[f"{GAIN}_low"] > 0
 
 
-def _change(rows: Sequence[Row]) -> tuple[float, float, float] | None:
-    """The first held-out reward, how much higher the last one is, and the standard error of that.
-
-    None with fewer than two measurements, or without standard errors.
-    """
-    measured = [row for row in rows if row.get("eval_reward") is not None]
-    if len(measured) < 2:
-        return None
-    start, end = measured[0], measured[-1]
-    errors = [row.get("eval_reward_se") for row in (start, end)]
-    if not all(map(is_known, errors)):
-        return None
-    return start["eval_reward"], end["eval_reward"] - start["eval_reward"], math.hypot(*map(_error, errors))
+def _compared(rows: Sequence[Row]) -> Row | None:
+    """The last comparison with the start, prompt by prompt, if its interval is known."""
+    return next((row for row in reversed(rows) if row.get(f"{GAIN}_low") is not None), None)
 
 
 def _best_that_fall(rows: Sequence[Row], config: RunConfig) -> Problem | None:

@@ -80,13 +80,19 @@ def test_what_is_wrong_at_the_end_of_a_log(
 
 def test_a_distance_that_the_held_out_reward_pays_for_is_no_problem(tmp_path: Path) -> None:
     far = {"eval_kl_ref": 20.0, "eval_kl_ref_se": 3.0, "eval_ratio_mean": 1e16}
-    first, risen, fallen = (AUC | {"eval_reward": r, "eval_reward_se": 0.02} for r in (0.3, 0.5, 0.009))
-    rows = [first, *[WELL] * 39]
+    """By the comparison with the start, prompt by prompt: one whose interval holds 0 is none of the two."""
+    risen, fallen, unclear = (
+        AUC | {"eval_reward": r, "eval_gain": r - 0.3, "eval_gain_low": low, "eval_gain_high": high}
+        for r, low, high in ((0.5, 0.1, 0.3), (0.009, -0.4, -0.2), (0.25, -0.15, 0.05))
+    )
+    rows = [AUC | {"eval_reward": 0.3}, *[WELL] * 39]
     assert problems(load_run(write_run(tmp_path, [*rows, WELL | far | risen]))) == []
     found = problems(load_run(write_run(tmp_path, [*rows, WELL | far | fallen])))
     assert set(titles(found).values()) == {True}
     assert found[0].text == "held-out reward fell: from 0.300 to 0.009"
     assert len(found) == 3
+    found = problems(load_run(write_run(tmp_path, [*rows, WELL | far | unclear])))
+    assert [problem.title for problem in found][:1] == ["KL beyond what pays"]
 
 
 def test_own_samples_and_imitation_may_be_far_from_the_reference(tmp_path: Path) -> None:

@@ -201,7 +201,6 @@ ENTRIES["reinforce_pp"] = preset(
     ),
 )
 ENTRIES["gdpo"] = preset(
-    "rec",
     ENTRIES["rec"],
     "GDPO, arXiv 2601.05242",
     "PPO's clip with an advantage that standardizes each part of a reward in its group by itself, adds them "

@@ -168,7 +168,7 @@ class Owner:
         part_name, name = call.method.split(".")
         part = getattr(self._parts, part_name)
         try:
-            _signature(type(part), name).bind(part, *call.args, **call.kwargs)
+            _signature(part.__class__, name).bind(part, *call.args, **call.kwargs)
             return pack(getattr(part, name)(*call.args, **call.kwargs))
         except Refused:
             raise
