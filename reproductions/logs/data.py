@@ -68,7 +68,10 @@ def split(store: Path, fold: int, most: int | None, folds: int = FOLDS) -> tuple
 def validation(store: Path, most: int | None) -> list[tuple[Path, Path]]:
     """Folds within the training half of fold 0. What fold 0 holds out is in none of them."""
     half, _ = split(store, 0, most)
-    return [split(half, fold, most, VALIDATION_FOLDS) for fold in range(VALIDATION_FOLDS)]
+    copy = half.with_name("validation") / "half.db"  # in another folder: folds have the names of the log's
+    copy.parent.mkdir(exist_ok=True)
+    _write(copy, groups_of(half))
+    return [split(copy, fold, most, VALIDATION_FOLDS) for fold in range(VALIDATION_FOLDS)]
 
 
 def mixed(train: Path) -> Path:

@@ -170,8 +170,9 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
     result: dict[str, Any] = {"title": log.title, "goal": {"auc": log.auc, "errors": log.errors}}
     result |= {"log": describe(store, sft), "baselines": baselines(folds)}
     result["refused"] = refusal(HERE / f"{name}.toml", folds[0][0], folder)
-    result["references"] = references(sft, folds, folder)
-    starts = [from_reference(agro_, reference) for reference in result["references"]]
+    made = references(sft, folds, folder)
+    starts = [from_reference(agro_, reference) for reference in made]
+    result["references"] = [{key: of[key] for key in ("loss", "seconds", "cpu_seconds")} for of in made]
     result |= {"seeds": [], "control": []}
     for seed in range(seeds):
         trained, control = [], []

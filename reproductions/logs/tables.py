@@ -62,8 +62,7 @@ def validated(name: str, found: dict[str, Any]) -> str:
     """One line: the settings, the AUC within the training half of fold 0 by seed, and after which step."""
     auc = ", ".join(f"{seed['auc']:.3f} ± {seed['auc_se']:.3f}" for seed in found["seeds"])
     curve = "; ".join(f"step {point['step']} {point['auc']:.3f}" for point in found["seeds"][0]["curve"])
-    spent = sum(sum(seed["cpu_seconds"]) for seed in found["seeds"])
-    return f"{name} {' '.join(found['overrides'])}: AUC {auc} ({curve}; {spent:.0f} CPU seconds)"
+    return f"{name} {' '.join(found['overrides'])}: AUC {auc} ({curve})"
 
 
 def draw(results: Mapping[str, dict[str, Any]]) -> Figure:
