@@ -285,7 +285,7 @@ def test_advantages_by_hand(kind: str, expected: list[float]) -> None:
 
 
 def test_a_part_of_large_values_hides_no_other_one() -> None:
-    """Parts 1, 0, 0, 0 and 0, 10, 0, 0: 1.5 and −0.5 of each: 1, 1, −1 and −1, whose deviation is 1 (GDPO)."""
+    """Parts 1, 0, 0, 0 and 0, 10, 0, 0: 1.5 and −0.5 of each, in all ±1, of deviation 1 (GDPO)."""
     parts = [[1.0, 0.0], [0.0, 10.0], [0.0, 0.0], [0.0, 0.0]]
     extra = {"reward_parts": parts, "part_weights": [[1.0, 1.0]] * 4}
     batch = Batch.of(mask=[[0, 1]] * 4, reward=[1.0, 10.0, 0.0, 0.0], group=[0] * 4, extra=extra)
