@@ -227,7 +227,7 @@ def test_a_group_of_weight_0_is_not_there(name: str, options: dict[str, Any], ne
 
 @only(
     *("agro", "rloo", "reinforce", "kl_pg", "grpo", "pair_consistency", "dpo"),
-    but=("imitation", "reinforce_pp", "crossfit", "step"),  # which couple a step
+    but=("imitation", "reinforce_pp", "gdpo", "crossfit", "step"),  # which couple a step
 )
 def test_groups_weigh_equally_whatever_their_sizes(
     name: str, options: dict[str, Any], needs: set[str]
@@ -251,7 +251,7 @@ def test_sft_weighs_tokens_equally() -> None:
 
 @only(
     *("agro-", "agro_onpolicy-beta=0.3", "rloo", "reinforce", "kl_pg", "pair_consistency", "dpo-"),
-    but=("weight_level", "reinforce_pp"),  # reinforce_pp: its tokens have ratios of their own
+    but=("weight_level", "reinforce_pp", "gdpo"),  # the last two: tokens have ratios of their own
     along=False,
 )
 def test_tokens_of_a_response_share_one_coefficient(

@@ -86,7 +86,7 @@ RULES = {
         "`source.props`, recipe `adaptive_sampling`; a run of its own, recipe `props`"
     ),
     "SharpeRatio@k of a ranking of policies by their estimates (2311.18207)": (
-        "`agro.rollout.off_policy_values.sharpe_ratio`"
+        "`agro.rollout.off_policy`, as reproductions/systems ranks by it"
     ),
     "self-play against the iterate before, SPIN (2401.01335)": (
         '`policy.reference = "sampler"` with `source.sync_every` and `data.experts_win`, recipe `self_play`'
