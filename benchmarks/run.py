@@ -30,13 +30,14 @@ PARTS = {  # folder -> unit of its goals; where it isn't RATIO, the median of `o
     "check": "CPU s at most",
     "owner": "a CPU s",  # of the owner
 }
+FIRST = "s, first draw of the next process, at most"
 FURTHER = (  # goals for other figures of a row: benchmark, case, figure, goal, unit
     ("trl", "step of RLOO, mid, float32", "memory", 0.25, "of the peer's memory at most"),
     ("step", "mid float32", "share_of_product_rate", 0.65, "of the rate of a product"),
     ("step", "mid mixed", "share_of_product_rate", 0.5, "of the rate of a product"),
     ("imports", "import of text_20000.jsonl, records a CPU second", "ours", 40_000, "a CPU s"),
-    ("draws", "draw of 16 groups of 1000000 samples, least_used", "first", 0.2, "s, first draw, at most"),
-    ("draws", "draw of 16 groups of 10000000 samples, least_used", "first", 0.2, "s, first draw, at most"),
+    ("draws", "draw of 16 groups of 1000000 samples, least_used", "next_first", 0.2, FIRST),
+    ("draws", "draw of 16 groups of 10000000 samples, least_used", "next_first", 0.2, FIRST),
     ("check", "1000000 records", "ours", 20, "CPU s at most"),
     ("check", "1000000 records", "megabytes", 300, "MB at most"),
 )
@@ -85,7 +86,7 @@ def limits() -> dict[str, str]:
 
 def line(name: str, row: dict[str, Any], figure: str, goal: float, unit: str, limit: str = "") -> str:
     """Of the table: a row of a benchmark, and whether a figure of it, the median of several, is the goal."""
-    value = row[figure]
+    value = row.get(figure)  # None: not measured yet
     if isinstance(value, list):
         value = statistics.median(value)
     shown, met, spread, n = "–", "no", "–", "–"

@@ -194,6 +194,8 @@ def test_a_taken_request_can_be_drawn_from_at_the_next_step(tmp_path: Path) -> N
         assert store.draws.pick(rule, At("r", 1, 0, 0)) == []
         store.requests.take("r", 1, [number])
         assert store.draws.pick(rule, At("r", 2, 0, 0)) == [sample("a").prompt_id]
+        store.ledger.rewind("r")
+        assert store.draws.pick(rule, At("r", 1, 0, 0)) == []  # it waits again
 
 
 def many(n: int, **fields: Any) -> list[Candidate]:

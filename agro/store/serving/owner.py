@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -168,7 +168,7 @@ class Owner:
         part_name, name = call.method.split(".")
         part = getattr(self._parts, part_name)
         try:
-            _signature(part.__class__, name).bind(part, *call.args, **call.kwargs)
+            _signature(getattr(type(part), name)).bind(part, *call.args, **call.kwargs)
             return pack(getattr(part, name)(*call.args, **call.kwargs))
         except Refused:
             raise
@@ -177,5 +177,5 @@ class Owner:
 
 
 @cache
-def _signature(part: type, method: str) -> inspect.Signature:
-    return inspect.signature(getattr(part, method))
+def _signature(method: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(method)
