@@ -79,7 +79,10 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     otherwise.
     """
     report = [_best_that_fall(rows, config), _stillness(rows, config)]
-    report += [_parted(rows, name) for name in _measured_alone(config)]
+    measured_alone = [part.label or part.name for part in config.reward.functions if not part.weight]
+    if config.reward.learned is not None:
+        measured_alone = [] if config.reward.learned.own else [config.reward.title]
+    report += [_parted(rows, name) for name in measured_alone]
     if REWARD in get(config.objective.name).needed(config.objective.options) and not _has_risen(rows):
         report += [_distance(rows, config), _ratios(rows, config)]
     return [problem for problem in report if problem is not None]
@@ -171,14 +174,6 @@ def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:
         f"policy has left the reference for a few of them. What to do: {_way_out(rows[-1], config)}"
     )
     return Problem("π/π_ref of stored responses", f"{ratio:.3g} on average", detail, serious=True)
-
-
-def _measured_alone(config: RunConfig) -> list[str]:
-    """The parts of the reward that are measured and not trained on."""
-    learned = config.reward.learned
-    if learned is not None:
-        return [] if learned.own else [config.reward.title]
-    return [part.label or part.name for part in config.reward.functions if not part.weight]
 
 
 def _parted(rows: Sequence[Row], name: str) -> Problem | None:

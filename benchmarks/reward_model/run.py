@@ -1,6 +1,6 @@
 """A reward model trained on logged answers of four models to GSM8K, and its accuracy on held-out questions.
 
-    python benchmarks/reward_model/run.py LOG.jsonl.gz MODEL [--json] [--max-length N] [--lr RATE] [--epochs N]
+    python benchmarks/reward_model/run.py LOG MODEL [--json] [--max-length N] [--lr RATE] [--epochs N]
 
 LOG is gsm8k_openai_6b_175b.jsonl.gz of openai/grade-school-math: 1,319 questions, of each four answers that
 are right or wrong. Pairs are a right and a wrong answer to one question. Three tenths of the questions are
