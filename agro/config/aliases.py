@@ -12,6 +12,7 @@ from agro.config.messages import section_at
 from agro.errors import Refused
 from agro.io import peers
 
+THEIRS = frozenset((*peers.ALIASES, *peers.BATCH))
 DEFAULT_N = 4  # of sampler.n
 _said: set[str] = set()
 
@@ -61,14 +62,13 @@ def renamed(items: Iterable[str]) -> list[str]:
 
 def _theirs(values: Mapping[str, Any], config: type[BaseModel]) -> list[tuple[str | None, str]]:
     """Section, None at the root, and key of each of TRL's names."""
-    known = {*peers.ALIASES, *peers.BATCH}
-    found: list[tuple[str | None, str]] = [(None, key) for key in values if key in known]
+    found: list[tuple[str | None, str]] = [(None, key) for key in values if key in THEIRS]
     for section, inside in values.items():
         model = section_at(config, section)
         if model is None or not isinstance(inside, Mapping):
             continue
         ours = {*model.model_fields, *(["beta"] if section == "objective" else [])}
-        found += [(section, key) for key in inside if key in known and key not in ours]
+        found += [(section, key) for key in inside if key in THEIRS and key not in ours]
     return found
 
 
