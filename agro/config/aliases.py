@@ -12,6 +12,7 @@ from agro.config.messages import section_at
 from agro.errors import Refused
 from agro.io import peers
 
+THEIRS = frozenset((*peers.ALIASES, *peers.BATCH))
 DEFAULT_N = 4  # of sampler.n
 _said: set[str] = set()
 
@@ -24,9 +25,7 @@ def without_aliases(
     `n`: responses a prompt, where the values don't say it. Raises `Refused` where a setting has both names,
     and for a batch that isn't of whole groups.
     """
-    keys: dict[str | None, list[str]] = {None: list(values)}
-    keys |= {section: list(inside) for section, inside in values.items() if isinstance(inside, Mapping)}
-    theirs = _theirs(keys, config)
+    theirs = _theirs(values, config)
     if not theirs:
         return dict(values)
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
@@ -61,17 +60,15 @@ def renamed(items: Iterable[str]) -> list[str]:
     return found
 
 
-def _theirs(keys: Mapping[str | None, list[str]], config: type[BaseModel]) -> list[tuple[str | None, str]]:
+def _theirs(values: Mapping[str, Any], config: type[BaseModel]) -> list[tuple[str | None, str]]:
     """Section, None at the root, and key of each of TRL's names."""
-    known = {*peers.ALIASES, *peers.BATCH}
-    found: list[tuple[str | None, str]] = []
-    for section, inside in keys.items():
-        model = None if section is None else section_at(config, section)
-        ours = set() if model is None else {*model.model_fields}
-        if section == "objective":
-            ours.add("beta")
-        if section is None or model is not None:
-            found += [(section, key) for key in inside if key in known and key not in ours]
+    found: list[tuple[str | None, str]] = [(None, key) for key in values if key in THEIRS]
+    for section, inside in values.items():
+        model = section_at(config, section)
+        if model is None or not isinstance(inside, Mapping):
+            continue
+        ours = {*model.model_fields, *(["beta"] if section == "objective" else [])}
+        found += [(section, key) for key in inside if key in THEIRS and key not in ours]
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config.again import AgainConfig
-from agro.config.aliases import renamed, without_aliases
+from agro.config.aliases import THEIRS, renamed, without_aliases
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_replaced, merge, override
@@ -64,7 +64,9 @@ class RunConfig(Section):
 
         In messages `location` names them, but those of `overrides`, KEY=VALUE, which are of the command line.
         """
-        values = without_aliases(values, location, cls)
+        inside = {key for part in values.values() if isinstance(part, Mapping) for key in part}
+        if not (THEIRS.isdisjoint(values) and THEIRS.isdisjoint(inside - {"beta"})):  # some have one of ours
+            values = without_aliases(values, location, cls)
         check_values(values, location)
         try:
             config = cls.model_validate(values)

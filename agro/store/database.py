@@ -140,17 +140,13 @@ class Database:
             raise
 
     def close(self) -> None:
-        self._connection.close()
-        self._remove_empty_log()
-
-    def _remove_empty_log(self) -> None:
         """A reader makes the files of the write-ahead log, and only a writer's connection removes them."""
+        self._connection.close()
         wal = self.path.with_name(f"{self.path.name}-wal")
-        if not (wal.exists() and wal.stat().st_size == 0 and _allowed(self.path, os.W_OK)):
-            return
-        with suppress(sqlite3.Error, OSError), closing(self._connect("rw")) as connection:
-            connection.execute("PRAGMA busy_timeout = 0")
-            connection.execute("PRAGMA application_id").fetchone()
+        if wal.exists() and wal.stat().st_size == 0 and _allowed(self.path, os.W_OK):
+            with suppress(sqlite3.Error, OSError), closing(self._connect("rw")) as connection:
+                connection.execute("PRAGMA busy_timeout = 0")
+                connection.execute("PRAGMA application_id").fetchone()
 
     def __enter__(self) -> Self:
         return self

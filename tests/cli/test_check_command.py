@@ -152,6 +152,7 @@ def test_equal_rewards_teach_nothing(tmp_path):
     found = run(tmp_path, equal)
     assert found.exit_code == 2
     assert "agro can run on this, but there is nothing to learn: all 6 rewards are 1." in found.stderr
+    assert "rewards that differ: they can run, with nothing to learn: log, agro," in found.stdout
     assert run(tmp_path, equal, "--objective", "sft").exit_code == 0  # which imitates
     by_prompt = [row | {"reward": int(row["prompt"][0])} for row in equal]
     assert "in all 3 groups the rewards are equal" in run(tmp_path, by_prompt).stderr

@@ -122,6 +122,13 @@ def test_help_and_completion_import_no_torch() -> None:
     assert (helped.stdout, helped.stderr.strip()) == (done("--help").stdout, "False")
     assert run("--version").stdout == done("--version").stdout == f"agro-rl {__version__}\n"
     assert run("objectives", "agro").stderr.strip() == "False"
+    for command in (
+        ("doctor",),
+        ("check", "none.db"),
+        ("eval", "none"),
+        ("train", "fresh", "data.prompts=no"),
+    ):
+        assert run(*command).stderr.strip().endswith("False")  # also what is refused
     assert (
         "_AGRO_COMPLETE" in run("--show-completion", "bash").stdout + run(_AGRO_COMPLETE="source_bash").stdout
     )

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agro.train.instead import judged_prompts, kind_of, train_command
 from agro.train.phases import Phase, options_at
 
 FRESH = "fresh samples, which a log has none of"
+EQUAL = "rewards that differ: they can run, with nothing to learn"
 MISSING = (  # of refusals: what they say, and what is missing
     (r"old_logp|staleness|\[again\]|\[search\]|fresh samples|fresh responses|data\.prompts isn't set", FRESH),
     ("behavior_logp", "log-probs of who wrote the responses"),
@@ -55,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """`lesson`: why nothing can be learned, although it can run; "" where something can."""
+    """What is recommended, the best first, and all other objectives."""
 
     recommended: tuple[Candidate, ...]
     possible: tuple[Candidate, ...]
@@ -121,6 +123,8 @@ class _Trial:
 
     def _candidate(self, name: str) -> Candidate:
         """With the first changes of its recipe by which it can train on the store."""
+        if self.is_equal and REWARD in Phase.all(RunConfig.load(name))[0].needs:
+            return Candidate(name, EQUAL)
         refused = ""
         for changes in self._changes(name):
             settings = [f"data.store={self.store.path}", "policy.model=MODEL", *changes]
@@ -132,6 +136,12 @@ class _Trial:
                 command = train_command(name, self.model, self.store, self.log, changes)
                 return Candidate(name, REASONS.get(name, ""), command)
         return Candidate(name, _missing(refused))
+
+    @cached_property
+    def is_equal(self) -> bool:
+        """Whether there are rewards, and all are the same."""
+        low, high = self.store.survey.spread_of_rewards() or (0.0, 1.0)
+        return low == high
 
     def _changes(self, name: str) -> Iterator[list[str]]:
         """Of the recipe: all groups from the store, as many as there are, and small ones left out."""
