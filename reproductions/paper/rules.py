@@ -188,13 +188,13 @@ def fewer_generations(method: str, replayed: str, fresh: str, most: float) -> Ru
         goal = 0.95 * statistics.mean(map(end, found[method, fresh, None]))
         needed = [[generations(run, goal) for run in found[method, plan, None]] for plan in (replayed, fresh)]
         missed = sum(n is None for n in needed[0])
-        if any(n is None for n in needed[1]):
-            return Verdict(UNKNOWN, f"a run on fresh samples doesn't reach {goal:.3f}")
+        if not all(needed[1]):  # None, or 0 where the start is there already
+            return Verdict(UNKNOWN, f"a run on fresh samples doesn't rise to {goal:.3f}")
         if missed:
             ends = ", ".join(f"{end(run):.3f}" for run in found[method, replayed, None])
             word = FAILS if missed == len(needed[0]) else UNKNOWN
             return Verdict(word, f"{missed} of {len(needed[0])} runs never reach {goal:.3f} ({ends})")
-        of_fresh = statistics.mean(needed[1])
+        of_fresh = statistics.mean(n for n in needed[1] if n)
         ratio = of_mean([n / of_fresh for n in needed[0]])
         word = {HOLDS: FAILS, FAILS: HOLDS, UNKNOWN: UNKNOWN}[_side(ratio, most)]
         why = f"{ratio.mean:.0%} ({ratio.low:.0%} to {ratio.high:.0%}) of {of_fresh:.0f}, for {goal:.3f}"
