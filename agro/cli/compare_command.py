@@ -137,7 +137,7 @@ def _answered(
     found = []
     with closing(EpisodeReward(load_reward(reward))) as scorer:
         for task, prompts in sets.items():
-            measured = Measurement(scorer, sampler, sampling.seed).of(rollout, subject.name, prompts)
+            measured = Measurement(scorer, sampler, sampling.seed).of(rollout, subject.path, prompts)
             if measured.is_unknown:
                 raise Refused(
                     f"{name}: none of the responses to {task} could be scored: "

@@ -15,7 +15,7 @@ import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, Responses, RewardOption, Seed, end, options
 from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of
-from agro.cli.run_models import START, MeasuredModel, load_sets, working_in
+from agro.cli.run_models import START, MeasuredModel, load_sets, located, working_in
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -115,11 +115,13 @@ def eval_(
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
+    other = against if against in (None, START) else located(against)
     sets = _sets(prompts, subject)
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:
         assert against is not None
-        rollouts = (subject.other(against), subject.rollout())
+        assert other is not None
+        rollouts = (subject.other(other), subject.rollout())
         loaded = [prompt for measured in sets for prompt in measured.prompts]
         own = run if model is None else None  # whose result it is
         write_blind(blind, rollouts, loaded, sampler, seed, (against, subject.name), own, as_json)
@@ -133,7 +135,7 @@ def eval_(
     kept = None if store is None else store.absolute()
     with working_in(subject.reward_folder(reward)), closing(EpisodeReward(load_reward(scoring))) as scorer:
         measurement = Measurement(scorer, sampler, seed, kept)
-        maximum = _measure(sets, subject, against, measurement)
+        maximum = _measure(sets, subject, other, measurement)
     _compare(sets, subject)
     for measured in sets:
         measured.seen = subject.seen(measured.prompts)
@@ -195,7 +197,7 @@ def _measure(
 
     rollout, other = subject.rollout(), None
     for measured in sets:
-        measured.result = measurement.of(rollout, subject.name, measured.prompts)
+        measured.result = measurement.of(rollout, subject.path, measured.prompts)
     if against is not None:
         other = subject.other(against)
         name = f"{START} of {subject.run}" if against == START else against

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agro.io.numbers import duration
+from agro.rollout.collect import SilentActivity, Task, collect
+from agro.rollout.evaluate import Heldout, heldout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from agro.config import SamplerConfig
     from agro.models.policy import Policy
-    from agro.rollout.evaluate import Heldout
     from agro.rollout.rollout import EpisodeReward, Rollout
     from agro.types import Prompt, Sample
 
@@ -40,21 +41,21 @@ class Measurement:
     def of(self, rollout: Rollout, model: str, prompts: Sequence[Prompt]) -> Heldout:
         """Of a model; those that the store has already from the same weights, prompts and settings aren't
         sampled again."""
-        from agro.rollout.collect import Task, collect
-        from agro.rollout.evaluate import heldout
         from agro.store import Store
 
-        count = len(prompts) * self.sampler.n
+        progress = SamplingProgress(model)
         if self.store is None:
             samples = rollout.sample(prompts, self.sampler.n, self.sampler, seed=self.seed)
-            counted = showing_progress(samples, count, model)
+            counted = progress.counting(samples, len(prompts) * self.sampler.n)
             return heldout(rollout, self.scorer, prompts, self.sampler, self.seed, counted)
         with Store.open(self.store) as store:
             ledger = self._ledger(model, rollout, prompts)
             earlier = len(store.experience.find_in_ledger(ledger, range(len(prompts))))
             if earlier:
                 print(f"{self.store}: {earlier} responses are there already", file=sys.stderr)
-            done = collect(rollout, prompts, self.sampler, store, Task(seed=self.seed, ledger=ledger))
+            task = Task(seed=self.seed, ledger=ledger)
+            done = collect(rollout, prompts, self.sampler, store, task, activity=progress)
+            progress.end()
             stored = list(store.samples(ids=done.ids))
             result = heldout(rollout, self.scorer, prompts, self.sampler, self.seed, stored)
             store.set_rewards((s.id or 0, s.reward, {}) for s in result.samples)
@@ -76,19 +77,38 @@ class Measurement:
         return f"eval:{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
 
 
-def showing_progress(samples: Iterator[Sample], count: int, model: str) -> Iterator[Sample]:
-    """The samples; on a terminal's stderr how many responses are there, and the time left."""
-    if not sys.stderr.isatty():
-        yield from samples
-        return
-    began, done = time.monotonic(), set()
-    for sample in samples:
-        done.add(sample.meta["index"])
-        left = (time.monotonic() - began) / len(done) * (count - len(done))
-        text = f"{model}: {len(done)}/{count} responses, {duration(left)} left"
+class SamplingProgress(SilentActivity):
+    """On a terminal's stderr how many responses of a model are there, and the time left."""
+
+    def __init__(self, model: str) -> None:
+        self.model, self.is_shown = model, sys.stderr.isatty()
+        self.began, self.earlier = 0.0, 0  # of the first stage
+
+    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """The first one of sampling has the responses that were there before."""
+        if not self.is_shown or done is None or total is None:
+            return
+        if self.began == 0.0:
+            self.began, self.earlier = time.monotonic(), done
+        text = f"{self.model}: {done}/{total} responses"
+        if done > self.earlier:
+            seconds = (time.monotonic() - self.began) / (done - self.earlier) * (total - done)
+            text += f", {duration(seconds)} left"
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        yield sample
-    print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def counting(self, samples: Iterator[Sample], total: int) -> Iterator[Sample]:
+        """The samples, each shown as it comes; rows of one episode are one response."""
+        numbers = set()
+        self.stage("sampling", 0, total)
+        for sample in samples:
+            numbers.add(sample.meta["index"])
+            self.stage("sampling", len(numbers), total)
+            yield sample
+        self.end()
+
+    def end(self) -> None:
+        if self.is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def policy_of(rollout: Rollout) -> Policy:

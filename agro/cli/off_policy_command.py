@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
-from agro.cli.run_models import MeasuredModel, working_in
+from agro.cli.run_models import START, MeasuredModel, located, working_in
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
 
@@ -116,7 +116,9 @@ def _estimate(
     rescored = RescoredLog.of(log, _policy(subject, values))
     other = None
     if reference is not None:
-        other = RescoredLog.of(log, policy_of(subject.other(reference)))
+        other = RescoredLog.of(
+            log, policy_of(subject.other(reference if reference == START else located(reference)))
+        )
         if len(other.responses) != len(rescored.responses):
             raise Refused(
                 f"--reference {reference}: expected a model that reads the same {len(rescored.responses)} "
@@ -140,7 +142,7 @@ def _policy(subject: MeasuredModel, values: str) -> Policy:
     from agro.cli.measuring import policy_of
     from agro.train.stored_tensors import assign, exists
 
-    policy, folder = policy_of(subject.rollout()), Path(subject.name)
+    policy, folder = policy_of(subject.rollout()), Path(subject.path)
     if values == CRITIC:
         if not exists(folder, "value"):
             raise Refused(
@@ -216,7 +218,7 @@ def _rank_checkpoints(
         raise Refused(f"{subject.run}: expected checkpoints/step-N, got none; train.keep keeps more of them")
     candidates: list[dict[str, Any]] = []
     for path in folders:
-        checkpoint = replace(subject, name=str(path))
+        checkpoint = replace(subject, name=str(path), path=located(str(path)))
         rescored = RescoredLog.of(log, _policy(checkpoint, values))
         found = _value(rescored.scored(), values, None)
         row: dict[str, Any] = {"name": path.name, "estimated": None, "obstacle": found["obstacle"]}

@@ -27,12 +27,13 @@ START = "start"  # of --against: the model that the run started from
 class MeasuredModel:
     """A model, and the run whose settings it is asked with.
 
-    `run`: the folder that was named. `config`: of that run, or of the one that saved the model, whose
-    relative paths begin in `started`. `changes`: KEY=VALUE of [policy]. `played`: the environment that is
-    named in place of the run's.
+    `path`: its folder from anywhere, or its name on the hub. `run`: the folder that was named. `config`: of
+    that run, or of the one that saved the model, whose relative paths begin in `started`. `changes`:
+    KEY=VALUE of [policy]. `played`: the environment that is named in place of the run's.
     """
 
     name: str
+    path: str
     run: Path | None
     config: RunConfig | None
     started: Path
@@ -55,7 +56,7 @@ class MeasuredModel:
         folder = run or _run_that_saved(model)
         if folder is not None and config is None:
             config = config_of(folder)
-        return cls(model, run, config, started_in(folder), changes)
+        return cls(model, located(model), run, config, started_in(folder), changes)
 
     def without_environment(self) -> MeasuredModel:
         """Asked single questions, whatever the run played."""
@@ -68,12 +69,12 @@ class MeasuredModel:
         return None if self.run is None else self.config
 
     def rollout(self) -> Rollout:
-        return self._loaded(located(self.name))
+        return self._loaded(self.path)
 
     def other(self, against: str) -> Rollout:
         """Of a model to compare with, in the same environment: the start of the run, or another one."""
         if against != START:
-            return self._loaded(located(against))
+            return self._loaded(against)
         if self.ran is None:
             raise Refused("--against start: expected the folder of a run, got --model alone; name a model")
         from agro.train.phases import derive
