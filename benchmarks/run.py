@@ -109,7 +109,7 @@ def table() -> str:
         "spread",
         "n",
         "met",
-        "limit of the machine",
+        "limit of the machine, or note",
         "machine",
     )
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
@@ -119,7 +119,7 @@ def table() -> str:
         rows = json.loads(file.read_text()) if file.exists() else []
         figure = "ratio" if unit == RATIO else "ours"
         for row in rows:
-            limit = most.get(row["name"], "")
+            limit = row.get("note") or most.get(row["name"], "")
             lines.append(line(name, row, figure, row["goal"], row.get("unit", unit), limit))
         by_case = {row["name"]: row for row in rows}
         for of, case, *goal in FURTHER:

@@ -128,4 +128,4 @@ def test_a_trainer_is_imported_without_the_code_of_models() -> None:
     """Of 5 CPU seconds transformers' modeling, what it imports of torch, and matplotlib took half."""
     heavy = {"transformers.modeling_utils", "torch.distributed.tensor", "torch._dynamo", "matplotlib"}
     code = f"import sys, agro; agro.Trainer; found = {heavy} & set(sys.modules); assert not found, found"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,7 @@ class Stops:
             count = self._least + without_text
 
 
+HAS_KEYS = attrgetter("is_initialized")  # before the first pass no layer, later all that aren't skipped
 _SLACK = 256  # columns beyond what a row may need, so that moving to the left is rare
 
 
@@ -178,11 +180,6 @@ class Rows:
     @property
     def free(self) -> int:
         return self.size - len(self.live)
-
-    @property
-    def _layers(self) -> list[CacheLayerMixin]:
-        """Those with keys and values: before the first pass none, later all that aren't skipped."""
-        return [layer for layer in self.cache.layers if layer.is_initialized]
 
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
@@ -307,7 +304,7 @@ class Rows:
             self.last[to] = self.last[source]
             self.mask[to] = self.mask[source]
             window = slice(self.low, self.end)
-            for layer in self._layers:
+            for layer in filter(HAS_KEYS, self.cache.layers):
                 layer.keys[to, :, window] = layer.keys[source, :, window]
                 layer.values[to, :, window] = layer.values[source, :, window]
         self.last = self.last[: len(self.live)]
@@ -321,7 +318,7 @@ class Rows:
         self.tokens = np.pad(self.tokens, ((0, 0), (columns, 0)))
         self.logp = np.pad(self.logp, ((0, 0), (columns, 0)))
         self.mask = pad(self.mask, (columns, 0))
-        for layer in self._layers:
+        for layer in filter(HAS_KEYS, self.cache.layers):
             layer.keys, layer.values = (pad(x, (0, 0, columns, 0)) for x in (layer.keys, layer.values))
         for start in (self.start, self.first, self.limit):
             start += columns
@@ -337,7 +334,7 @@ class Rows:
         b, old, new = len(self.live), slice(self.low, self.end), slice(self.low - columns, self.end - columns)
         for buffer in (self.tokens, self.logp):
             buffer[:b, new] = buffer[:b, old].copy()
-        for layer in self._layers:
+        for layer in filter(HAS_KEYS, self.cache.layers):
             layer.keys[:b, :, new] = layer.keys[:b, :, old].clone()
             layer.values[:b, :, new] = layer.values[:b, :, old].clone()
         for start in (self.start, self.first, self.limit):
