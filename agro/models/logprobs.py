@@ -157,9 +157,9 @@ class _Streams(torch.autograd.Function):
         for block in blocks:
             h, h_ref = hidden[block.at], None if ref is None else ref[block.at]
             sums, kept = Sums.empty(len(h), hidden.device), []
-            for tile in plan.tiles():
+            for number, tile in enumerate(plan.tiles()):
                 z = block.tile_logits(h, tile)
-                if z.numel() <= spare:
+                if number == len(kept) and z.numel() <= spare:  # none after one that didn't fit
                     spare -= z.numel()
                     kept.append(z)
                     z = z.clone()

@@ -234,6 +234,20 @@ def test_a_chunk_of_any_size_gives_the_same():
         torch.testing.assert_close(run[s], runs[0][s], **rounding(runs[0][s]), equal_nan=True)
 
 
+def test_kept_logits_change_no_bit(monkeypatch):
+    """None of five tiles, some of them, also where the last, which is smaller, would fit alone, and all."""
+    monkeypatch.setattr("agro.models.tiles.TILE", 8)
+    gradients = []
+    for kept in (0, *range(1, 3 * B * T * V, 23)):
+        monkeypatch.setattr("agro.models.logprobs.KEPT", kept)
+        hidden, weight, bias, tokens, mask = arrays()
+        leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+        token_streams((hidden, Head(weight, bias)), tokens, mask, chunk=3)["logp"][mask].sum().backward()
+        gradients.append([x.grad for x in leaves])
+    for found, expected in itertools.product(gradients[1:], gradients[:1]):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_log_probs_of_a_bfloat16_model_are_normalized_in_float32():
     hidden, weight, _, tokens, mask = arrays(torch.bfloat16)
     found = token_streams((hidden, Head(weight)), tokens, mask)["logp"][:, 1:][mask[:, 1:]]
