@@ -156,7 +156,8 @@ class _Streams(torch.autograd.Function):
         spare = plan.keeps if any(ctx.needs_input_grad) else 0
         for block in blocks:
             h, h_ref = hidden[block.at], None if ref is None else ref[block.at]
-            sums, kept = Sums.empty(len(h), hidden.device), []
+            sums = Sums.empty(len(h), hidden.device)
+            kept: list[Tensor] = []
             for number, tile in enumerate(plan.tiles()):
                 z = block.tile_logits(h, tile)
                 if number == len(kept) and z.numel() <= spare:  # none after one that didn't fit
