@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pretended  # noqa: F401  a guard of a GPU has to be there before the first backward pass
 import pytest
 import torch
 import transformers

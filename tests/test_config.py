@@ -380,6 +380,7 @@ def test_what_may_change_on_resume_and_between_phases_is_declared_at_the_field()
         ("track", "to"),
     } <= free
     assert {section for section, _ in free} == {
+        "environment",
         "reward",
         "train",
         "guard",

@@ -67,9 +67,10 @@ def step_claims() -> Claims:
         "unknown",
         REGULARIZED,
         {"baseline": "step"},
+        shift=False,
         reference_shift=False,
         noise=False,
-        n=(1, 2),
+        n=(2,),  # the formula has other groups of the same size
         updates=0,
     )
 

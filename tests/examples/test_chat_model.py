@@ -18,7 +18,9 @@ def test_the_commands_of_the_notebook_exist() -> None:
     notebook = json.loads((FOLDER / "free_gpu.ipynb").read_text(encoding="utf-8"))
     text = "".join(line for cell in notebook["cells"] for line in [*cell["source"], "\n"])
     assert "**Untried:" in text
-    commands = [line.removeprefix("!agro ") for line in text.splitlines() if line.startswith("!agro ")]
+    commands = [
+        line.strip().removeprefix("!agro ") for line in text.splitlines() if line.startswith("!agro ")
+    ]
     assert [command.split()[0] for command in commands] == [
         "sample",
         "score",
@@ -34,7 +36,7 @@ def test_the_commands_of_the_notebook_exist() -> None:
     context = program.make_context("agro", [], resilient_parsing=True)
     for command in commands:
         name, *arguments = shlex.split(command.format(**names))
-        program.get_command(context, name).make_context(name, arguments)  # type: ignore[attr-defined]
+        program.get_command(context, name).make_context(name, list(arguments))  # type: ignore[attr-defined]
         if name == "train":
             recipe, *overrides = arguments[: arguments.index("--out")]
             RunConfig.load(recipe, overrides)

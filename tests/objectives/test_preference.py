@@ -179,7 +179,7 @@ def test_a_group_without_a_pair(name: str) -> None:
     said = refusal(name, [(3, 5)])
     assert "needs pairs" in said
     assert "1 of 2 groups have it, 1 don't (for one: a)" in said
-    assert 'singletons = "drop"' in said
+    assert "objective.singletons=drop" in said
     out = on(name, [(3, 5)], singletons="drop")
     assert out.metrics["singletons_dropped"] == 1
     assert (out.grad[:3] == 0).all()

@@ -120,7 +120,7 @@ def test_groups_too_small(name: str, options: dict[str, Any], needs: set[str]) -
     assert f"objective {name} needs groups of at least {least} responses" in said
     assert ("1 of 4 groups have it, 3 don't" if least == 2 else "1 of 3 groups have it, 2 don't") in said
     assert "lone" in said
-    assert 'singletons = "drop"' in said
+    assert "objective.singletons=drop" in said
     said = refusal(name, {**options, "singletons": "drop"}, group=list("abcdef"))
     assert f"at least {least} responses: 0 of 6 groups have it" in said
 
@@ -254,7 +254,7 @@ def test_an_unknown_objective(act: Any) -> None:
         ("agro", {"beta": 0.1, "scale": "rewards"}, ("scale", "'reward', 'loss'", "'rewards'")),
         ("agro", {"beta": 0.1, "singletons": "keep"}, ("singletons", "'error', 'drop'", "'keep'")),
         ("agro_onpolicy", {"beta": 0.1, "baseline": 1}, ("baseline", "False, True", "1")),
-        ("reinforce", {"baseline": "median"}, ("baseline", "'red_drop' or a number", "'median'")),
+        ("reinforce", {"baseline": "median"}, ("baseline", "'gdpo' or a number", "'median'")),
         ("reinforce", {"baseline": False}, ("baseline", "False")),
         ("grpo", {"ratio": "reference"}, ("ratio", "'behavior', 'old'", "'reference'")),
         ("grpo", {"clip": 0.2}, ("clip", "two numbers", "0.2")),

@@ -80,7 +80,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = json.loads((folder / "config.json").read_text())
         config["sampler"]["stop"] = [EVIL, str(i)]
         (folder / "config.json").write_text(json.dumps(config))
-    return write(compare(folders), folders[0].parent)[2]
+    return next(path for path in write(compare(folders), folders[0].parent) if path.suffix == ".html")
 
 
 @pytest.fixture(params=["page", "comparison"])

@@ -35,7 +35,7 @@ def fill(path: Path, right: int, prompts: int = 30) -> Store:
     """Of four responses to each prompt so many are right; the stored rewards say nothing."""
     store = Store.open(path)
     store.append(
-        Sample(f"{100 + g}>", "77" if i < right else "0", reward=5.0, meta={"answer": "77"})
+        Sample(f"{100 + g}>", "77" if i < right else "0", reward=5.0 + i % 2, meta={"answer": "77"})
         for g in range(prompts)
         for i in range(4)
     )

@@ -77,6 +77,10 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
         batch = batch.replace(extra={"stored_quantile": batch.response.double() / len(batch.mask)})
     if "meaning" in needs:
         batch = batch.replace(extra={"meaning": (batch.response // 2).double()})
+    if "reward_parts" in needs:
+        parts = torch.stack((batch.reward.double(), batch.response.double() % 3), 1)
+        weights = torch.tensor([[1.0, 0.5]], dtype=torch.float64).expand(len(parts), 2)
+        batch = batch.replace(extra={"reward_parts": parts, "part_weights": weights})
     if "old_value" in needs:
         values = streams_of(policy, batch, ["prefix_value"], passes(4))["prefix_value"]
         batch = batch.replace(old_value=values - 0.1)

@@ -31,11 +31,12 @@ def _advantage(
     """Of reinforce with an advantage; `preset`: the shift is that of the preset."""
     if shift and not preset:
         options["shift"] = shift
-    sizes = {"red_drop": (3,), "reinforce_pp_baseline": (2,)}.get(kind, (2, 3))
+    sizes = {"red_drop": (3,), "reinforce_pp_baseline": (2,), "gdpo": (2,)}.get(kind, (2, 3))
+    needs = {"reinforce_pp": ("reward",), "gdpo": ("reward_parts", "part_weights", "groups")}
     return Claims(
         lambda s: truncated_claims.summed(s, kind, shift),
         "elsewhere",
-        ("reward",) if kind == "reinforce_pp" else ("reward", "groups"),
+        needs.get(kind, ("reward", "groups")),
         options,
         shift=kind not in ("maxrl", "reinforce_pp"),
         noise=kind in ("mean", "others", "opo"),
@@ -98,7 +99,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             {"baseline": "mean"},
         ),
         *(_advantage(kind, baseline=kind) for kind in ("standardized", "others", "maxrl", "opo", "red_drop")),
-        *(_advantage(kind, baseline=kind) for kind in ("reinforce_pp", "reinforce_pp_baseline")),
+        *(_advantage(kind, baseline=kind) for kind in ("reinforce_pp", "reinforce_pp_baseline", "gdpo")),
         _advantage("opo", shift=0.3, baseline="opo"),
     ),
     "maxrl": (_advantage("maxrl", updates=DESCENT),),
