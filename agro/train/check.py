@@ -322,7 +322,10 @@ def _check_shaped(phase: Phase, prefix: str) -> None:
     """What a reward made of its recorded parts loses, and values that are of rewards before shaping."""
     config, reward = phase.config, phase.config.reward
     whitens, clips = reward.whiten != "none", reward.clip is not None
-    lost = {"reward.learned": reward.learned, "data.reward_scale": config.data.reward_scale}
+    lost: dict[str, object] = {
+        "reward.learned": reward.learned,
+        "data.reward_scale": config.data.reward_scale,
+    }
     makers = {f"reward.whiten = {reward.whiten}": lost if whitens and reward.functions else {}}
     if REWARD_PARTS in phase.needs:
         more = {"reward.whiten": whitens, "reward.clip": clips, "reward.flow": reward.flow}
