@@ -99,7 +99,7 @@ def fit(
     if not is_pairs:
         ratings = np.array([rating for _, rating, _ in judged.ratings])
         mean, std = float(ratings.mean()), float(ratings.std())
-        if not std:
+        if ratings.min() == ratings.max():
             raise Refused(f"fit-reward: all {len(ratings)} ratings that are trained on are {mean:g}")
     random = torch.Generator().manual_seed(options.seed)
     updates = options.epochs * -(-len(items) // options.batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,12 @@ class RewardModel:
         ends = {row[-1] for row in rows}
         padding = next(i for i in range(len(ends) + 1) if i not in ends)
         padded = padded.masked_fill(~mask, padding)
-        self.model.config.get_text_config().pad_token_id = padding
-        found: Tensor = self.model(input_ids=padded, attention_mask=mask.long()).logits
+        config = self.model.config.get_text_config()
+        before, config.pad_token_id = config.pad_token_id, padding
+        try:
+            found: Tensor = self.model(input_ids=padded, attention_mask=mask.long()).logits
+        finally:
+            config.pad_token_id = before  # which is saved with the model
         return found.float()
 
     @torch.no_grad()
@@ -144,7 +149,7 @@ class ModelReward:
 
     def _score(self, samples: list[Sample], rows: list[list[int]]) -> list[Score]:
         return [
-            Score(value) if value - value == 0 else Score(None, f"the reward model gave {value}")
+            Score(value) if math.isfinite(value) else Score(None, f"the reward model gave {value}")
             for value in self.model.values(rows, self.batch)
         ]
 

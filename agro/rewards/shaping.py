@@ -35,8 +35,8 @@ def counted(values: Mapping[str, float], parts: Mapping[str, RewardPart]) -> dic
     amounts = {}
     for name, part in parts.items():
         if part.weight:
-            value = values[name] if is_open or part.gate is not None else 0.0
-            amounts[name] = float(np.clip(value, part.at_least, part.at_most))
+            within = float(np.clip(values[name], part.at_least, part.at_most))
+            amounts[name] = within if is_open or part.gate is not None else 0.0
     return amounts
 
 
@@ -79,7 +79,7 @@ def shares(samples: Sequence[Sample], config: RewardConfig) -> dict[str, float |
     None where no two responses to one prompt differ.
     """
     parts = labeled(config.functions)
-    some = [s for s in samples if s.reward is not None and not _unrecorded(s, parts)]
+    some = [s for s in samples if s.reward is not None and not unrecorded(s, parts)]
     weights, columns = _columns(some, config)
     columns = {name: weights[name] * _centered(column, some) for name, column in columns.items()}
     total = np.sum(list(columns.values()), axis=0)
@@ -95,7 +95,7 @@ def _columns(samples: Sequence[Sample], config: RewardConfig) -> tuple[dict[str,
         return {"": 1.0}, {"": np.array([sample.reward for sample in samples], dtype=np.float64)}
     parts = labeled(config.functions)
     for sample in samples:
-        if missing := _unrecorded(sample, parts):
+        if missing := unrecorded(sample, parts):
             raise Refused(
                 f"sample {sample.id} (prompt {sample.prompt_id}) has a reward, but of its part {missing[0]} "
                 "nothing is recorded. What to do: remove reward.whiten, or draw only what a run with these "
@@ -106,7 +106,7 @@ def _columns(samples: Sequence[Sample], config: RewardConfig) -> tuple[dict[str,
     return weights, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in weights}
 
 
-def _unrecorded(sample: Sample, parts: Mapping[str, RewardPart]) -> list[str]:
+def unrecorded(sample: Sample, parts: Mapping[str, RewardPart]) -> list[str]:
     """The parts that count and have no value on record, as in an imported log."""
     recorded: Any = sample.meta.get("reward_parts")
     values = recorded if isinstance(recorded, dict) else {}
@@ -122,9 +122,8 @@ def _whitened(column: Values, samples: Sequence[Sample], over: str) -> Values:
     result = np.zeros_like(column)
     for rows in _groups(samples) if over == "group" else [list(range(len(samples)))]:
         values = column[rows]
-        spread = values.std() if rows else 0.0
-        if spread > 0:
-            result[rows] = (values - values.mean()) / spread
+        if rows and values.max() > values.min():  # the deviation of equal values may round to more than 0
+            result[rows] = (values - values.mean()) / values.std()
     return result
 
 

@@ -200,7 +200,7 @@ def sharpe_ratio(estimated: Values, true: Values, behavior: int, k: int) -> floa
     """SharpeRatio@k of a ranking of policies by their estimated values (arXiv 2311.18207, section 3).
 
     (best@k − J(μ))/std@k: the best true value of the k policies with the highest estimates, minus that of
-    the policy that wrote the log, by the standard deviation of these k true values, divided by k. What one
+    the policy that wrote the log, over the standard deviation (with 1/k) of these k true values. What one
     gains by trying k policies in practice, for the risk of trying bad ones.
 
     Args:

@@ -79,7 +79,8 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     otherwise.
     """
     report = [_best_that_fall(rows, config), _stillness(rows, config)]
-    measured_alone = [part.label or part.name for part in config.reward.functions if not part.weight]
+    functions = config.reward.functions
+    measured_alone = [p.label or p.name for p in functions if not p.weight and p.gate is None]
     if config.reward.learned is not None:
         measured_alone = [] if config.reward.learned.own else [config.reward.title]
     report += [_parted(rows, name) for name in measured_alone]

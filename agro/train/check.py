@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
-from agro.objectives.needs import REF_LOGP
+from agro.objectives.needs import REF_LOGP, REWARD_PARTS
 from agro.rollout.engines.capabilities import capabilities, check_section
 from agro.train.abilities import check_source, lags, source_capabilities
 from agro.train.check_objective import check_followed, check_phase
@@ -45,8 +45,7 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
             check_search(phase, prefix)
         if phase.config.source.props or phase.config.sampler.draft_every:
             _check_second(phase.config, prefix)
-        if phase.config.reward.functions and phase.config.reward.whiten != "none":
-            _check_whitened(phase.config, prefix)
+        _check_shaped(phase, prefix)
         if phase.config.reward.learned or phase.config.reward.flow:
             _check_learned(phase.config, prefix)
     _check_used(config, phases)
@@ -319,15 +318,30 @@ def _check_learned(config: RunConfig, prefix: str) -> None:
     _refuse_any(f"{prefix}{name}", problems)
 
 
-def _check_whitened(config: RunConfig, prefix: str) -> None:
-    """Whitened parts make the reward anew, from the values that scoring recorded."""
-    others = {"reward.learned": config.reward.learned, "data.reward_scale": config.data.reward_scale}
-    for name, value in others.items():
-        if value:
-            raise Refused(
-                f"{prefix}reward.whiten = {config.reward.whiten} makes the reward of its recorded "
-                f"parts, and {name} would be lost. What to do: remove one of the two"
-            )
+def _check_shaped(phase: Phase, prefix: str) -> None:
+    """What a reward made of its recorded parts loses, and values that are of rewards before shaping."""
+    config, reward = phase.config, phase.config.reward
+    whitens, clips = reward.whiten != "none", reward.clip is not None
+    lost: dict[str, object] = {
+        "reward.learned": reward.learned,
+        "data.reward_scale": config.data.reward_scale,
+    }
+    makers = {f"reward.whiten = {reward.whiten}": lost if whitens and reward.functions else {}}
+    if REWARD_PARTS in phase.needs:
+        more = {"reward.whiten": whitens, "reward.clip": clips, "reward.flow": reward.flow}
+        makers["the advantage of gdpo"] = {**lost, **more}
+    for maker, others in makers.items():
+        for name, value in others.items():
+            if value:
+                raise Refused(
+                    f"{prefix}{maker} makes the reward of its recorded parts, and {name} would be lost. What "
+                    "to do: remove one of the two"
+                )
+    if phase.takes_stored_value and (whitens or clips):
+        raise Refused(
+            f"{prefix}{'reward.whiten' if whitens else 'reward.clip'}: stored values (data.value_store, "
+            "data.value_half_life) are of rewards as they were scored. What to do: remove one of the two"
+        )
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from agro.config import RewardPart, RunConfig
 from agro.errors import Refused
 from agro.objectives.needs import BEHAVIOR_LOGP, OLD_LOGP
+from agro.rewards.shaping import counted, labeled, unrecorded
 from agro.rollout.engines.capabilities import capabilities
 from agro.store import Pair, Store
 from agro.train.phases import Phase
@@ -82,12 +83,17 @@ def collate(
 
 def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequence[RewardPart]) -> Batch:
     """The batch of `samples` with `extra["reward_parts"]` and `extra["part_weights"]`, [B,K] of the K
-    functions with a weight; NaN: unknown."""
-    weights = {part.label or part.name: part.weight for part in functions if part.weight}
-    recorded = [sample.meta.get("reward_parts") or {} for sample in samples]
-    known = [[of.get(name) for name in weights] for of in recorded]
-    parts = [[math.nan if value is None else float(value) for value in row] for row in known]
-    columns = {"reward_parts": parts, "part_weights": [list(weights.values())] * len(samples)}
+    functions with a weight, within caps and behind gates; NaN where one that counts is unknown."""
+    named = labeled(functions)
+    weights = [part.weight for part in functions if part.weight]
+    unknown = [math.nan] * len(weights)
+    parts = [
+        unknown
+        if unrecorded(sample, named)
+        else list(counted(sample.meta.get("reward_parts", {}), named).values())
+        for sample in samples
+    ]
+    columns = {"reward_parts": parts, "part_weights": [weights] * len(samples)}
     device = batch.mask.device
     added = {name: torch.tensor(value, dtype=torch.float64, device=device) for name, value in columns.items()}
     return batch.replace(extra={**batch.extra, **added})

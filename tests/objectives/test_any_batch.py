@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import VARIANTS, by_objective, draw, evaluate, expected, least, least_groups
+from cases import VARIANTS, by_objective, draw_for, evaluate, expected, least, least_groups
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +46,7 @@ def test_the_gradient_is_that_of_plain_loops(
     """Relative to the largest number of the batch, as sums of numbers of 1e4 round in their last places."""
     episodes = episodes and "rows" not in needs
     shape["groups"] = max(shape["groups"], least_groups(options))
-    case = draw(seed, sizes=(least(needs), most), episodes=episodes, **shape)
+    case = draw_for(needs, seed, sizes=(least(needs), most), episodes=episodes, **shape)
     out = evaluate(case, name, options)
     loss, grads = expected(case, name, options)
     size = max(1.0, abs(loss), *(np.abs(g).max() for g in grads.values()))

@@ -301,6 +301,21 @@ def test_the_baseline_of_a_token_weighs_by_the_gradient_up_to_it() -> None:
     np.testing.assert_allclose(np.asarray(out.grads["logp"])[:, 1] * -2, [2 / 3, -1 / 3])
 
 
+def test_certain_tokens_have_no_baseline() -> None:
+    """π = 1 of the first token in both: W = 0, so b = 0 there; ½ and 1 after it as above (OTB). And π and q
+    as float32 rounds them leave b between the rewards."""
+    batch = Batch.of(mask=[[0, 1, 1]] * 2, reward=[1.0, 0.0], group=[0] * 2)
+    logp, q = [[0, 0, np.log(0.5)], [0, 0, np.log(0.25)]], [[0, 1.0, 0.5], [0, 1.0, 0.125]]
+    out = objectives.evaluate("otb", logp, batch, streams={"proposal": q})
+    np.testing.assert_allclose(np.asarray(out.grads["logp"])[:, 1:] * -2, [[1, 2 / 3], [0, -1 / 3]])
+    rounded = [[0, 1.0 + 6e-8, 0.5], [0, 1.0 - 6e-8, 0.125]]
+    near = [[0, -1e-9, np.log(0.5)], [0, -1e-9, np.log(0.25)]]
+    out = objectives.evaluate("otb", near, batch, streams={"proposal": rounded})
+    advantage = np.asarray(out.grads["logp"])[:, 1] * -2
+    assert 0 <= advantage[0] <= 1
+    assert -1 <= advantage[1] <= 0
+
+
 @pytest.mark.parametrize("kind", ["maxrl", "reinforce_pp", "reinforce_pp_baseline", "standardized"])
 def test_equal_rewards_have_no_advantage(kind: str) -> None:
     """Also where their mean isn't exactly them, as of three times 0.1."""

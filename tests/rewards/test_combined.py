@@ -111,6 +111,11 @@ def test_a_gate_without_a_weight_counts_nothing_and_is_needed():
     assert [score.value for score in reward.score([Sample("p", "r")] * 3)] == [2.0, 0.0, None]
 
 
+def test_a_part_behind_a_closed_gate_is_0_whatever_its_caps():
+    reward = combined(g=(Fixed(0.0), {"weight": 0.0, "gate": 1.0}), b=(Fixed(2.0), {"at_least": 0.5}))
+    assert reward.score([Sample("p", "r")])[0].value == 0.0
+
+
 def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
     tokens = {"tokens": np.array([5, 6]), "action": np.array([False, True])}
     found = [Sample("p", str(i), prompt_id="p", meta={"index": i}, **tokens) for i in range(3)]

@@ -35,6 +35,13 @@ def test_one_reward_over_its_group_or_its_step():
     assert [s.reward for s in shaped(samples, settings(name="exact", clip=[1, 3]))] == [1, 2, 3, 3, None]
 
 
+def test_equal_rewards_are_whitened_to_0():
+    """Also where their mean isn't exactly them, as of three times 0.1."""
+    samples = [of("p", 0.1)] * 3
+    for over in ("group", "batch"):
+        assert [s.reward for s in shaped(samples, settings(name="exact", whiten=over))] == [0.0] * 3
+
+
 def test_parts_are_whitened_each_before_their_weights():
     """a is (0, 1, 1, 0), b (100, 0, 100, 0): ±1 each, so b adds ± .1 however large it is (GDPO)."""
     rows = [(0.0, 100.0), (1.0, 0.0), (1.0, 100.0), (0.0, 0.0)]

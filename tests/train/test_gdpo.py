@@ -29,10 +29,42 @@ def test_a_batch_has_the_parts_with_a_weight_in_the_order_of_the_functions() -> 
     samples = [Sample("x", "y", meta={} if parts is None else {"reward_parts": parts}) for parts in recorded]
     batch = Batch.of(mask=[[0, 1]] * 3, reward=[0.0] * 3, group=["x"] * 3)
     extra = with_reward_parts(batch, samples, FUNCTIONS).extra
-    np.testing.assert_equal(
-        extra["reward_parts"].numpy(), [[1.0, -2.0], [math.nan, 3.0], [math.nan, math.nan]]
-    )
+    np.testing.assert_equal(extra["reward_parts"].numpy(), [[1.0, -2.0], [math.nan] * 2, [math.nan] * 2])
     assert extra["part_weights"].tolist() == [[1.0, 0.5]] * 3
+
+
+def test_parts_are_within_caps_and_behind_gates() -> None:
+    """b counts as at most 2, and only where a reaches 1; a foreign log's own text is none of them."""
+    functions = (RewardPart(name="a", gate=1.0), RewardPart(name="b", at_most=2.0))
+    recorded = ({"a": 1.0, "b": 5.0}, {"a": 0.0, "b": 5.0}, "a foreign log's own")
+    samples = [Sample("x", "y", meta={"reward_parts": parts}) for parts in recorded]
+    batch = Batch.of(mask=[[0, 1]] * 3, reward=[0.0] * 3, group=["x"] * 3)
+    found = with_reward_parts(batch, samples, functions).extra["reward_parts"].numpy()
+    np.testing.assert_equal(found, [[1.0, 2.0], [0.0, 0.0], [math.nan] * 2])
+
+
+@pytest.mark.parametrize(
+    ("objective", "reward", "data", "message"),
+    [
+        ("gdpo", {"whiten": "group"}, {}, "the advantage of gdpo .*reward.whiten would be lost"),
+        ("gdpo", {"clip": [-1, 1]}, {}, "the advantage of gdpo .*reward.clip would be lost"),
+        ("rloo", {"clip": [-1, 1]}, {"value_half_life": 4.0}, "reward.clip: stored values"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    tmp_path: Path, objective: str, reward: dict[str, object], data: dict[str, object], message: str
+) -> None:
+    functions = [{"name": "exact"}, {"name": "overlong", "options": {"max_tokens": 3, "buffer": 2}}]
+    options = {"baseline": "stored"} if data else {}
+    changes = {f"data__{key}": value for key, value in data.items()}
+    config = tiny(
+        tmp_path,
+        objective={"name": objective, **options},
+        reward={"functions": functions, **reward},
+        **changes,
+    )
+    with pytest.raises(Refused, match=message):
+        BaseTrainer(config, tmp_path / "run").run()
 
 
 def test_a_run_trains_on_the_parts_of_its_own_rewards(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -38,10 +38,7 @@ from agro.objectives.needs import (
 from agro.objectives.options import Baseline, Beta, Option
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, log_ratio, of_level
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 
 def rloo(streams: Streams, batch: Batch, *, beta: Beta = 0.0, baseline: Baseline = "others") -> Terms:
@@ -158,8 +155,9 @@ def otb(streams: Streams, batch: Batch) -> Terms:
 
     W_t = Σ_{s≤t} (1 − 2π(y_s) + Σ_a π(a)²) is the squared norm of the gradient in the logits up to a token:
     where it is the same for all, b is the group's mean. As in verl, b is 0 at tokens that one response alone
-    has after a shorter one. Σ_a π² is π(y)²/q(y) of q ∝ π²; where q is below what numbers can hold, it counts
-    as 0.
+    has after a shorter one, and where all W are 0. A term of W is (1 − π(y))² + π(y)² (1/q(y) − 1) of q ∝ π²:
+    both parts are at least 0, so that rounding makes no weight negative. Where q is below what numbers can
+    hold, the second one counts as 0.
     """
     if split := in_several_rows(batch):
         raise Refused(
@@ -169,20 +167,21 @@ def otb(streams: Streams, batch: Batch) -> Terms:
     groups, mask_BT = Groups.of(batch), batch.mask
     logp_BT = torch.where(mask_BT, streams["logp"].detach(), 0.0)
     q_BT = torch.where(mask_BT, streams["proposal"].detach().double(), 0.0)
-    squares_BT = torch.where(q_BT > 0, (2 * logp_BT).exp() / q_BT, 0.0)
-    energy_BT = torch.where(mask_BT, 1 - 2 * logp_BT.exp() + squares_BT, 0.0).cumsum(1)
+    others_BT = torch.where(q_BT > 0, (2 * logp_BT).exp() * (1 / q_BT - 1), 0.0).clamp(min=0)
+    energy_BT = torch.where(mask_BT, (1 - logp_BT.exp()).square() + others_BT, 0.0).cumsum(1)
     number_BT = torch.where(mask_BT, mask_BT.cumsum(1) - 1, 0)  # t
     slot_BT = batch.group[:, None] * mask_BT.shape[1] + number_BT
 
-    def of_others(v_BT: Tensor) -> Tensor:
+    def in_group(v_BT: Tensor) -> Tensor:
         """[B,T] the sum over the t-th tokens of the responses of a group."""
         totals = torch.zeros(batch.n_groups * mask_BT.shape[1], dtype=torch.float64, device=v_BT.device)
         return totals.index_add(0, slot_BT[mask_BT], v_BT[mask_BT].double())[slot_BT]
 
     reward_BT = groups.at_tokens(groups.reward)
-    baseline_BT = of_others(energy_BT * reward_BT) / of_others(energy_BT)
-    alone_BT = (of_others(torch.ones_like(energy_BT)) == 1) & (groups.n[batch.group] > 1)[:, None]
-    advantage_BT = reward_BT - torch.where(mask_BT & ~alone_BT, baseline_BT, 0.0)
+    total_BT = in_group(energy_BT)
+    baseline_BT = in_group(energy_BT * reward_BT) / total_BT
+    alone_BT = (in_group(torch.ones_like(energy_BT)) == 1) & (groups.n[batch.group] > 1)[:, None]
+    advantage_BT = reward_BT - torch.where(mask_BT & ~alone_BT & (total_BT > 0), baseline_BT, 0.0)
     return Terms(groups.average_responses(-groups.sum_tokens(advantage_BT * streams["logp"])))
 
 

@@ -205,8 +205,8 @@ ENTRIES["gdpo"] = preset(
     "GDPO, arXiv 2601.05242",
     "PPO's clip with an advantage that standardizes each part of a reward in its group by itself, adds them "
     "up with their weights, and standardizes the sum over all tokens of the step: `rec` with the one-sided "
-    "mask and the ratio as weight. The rewards on condition of another, which the paper has beside it, are a "
-    "function of one's own.",
+    "mask and the ratio as weight. The rewards on condition of another, which the paper has beside it, are "
+    "gates (`gate` of one of reward.functions).",
     certainty="code",
     called='TRL multi_objective_aggregation = "normalize_then_sum"; verl adv_estimator = "gdpo"',
     mask="one_side",
