@@ -61,21 +61,23 @@ def choose(values: Mapping[str, Any]) -> Chosen:
 
 def _length(config: RunConfig) -> tuple[float, str]:
     """Tokens of a response: the mean of a log, else the most that are sampled."""
-    with_store = _store(config)
-    if with_store is None or config.data.replay_at(0) == 0:
+    lengths = []
+    opened = None if config.data.replay_at(0) == 0 else _store(config)
+    if opened is not None:
+        with opened as store:
+            rows = (row for group in store.survey.each_group_rows() for row in group)
+            lengths = [row.length or len(row.response) / LETTERS for row in rows]
+    if not lengths:
         return config.sampler.max_new, f"responses of at most {config.sampler.max_new} tokens"
-    with with_store as store:
-        rows = (row for group in store.survey.each_group_rows() for row in group)
-        lengths = [row.length or len(row.response) / LETTERS for row in rows]
-    mean = max(1.0, math.fsum(lengths) / max(1, len(lengths)))
+    mean = max(1.0, math.fsum(lengths) / len(lengths))
     return mean, f"responses of {short(mean)} tokens on average"
 
 
 def _spread(config: RunConfig) -> tuple[float, str]:
     """Of the rewards: from the lowest to the highest of a log; of 0 to 1 where nothing is known."""
-    with_store = _store(config)
-    if with_store is not None:
-        with with_store as store:
+    opened = _store(config)
+    if opened is not None:
+        with opened as store:
             found = store.survey.spread_of_rewards()
         if found is not None and found[1] > found[0]:
             return found[1] - found[0], f"rewards from {found[0]:g} to {found[1]:g}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,8 +131,10 @@ def show(
         else:
             matches = filter(wanted.fits, _samples(opened, prompt_id, newest, selection))
         if limit is None and not as_json and sys.stdout.isatty():
-            _browse(matches, columns, cut)
-            return
+            first = next(matches, None)
+            if first is not None:
+                _browse(chain([first], matches), columns, cut)
+                return
         count = 10 if limit is None else limit
         shown = list(islice(matches, count or None))
         more = bool(count) and next(matches, None) is not None

@@ -202,6 +202,6 @@ def opened_log(path: Path | Shards, workers: int = 1) -> Iterator[Store]:
             if "--map" not in str(error):
                 raise
             raise Refused(
-                f"{error}\nWhat to do: agro import with these options, then agro check STORE"
+                f"{error}\nWhat to do: agro import with these options, then give the store"
             ) from None
         yield store

@@ -196,19 +196,18 @@ def page(name: str, result: dict[str, Any]) -> str:
     from agro.pages.run.render import Fact, render
 
     found = result["held_out"]
-    length = [] if found is None else [(key, value) for key, value in found["length"].items()]
+    length = {} if found is None else found["length"]
     names = {
-        "n": "pairs of different length",
         "longer_judged": "the longer one is judged better",
         "longer_ranked": "the model ranks the longer one higher",
         "right_longer": "accuracy where the longer one is better",
         "right_shorter": "accuracy where the shorter one is better",
         "baseline": "accuracy of length alone",
     }
-    facts = [
-        Fact(names[key], None if value is None else f"{value:,}" if key == "n" else f"{value:.3f}")
-        for key, value in length
-    ]
+    facts = [Fact("pairs of different length", f"{length['n']:,}")] if length else []
+    for key, name in names.items():
+        value = length.get(key)
+        facts += [Fact(name, None if value is None else f"{value:.3f}")] if length else []
     return render("reward.html", name=name, said=summary(result), found=found, length=facts)
 
 

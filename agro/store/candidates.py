@@ -23,7 +23,8 @@ from agro.store.draw_rules import At, Candidate, DrawRule, place_of
 from agro.store.sample_rows import decode_text, encode_text
 
 Condition = Callable[[], tuple[str, list[Any]]]
-KEPT = 8  # orders of a store; one more takes the place of the one that was begun to be used first
+KEPT = 8  # orders of a store; one more takes the places of those that nobody used lately
+LATELY = 600.0  # seconds
 TOUCHED = "temp.touched"
 LOOKS = 128  # in one query
 BY = {
@@ -36,7 +37,7 @@ BY = {
 # `sample` and `change`: the newest ones that an order has seen. `version`: the learner's when it last drew.
 TABLES = (
     "CREATE TABLE {schema}.orders (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
-    "begun REAL NOT NULL, sample INTEGER NOT NULL, change INTEGER NOT NULL, version INTEGER NOT NULL)",
+    "used REAL NOT NULL, sample INTEGER NOT NULL, change INTEGER NOT NULL, version INTEGER NOT NULL)",
     "CREATE TABLE {schema}.order_versions (number INTEGER, newest INTEGER, groups INTEGER NOT NULL, "
     "PRIMARY KEY (number, newest)) WITHOUT ROWID",
 )
@@ -75,7 +76,6 @@ class Candidates:
         self._name = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         self._schema = "temp" if database.read_only else "main"
         self._number = 0
-        self._is_begun = False  # by this connection
         self._versions: Counter[int] | None = None
         database.define(f"place_{self._name}", self._place)
 
@@ -93,8 +93,9 @@ class Candidates:
 
     def update(self, at: At, condition: Condition) -> None:
         """Bring the order up to date. `condition`: that the run may draw a row, and its arguments."""
+        self._versions = None
         seen, newest = self._seen(), self._newest(at)
-        if self._number and seen == newest and self._is_begun:
+        if self._number and seen == newest:
             return
         with self._writing():
             seen, newest = self._seen(), self._newest(at)
@@ -103,11 +104,10 @@ class Candidates:
             else:
                 self._make(condition())
             self._database.run(
-                f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, begun = "
-                "CASE WHEN ? THEN begun ELSE ? END WHERE number = ?",
-                [*newest[1:], self._is_begun, time.time(), self._number],
+                f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, used = ? "
+                "WHERE number = ?",
+                [*newest[1:], time.time(), self._number],
             )
-        self._is_begun, self._versions = True, None
 
     def first(self, n: int) -> list[str]:
         """The first groups in the order of the rule."""
@@ -189,10 +189,12 @@ class Candidates:
         if not _has_orders(self._database, schema):
             for table in TABLES:
                 run(table.format(schema=schema))
-        others = run(f"SELECT number FROM {schema}.orders ORDER BY begun DESC LIMIT -1 OFFSET ?", [KEPT - 1])
-        drop_orders(self._database, [number for (number,) in others], schema)
+        newest_first = f"SELECT number, used FROM {schema}.orders ORDER BY used DESC"
+        others = run(f"{newest_first} LIMIT -1 OFFSET ?", [KEPT - 1])
+        unused = [number for number, used in others if used < time.time() - LATELY]
+        drop_orders(self._database, unused, schema)
         [(self._number,)] = run(
-            f"INSERT INTO {schema}.orders (name, begun, sample, change, version) VALUES (?, ?, 0, 0, 0) "
+            f"INSERT INTO {schema}.orders (name, used, sample, change, version) VALUES (?, ?, 0, 0, 0) "
             "RETURNING number",
             [self._name, time.time()],
         )

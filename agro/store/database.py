@@ -143,10 +143,11 @@ class Database:
         """A reader makes the files of the write-ahead log, and only a writer's connection removes them."""
         self._connection.close()
         wal = self.path.with_name(f"{self.path.name}-wal")
-        if wal.exists() and wal.stat().st_size == 0 and _allowed(self.path, os.W_OK):
-            with suppress(sqlite3.Error, OSError), closing(self._connect("rw")) as connection:
-                connection.execute("PRAGMA busy_timeout = 0")
-                connection.execute("PRAGMA application_id").fetchone()
+        with suppress(sqlite3.Error, Refused, OSError):  # another process may remove them meanwhile
+            if wal.stat().st_size == 0 and _allowed(self.path, os.W_OK):
+                with closing(self._connect("rw")) as connection:
+                    connection.execute("PRAGMA busy_timeout = 0")
+                    connection.execute("PRAGMA application_id").fetchone()
 
     def __enter__(self) -> Self:
         return self

@@ -140,3 +140,8 @@ def pager_output(path: Path, pager: str) -> bytes:
             written += part
     assert os.waitpid(child, 0)[1] == 0
     return written
+
+
+def test_a_terminal_says_that_nothing_fits(store: Path) -> None:
+    Store.open(store.with_name("empty.db")).close()
+    assert b"none of 0 samples fits" in pager_output(store.with_name("empty.db"), "cat")

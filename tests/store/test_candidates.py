@@ -158,6 +158,7 @@ def test_orders_are_forgotten_with_samples_and_the_oldest_makes_room(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("agro.store.candidates.KEPT", 2)
+    monkeypatch.setattr("agro.store.candidates.LATELY", 0.0)
     tables = "SELECT name FROM sqlite_master WHERE name GLOB 'order_[0-9]*' AND type = 'table' ORDER BY name"
     with Store.open(tmp_path / "s.db") as store:
         ids = store.append(group("a secret", [0.0, 1.0], prompt_id="a secret") + group("b", [0.0, 1.0]))
@@ -168,6 +169,24 @@ def test_orders_are_forgotten_with_samples_and_the_oldest_makes_room(
         assert store._database.run(tables) == []
         assert len(store.draws.pick(DrawRule(2, fewer=True), At("r", 1, 0, 0))) == 1
     assert b"a secret" not in (tmp_path / "s.db").read_bytes()
+
+
+def test_orders_in_use_are_kept_and_one_that_another_connection_renewed_is_counted_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many runs may draw from one store at once: none takes away the order of another one."""
+    monkeypatch.setattr("agro.store.candidates.KEPT", 2)
+    rule = DrawRule(9, fewer=True)
+    with Store.open(tmp_path / "s.db") as store, Store.open(tmp_path / "s.db") as other:
+        store.append([sample("a", reward=1.0)])
+        for run in "rstu":
+            store.draws.pick(rule, At(run, 1, 0, 0))
+        assert store._database.run("SELECT count(*) FROM orders") == [(4,)]
+        at = At("r", 1, 0, 0)
+        assert store.draws.count_groups(rule, at) == {-1: 1}
+        other.append([sample("b", reward=1.0)])
+        assert len(other.draws.pick(rule, at)) == 2
+        assert store.draws.count_groups(rule, at) == {-1: 2}
 
 
 def test_a_change_that_was_missed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

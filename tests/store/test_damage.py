@@ -14,7 +14,8 @@ from making import group, random_samples, sample
 from agro.errors import Refused
 from agro.store import At, Damage, DrawRule, Pair, Store, recover
 from agro.store.database import DERIVED, LEDGERS
-from agro.store.sample_rows import COLUMNS
+from agro.store.sample_rows import COLUMNS, SAMPLE, SampleRow, from_row, is_valid_sample, sample_checksum
+from agro.store.serving.wire import pack, unpack
 from agro.types import Sample
 
 
@@ -311,3 +312,25 @@ def test_flipped_bits_anywhere_never_pass_for_what_was_written(path: Path, tmp_p
         assert kept == {i: s for i, s in whole.items() if i not in done.lost}
         assert len(kept) == done.samples
     assert 5 <= told <= 25
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "problem"),
+    [
+        ("reward", float("inf"), "a finite number"),
+        ("role", "judge", "role: expected one of"),
+        ("tokens", b"\xff" * 8, "tokens: expected"),
+        ("behavior_logp", b"", "one value for each of the 2 tokens"),
+    ],
+)
+def test_a_right_checksum_makes_no_record_valid(column: str, value: object, problem: str) -> None:
+    """Anybody can compute one: for a store's file, or as the owner of a store."""
+    valid = sample(tokens=[1, 2], action=[False, True], behavior_logp=[float("nan"), -1.0])
+    values = list(SampleRow.of(valid).values)
+    values[SAMPLE.index(column)] = value
+    values[-1] = sample_checksum(values)
+    assert is_valid_sample(values)
+    with pytest.raises(Refused, match=problem):
+        from_row(tuple(values))
+    with pytest.raises(Refused, match=problem):
+        unpack(pack(SampleRow(tuple(values))), "client")

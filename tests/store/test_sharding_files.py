@@ -64,6 +64,35 @@ def test_a_store_that_is_split_and_merged_is_the_same(tmp_path: Path) -> None:
     assert contents[0] == contents[1] == contents[2]
 
 
+def test_more_stores_than_sqlite_attaches_are_merged(tmp_path: Path) -> None:
+    """SQLite attaches ten at most."""
+    filled(tmp_path / "one.db")
+    split(tmp_path / "one.db", paths(tmp_path, 12))
+    merge(paths(tmp_path, 12), tmp_path / "again.db")
+    with Store.open(tmp_path / "one.db") as one, Store.open(tmp_path / "again.db") as again:
+        assert content(one) == content(again)
+
+
+def test_one_of_several_and_a_missing_store_are_not_split(tmp_path: Path) -> None:
+    filled(tmp_path / "one.db")
+    split(tmp_path / "one.db", paths(tmp_path))
+    (tmp_path / "new").mkdir()
+    for source in ("0.db", "missing.db"):
+        with pytest.raises(Refused, match=source):
+            split(tmp_path / source, paths(tmp_path / "new"))
+    assert not (tmp_path / "missing.db").exists()
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_nobody_writes_to_stores_while_others_are_made_of_them(tmp_path: Path) -> None:
+    """What was written meanwhile would be lost when they are replaced."""
+    shards = paths(tmp_path)
+    filled(tmp_path / "one.db")
+    split(tmp_path / "one.db", shards)
+    with joined(shards), Store.open(shards, timeout=0.1) as store, pytest.raises(Refused, match=r"0\.1 s"):
+        store.append([sample("p1")])
+
+
 def test_imports_into_several_are_those_into_one(tmp_path: Path) -> None:
     """Two files, the second one added to stores that have the first, and again."""
     logs = []

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from agro.config import deciding
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.rollout.evaluate import t_quantile
 from agro.runs.metrics import METRICS
 from agro.runs.paired_results import PairedSets
@@ -102,8 +102,8 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison
     `metric`: a number of metrics.jsonl; without it held-out reward, or training reward where a run has none.
     """
     if metric is not None and (metric not in METRICS or METRICS[metric].kind != "number"):
-        near = get_close_matches(metric, METRICS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = nearest(metric, METRICS)
+        hint = f"; did you mean {near}?" if near else ""
         raise Refused(f"--metric: expected a number of metrics.jsonl of these runs, got {metric!r}{hint}")
     if len({f.resolve() for f in folders}) < len(folders):
         raise Refused(f"compare: expected different runs, got {', '.join(map(str, folders))}")

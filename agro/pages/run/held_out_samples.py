@@ -131,7 +131,9 @@ def _with_log(evaluated: list[PromptResponses], beside: SideBySide | None) -> li
         row = rows.pop(plain(p.prompt), None)
         prompts.append(p if row is None else replace(p, log=row.log))
     for row in rows.values():
-        answers = {0: row.start, beside.step or 0: row.trained or row.start}
+        answers = {0: row.start}
+        if beside.step is not None:
+            answers[beside.step] = row.trained
         prompts.append(
             PromptResponses(row.prompt, {k: a for k, a in answers.items() if a is not None}, log=row.log)
         )

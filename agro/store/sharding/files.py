@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,32 +37,32 @@ def merge(shards: Shards, out: Path) -> None:
         with _opened(path, read_only=True) as database:
             if not ShardRecord(database).fits(number, len(paths)):
                 raise Refused(f"{path}: expected one of {len(paths)} stores, got one that is complete alone")
-    parts = [f"part{number}" for number in range(len(paths))]
+    columns = ", ".join(COLUMNS["draws"])
     with _made(out) as database:
-        for part, path in zip(parts, paths, strict=True):
-            database.run(f"ATTACH ? AS {part}", [str(path)])
+        database.run(f"CREATE TEMP TABLE parts ({columns})")
+        for number, path in enumerate(paths):  # one by one: SQLite attaches ten at most
+            _attach(database, path, "part")
+            with database.transaction():
+                for table in (*OF_PROMPT, *OF_FILE, *(OF_NONE if number == 0 else ())):
+                    _copy(database, "part", table)
+                if number == 0:
+                    _copy_clusters(database, "part")
+                database.run(f"INSERT INTO temp.parts SELECT {columns} FROM part.draws ORDER BY rowid")
+            database.run("DETACH part")
         with database.transaction():
-            for part in parts:
-                for table in (*OF_PROMPT, *OF_FILE):
-                    _copy(database, part, table)
-            for table in OF_NONE:
-                _copy(database, parts[0], table)
-            _copy_clusters(database, parts[0])
-            draws = (f"SELECT *, '{part}' AS part, rowid AS place FROM {part}.draws" for part in parts)
-            columns = ", ".join(COLUMNS["draws"])
-            database.run(
-                f"INSERT INTO draws ({columns}) SELECT {columns} FROM ({' UNION ALL '.join(draws)}) "
-                "ORDER BY run, step, part, place"
-            )
+            database.run(f"INSERT INTO draws ({columns}) SELECT * FROM temp.parts ORDER BY run, step, rowid")
 
 
 def split(one: Path, shards: Shards) -> None:
     """Share the samples of a store out to new ones, by their prompts. The store stays as it is.
 
-    Raises `Refused` where one of `shards` exists, and for a judgment of responses to two prompts that belong
-    to different ones.
+    Raises `Refused` where one of `shards` exists, where the store is one of several itself, and for a
+    judgment of responses to two prompts that belong to different ones.
     """
     paths = _files(shards, missing=True)
+    with _opened(one, read_only=True) as database:
+        if ShardRecord(database).place() is not None:
+            raise Refused(f"{one}: expected a store with all samples, got one of several; merge them first")
     with _removed_on_failure(paths):
         for number, path in enumerate(paths):
             with _made(path) as database:
@@ -73,7 +73,7 @@ def _fill(database: Database, one: Path, number: int, count: int) -> None:
     """Make a new store the one of this number."""
     ShardRecord(database).join(number, count)
     database.define("shard_of", lambda prompt_id: shard_of(decode_text(prompt_id), count))
-    database.run("ATTACH ? AS one", [str(one)])
+    _attach(database, one, "one")
     with database.transaction():
         prompts = "SELECT DISTINCT prompt_id FROM one.samples"
         database.run("CREATE TEMP TABLE own (prompt_id PRIMARY KEY) WITHOUT ROWID")
@@ -107,23 +107,36 @@ def _fill(database: Database, one: Path, number: int, count: int) -> None:
 def joined(shards: Shards) -> Iterator[Path]:
     """One store with what several have, new ones nothing; in the end they have what it has then.
 
-    Where it raises they stay as they are. Raises `Refused` where another process has one of them open.
+    Where it raises they stay as they are. Raises `Refused` where another process has one of them open; until
+    the end no other one can write to them.
     """
     paths = _files(shards, missing=None)
-    first = Path(paths[0])
-    with TemporaryDirectory(dir=first.parent, prefix=f".{first.name}.") as folder:
-        one = Path(folder) / "one" / first.name  # the name is in messages
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(_folder_beside(path))) for path in paths]  # of the same disk
+        one = folders[0] / "one" / paths[0].name  # the name is in messages
         one.parent.mkdir()
-        if any(map(exists, paths)):
+        with ExitStack() as held:
             for path in filter(exists, paths):
-                with _opened(path, read_only=False) as database, database.alone():
-                    assert not database.in_transaction
-            merge(shards, one)
-        yield one
-        new = [Path(folder) / f"{number}.db" for number in range(len(paths))]
-        split(one, Shards(tuple(new)))
+                database = held.enter_context(_opened(path, read_only=False))
+                with database.alone():
+                    pass
+                held.enter_context(database.transaction())
+            if any(map(exists, paths)):
+                merge(shards, one)
+            yield one
+            new = [folder / path.name for folder, path in zip(folders, paths, strict=True)]
+            split(one, Shards(tuple(new)))
         for source, path in zip(new, paths, strict=True):
             os.replace(source, path)
+
+
+def _folder_beside(path: Path) -> TemporaryDirectory[str]:
+    return TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
+
+
+def _attach(database: Database, path: Path, name: str) -> None:
+    """To be read alone, so that a transaction takes no lock of it."""
+    database.run(f"ATTACH ? AS {name}", [f"{path.absolute().as_uri()}?mode=ro"])
 
 
 def _copy(database: Database, source: str, table: str, clause: str = "TRUE") -> None:
