@@ -81,7 +81,7 @@ $(VLLM)/installed: examples/vllm_weights/pyproject.toml examples/vllm_weights/ag
 	@touch $@
 
 test-vllm: setup $(VLLM)/installed ## tests against vLLM's server on the CPU, in .venv-vllm (3.5 GB; 10 minutes)
-	$(BIN)/python -m pytest tests/vllm_server
+	AGRO_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm_server
 
 mutants: setup ## change the code of objectives, step, sampler and draw in one place at a time: does a test fail?
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'
@@ -101,9 +101,8 @@ bench: setup ## all benchmarks of speed and memory (hours), and a table of goals
 bench-check: setup ## measure a training step anew: is it more than 10% slower than recorded, beside the plain way?
 	$(BIN)/python benchmarks/step/run.py --check
 
-gpu: setup ## on a machine with a CUDA GPU: the tests that need one, then benchmarks/gpu.py
-	$(BIN)/python -m pytest -m cuda -rs
-	$(BIN)/python benchmarks/gpu.py
+gpu: setup ## on a machine with a CUDA GPU: tests, numbers, speed, a training; TRL=… names a Python with TRL
+	$(BIN)/python benchmarks/gpu.py $(if $(TRL),--trl-python $(TRL))
 
 docs: setup ## the guide and the reference as pages in build/docs
 	$(BIN)/python site/build.py

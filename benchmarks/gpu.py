@@ -1,32 +1,40 @@
-"""Training, log-probs and sampling on one GPU: tokens per second, MFU and peak memory.
+"""All that is to be known of one GPU, in an hour: each part a process with a time limit of its own.
 
-    python benchmarks/gpu.py [--parts training logps sampling] [--sequences 16] [--no-checkpointing]
+    python benchmarks/gpu.py [--parts tests agreement …] [--trl-python PYTHON] [--model NAME]
     python benchmarks/gpu.py --device cpu --small
 
-The models have the shapes of Qwen3-0.6B (all weights, bfloat16 with float32 copies) and Qwen3-4B (an adapter
-of rank 16 on bfloat16 weights), and random weights: nothing is downloaded. A training step is the gradient of
-RLOO without a reference over 16,384 tokens in one pass, --sequences of equal length without padding, and the
-update. Activations are recomputed, unless --no-checkpointing is given. MFU counts six operations per weight
-and token (four with an adapter, whose frozen weights need no gradient) and those of attention, not those of
-recomputation, over the dense bfloat16 rate in RATES; it is unknown for other devices. To beat are the
-baselines that prime-rl commits for one H100, in PEERS. Log-probs at a vocabulary of 151,936 are timed beside
-those of Liger, skipped with the reason where liger_kernel or CUDA is absent. Sampling decodes 256 responses
-at once. Memory is the largest that torch allocated on the GPU; on a CPU the process's largest.
+| part | what |
+|---|---|
+| tests | those that need CUDA |
+| agreement | log-probs and decoding against the CPU's: float32 within 1e-4, bfloat16 within rounding |
+| sampling | 256 responses of the shape of Qwen3-0.6B to prompts of 32 tokens, all decoded at once |
+| training | RLOO over 16,384 tokens: Qwen3-0.6B, all weights; Qwen3-4B, an adapter of rank 16 |
+| logps | log-probs at a vocabulary of 151,936, beside Liger's |
+| learning | a small instruct model (--model) trained on sums, and its accuracy before and after |
+| trl | the same run by TRL, where --trl-python names a Python that has it: seconds a step beside ours |
 
---small is the same code with tiny shapes; its numbers say nothing. Results are written on a GPU only, to
-benchmarks/results/gpu.json. It has not run on a GPU yet. `make gpu` runs it after the tests that need CUDA.
+The result of a part is written as soon as it ends, also that it failed or ran out of time, to
+benchmarks/results/gpu.json (on a CPU to build/gpu.json), so that what a part loses is its own time.
+
+Models of training, sampling and log-probs have random weights in bfloat16. Activations are recomputed, unless
+--no-checkpointing is given. MFU counts six operations per weight and token (four with an adapter, whose
+frozen weights need no gradient) and those of attention, not those of recomputation, over the dense bfloat16
+rate in RATES; it is unknown for other devices. To beat are the baselines that prime-rl commits for one H100,
+in PEERS. Memory is the largest that torch allocated on the GPU; on a CPU the process's largest.
+
+--small is the same code with tiny shapes and models; its numbers say nothing. It has not run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -65,8 +73,8 @@ VOCABULARY, TOKENS, BATCH, NEW = 151_936, 16_384, 256, 128
 SMALL = {"hidden": 32, "inner": 48, "layers": 2, "heads": 4, "per_head": 8}
 
 
-def model_of(name: str, device: torch.device, small: bool) -> Policy:
-    """A Qwen3 with random weights, trained as its name says."""
+def model_of(name: str, device: torch.device, small: bool, *, adapts: bool = True) -> Policy:
+    """A Qwen3 with random weights, trained as its name says; not `adapts`: all of it, in float32."""
     shape = SMALL if small else SHAPES[name]
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
@@ -88,7 +96,9 @@ def model_of(name: str, device: torch.device, small: bool) -> Policy:
     with device:
         model = transformers.Qwen3ForCausalLM(config)
     adapter, masters = None, None
-    if with_adapter:
+    if not adapts:
+        pass
+    elif with_adapter:
         model = model.bfloat16()
         adapter = adapted(model, "random", LoRA(rank=16))
     else:
@@ -265,43 +275,153 @@ def commit() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each case, one after the other, each in this process."""
-    device = torch.device(asked.device)
-    cases: dict[str, Callable[[], dict[str, Any]]] = {}
-    if "training" in asked.parts:
-        cases |= {f"training, {name}": lambda name=name: training(name, asked) for name in SHAPES}
-    if "logps" in asked.parts:
-        cases["log-probs, V = 151,936"] = lambda: logps(asked)
-    if "sampling" in asked.parts:
-        cases[f"sampling, batch {BATCH}"] = lambda: sampling(asked)
+def agreement(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """How far log-probs, gradient and decoded log-probs are from those of float32 on the CPU, at most."""
     rows = []
-    for name, case in cases.items():
-        row = {"name": name, "goal": 1.0, **case(), "commit": commit(), "machine": machine(device)}
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        gc.collect()  # hooks of the weights refer to each other
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    expected = numbers_on(torch.device("cpu"), torch.float32)
+    for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.25)):
+        found = numbers_on(torch.device(asked.device), dtype)
+        off = {name: float((found[name] - expected[name]).abs().max()) for name in ("logp", "gradient")}
+        off["decoded"] = float(found["decoded"])
+        within = max(off["logp"], off["decoded"]) <= allowed
+        rows.append({"name": f"agreement, {dtype}", "goal": allowed, "ours": off, "within": within})
     return rows
+
+
+def numbers_on(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Of a small model: log-probs, the gradient in direction, and how far decoded log-probs are off."""
+    policy = model_of("4B, LoRA 16", torch.device("cpu"), small=True, adapts=False)
+    policy.model.to(device, dtype)
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, policy.vocab_size, (4, 64), generator=random)
+    lengths, mask = torch.full((4,), 64), (torch.arange(64) > 7).expand(4, 64)
+    logp = policy.streams(tokens, lengths, mask)["logp"]
+    logp.nan_to_num().sum().backward()
+    gradient = torch.cat([p.grad.float().flatten() for p in policy.weights().values() if p.grad is not None])
+    engine = HF(policy)
+    requests = deque(Request(i, tokens[i, :8].tolist(), 24) for i in range(4))
+    off = []
+    for done in engine.decode(requests, SamplerConfig(max_new=24), 0):
+        row = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
+        at = torch.arange(row.shape[1])[None] >= 8
+        with torch.no_grad():
+            own = policy.streams(row, torch.tensor([row.shape[1]]), at)["logp"].cpu()[at]
+        off.append((own - torch.tensor(done.logp)).abs().max())
+    return {
+        "logp": logp.detach().float().cpu()[mask],
+        "gradient": (gradient / gradient.norm()).cpu(),
+        "decoded": torch.stack(off).max(),
+    }
+
+
+def learning(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """Sums of two numbers, by AGRO: accuracy on other sums before and after, and seconds a step."""
+    from agro import Trainer
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, numbers in (("train", range(10, 60)), ("held", range(60, 70))):
+            sums = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in numbers for b in range(10, 30)]
+            Path(folder, f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+        model: dict[str, Any] = {"model": asked.model, "dtype": "mixed"}
+        if asked.small:
+            model = {
+                "new": {"alphabet": "0123456789+=", "hidden": 16, "layers": 1, "heads": 2, "context": 32}
+            }
+        values = {
+            "policy": {**model, "device": asked.device},
+            "data": {"prompts": f"{folder}/train.jsonl", "eval_prompts": f"{folder}/held.jsonl"},
+            "sampler": {"n": 8, "max_new": 4 if asked.small else 32},
+            "reward": {"name": "exact" if asked.small else "math"},
+            "objective": {"name": "agro", "beta": 0.02},
+            "train": {"steps": 2 if asked.small else 100, "groups": 2 if asked.small else 16, "lr": 1e-5},
+            "evaluate": {"every": 2 if asked.small else 50, "n": 1},
+        }
+        run = Trainer(RunConfig.of(values), Path(folder) / "run").run()
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    measured = [row["eval_reward"] for row in rows if row.get("eval_reward") is not None]
+    seconds_a_step = [row["seconds"] for row in rows if row["step"]]
+    return [{"name": "learning, sums", "goal": 0.1, "ours": seconds_a_step, "accuracy": measured}]
+
+
+def trl(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds a step of TRL's RLOO on the sums of `learning`; the model is the same."""
+    script = [asked.trl_python, str(ROOT / "benchmarks/gpu_trl.py"), "--model", asked.model]
+    steps = "2" if asked.small else "30"
+    done = subprocess.run(
+        [*script, "--device", asked.device, "--steps", steps], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return [
+        {"name": "learning, sums, by TRL", "goal": None, "ours": json.loads(done.stdout.splitlines()[-1])}
+    ]
+
+
+def tests(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-rs", "-q"]
+    done = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    return [{"name": "tests that need CUDA", "goal": 0, "ours": done.returncode, "said": done.stdout[-2000:]}]
+
+
+PARTS: dict[
+    str, tuple[int, Callable[[argparse.Namespace], list[dict[str, Any]]]]
+] = {  # with seconds it may take
+    "tests": (400, tests),
+    "agreement": (200, agreement),
+    "sampling": (400, lambda asked: [{"name": f"sampling, batch {BATCH}", "goal": 1.0, **sampling(asked)}]),
+    "training": (
+        600,
+        lambda asked: [{"name": f"training, {n}", "goal": 1.0, **training(n, asked)} for n in SHAPES],
+    ),
+    "logps": (300, lambda asked: [{"name": "log-probs, V = 151,936", "goal": 1.0, **logps(asked)}]),
+    "learning": (900, learning),
+    "trl": (600, trl),
+}
+
+
+def measured_apart(part: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of a part from a process of its own; one that says why there is no result where it fails."""
+    began = time.perf_counter()
+    command = [sys.executable, __file__, *asked.given, "--one", part]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PARTS[part][0], check=True)
+        rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        rows = [{"name": part, "failed": f"{type(error).__name__}: {error}"[:500]}]
+    used = time.perf_counter() - began
+    return [{**row, "part": part, "seconds": used, "commit": commit()} for row in rows]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--parts", nargs="+", default=["training", "logps", "sampling"])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
+    parser.add_argument("--trl-python")
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--one", choices=list(PARTS), help="this part, in this process")
     asked = parser.parse_args(arguments)
-    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+    asked.given = sys.argv[1:] if arguments is None else arguments
+    on_gpu = asked.device.startswith("cuda")
+    if on_gpu and not torch.cuda.is_available():
         print("skipped: expected a CUDA GPU, got none; --device cpu --small runs the code without one")
         return 0
-    rows = measure(asked)
-    if asked.device.startswith("cuda") and not asked.small:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0
+    if asked.one:
+        print(json.dumps(PARTS[asked.one][1](asked)))
+        return 0
+    results = RESULTS if on_gpu and not asked.small else ROOT / "build/gpu.json"
+    results.parent.mkdir(exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for part in asked.parts:
+        if part == "trl" and asked.trl_python is None:
+            print("trl: skipped: --trl-python names no Python that has it", flush=True)
+            continue
+        for row in measured_apart(part, asked):
+            rows.append(row | {"machine": machine(torch.device(asked.device))})
+            print(json.dumps(rows[-1]), flush=True)
+        results.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(any("failed" in row for row in rows))
 
 
 if __name__ == "__main__":

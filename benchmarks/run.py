@@ -30,13 +30,14 @@ PARTS = {  # folder -> unit of its goals; where it isn't RATIO, the median of `o
     "check": "CPU s at most",
     "owner": "a CPU s",  # of the owner
 }
+FIRST = "s, first draw of the next process, at most"
 FURTHER = (  # goals for other figures of a row: benchmark, case, figure, goal, unit
     ("trl", "step of RLOO, mid, float32", "memory", 0.25, "of the peer's memory at most"),
     ("step", "mid float32", "share_of_product_rate", 0.65, "of the rate of a product"),
     ("step", "mid mixed", "share_of_product_rate", 0.5, "of the rate of a product"),
     ("imports", "import of text_20000.jsonl, records a CPU second", "ours", 40_000, "a CPU s"),
-    ("draws", "draw of 16 groups of 1000000 samples, least_used", "first", 0.2, "s, first draw, at most"),
-    ("draws", "draw of 16 groups of 10000000 samples, least_used", "first", 0.2, "s, first draw, at most"),
+    ("draws", "draw of 16 groups of 1000000 samples, least_used", "next_first", 0.2, FIRST),
+    ("draws", "draw of 16 groups of 10000000 samples, least_used", "next_first", 0.2, FIRST),
     ("check", "1000000 records", "ours", 20, "CPU s at most"),
     ("check", "1000000 records", "megabytes", 300, "MB at most"),
 )
@@ -56,33 +57,79 @@ def measure(names: list[str], trl_python: str | None) -> list[str]:
     return failed
 
 
-def line(name: str, row: dict[str, Any], figure: str, goal: float, unit: str) -> str:
-    """Of the table: a row of a benchmark, and whether a figure of it, the median of several, is the goal."""
+def values(row: dict[str, Any], figure: str) -> list[float]:
+    """Each measurement of a figure; a ratio's of the pairs that were measured in turns."""
+    if figure == "ratio" and row.get("peer"):
+        return [peer / ours for ours, peer in zip(row["ours"], row["peer"], strict=False)]
     value = row[figure]
+    return value if isinstance(value, list) else [value]
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def limits() -> dict[str, str]:
+    """What the machine of a row can't exceed, by case, where a goal is beyond it.
+
+    A step at the full rate of a bfloat16 product, which without AMX is half of that in float32.
+    """
+    found = [json.loads((RESULTS / f"{name}.json").read_text()) for name in ("trl", "step")]
+    trl, step = ({row["name"]: row for row in rows} for rows in found)
+    exact, half = step["mid float32"], step["mid mixed"]
+    slower = half["product_rate"] / exact["product_rate"]
+    most = trl["step of RLOO, mid, float32"]["ratio"] / exact["share_of_product_rate"] * slower
+    return {
+        "step of RLOO, mid, mixed": f"{most:.2g}, since bfloat16 products run at {slower:.2f} of float32's"
+    }
+
+
+def line(name: str, row: dict[str, Any], figure: str, goal: float, unit: str, limit: str = "") -> str:
+    """Of the table: a row of a benchmark, and whether a figure of it, the median of several, is the goal."""
+    value = row.get(figure)  # None: not measured yet
     if isinstance(value, list):
         value = statistics.median(value)
-    shown, met = "–", "no"
+    shown, met, spread, n = "–", "no", "–", "–"
     if value is not None:
-        shown = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+        each = values(row, figure)
+        shown, n = number(value), "1 (once)" if len(each) == 1 else str(len(each))
+        spread = "unknown" if len(each) == 1 else f"{number(min(each))} to {number(max(each))}"
         is_met = value <= goal if unit.endswith("at most") else value >= goal
         met = "yes" if is_met else "no"
-    return f"| {name} | {row['name']} | {goal:g} {unit} | {shown} | {met} |"
+    cells = (name, row["name"], f"{goal:g} {unit}", shown, spread, n, met, limit or "–", row["machine"])
+    return f"| {' | '.join(cells)} |"
 
 
 def table() -> str:
-    lines = ["| benchmark | case | goal | reached | |", "|---|---|---|---|---|"]
+    heads = (
+        "benchmark",
+        "case",
+        "goal",
+        "reached (median)",
+        "spread",
+        "n",
+        "met",
+        "limit of the machine, or note",
+        "machine",
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    most = limits()
     for name, unit in PARTS.items():
         file = RESULTS / f"{name}.json"
         rows = json.loads(file.read_text()) if file.exists() else []
         figure = "ratio" if unit == RATIO else "ours"
-        lines += [line(name, row, figure, row["goal"], row.get("unit", unit)) for row in rows]
+        for row in rows:
+            limit = row.get("note") or most.get(row["name"], "")
+            lines.append(line(name, row, figure, row["goal"], row.get("unit", unit), limit))
         by_case = {row["name"]: row for row in rows}
         for of, case, *goal in FURTHER:
             if of == name and case in by_case:
                 lines.append(line(name, by_case[case], *goal))
-    return "\n".join(
-        [*lines, "", "`python benchmarks/run.py`; machines and commits are in the JSON files.", ""]
+    note = (
+        "`python benchmarks/run.py`; commits are in the JSON files. The spread is of all measurements, a "
+        "ratio's that of pairs in turns, whose median need not be the ratio of the medians."
     )
+    return "\n".join([*lines, "", note, ""])
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["agro.cli.program", "agro.store", "agro.train.trainer", "agro.train.collector", "torch.distributed.fsdp"]
+    ["agro.cli.program", "agro.store", "agro.train.trainer", "agro.place.collector", "torch.distributed.fsdp"]
 )
 
 

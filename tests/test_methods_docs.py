@@ -13,7 +13,7 @@ from methods_docs import RULES, methods
 
 from agro import objectives
 from agro.api.settings import configured
-from agro.config import RunConfig
+from agro.config import RunConfig, aliases
 from agro.config.messages import section_at
 from agro.errors import Refused
 from agro.io import peers
@@ -31,7 +31,7 @@ def test_the_page_is_made_from_the_entries() -> None:
 def test_the_settings_of_rules_exist() -> None:
     """Each as docs/configuration.md, the guide's table of metrics, a command, a module, an objective or a
     recipe has it."""
-    pages = ("configuration.md", "guide/reading-the-report.md", "command-line.md")
+    pages = ("configuration.md", "metrics.md", "command-line.md")
     settings = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
     for what in RULES.values():
         for words in re.findall(r"`([^`]+)`", what):
@@ -98,14 +98,12 @@ def test_what_is_named_for_others_exists() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("learning_rate", 1e-5, "train.lr sets it here"),
-        ("train.learning_rate", 1e-5, "train.lr sets it here"),
-        ("sampler.num_generations", 8, "sampler.n sets it here"),
-        ("loss_type", "bnpo", 'objective.name = "grpo" sets it here'),
+        ("max_grad_norm", 0.5, "train.clip sets it here"),
+        ("train.weight_decay_rate", 0.5, "did you mean train.weight_decay?"),
+        ("sampler.num_generations_eval", 8, "evaluate.n sets it here"),
         ("epsilon", 0.2, "objective.clip = [LOW, HIGH] sets it here"),
-        ("train.beta", 0.1, "objective.beta sets it here"),
         ("reference_free", True, "an objective without a reference"),
-        ("per_device_train_batch_size", 8, "train.groups, in prompts, sets it here"),
+        ("generation_batch_size", 8, "train.groups, in prompts, sets it here"),
     ],
 )
 def test_a_name_of_another_library_is_answered_at_every_door(
@@ -123,6 +121,60 @@ def test_a_name_of_another_library_is_answered_at_every_door(
     if "." not in key:
         with pytest.raises(Refused, match=re.escape(said.removeprefix("objective.clip"))):
             configured("reinforce", {key: value})
+
+
+ACCEPTED = [  # TRL's name and value, and what they are here
+    ("num_generations", 6, "sampler.n", 6),
+    ("sampler.num_generations", 6, "sampler.n", 6),
+    ("learning_rate", 3e-5, "train.lr", 3e-5),
+    ("train.learning_rate", 3e-5, "train.lr", 3e-5),
+    ("beta", 0.3, "objective.beta", 0.3),
+    ("max_completion_length", 33, "sampler.max_new", 33),
+    ("per_device_train_batch_size", 24, "train.groups", 3),  # of 8 responses each
+    ("gradient_accumulation_steps", 16, "train.groups", 2),
+    ("num_train_epochs", 2.0, "train.epochs", 2.0),
+    ("reward_funcs", "math", "reward.name", "math"),
+    ("train_dataset", "p.jsonl", "data.prompts", "p.jsonl"),
+    ("loss_type", "dr_grpo", "objective.name", "dr_grpo"),
+    ("loss_type", "sigmoid", "objective.name", "dpo"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "ours", "meant"), ACCEPTED)
+def test_ten_names_of_trl_are_accepted_at_every_door(
+    key: str, value: Any, ours: str, meant: Any, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(aliases, "_said", set())
+    section, _, name = ours.partition(".")
+    text = json.dumps(value)
+
+    def at(config: RunConfig) -> Any:
+        inside = getattr(config, section)
+        return inside.options[name] if ours == "objective.beta" else getattr(inside, name)
+
+    assert at(RunConfig.load("fresh", [f"{key}={text}"])) == meant
+    said = capsys.readouterr().err
+    assert said.count("note: TRL's ") == 1
+    assert f"{key.rpartition('.')[2]} is {ours} here" in said
+    file = tmp_path / "a.toml"
+    file.write_text(f"{key} = {text}\n" + ("[sampler]\nn = 8\n" if section != "sampler" else ""))
+    assert at(RunConfig.load(file)) == meant
+    with_n = {"sampler": {"n": 8}} if ours == "train.groups" else {}
+    assert at(RunConfig.of({**with_n, "phases": [{"name": "b", **nested(key, value)}]}).phase("b")) == meant
+    assert "note" not in capsys.readouterr().err  # once a process
+    if "." not in key and key not in ("loss_type", "train_dataset", "reward_funcs"):  # which train() takes
+        assert at(RunConfig.of(configured("agro", {key: value, **with_n}))) == meant
+
+
+def test_a_setting_has_one_of_its_names(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"learning_rate is train\.lr here, which is given too, as 0.1"):
+        RunConfig.of({"learning_rate": 0.2, "train": {"lr": 0.1}})
+    with pytest.raises(Refused, match=r"a multiple of sampler\.n = 4"):
+        RunConfig.of({"per_device_train_batch_size": 6})
+    with pytest.raises(Refused, match="grpo with average"):
+        RunConfig.of({"loss_type": "bnpo"})
+    assert RunConfig.of({"evaluate": {"beta": 0.2}}).evaluate.beta == 0.2
+    assert RunConfig.of({"reward_funcs": ["math", "exact"]}).reward.functions[1].name == "exact"
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

@@ -43,6 +43,7 @@ PLACES = {
             "rewards/test_function.py",
             "rewards/test_judge.py",
             "rewards/test_math.py",
+            "rewards/test_model.py",
             "rewards/test_verl.py",
         ),
         *(
@@ -54,6 +55,7 @@ PLACES = {
             "store/test_same_answers.py",
             "store/test_serving.py",
             "store/test_sharding.py",
+            "store/test_sharding_files.py",
             "store/test_sharing.py",
         ),
         *("test_flow.py", "test_install_hints.py", "test_recipes.py", "test_smooth.py"),

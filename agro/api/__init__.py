@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agro.api.chosen import choose
 from agro.api.input_files import is_path, log_record, model_folder, prompt_record, write_rows
 from agro.api.reporting_trainer import Trainer
 from agro.api.reward_argument import Function, RewardArgument, check_pooled, reward_values
@@ -17,6 +18,7 @@ from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io import peers
 from agro.io.files import new_run_folder, remove
 from agro.logs.importing import import_files
 from agro.recipes.bases import HELD_OUT
@@ -67,8 +69,15 @@ def train(
         resume: continue the run in `out`.
         accept: with `resume`, inputs that may have changed since the run began, such as "reward.name".
         settings: options of the objective (`beta=0.1`), and any value of the configuration with its section
-            (`train__steps=20`, or `**{"train.steps": 20}`).
+            (`train__steps=20`, or `**{"train.steps": 20}`); also TRL's names of the common ones, such as
+            `num_generations`, `reward_funcs` and `train_dataset`. Without β and learning rate they are chosen
+            by the length of responses, the rewards and the size of the model, and said.
     """
+    prompts = _either(prompts, settings.pop("train_dataset", None), "prompts", "train_dataset")
+    if "loss_type" in settings:
+        ours = None if objective == "agro" else objective
+        objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")
+    reward = _either(reward, _reward_of(settings.pop("reward_funcs", None)), "reward", "reward_funcs")
     if world_size() > 1:
         raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
     folder = Path(out) if out is not None else new_run_folder()
@@ -89,9 +98,33 @@ def train(
         _take_log(log, log_map, folder, values)
     if HELD_OUT.keys().isdisjoint(values.get("data", {})):
         put(values, ["data"], HELD_OUT)
+    for note in _choose(values):
+        print(f"note: {note}; give it to choose another", file=sys.stderr)
     config = RunConfig.of(values, "agro.train")
     Trainer(config, folder, resume=resume, rewards=functions, accept=accept).run()
     return Trained(folder, functions)
+
+
+def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
+    """An argument, or TRL's name of it."""
+    if ours is not None and theirs is not None:
+        raise Refused(f"{called} is {name} here, which is given too; leave one out")
+    return theirs if ours is None else ours
+
+
+def _reward_of(functions: Any) -> RewardArgument:
+    """TRL's list of functions, whose rewards are added."""
+    listed = list(functions) if isinstance(functions, list | tuple) else [functions]
+    reward: RewardArgument = listed[0] if len(listed) == 1 else dict.fromkeys(listed, 1.0)
+    return reward
+
+
+def _choose(values: dict[str, Any]) -> list[str]:
+    """Set β and the learning rate where nobody did; returns what to say of them."""
+    chosen = choose(values)
+    for key, value in chosen.settings.items():
+        put(values, key.split("."), value)
+    return chosen.notes
 
 
 def prompts_file(data: Any, path: Path, name: str) -> str:

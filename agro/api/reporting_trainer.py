@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from agro.pages.saving import present
-from agro.plan.plan import plan
 from agro.store import Store
 from agro.store.location import exists
 from agro.train.monitors.warnings import notes
@@ -32,6 +31,7 @@ class Trainer(BaseTrainer):
 
     def plan(self) -> dict[str, Any]:
         """What `run` would do. All is loaded and checked, and nothing is written; see `agro.plan.plan`."""
+        from agro.plan.plan import plan
 
         def say(text: str) -> None:
             print(text, file=sys.stderr, flush=True)

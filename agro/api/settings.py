@@ -27,7 +27,9 @@ def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     put(values, ["objective", "name"], objective)
     for name, value in settings.items():
         keys = name.replace("__", ".").split(".")
-        if len(keys) == 1 and name not in RunConfig.model_fields:
+        if name in (*peers.ALIASES, *peers.BATCH) and name != "beta":
+            keys = [name]  # which the configuration knows
+        elif len(keys) == 1 and name not in RunConfig.model_fields:
             _check_option(objective, name, value)
             keys = ["objective", name]
         put(values, keys, value)

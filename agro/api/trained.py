@@ -8,12 +8,9 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from agro.api.input_files import is_path, prompt_record, write_rows
-from agro.api.plot import reward_and_kl
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.logs.prompts import load_prompts
@@ -22,11 +19,14 @@ from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.card import check_push, push
-from agro.runs.folder import SET_ASIDE
+from agro.runs.contamination import held_out_prompts
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.store.location import located
 from agro.types import Prompt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEIGHT = 800  # of the page in a notebook, pixels
 
@@ -57,6 +57,8 @@ class Trained:
 
     def plot(self) -> Figure:
         """Reward, and KL to the reference where it was measured, against steps."""
+        from agro.api.plot import reward_and_kl
+
         return reward_and_kl(load_run(self.folder))
 
     @cached_property
@@ -104,13 +106,11 @@ class Trained:
         return {"prompts": len(loaded), "n": n, "temperature": temperature, **measured}
 
     def _prompts(self, prompts: Any) -> list[Prompt]:
-        data = self.config.data
-        if prompts is None and data.eval_prompts:
-            return load_prompts(data.paths("eval_prompts"), data.columns)
-        if prompts is None and (self.folder / SET_ASIDE).exists():
-            return load_prompts(self.folder / SET_ASIDE)
         if prompts is None:
-            raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
+            held_out = held_out_prompts(self.folder, self.config)
+            if not held_out:
+                raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
+            return held_out
         if is_path(prompts):
             return load_prompts(prompts)
         with tempfile.TemporaryDirectory() as folder:

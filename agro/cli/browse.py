@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
     from agro.types import Sample
 
 COLUMN = 26  # characters of a group's column at least
-PAGE = 256  # samples read at once, newest first
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,14 @@ def show(
     ] = None,
     prompt_id: Annotated[str | None, typer.Option(help="Only this prompt.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
-    limit: Annotated[int, typer.Option(min=0, help="Samples, or groups, at most; 0 shows all.")] = 10,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Samples, or groups, at most; 0 shows all. Where it isn't given, a terminal shows all in a "
+            "pager, and 10 are written elsewhere.",
+        ),
+    ] = None,
     columns: Annotated[
         int, typer.Option(min=0, help="Responses of a group at most, the best or the newest; 0 shows all.")
     ] = 6,
@@ -117,8 +130,12 @@ def show(
             matches: Iterator[Any] = _groups(opened, prompt_id, newest, wanted.fits, selection)
         else:
             matches = filter(wanted.fits, _samples(opened, prompt_id, newest, selection))
-        shown = list(islice(matches, limit or None))
-        more = bool(limit) and next(matches, None) is not None
+        if limit is None and not as_json and sys.stdout.isatty():
+            _browse(matches, columns, cut)
+            return
+        count = 10 if limit is None else limit
+        shown = list(islice(matches, count or None))
+        more = bool(count) and next(matches, None) is not None
         total = opened.counts().samples
         origins = licenses(opened)
     if as_json:
@@ -140,6 +157,23 @@ def show(
                 print(visible(f"license of {name}: {license}"))
 
 
+def _browse(matches: Iterator[Any], columns: int, cut: int) -> None:
+    """All of them in the terminal's pager, which asks for more as one scrolls."""
+    console = terminal()
+    command = os.environ.get("PAGER") or "less"
+    if shutil.which(shlex.split(command)[0]) is None:
+        command = "cat"
+    # As git asks less: leave a page that fits, show colors, keep the screen.
+    environment = {"LESS": "FRX", "LESSCHARSET": "utf-8", **os.environ}
+    with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=environment) as pager:
+        assert pager.stdin is not None
+        with suppress(BrokenPipeError), pager.stdin as pages:  # the pager was left
+            for match in matches:
+                with console.capture() as captured:
+                    _print_match(console, match, columns, cut)
+                pages.write(captured.get().encode("utf-8", "backslashreplace"))
+
+
 def _check(store: Store, roles: list[str] | None, sources: list[str] | None) -> None:
     """Raise `Refused` for a role or source that no sample has."""
     if roles or sources:
@@ -155,12 +189,10 @@ def _check(store: Store, roles: list[str] | None, sources: list[str] | None) -> 
 def _samples(
     store: Store, prompt_id: str | None, newest: bool, selection: dict[str, Any]
 ) -> Iterator[Sample]:
-    if not newest:
-        yield from store.samples(prompt_id=prompt_id, **selection)
-        return
-    ids = [k.id for k in reversed(store.survey.summaries(**selection)) if prompt_id in (None, k.prompt_id)]
-    for start in range(0, len(ids), PAGE):
-        yield from reversed(list(store.samples(ids=ids[start : start + PAGE])))
+    from agro.pages.run.store_samples import newest_first
+
+    read = partial(newest_first, store) if newest else store.samples
+    return read(prompt_id=prompt_id, **selection)
 
 
 def _groups(
@@ -215,12 +247,17 @@ def _print(shown: list[Any], more: bool, total: int, columns: int, limit: int) -
     console = terminal()
     if not shown:
         console.print(f"none of {total:,} samples fits")
-    for x in shown:
-        parts = _group(console, x, columns, limit) if isinstance(x, list) else _sample(x, limit)
-        console.print(*parts, sep="\n")
-        console.print()
+    for match in shown:
+        _print_match(console, match, columns, limit)
     if more:
         console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
+
+
+def _print_match(console: Console, match: Any, columns: int, limit: int) -> None:
+    """A sample, or the samples of a group."""
+    parts = _group(console, match, columns, limit) if isinstance(match, list) else _sample(match, limit)
+    console.print(*parts, sep="\n")
+    console.print()
 
 
 def _facts(s: Sample) -> list[str]:

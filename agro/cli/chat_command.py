@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import PolicySetting, Seed, policy_config
-from agro.cli.models import LONGEST, rollout_of
-from agro.cli.run_models import (
-    config_of,
-    config_of_model,
-    other_rollout,
-    sampler_of,
-    saved_model,
-    started_in,
-    working_in,
-)
+from agro.cli.common import PolicySetting, Seed
+from agro.cli.models import LONGEST
+from agro.cli.run_models import START, MeasuredModel, located
 from agro.errors import Refused
 from agro.io.terminal import visible
 
@@ -56,20 +48,20 @@ def chat(
     seed: Seed = 0,
     policy: PolicySetting = None,
 ) -> None:
-    run = Path(model) if (Path(model) / "config.json").is_file() and _is_run(Path(model)) else None
+    path = Path(model)
+    if not path.exists() and path.parent != Path() and path.parent.is_dir():
+        raise Refused(f"{model}: there is no such run or model in {path.parent}")  # the hub isn't asked then
+    run = path if (path / "config.json").is_file() and _is_run(path) else None
     if store is not None and against is None:
         raise Refused("--store: judged pairs need a second model: expected --against beside it, got none")
     if against is not None and store is None and run is None:
         raise Refused(f"--store: expected it, since {model} isn't a run; got none")
-    ran = config_of_model(model) if run is None else config_of(run)
-    name = model if run is None else saved_model(run, "model", "a model")
-    located = str(Path(name).absolute()) if Path(name).exists() else name
-    settings = policy_config(located, policy, None if ran is None else ran.policy)
-    rollouts = [rollout_of(located, settings, None)]
+    asked = MeasuredModel.of(run, None if run is not None else model, policy, "a model").without_environment()
+    name = asked.name
+    rollouts = [asked.rollout()]
     if against is not None:
-        with working_in(started_in(run)):
-            rollouts.append(other_rollout(against, ran, policy, None))
-    conversation = Conversation(rollouts, sampler_of(1, temperature, max_new, ran), random.Random(seed))
+        rollouts.append(asked.other(against if against == START else located(against)))
+    conversation = Conversation(rollouts, asked.sampler(1, temperature, max_new), random.Random(seed))
     if against is None:
         _talk(conversation, lambda answers: answers[0].sample)
         return
@@ -160,6 +152,8 @@ class Rating:
 
 
 def _talk(conversation: Conversation, choose: Callable[[Sequence[Answer]], Sample]) -> None:
+    with suppress(ImportError):
+        import readline  # noqa: F401  # lines can be edited, and earlier ones taken again
     print(HELP, file=sys.stderr)
     if not conversation.has_turns:
         print("the model has no chat template: each line is a prompt of its own", file=sys.stderr)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, PolicySetting, RewardOption, Workers, end, licenses, options, policy_config
+from agro.cli.common import (
+    Json,
+    PolicySetting,
+    RewardOption,
+    Workers,
+    end,
+    licenses,
+    opened_log,
+    options,
+    policy_config,
+)
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -22,8 +30,11 @@ if TYPE_CHECKING:
 
 
 def check(
-    path: Annotated[
-        Path, typer.Argument(metavar="LOG-or-STORE", help="A store, or a log of `agro formats`.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="LOG-or-STORE...", help="A store, or a log of `agro formats`; or all shards of a store."
+        ),
     ],
     objective: Annotated[
         str | None,
@@ -65,7 +76,7 @@ def check(
 ) -> None:
     from dataclasses import replace
 
-    from agro.pages.store import check_store
+    from agro.store.location import Shards
 
     if model is None and (reference is not None or setting):
         raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
@@ -78,7 +89,10 @@ def check(
     config = _config(objective, recipe, changes or [])
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
-    with _opened(path, workers) as store:
+    path = paths[0] if len(paths) == 1 else Shards(tuple(paths))
+    with opened_log(path, workers) as store:
+        from agro.pages.store import check_store  # here: a missing file is refused at once
+
         report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))
@@ -110,31 +124,6 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
     for change in changes:
         override(values, change, RunConfig)
     return RunConfig.of(values, "--set")
-
-
-@contextmanager
-def _opened(path: Path, workers: int) -> Iterator[Store]:
-    """The store at `path`, or one in a temporary folder with what the log at `path` has."""
-    from agro.logs.importing import import_files
-    from agro.store import Store
-    from agro.store.location import is_store
-
-    if is_store(path) or not path.exists():  # the store refuses what doesn't exist
-        if workers > 1:
-            raise Refused(f"--workers are for a log, whose records are read; {path} is a store: leave it out")
-        with Store.open(path, read_only=True) as store:
-            yield store
-        return
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
-        try:
-            import_files(store, [path], workers=workers)
-        except Refused as error:
-            if "--map" not in str(error):
-                raise
-            raise Refused(
-                f"{error}\nWhat to do: agro import with these options, then agro check STORE"
-            ) from None
-        yield store
 
 
 def _measured(

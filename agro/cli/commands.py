@@ -86,6 +86,13 @@ GROUPS = {
             "guide/getting-started.md",
         ),
         CommandEntry(
+            "off-policy",
+            "off_policy_command:off_policy",
+            "A model's value by a log that it didn't write, with intervals, or why there is none.",
+            "runs/first --log runs/first/store.db",
+            "guide/is-it-better.md",
+        ),
+        CommandEntry(
             "chat",
             "chat_command:chat",
             "Talk to the result of a run, also blind beside its start, which makes judged pairs.",
@@ -152,9 +159,16 @@ GROUPS = {
             "guide/your-reward.md",
         ),
         CommandEntry(
+            "fit-reward",
+            "reward_fitting:fit_reward",
+            "A reward model from judged pairs or rewards: its held-out accuracy, calibration, length bias.",
+            "logs.db --model runs/first/model --out runs/judge --on groups --lr 1e-3",
+            "guide/your-reward.md",
+        ),
+        CommandEntry(
             "export",
             "stores:export",
-            "Write the samples of a store as interchange records, which agro import takes.",
+            "Write a store as records that agro import takes, or the model of a run in 16 bits or as GGUF.",
             "runs/first/store.db samples.jsonl.gz",
             "guide/your-data.md",
         ),

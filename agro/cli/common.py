@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import functools
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from agro import config
     from agro.store import Store
+    from agro.store.location import Shards
 
 P = ParamSpec("P")
 
@@ -43,6 +46,7 @@ Workers = Annotated[
         "--workers", min=1, metavar="N", help="Processes that read records, beside this one that stores them."
     ),
 ]
+Whole = Annotated[bool, typer.Option("--all", help="All of it, not the first 40 lines.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 
 
@@ -175,3 +179,29 @@ def licenses(store: Store) -> dict[str, str | None]:
     for origin in store.imports.provenance():
         sources.setdefault(origin.source, set()).add(origin.license or "")
     return {source: ", ".join(sorted(names - {""})) or None for source, names in sources.items()}
+
+
+@contextmanager
+def opened_log(path: Path | Shards, workers: int = 1) -> Iterator[Store]:
+    """The store at `path`, all of its shards, or one in a temporary folder with what the log there has."""
+    from agro.logs.importing import import_files
+    from agro.store import Store
+    from agro.store.location import Shards, is_store
+
+    if isinstance(path, Shards) or is_store(path) or not path.exists():  # it refuses what doesn't exist
+        if workers > 1:
+            raise Refused(f"--workers are for a log, whose records are read; {path} is a store: leave it out")
+        with Store.open(path, read_only=True) as store:
+            store.require_all()
+            yield store
+        return
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
+        try:
+            import_files(store, [path], workers=workers)
+        except Refused as error:
+            if "--map" not in str(error):
+                raise
+            raise Refused(
+                f"{error}\nWhat to do: agro import with these options, then agro check STORE"
+            ) from None
+        yield store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,18 +17,19 @@ from agro.cli.common import (
     RewardOption,
     Seed,
     options,
-    policy_config,
     table,
     terminal,
 )
-from agro.cli.models import LONGEST, rollout_of
-from agro.cli.run_models import config_of_model, sampler_of, saved_model
+from agro.cli.models import LONGEST
+from agro.cli.run_models import MeasuredModel, load_sets
 from agro.errors import Refused
 
 if TYPE_CHECKING:
+    from agro.config import RewardConfig
     from agro.pages.run.compare import RunComparison
     from agro.runs.paired_results import PairedResults, PairedSets
     from agro.runs.results import Result
+    from agro.types import Prompt
 
 
 def compare(
@@ -45,7 +46,8 @@ def compare(
         str | None,
         typer.Option(
             "--metric",
-            help="Of several of a harness, such as exact_match,strict-match; the first that both have.",
+            help="Of runs a number of metrics.jsonl, or else held-out reward; of a harness's one, such as "
+            "exact_match,strict-match, or else the first that both have.",
         ),
     ] = None,
     prompts: Annotated[
@@ -68,7 +70,7 @@ def compare(
     out: Annotated[
         Path,
         typer.Option(
-            help="The folder of compare.html, and of compare.png and compare.svg where all are runs."
+            help="The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv."
         ),
     ] = Path("compare"),
     as_json: Json = False,
@@ -77,8 +79,8 @@ def compare(
     from agro.runs.results import is_run, results_at
 
     paths = [Path(name) for name in results]
-    if prompts is None and metric is None and all(is_run(path) for path in paths):
-        _compare_runs(paths, out, as_json)
+    if prompts is None and all(is_run(path) for path in paths):
+        _compare_runs(paths, metric, out, as_json)
         return
     if len(results) < 2:
         raise Refused(f"compare: expected two results or more, or a run, got {results[0]} alone")
@@ -88,8 +90,11 @@ def compare(
     else:
         if reward is None:
             raise Refused("--prompts: expected --reward NAME beside it, which scores the responses")
-        measured = _Measurement(prompts, reward, option, n, max_new, temperature, seed, policy)
-        sides = [measured.results(name) for name in results]
+        from agro.config import RewardConfig
+
+        sets, scoring = load_sets(prompts), RewardConfig(name=reward, options=options(option))
+        sampling = Sampling(n, max_new, temperature, seed, policy)
+        sides = [_answered(name, sets, scoring, sampling) for name in results]
     paired = PairedSets.of(sides, metric)
     from agro.pages.run.compare_page import write_results
 
@@ -111,65 +116,54 @@ def _check_are_results(paths: list[Path]) -> None:
             raise Refused(f"{path}: {what}: models are compared with --prompts FILE --reward NAME")
 
 
-class _Measurement:
-    """Models answer sets of prompts, and one reward scores what they answer."""
+def _answered(
+    name: str, sets: dict[str, list[Prompt]], reward: RewardConfig, sampling: Sampling
+) -> list[Result]:
+    """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
+    responses is read as it is."""
+    from agro.cli.measuring import Measurement
+    from agro.rewards import load_reward
+    from agro.rollout.rollout import EpisodeReward
+    from agro.runs.results import Result, is_run, results_at
 
-    def __init__(
-        self,
-        prompts: list[Path],
-        reward: str,
-        option: list[str] | None,
-        n: int,
-        max_new: int | None,
-        temperature: float,
-        seed: int,
-        policy: list[str] | None,
-    ) -> None:
-        from agro.config import RewardConfig
-        from agro.logs.prompts import load_prompts
-
-        self.sets = {path.stem: load_prompts(path) for path in prompts}
-        if len(self.sets) < len(prompts):
-            raise Refused("--prompts: expected files of different names, which name the sets")
-        self.reward = RewardConfig(name=reward, options=options(option))
-        self.n, self.max_new, self.temperature, self.seed = n, max_new, temperature, seed
-        self.policy = policy
-
-    def results(self, name: str) -> list[Result]:
-        """One a set. The result of a run is its model's; a file or store of responses is read as it is."""
-        from agro.rewards import load_reward
-        from agro.rollout.evaluate import heldout
-        from agro.rollout.rollout import EpisodeReward
-        from agro.runs.results import Result, is_run, results_at
-
-        if Path(name).is_file():
-            return results_at(Path(name))
-        model = saved_model(Path(name), "model", "--model") if is_run(Path(name)) else name
-        ran = config_of_model(model)
-        sampler = sampler_of(self.n, self.temperature, self.max_new, ran)
-        settings = policy_config(model, self.policy, None if ran is None else ran.policy)
-        rollout = rollout_of(model, settings, None if ran is None else ran.environment)
-        scoring = self.reward.model_dump(mode="json", include={"name", "options"})
-        found = []
-        with closing(EpisodeReward(load_reward(self.reward))) as scorer:
-            for task, loaded in self.sets.items():
-                measured = heldout(rollout, scorer, loaded, sampler, self.seed)
-                if measured.is_unknown:
-                    raise Refused(
-                        f"{name}: none of the responses to {task} could be scored: "
-                        f"{measured.errors[0] if measured.errors else 'the reward is unknown'}"
-                    )
-                rewards = dict(zip((p.id for p in loaded), measured.mean_rewards(), strict=True))
-                texts = {prompt.id: prompt.text for prompt in loaded}
-                found.append(Result.of_prompts(name, rewards, texts, task=task, scoring=scoring))
-        return found
+    path = Path(name)
+    if path.is_file():
+        return results_at(path)
+    run, model = (path, None) if is_run(path) else (None, name)
+    subject = MeasuredModel.of(run, model, sampling.policy)
+    sampler = subject.sampler(sampling.n, sampling.temperature, sampling.max_new)
+    rollout = subject.rollout()
+    scoring = reward.model_dump(mode="json", include={"name", "options"})
+    found = []
+    with closing(EpisodeReward(load_reward(reward))) as scorer:
+        for task, prompts in sets.items():
+            measured = Measurement(scorer, sampler, sampling.seed).of(rollout, subject.path, prompts)
+            if measured.is_unknown:
+                raise Refused(
+                    f"{name}: none of the responses to {task} could be scored: "
+                    f"{measured.errors[0] if measured.errors else 'the reward is unknown'}"
+                )
+            rewards = dict(zip((p.id for p in prompts), measured.mean_rewards(), strict=True))
+            texts = {prompt.id: prompt.text for prompt in prompts}
+            found.append(Result.of_prompts(name, rewards, texts, task=task, scoring=scoring))
+    return found
 
 
-def _compare_runs(runs: list[Path], out: Path, as_json: bool) -> None:
+class Sampling(NamedTuple):
+    """How models answer."""
+
+    n: int
+    max_new: int | None
+    temperature: float
+    seed: int
+    policy: list[str] | None
+
+
+def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool) -> None:
     from agro.pages.run.compare import compare as read
     from agro.pages.run.compare_page import to_json, write
 
-    comparison = read(runs)
+    comparison = read(runs, metric)
     paths = write(comparison, out)
     if as_json:
         print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
@@ -181,9 +175,15 @@ def _compare_runs(runs: list[Path], out: Path, as_json: bool) -> None:
 
 
 def _say_curves(comparison: RunComparison) -> None:
-    from agro.pages.run.compare_page import NAMES, difference_words, differences_words, final_words, notes
+    from agro.pages.run.compare_page import (
+        difference_words,
+        differences_words,
+        final_words,
+        measure_name,
+        notes,
+    )
 
-    final = f"final {NAMES[comparison.measure]}"
+    final = f"final {measure_name(comparison)}"
     shown = table("line", "seeds", final, "step", "to the first line", wrap_names=True)
     for line in comparison.lines:
         seeds = ", ".join(map(str, line.seeds))

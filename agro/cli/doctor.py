@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
+import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,9 +33,12 @@ def doctor(
     path: Annotated[
         Path | None, typer.Argument(metavar="[RUN-or-STORE]", help="Its state is reported too.")
     ] = None,
+    ask_torch: Annotated[
+        bool, typer.Option("--torch", help="Ask torch for its threads and GPUs, which takes seconds.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    report = {**_versions(), **_machine()}
+    report = {**_versions(), **_machine(ask_torch)}
     off = _off(report)
     if path is not None:
         state, problems = _state(path)
@@ -44,6 +50,8 @@ def doctor(
         return
     for key, value in report.items():
         _show(key, value)
+    if not ask_torch:
+        print("threads and GPUs are those of variables and nvidia-smi; agro doctor --torch asks torch")
 
 
 def _show(key: str, value: Any) -> None:
@@ -51,6 +59,8 @@ def _show(key: str, value: Any) -> None:
         print(f"{key}:")
         for name, inner in value.items():
             print(f"  {name}: {'not installed' if inner is None and key == 'libraries' else inner}")
+    elif value is None:
+        print(f"{key}: not set")
     elif key == "off":
         print("off: " + ("\n  ".join(["", *value]) if value else "nothing"))
     else:
@@ -70,22 +80,63 @@ def _versions() -> dict[str, Any]:
     return {"agro": __version__, "python": platform.python_version(), "libraries": versions}
 
 
-def _machine() -> dict[str, Any]:
-    import torch
-
-    from agro.models.pretrained import cores, device_of
-
+def _machine(ask_torch: bool) -> dict[str, Any]:
+    """Without `ask_torch` what files, variables and nvidia-smi say of its threads and GPUs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = _of_torch() if ask_torch else _without_torch()
     return {
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": cores(),
-        "threads_of_torch": torch.get_num_threads(),
-        "device_auto": str(device_of("auto")),
-        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "mps": torch.backends.mps.is_available(),
+        "cores": cores,
+        "asked_torch": ask_torch,
+        **asked,
         "free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+def _of_torch() -> dict[str, Any]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "threads_of_torch": torch.get_num_threads(),
+        "device_auto": "cuda" if torch.cuda.is_available() else "cpu",
+        "cuda": gpus,
+    }
+
+
+def _without_torch() -> dict[str, Any]:
+    """`threads_of_torch`: None where no variable says it."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    gpus = _gpus() if _is_for_cuda() else []
+    return {
+        "threads_of_torch": int(threads) if threads.isdecimal() else None,
+        "device_auto": "cuda" if gpus else "cpu",
+        "cuda": gpus,
+    }
+
+
+def _is_for_cuda() -> bool:
+    """Whether the torch that is installed was built for CUDA."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    return re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is not None
+
+
+def _gpus() -> list[str]:
+    """The names of NVIDIA GPUs."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    asked = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [name.strip() for name in found.stdout.splitlines() if name.strip()]
 
 
 def _processor() -> str:
@@ -101,12 +152,12 @@ def _off(report: dict[str, Any]) -> list[str]:
     problems = []
     if report["free_gib"] < LEAST_SPACE:
         problems.append(f"only {report['free_gib']} GiB are free here; a run writes checkpoints")
-    if report["threads_of_torch"] > report["cores"]:
+    if (report["threads_of_torch"] or 0) > report["cores"]:
         problems.append(
             f"torch uses {report['threads_of_torch']} threads on {report['cores']} cores; set OMP_NUM_THREADS"
         )
     if report["device_auto"] == "cpu" and shutil.which("nvidia-smi"):
-        problems.append("nvidia-smi is there, but torch sees no GPU; install torch for CUDA")
+        problems.append("nvidia-smi is there, but torch has no CUDA or sees no GPU; install torch for CUDA")
     return problems
 
 

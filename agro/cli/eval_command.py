@@ -5,44 +5,31 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import (
-    REWARD,
-    Json,
-    PolicySetting,
-    Responses,
-    RewardOption,
-    Seed,
-    end,
-    options,
-    policy_config,
-)
-from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of, rollout_of
-from agro.cli.run_models import (
-    START,
-    config_of,
-    config_of_model,
-    other_rollout,
-    sampler_of,
-    saved_model,
-    started_in,
-    working_in,
-)
+from agro.cli.common import REWARD, Json, PolicySetting, Responses, RewardOption, Seed, end, options
+from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of
+from agro.cli.run_models import START, MeasuredModel, load_sets, located, working_in
 from agro.errors import Refused
 
-HELD_OUT = "held-out prompts"
-
 if TYPE_CHECKING:
-    from agro.config import DataConfig, RewardConfig, RunConfig
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from agro.cli.measuring import Measurement
+    from agro.config import RewardConfig
     from agro.rollout.evaluate import Heldout
-    from agro.rollout.rollout import EpisodeReward
+    from agro.runs.contamination import Contamination
     from agro.runs.verdict import Verdict
     from agro.types import Prompt
 
+HELD_OUT = "held-out prompts"
 SHOWN = 300  # characters of a response on the terminal
 
 
@@ -86,7 +73,8 @@ def eval_(
         str | None,
         typer.Option(
             "--against",
-            help="Compare with a model on the same prompts, paired: start (the run's), or as for --model.",
+            help="Compare with a model on the same prompts, paired: start (the run's), or as for --model. "
+            "Also measures the KL divergence from it.",
         ),
     ] = None,
     blind: Annotated[
@@ -124,214 +112,169 @@ def eval_(
         return
     if blind is not None:
         check_blind(context, blind)
+    if pass_at is not None and not math.isfinite(pass_at):
+        raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
+    subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
+    other = against if against in (None, START) else located(against)
+    sets = _sets(prompts, subject)
+    sampler = subject.sampler(n, temperature, max_new)
+    if blind is not None:
+        assert against is not None
+        assert other is not None
+        rollouts = (subject.other(other), subject.rollout())
+        loaded = [prompt for measured in sets for prompt in measured.prompts]
+        own = run if model is None else None  # whose result it is
+        write_blind(blind, rollouts, loaded, sampler, seed, (against, subject.name), own, as_json)
+        return
 
     from agro.cli.measuring import Measurement
-    from agro.config import DataConfig
     from agro.rewards import load_reward
     from agro.rollout.rollout import EpisodeReward
 
-    if pass_at is not None and not math.isfinite(pass_at):
-        raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
-    ran = None if run is None else config_of(run)
-    own = run if model is None else None  # whose result it is
-    model = model or saved_model(run, "model", "--model")
-    here, started = Path.cwd(), started_in(run)
-    folder = None if run is None else run.absolute()
-    with working_in(here if prompts else started):
-        sets = _sets(prompts, folder, ran)
-    sampler = sampler_of(n, temperature, max_new, ran or config_of_model(model))
-    played = environment_of(environment, max_turns)
-    if played is None and ran is not None:
-        played = ran.environment
-    located = str(Path(model).absolute()) if Path(model).exists() else model
-    settings = policy_config(located, policy, None if ran is None else ran.policy)
-    if blind is not None:
-        assert against is not None
-        with working_in(here if environment else started):
-            rollout = rollout_of(located, settings, played)
-        with working_in(started if against == START else here):
-            other = other_rollout(against, ran, policy, played)
-        loaded = [prompt for each in sets.values() for prompt in each]
-        write_blind(blind, (other, rollout), loaded, sampler, seed, (against, model), own, as_json)
-        return
-    with working_in(here if reward else started):
-        scorer = EpisodeReward(load_reward(_reward(reward, options(option), ran)))
-        measurement = Measurement(scorer, sampler, seed, None if store is None else here / store)
-        try:
-            with working_in(here if environment else started):
-                rollout = rollout_of(located, settings, played)
-            results = {name: measurement.of(rollout, located, each) for name, each in sets.items()}
-            verdicts: dict[str, Verdict] = {}
-            if against is not None:
-                with working_in(started if against == START else here):
-                    other = other_rollout(against, ran, policy, played)
-                name = f"{START} of {run}" if against == START else against
-                before = {key: measurement.of(other, name, each) for key, each in sets.items()}
-                verdicts = _compared(before, results, sets, ran.data if ran else DataConfig())
-        finally:
-            scorer.close()
+    scoring = subject.reward(reward, options(option))
+    kept = None if store is None else store.absolute()
+    with working_in(subject.reward_folder(reward)), closing(EpisodeReward(load_reward(scoring))) as scorer:
+        measurement = Measurement(scorer, sampler, seed, kept)
+        maximum = _measure(sets, subject, other, measurement)
+    _compare(sets, subject)
+    for measured in sets:
+        measured.seen = subject.seen(measured.prompts)
     if out is not None:
-        _write(out, results, _reward(reward, options(option), ran))
-    threshold = _passing_reward(pass_at, ran, scorer, rollout.environment)
-    seen = _seen(run, ran, started, sets)
-    common = {"model": model, "n": n, "temperature": temperature}
-    reports = {
-        name: {"prompts": len(sets[name]), **result.to_json(threshold), **seen.get(name, {})}
-        for name, result in results.items()
-    }
-    _tell(common, reports, results, against, verdicts, as_json)
-    if all(result.is_unknown for result in results.values()):
+        _write(out, sets, scoring)
+    configured = None if subject.ran is None else subject.ran.evaluate.pass_at
+    threshold = next((x for x in (pass_at, configured, maximum) if x is not None), None)
+    _report(sets, {"model": subject.name, "n": n, "temperature": temperature}, threshold, against, as_json)
+    if all(measured.result.is_unknown for measured in sets):
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
 
-def _sets(prompts: list[Path] | None, run: Path | None, ran: RunConfig | None) -> dict[str, list[Prompt]]:
-    """The prompts of each set, by its name."""
-    from agro.logs.prompts import load_prompts
+@dataclass
+class MeasuredSet:
+    """A set of prompts, and what was measured on it. `start`: of the model that is compared with; `along`:
+    by name [M,n] what models say of the responses; `seen`: which prompts the run was trained on."""
 
-    if not prompts:
-        return {HELD_OUT: _prompts(run, ran)}
-    sets = {path.stem: load_prompts(path) for path in prompts}
-    if len(sets) < len(prompts):
-        raise Refused("--prompts: expected files of different names, which name the sets")
-    return sets
+    name: str
+    prompts: list[Prompt]
+    result: Heldout = field(init=False)
+    start: Heldout | None = None
+    along: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    seen: Contamination | None = None
+
+    def to_json(self, threshold: float | None, against: str | None) -> dict[str, Any]:
+        document = {"name": self.name, "prompts": len(self.prompts)}
+        document |= self.result.to_json(threshold, self.along)
+        if self.seen is not None:
+            document["seen"] = self.seen.to_json()
+        if self.start is not None and self.verdict is not None:
+            document |= {"against": against, "verdict": self.verdict.to_json()}
+            document["before"] = self.start.to_json(threshold)
+        return document
 
 
-def _compared(
-    start: dict[str, Heldout],
-    result: dict[str, Heldout],
-    sets: dict[str, list[Prompt]],
-    data: DataConfig,
-) -> dict[str, Verdict]:
-    """Of each set; of several p is adjusted (Holm)."""
-    from dataclasses import replace
+def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]:
+    """The files that were named, or the held-out prompts of a run."""
+    from agro.runs.contamination import held_out_prompts
 
+    if paths:
+        return [MeasuredSet(name, prompts) for name, prompts in load_sets(paths).items()]
+    loaded, got = [], "neither"
+    if subject.run is not None and subject.ran is not None:
+        run = subject.run.absolute()
+        got = f"{run}, which has no data.eval_prompts and set none aside"
+        with working_in(subject.started):
+            loaded = held_out_prompts(run, subject.ran)
+    if not loaded:
+        raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
+    return [MeasuredSet(HELD_OUT, loaded)]
+
+
+def _measure(
+    sets: list[MeasuredSet], subject: MeasuredModel, against: str | None, measurement: Measurement
+) -> float | None:
+    """Fill the sets. Returns the largest reward that the reward or the environment gives; None: unknown."""
+    from agro.cli.measuring import along_samples
+
+    rollout, other = subject.rollout(), None
+    for measured in sets:
+        measured.result = measurement.of(rollout, subject.path, measured.prompts)
+    if against is not None:
+        other = subject.other(against)
+        name = f"{START} of {subject.run}" if against == START else against
+        for measured in sets:
+            measured.start = measurement.of(other, name, measured.prompts)
+    for measured in sets:
+        measured.along = along_samples(rollout, other, measured.result, measurement.sampler.temperature)
+    if measurement.scorer.of_environment:
+        return getattr(rollout.environment, "maximum", None)
+    return measurement.scorer.maximum
+
+
+def _compare(sets: list[MeasuredSet], subject: MeasuredModel) -> None:
+    """Each set with its start, where it has one; of several p is adjusted (Holm)."""
+    from agro.config import DataConfig
     from agro.io.near_copies import clusters
     from agro.io.terminal import plain
     from agro.rollout.paired import compare, holm
     from agro.runs.verdict import Verdict
 
-    compared = {}
-    for name, prompts in sets.items():
-        labels = clusters([plain(prompt.text) for prompt in prompts], data.near_copies)
-        compared[name] = compare(start[name].rewards, result[name].rewards, labels.tolist())
-    adjusted = holm([comparison.p for comparison in compared.values()])
-    return {
-        name: Verdict.compared(replace(comparison, p=p))
-        for (name, comparison), p in zip(compared.items(), adjusted, strict=True)
-    }
+    least = (subject.ran.data if subject.ran else DataConfig()).near_copies
+    comparisons = []
+    for measured in sets:
+        if measured.start is not None:
+            labels = clusters([plain(prompt.text) for prompt in measured.prompts], least).tolist()
+            comparisons.append(compare(measured.start.rewards, measured.result.rewards, labels))
+    adjusted = holm([comparison.p for comparison in comparisons])
+    for measured, comparison, p in zip(sets, comparisons, adjusted):
+        measured.verdict = Verdict.compared(replace(comparison, p=p))
 
 
-def _seen(
-    run: Path | None, ran: RunConfig | None, started: Path, sets: dict[str, list[Prompt]]
-) -> dict[str, dict[str, Any]]:
-    """Which prompts the run was trained on, by set; nothing where its training prompts are unknown."""
-    from agro.runs.contamination import Contamination, trained_prompts
-
-    if run is None or ran is None:
-        return {}
-    folder = run.absolute()
-    with working_in(started):
-        trained = trained_prompts(folder, ran)
-    if not trained:
-        return {}
-    least = ran.data.near_copies
-    return {name: {"seen": Contamination.of(each, trained, least)} for name, each in sets.items()}
-
-
-def _write(out: Path, results: dict[str, Heldout], reward: RewardConfig) -> None:
+def _write(out: Path, sets: list[MeasuredSet], reward: RewardConfig) -> None:
     """What `agro compare` reads."""
-    files = {out: next(iter(results.values()))}
-    if len(results) > 1:
-        files = {out / f"{name}.jsonl": result for name, result in results.items()}
     scored_by = reward.model_dump(include={"name", "options"})
-    for path, result in files.items():
+    for measured in sets:
+        path = out if len(sets) == 1 else out / f"{measured.name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        records = ({**record, "scored_by": scored_by} for record in result.by_prompt())
+        records = ({**record, "scored_by": scored_by} for record in measured.result.by_prompt())
         text = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
         path.write_text(text, encoding="utf-8")
 
 
-def _passing_reward(
-    pass_at: float | None, ran: RunConfig | None, scorer: EpisodeReward, played: Any
-) -> float | None:
-    """The reward from which a response passes. `played`: the environment."""
-    if pass_at is not None:
-        return pass_at
-    if ran is not None and ran.evaluate.pass_at is not None:
-        return ran.evaluate.pass_at
-    if scorer.of_environment:
-        return getattr(played, "maximum", None)
-    return scorer.maximum
-
-
-def _prompts(run: Path | None, ran: RunConfig | None) -> list[Prompt]:
-    """The held-out prompts of a run, or those that it set aside."""
-    from agro.logs.prompts import load_prompts
-    from agro.runs.folder import SET_ASIDE
-
-    if ran is not None and ran.data.eval_prompts:
-        return load_prompts(ran.data.paths("eval_prompts"), ran.data.columns)
-    if run is not None and (run / SET_ASIDE).exists():
-        return load_prompts(run / SET_ASIDE)
-    got = "neither" if run is None else f"{run}, which has no data.eval_prompts and set none aside"
-    raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
-
-
-def _reward(name: str | None, options: dict[str, Any], ran: RunConfig | None) -> RewardConfig:
-    from agro.config import RewardConfig
-
-    if name is not None:
-        return RewardConfig(name=name, options=options)
-    if ran is None:
-        raise Refused("--reward: expected it, or the folder of a run, got neither")
-    if options:
-        raise Refused("--option is of --reward, which isn't given; add it, or leave --option out")
-    return ran.reward
-
-
-def _tell(
+def _report(
+    sets: list[MeasuredSet],
     common: dict[str, Any],
-    reports: dict[str, dict[str, Any]],
-    results: dict[str, Heldout],
+    threshold: float | None,
     against: str | None,
-    verdicts: dict[str, Verdict],
     as_json: bool,
 ) -> None:
     """One set stands beside what is common; several are in `sets`."""
     if as_json:
-        documents = []
-        for name, report in reports.items():
-            seen = report.get("seen")
-            document = report | ({} if seen is None else {"seen": seen.to_json()})
-            if name in verdicts:
-                document |= {"against": against, "verdict": verdicts[name].to_json()}
-            documents.append(document if len(reports) == 1 else {"name": name, **document})
-        whole = common | (documents[0] if len(reports) == 1 else {"sets": documents})
+        documents = [measured.to_json(threshold, against) for measured in sets]
+        one = {key: value for key, value in documents[0].items() if key != "name"}
+        whole = common | (one if len(sets) == 1 else {"sets": documents})
         print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
         return
-    for name, report in reports.items():
-        of = "" if len(reports) == 1 else f"{name}: "
-        count, n, model = report["prompts"], common["n"], common["model"]
-        print(f"{of}{count} prompts × {n} responses of {model} at temperature {common['temperature']}")
-        _show(report, results[name])
-        if "seen" in report:
-            print(f"seen in training: {report['seen'].sentence}")
-        if name in verdicts:
-            print(f"against {against}: {verdicts[name].sentence}")
-    if len(verdicts) > 1:
-        print(f"p is adjusted for {len(verdicts)} sets (Holm)")
+    for measured in sets:
+        of = "" if len(sets) == 1 else f"{measured.name}: "
+        asked = f"{len(measured.prompts)} prompts × {common['n']} responses"
+        print(f"{of}{asked} of {common['model']} at temperature {common['temperature']}")
+        _show(measured, threshold)
+        if measured.verdict is not None:
+            print(f"against {against}: {measured.verdict.sentence}")
+    if against is not None and len(sets) > 1:
+        print(f"p is adjusted for {len(sets)} sets (Holm)")
 
 
-def _show(report: dict[str, Any], result: Heldout) -> None:
-    for key, row in report.items():
+UNITS = {"length": " tokens", "entropy": " nats a token", "kl": " nats a response"}
+
+
+def _show(measured: MeasuredSet, threshold: float | None) -> None:
+    result = measured.result
+    before = {} if measured.start is None else measured.start.to_json(threshold)
+    for key, row in result.to_json(threshold, measured.along).items():
         if isinstance(row, dict):
-            text = "unknown"
-            if row["value"] is not None:
-                text = f"{row['value']:.4f}"
-            if row["low"] is not None:
-                text += f"  [{row['low']:.4f}, {row['high']:.4f}]"
-            print(f"{key}: {text}")
-    if report["pass_at"] is None:
+            print(f"{key}: {_row(row)}{UNITS.get(key, '')}{_before(before.get(key))}")
+    if threshold is None:
         print(
             "accuracy, pass@k: not measured, since the reward declares no maximum; say --pass-at REWARD, set "
             "evaluate.pass_at, or declare it: `reward.maximum = 1.0` below the function"
@@ -345,6 +288,19 @@ def _show(report: dict[str, Any], result: Heldout) -> None:
         if scored:
             sample = choose(scored, key=lambda s: s.reward or 0.0)
             print(f"{title} (reward {sample.reward:g}): {_short(sample.prompt)} → {_short(sample.response)}")
+    if measured.seen is not None:
+        print(f"seen in training: {measured.seen.sentence}")
+
+
+def _row(row: dict[str, Any]) -> str:
+    if row["value"] is None:
+        return "unknown"
+    text = f"{row['value']:.4f}"
+    return text if row["low"] is None else f"{text}  [{row['low']:.4f}, {row['high']:.4f}]"
+
+
+def _before(row: dict[str, Any] | None) -> str:
+    return "" if row is None else f", before {_row(row)}"
 
 
 def _short(text: Any) -> str:

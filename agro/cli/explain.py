@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, table, terminal
+from agro.cli.common import Json, Whole
+from agro.cli.listing import block, paragraph, show
+from agro.cli.listing import names as side_by_side
 
 if TYPE_CHECKING:
     from agro.objectives import Objective
@@ -22,44 +24,57 @@ COUPLES = {
 
 
 def objectives(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    whole: Whole = False,
+    as_json: Json = False,
 ) -> None:
     from agro.objectives import OBJECTIVES, describe, names
 
     if as_json:
         print(json.dumps(describe(name) if name else [describe(n) for n in names()], ensure_ascii=False))
     elif name:
-        _print_one(describe(name))
+        show(_one(describe(name)), f"agro objectives {name}", whole)
+    elif whole:
+        lines = [line for found in OBJECTIVES.items() for line in _entry(*found)]
+        show(lines, "agro objectives", whole=True)
     else:
-        _print_all(OBJECTIVES)
+        show(_by_needs(OBJECTIVES), "agro objectives", whole)
 
 
-def _print_all(entries: Mapping[str, Objective]) -> None:
-    shown = table("objective", "preset of", "needs", "couples by", "source")
+def _by_needs(entries: Mapping[str, Objective]) -> list[str]:
+    """The names, by what they need of the data."""
+    by_needs: dict[str, list[str]] = {}
     for name, entry in entries.items():
-        defaults = entry.defaults()
-        needs = _listed(sorted(map(str, entry.needs(defaults))))
-        shown.add_row(name, entry.of, needs, entry.coupling(defaults), entry.source)
-    console = terminal()
-    console.print(shown)
-    console.print("Needs are those of the defaults. One in full, with its options: agro objectives NAME")
+        needs = entry.needs(entry.defaults())
+        of_data = sorted(str(need) for need in needs if need.provider in ("record", "draw", "value_store"))
+        by_needs.setdefault(_listed(of_data), []).append(name)
+    lines = []
+    for what, found in sorted(by_needs.items(), key=lambda item: -len(item[1])):
+        lines += side_by_side(f"need {what}", found)
+    return [*lines, *paragraph("One in full: agro objectives NAME. Each with needs and source: --all")]
 
 
-def _print_one(entry: dict[str, Any]) -> None:
-    console, couples = terminal(), entry["couples"]
-    console.print(f"{entry['name']}: {entry['source']}\n")
-    for paragraph in inspect.cleandoc(entry["summary"]).split("\n\n"):
-        console.print(f"{' '.join(paragraph.split())}\n")
+def _entry(name: str, entry: Objective) -> list[str]:
+    defaults = entry.defaults()
+    needs = _listed(sorted(map(str, entry.needs(defaults))))
+    of = f"preset of {entry.of}; " if entry.of else ""
+    return block(name, f"{of}needs {needs}; couples by {entry.coupling(defaults)}", entry.source)
+
+
+def _one(entry: dict[str, Any]) -> list[str]:
+    couples = entry["couples"]
+    lines = [*paragraph(f"{entry['name']}: {entry['source']}"), ""]
+    for text in inspect.cleandoc(entry["summary"]).split("\n\n"):
+        lines += [*paragraph(" ".join(text.split())), ""]
     if entry["called"]:
-        console.print(f"called {entry['called']}\n")
-    console.print(f"needs {_listed(entry['needs'])}; couples by {couples}: {COUPLES[couples]}\n")
-    if not entry["options"]:
-        return
-    shown = table("option", "default", "unit", "meaning", "expected")
+        lines += [*paragraph(f"called {entry['called']}"), ""]
+    lines += paragraph(f"needs {_listed(entry['needs'])}; couples by {couples}: {COUPLES[couples]}")
+    lines += [""] if entry["options"] else []
     for key, option in entry["options"].items():
         default = "to be given" if option["required"] else json.dumps(option["default"])
-        shown.add_row(f"objective.{key}", default, option["unit"], option["meaning"], option["expected"])
-    console.print(shown)
+        about = f"{option['meaning']} ({option['unit']}; {option['expected']})"
+        lines += paragraph(f"objective.{key} = {default}: {about}", 0, 4)
+    return lines
 
 
 def _listed(needs: list[str]) -> str:

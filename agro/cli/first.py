@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, table, terminal
+from agro.cli.common import Json, Whole
+from agro.cli.listing import names, paragraph, show, width
 
 
 def init(
@@ -33,7 +35,9 @@ def commands(readme: Path) -> list[str]:
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="One of them, to print.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="One of them, to print.")] = None,
+    whole: Whole = False,
+    as_json: Json = False,
 ) -> None:
     from agro.recipes import get
 
@@ -44,7 +48,7 @@ def recipes(
     elif as_json:
         print(json.dumps(_rows(), ensure_ascii=False))
     else:
-        _show(_rows())
+        show(_listed(_rows(), whole), "agro recipes", whole)
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -60,24 +64,25 @@ def _rows() -> list[dict[str, Any]]:
     return rows
 
 
+HINT = "agro recipes NAME prints one; its first lines have the complete command."
 TITLES = {
     "task": "Tasks: agro init DIR --task NAME, with all data and a small new model",
-    "situation": "Recipes by what is at hand: agro train NAME policy.model=MODEL …, with your model and data",
+    "situation": "Recipes by what is at hand: agro train NAME policy.model=MODEL …",
     "method": "Recipes by method",
 }
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    console = terminal()
+def _listed(rows: list[dict[str, Any]], whole: bool) -> list[str]:
+    """Of methods the names, and what each is for where `whole`."""
+    lines = []
     for kind, title in TITLES.items():
-        shown = table("name", "for", "minutes")
-        for row in rows:
-            if row["kind"] == kind:
-                minutes = "" if row["minutes"] is None else f"{row['minutes']:g}"
-                shown.add_row(row["name"], row["for"], minutes)
-        console.print(title, shown, sep="\n")
-        console.print()
-    console.print(
-        "agro recipes NAME prints one; its first lines have the complete command. The minutes of a task are "
-        "processor time of training on one thread of an Intel Xeon; those of a recipe depend on the model."
-    )
+        of_kind = [row for row in rows if row["kind"] == kind]
+        if kind == "method" and not whole:
+            lines += names(title, (row["name"] for row in of_kind))
+            continue
+        lines.append(title)
+        for row in of_kind:
+            minutes = "" if row["minutes"] is None else f" ({row['minutes']:g} minutes)"
+            text = f"{row['name']}: {row['for']}{minutes}"
+            lines += paragraph(text, 2, 4) if whole else [f"  {shorten(text, width() - 2, placeholder=' …')}"]
+    return [*lines, *paragraph(HINT if whole else f"{HINT} agro recipes --all says what each is for.")]

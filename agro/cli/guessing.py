@@ -20,7 +20,7 @@ DECIDED = ("mapping", "format", "rewards", "reward_map", "choose", "join", "prom
 
 
 def proposed(
-    files: Sequence[Path], arguments: Mapping[str, Any], store: Path | None, *, guess: bool, as_json: bool
+    files: Sequence[Path], arguments: Mapping[str, Any], stores: Sequence[str], *, guess: bool, as_json: bool
 ) -> Proposal | None:
     """The proposal to import by; None where the files are to be read as they are.
 
@@ -38,8 +38,8 @@ def proposed(
     proposal = propose(files[0])
     if proposal is None or (kind == "prompts" and not proposal.is_judged):
         return None
-    command = proposal.command("STORE.db" if store is None else str(store))
-    if guess and store is None:
+    command = proposal.command(*stores)
+    if guess and not stores:
         _print(proposal, command, as_json)
         raise SystemExit(0 if proposal else 2)
     if not proposal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 
 def import_(
     files: Annotated[list[Path], typer.Argument(help="Files and folders of `agro formats`.")],
-    store: Annotated[
-        Path | None, typer.Option("--store", help="The store; created where it is missing.")
+    stores: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--store",
+            help="The store; created where it is missing. Several times: its shards, in order (data.store).",
+        ),
     ] = None,
     format: Annotated[
         str | None, typer.Option("--format", help="The files' format, where it isn't recognized.")
@@ -124,19 +129,21 @@ def import_(
         "group_by": group_by,
         "center_by": center_by,
     }
-    proposal = proposed(files, arguments, store, guess=guess, as_json=as_json)
+    stores = stores or []
+    names = list(map(str, stores))
+    proposal = proposed(files, arguments, names, guess=guess, as_json=as_json)
     if proposal is not None:
         arguments |= proposal.options()
     if preview:
         _preview(files, arguments)
         return
-    if store is None:
+    if not stores:
         raise Refused("--store: expected the store to import into, or --preview, got neither")
     arguments |= {"replace": replace, "license": license, "workers": workers}
-    report, encoding = _into(store, files, arguments, tokenizer, setting)
+    report, encoding = _into(stores, files, arguments, tokenizer, setting)
     if as_json:
         more: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
-        more |= {} if proposal is None else {"proposed": proposal.to_json(str(store))}
+        more |= {} if proposal is None else {"proposed": proposal.to_json(*names)}
         print(json.dumps({**report.to_json(), **more}, ensure_ascii=False))
         return
     from agro.io.terminal import visible
@@ -147,7 +154,7 @@ def import_(
 
 
 def _into(
-    store: Path,
+    stores: list[Path],
     files: list[Path],
     arguments: dict[str, Any],
     tokenizer: str | None,
@@ -156,22 +163,27 @@ def _into(
     """What came of the files, and with a tokenizer of the encoding. A refused import leaves no new store."""
     from agro.logs.importing import import_files
     from agro.store import Store
+    from agro.store.location import Shards
+    from agro.store.sharding.files import joined
 
-    is_new = not store.exists()
     encoder = None
     if tokenizer is not None:
         from agro.models.policy import Policy
 
         encoder = Policy.load(policy_config(tokenizer, setting)).encoder
-    try:
-        with Store.open(store) as opened:
-            report = import_files(opened, files, **{**arguments, "tokenizer": encoder})
-            return report, None if encoder is None else _encoding(opened, encoder)
-    except Refused:
-        if is_new and not _has_samples(store):
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{store}{suffix}").unlink(missing_ok=True)
-        raise
+    arguments = {**arguments, "tokenizer": encoder, "refused_file": f"{stores[0]}.refused.jsonl"}
+    one = nullcontext(stores[0]) if len(stores) == 1 else joined(Shards(tuple(stores)))
+    with one as store:
+        is_new = not store.exists()
+        try:
+            with Store.open(store) as opened:
+                report = import_files(opened, files, **arguments)
+                return report, None if encoder is None else _encoding(opened, encoder)
+        except Refused:
+            if is_new and not _has_samples(store):
+                for suffix in ("", "-wal", "-shm"):
+                    Path(f"{store}{suffix}").unlink(missing_ok=True)
+            raise
 
 
 def _weights(rewards: list[str]) -> dict[str, float]:

@@ -1,38 +1,145 @@
-"""Models of a run, for commands: its result, its start, and what it was configured with."""
+"""The model that a command asks: of a run, of one of its checkpoints, or any other."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agro.cli.common import policy_config, sampler_config
 from agro.cli.models import LONGEST, rollout_of
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import EnvironmentConfig, RunConfig, SamplerConfig
+    from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
     from agro.rollout.rollout import Rollout
+    from agro.runs.contamination import Contamination
+    from agro.types import Prompt
 
 START = "start"  # of --against: the model that the run started from
 
 
-def other_rollout(
-    against: str, ran: RunConfig | None, policy: list[str] | None, played: EnvironmentConfig | None
-) -> Rollout:
-    """Of the model that the result is compared with."""
-    if against != START:
-        settings = policy_config(against, policy, None if ran is None else ran.policy)
-        return rollout_of(against, settings, played)
-    if ran is None:
-        raise Refused("--against start: expected the folder of a run, got --model alone; name a model")
-    from agro.train.phases import derive
+@dataclass(frozen=True)
+class MeasuredModel:
+    """A model, and the run whose settings it is asked with.
 
-    start = ran.policy.model or "random weights"
-    return rollout_of(start, ran.policy, played, derive(ran.train.seed, "weights"))
+    `path`: its folder from anywhere, or its name on the hub. `run`: the folder that was named. `config`: of
+    that run, or of the one that saved the model, whose relative paths begin in `started`. `changes`:
+    KEY=VALUE of [policy]. `played`: the environment that is named in place of the run's.
+    """
+
+    name: str
+    path: str
+    run: Path | None
+    config: RunConfig | None
+    started: Path
+    changes: list[str] | None = None
+    played: EnvironmentConfig | None = None
+
+    @classmethod
+    def of(
+        cls, run: Path | None, model: str | None, changes: list[str] | None = None, flag: str = "--model"
+    ) -> MeasuredModel:
+        """The run's result, unless another model is named."""
+        if run is None and model is None:
+            raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
+        config = None if run is None else config_of(run)
+        if model is None:
+            assert run is not None
+            if not (run / "model").is_dir():
+                raise Refused(f"{run / 'model'}: the run hasn't saved its model yet; give {flag}")
+            model = str(run / "model")
+        folder = run or _run_that_saved(model)
+        if folder is not None and config is None:
+            config = config_of(folder)
+        return cls(model, located(model), run, config, started_in(folder), changes)
+
+    def without_environment(self) -> MeasuredModel:
+        """Asked single questions, whatever the run played."""
+        config = None if self.config is None else self.config.model_copy(update={"environment": None})
+        return replace(self, config=config)
+
+    @property
+    def ran(self) -> RunConfig | None:
+        """The configuration of the run that was named."""
+        return None if self.run is None else self.config
+
+    def rollout(self) -> Rollout:
+        return self._loaded(self.path)
+
+    def other(self, against: str) -> Rollout:
+        """Of a model to compare with, in the same environment: the start of the run, or another one."""
+        if against != START:
+            return self._loaded(against)
+        if self.ran is None:
+            raise Refused("--against start: expected the folder of a run, got --model alone; name a model")
+        from agro.train.phases import derive
+
+        start, seed = self.ran.policy.model or "random weights", derive(self.ran.train.seed, "weights")
+        with working_in(self.started):
+            return rollout_of(start, self.ran.policy, self.environment, seed)
+
+    def _loaded(self, name: str) -> Rollout:
+        settings = policy_config(name, self.changes, None if self.config is None else self.config.policy)
+        with working_in(Path.cwd() if self.played is not None else self.started):
+            return rollout_of(name, settings, self.environment)
+
+    @property
+    def environment(self) -> EnvironmentConfig | None:
+        if self.played is None and self.config is not None:
+            return self.config.environment
+        return self.played
+
+    def sampler(self, n: int, temperature: float, max_new: int | None) -> SamplerConfig:
+        if max_new is None:
+            max_new = LONGEST if self.config is None else self.config.sampler.max_new
+        return sampler_config(n=n, temperature=temperature, max_new=max_new)
+
+    def reward(self, name: str | None, options: dict[str, Any]) -> RewardConfig:
+        """The one that is named, or the run's."""
+        from agro.config import RewardConfig
+
+        if name is not None:
+            return RewardConfig(name=name, options=options)
+        if self.ran is None:
+            raise Refused("--reward: expected it, or the folder of a run, got neither")
+        if options:
+            raise Refused("--option is of --reward, which isn't given; add it, or leave --option out")
+        return self.ran.reward
+
+    def seen(self, prompts: Sequence[Prompt]) -> Contamination | None:
+        """Which of them the run was trained on; None where its training prompts are unknown."""
+        from agro.runs.contamination import Contamination, trained_prompts
+
+        if self.run is None or self.config is None:
+            return None
+        folder = self.run.absolute()
+        with working_in(self.started):
+            trained = trained_prompts(folder, self.config)
+        return Contamination.of(prompts, trained, self.config.data.near_copies) if trained else None
+
+    def reward_folder(self, name: str | None) -> Path:
+        """Where the reward's own paths begin."""
+        return Path.cwd() if name else self.started
+
+
+def located(name: str) -> str:
+    """A model's folder from anywhere, or its name on the hub."""
+    return str(Path(name).absolute()) if Path(name).exists() else name
+
+
+def load_sets(paths: list[Path]) -> dict[str, list[Prompt]]:
+    """Sets of prompts, which their files name."""
+    from agro.logs.prompts import load_prompts
+
+    sets = {path.stem: load_prompts(path) for path in paths}
+    if len(sets) < len(paths):
+        raise Refused("--prompts: expected files of different names, which name the sets")
+    return sets
 
 
 def config_of(run: Path) -> RunConfig:
@@ -42,6 +149,14 @@ def config_of(run: Path) -> RunConfig:
         raise Refused(f"{run}: expected the folder of a run, with config.json; give --model for a model")
     config = RunConfig.load(run / "config.json")
     return config.phase(config.phase_names[-1]) if config.phases else config
+
+
+def _run_that_saved(model: str) -> Path | None:
+    """Of RUN/model and RUN/checkpoints/step-N."""
+    for folder in list(Path(model).absolute().parents)[:2]:
+        if (folder / "metrics.jsonl").is_file() and (folder / "config.json").is_file():
+            return folder
+    return None
 
 
 def started_in(run: Path | None) -> Path:
@@ -63,26 +178,3 @@ def working_in(folder: Path) -> Iterator[None]:
             yield
         finally:
             sys.path.remove(str(folder))
-
-
-def config_of_model(model: str) -> RunConfig | None:
-    """The configuration of the run that saved a model: of RUN/model and RUN/checkpoints/step-N."""
-    for folder in list(Path(model).absolute().parents)[:2]:
-        if (folder / "metrics.jsonl").is_file() and (folder / "config.json").is_file():
-            return config_of(folder)
-    return None
-
-
-def sampler_of(n: int, temperature: float, max_new: int | None, ran: RunConfig | None) -> SamplerConfig:
-    if max_new is None:
-        max_new = LONGEST if ran is None else ran.sampler.max_new
-    return sampler_config(n=n, temperature=temperature, max_new=max_new)
-
-
-def saved_model(run: Path | None, name: str, flag: str) -> str:
-    """A model in the folder of a run."""
-    if run is None:
-        raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
-    if not (run / name).is_dir():
-        raise Refused(f"{run / name}: the run hasn't saved its model yet; give {flag}")
-    return str(run / name)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agro.cli.common import Json, table, terminal
 from agro.errors import Refused
+
+if TYPE_CHECKING:
+    from agro.config import RunConfig
 
 
 def train(
@@ -63,6 +66,7 @@ def train(
         _place(place, config, overrides, out, resume=resume, accept=tuple(accept or ()))
         return
     loaded = RunConfig.load(config, overrides or [])
+    _open_files(loaded)
     from agro.api.reporting_trainer import Trainer
 
     trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
@@ -77,6 +81,16 @@ def train(
         print(_result(folder, trainer.ended_well))
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
+
+
+def _open_files(config: RunConfig) -> None:
+    """Refuse files of prompts that can't be read, before torch is imported: that takes seconds."""
+    from agro.logs.datasets import on_hub
+    from agro.logs.record_files import read_records
+
+    for path in map(Path, (*config.data.paths("prompts"), *config.data.paths("eval_prompts"))):
+        if not on_hub(path):
+            next(read_records(path), None)
 
 
 def _result(folder: Path, ended_well: bool) -> str:
@@ -139,9 +153,9 @@ def collect(
         ),
     ] = None,
 ) -> None:
+    from agro.place.collector import Collector
     from agro.place.record import owner_of
     from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
-    from agro.train.collector import Collector
 
     interruption = Interruption()
     progress = Progress(0)

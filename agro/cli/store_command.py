@@ -1,4 +1,5 @@
-"""`agro store`: the owner of a store, for processes on other hosts."""
+"""`agro store`: the owner of a store, for processes on other hosts; several stores from one, and one from
+several."""
 
 from __future__ import annotations
 
@@ -11,19 +12,64 @@ from typing import Annotated
 
 import typer
 
+from agro.errors import Refused
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Action(Enum):
     serve = "serve"
+    split = "split"
+    merge = "merge"
 
 
 def store(
-    action: Annotated[Action, typer.Argument(help="serve: answer the processes that share the store.")],
-    file: Annotated[Path, typer.Argument(help="The store, which is made where there is none.")],
+    action: Annotated[
+        Action,
+        typer.Argument(
+            help="serve: answer the processes that share the store; split: share its prompts out to several; "
+            "merge: make one of several."
+        ),
+    ],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="The store; serve makes it where it is missing. merge: all, in order."),
+    ],
+    out: Annotated[
+        list[Path] | None,
+        typer.Option("--out", help="The new store; of split several times, in order."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0: all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
 ) -> None:
+    expected = {Action.serve: (1, 0), Action.split: (1, 2), Action.merge: (2, 1)}[action]
+    out = out or []
+    is_many = {1: "one store", 2: "two stores or more"}
+    if (min(len(files), 2), min(len(out), 2)) != expected:
+        news = {0: "no --out", 1: "one --out", 2: "--out two times or more"}[expected[1]]
+        raise Refused(
+            f"agro store {action.value}: expected {is_many[expected[0]]} and {news}, got {len(files)} and "
+            f"{len(out)}"
+        )
+    if action is Action.serve:
+        _serve(files[0], host, port)
+        return
+    from agro.store.location import Shards
+    from agro.store.sharding.files import merge, split
+
+    if action is Action.split:
+        split(files[0], Shards(tuple(out)))
+    else:
+        merge(Shards(tuple(files)), out[0])
+    from agro.store import Store
+
+    for path in out:
+        with Store.open(path, read_only=True) as made:
+            counts = made.counts()
+            print(f"{path}: {counts.samples} samples in {counts.groups} groups")
+
+
+def _serve(file: Path, host: str, port: int) -> None:
     from agro.store.serving.http import TOKEN
     from agro.store.serving.server import serve
 

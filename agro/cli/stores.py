@@ -33,14 +33,32 @@ def _unscored(sample: Sample) -> Sample:
 
 
 def export(
-    store: Annotated[Path, typer.Argument(help="The store.")],
-    file: Annotated[Path, typer.Argument(help="A file that ends with .jsonl, .jsonl.gz or .parquet.")],
+    store: Annotated[Path, typer.Argument(metavar="STORE-or-RUN", help="The store; a run with its model.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A file that ends with .jsonl, .jsonl.gz or .parquet; of a model see below."),
+    ],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Of a run: its model in 16 bits, an adapter merged, as a folder.")
+    ] = False,
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="Of a run: its model as GGUF, by the converter of llama.cpp.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write the samples of a store, without judgments, as interchange records, which agro import takes."""
+    if merged or gguf:
+        from agro.cli.model_export import write_gguf, write_merged
+
+        if merged and gguf:
+            raise Refused("--merged, --gguf: expected one of them, got both")
+        (write_gguf if gguf else write_merged)(store, file)
+        print(json.dumps({"model": str(file)}) if as_json else f"wrote {file}")
+        return
     from agro.store import Store
 
     with Store.open(store, read_only=True) as opened:
+        opened.require_all()
         count = opened.export(file)
     print(json.dumps({"samples": count, "file": str(file)}) if as_json else f"{file}: {count} samples")
 

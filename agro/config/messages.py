@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 
 from agro.errors import Refused
 from agro.io import peers
+from agro.io.nearest import nearest
 
 _ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, which of several types was tried
 
@@ -55,9 +55,9 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
     if theirs:
         return f"{location}: unknown key {path}; {theirs}"
     names = list(model.model_fields)
-    near = difflib.get_close_matches(name, names, 1, 0.5)
+    near = nearest(name, names)
     if near:
-        return f"{location}: unknown key {path}; did you mean {'.'.join([*sections, near[0]])}?"
+        return f"{location}: unknown key {path}; did you mean {'.'.join([*sections, near])}?"
     return f"{location}: unknown key {path}; known here: {', '.join(names)}"
 
 

@@ -14,9 +14,15 @@ class RewardPart(Section):
     """One of several rewards."""
 
     name: str
-    """exact, regex, math, code, judge, overlong, module:function or file.py:function"""
+    """exact, regex, math, code, judge, model, overlong, module:function or file.py:function"""
     weight: float = 1.0
     """of its value in the sum; 0 measures it without counting it"""
+    at_least: float | None = None
+    """a lower value counts as this"""
+    at_most: float | None = None
+    """a higher value counts as this"""
+    gate: float | None = None
+    """where its value is below this, parts without a gate count as 0"""
     options: dict[str, Any] = field({})
     """of this reward, as `reward.options`"""
     label: str | None = None
@@ -74,7 +80,7 @@ class RewardConfig(Section):
     """One reward, or the weighted sum of several `functions`."""
 
     name: str | None = field(None, shared=True)
-    """exact (where neither it nor `functions` is given), regex, math, code, judge, overlong,
+    """exact (where neither it nor `functions` is given), regex, math, code, judge, model, overlong,
     module:function or file.py:function"""
     options: dict[str, Any] = field({}, shared=True)
     """options of a built-in reward, keyword arguments of a function"""
@@ -88,6 +94,14 @@ class RewardConfig(Section):
     flow: FlowConfig | None = field(None, shared=True)
     timeout: Positive = field(10.0, resume=True, shared=True)
     """seconds a call may take for one response; beyond it the reward stays unknown"""
+    per_token: bool = field(False, shared=True)
+    """whether the function returns for each response a list with a number for each of its `completion_ids`,
+    the reward of that token; that of the response is their sum"""
+    whiten: Literal["none", "group", "batch"] = field("none", shared=True)
+    """what is trained on: each part is (value − mean) / standard deviation over the responses to the prompt
+    (group, as in GDPO) or of the step (batch), and then weighted. Metrics and store have it as it was"""
+    clip: tuple[float, float] | None = field(None, shared=True)
+    """lowest and highest reward that is trained on, after whitening"""
     max_failed: Share = field(0.5, resume=True, shared=True)
     """the run stops where more than this share of one step's rewards failed"""
     workers: int = field(1, resume=True, shared=True, ge=1, le=2**10)
@@ -122,6 +136,18 @@ class RewardConfig(Section):
             )
         if labels and not any(part.weight for part in self.functions):
             raise PydanticCustomError("reward", "reward.functions: expected one weight other than 0 at least")
+        if self.per_token and (labels or self.whiten != "none" or self.clip is not None):
+            raise PydanticCustomError(
+                "reward", "reward.per_token excludes reward.functions, reward.whiten and reward.clip"
+            )
+        caps = [(part.at_least, part.at_most) for part in self.functions]
+        for low, high in (*caps, self.clip or (None, None)):
+            if low is not None and high is not None and low >= high:
+                raise PydanticCustomError(
+                    "reward",
+                    "reward: expected a lower bound below the upper one, got {low} and {high}",
+                    {"low": low, "high": high},
+                )
         return self
 
     @property

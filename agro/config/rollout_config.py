@@ -79,6 +79,8 @@ class EnvironmentConfig(Section):
     """keyword arguments of the environment"""
     max_turns: Count = 8
     """turns of the policy in an episode at most"""
+    timeout: Positive = field(60.0, resume=True)
+    """seconds that its answer to a turn may take; beyond it the episode's reward stays unknown"""
 
 
 class PropsConfig(Section):

@@ -12,6 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config.again import AgainConfig
+from agro.config.aliases import THEIRS, renamed, without_aliases
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain
 from agro.config.override import drop_replaced, merge, override
@@ -24,6 +25,7 @@ from agro.config.secrets import redacted
 from agro.config.section import Section
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 from agro.errors import Refused
+from agro.io.peers import BATCH
 
 BY_THE_RUN = ("versions", "run", "inputs", "epochs", "started_in")  # what config.json has besides
 
@@ -62,6 +64,9 @@ class RunConfig(Section):
 
         In messages `location` names them, but those of `overrides`, KEY=VALUE, which are of the command line.
         """
+        inside = {key for part in values.values() if isinstance(part, Mapping) for key in part}
+        if not (THEIRS.isdisjoint(values) and THEIRS.isdisjoint(inside - {"beta"})):  # some have one of ours
+            values = without_aliases(values, location, cls)
         check_values(values, location)
         try:
             config = cls.model_validate(values)
@@ -82,9 +87,12 @@ class RunConfig(Section):
         """
         path = Path(path)
         values = _of_user(_read(path))
-        items = list(overrides)
+        items = renamed(overrides)
         for item in items:
             drop_replaced(values, item)
+        batch = [item for item in items if item.partition("=")[0].strip().rpartition(".")[2] in BATCH]
+        if batch and isinstance(values.get("train"), dict):
+            values["train"].pop("groups", None)
         for item in items:
             override(values, item, cls)
         return cls.of(values, str(path), items)
@@ -124,6 +132,7 @@ class RunConfig(Section):
         for key in ("phases", "track"):
             if key in changes:
                 raise Refused(f"{location}: phase {name}: {key}: a phase has none of its own")
+        changes = without_aliases(changes, f"{location}: phase {name}", RunConfig, self.sampler.n)
         return RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), f"{location}: phase {name}")
 
     def record(self) -> dict[str, Any]:

@@ -1,22 +1,35 @@
-"""Files and folders that are written completely or not at all, and why one can't be written."""
+"""Files and folders that are written completely or not at all, and why one can't be written.
+
+SHA-256 of files, and of the code that a name of a user stands for: file.py:NAME, module:NAME, or an object.
+Code counts with the modules that it imports, directly or not, from its own folder, the working directory and
+other folders of `sys.path`. Installed packages don't, nor does what code opens or imports by a name that it
+computes.
+"""
 
 from __future__ import annotations
 
+import ast
 import errno
 import hashlib
+import importlib.util
+import inspect
 import os
 import re
 import shutil
+import sys
+import sysconfig
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
 from agro.errors import Unwritable
 
+PACKAGES = ("site-packages", "dist-packages")
 _FULL = "the disk is full. What to do: make room and try again"
 _READ_ONLY = "it can only be read. What to do: make its folder writable and try again, or give another path"
 _REASONS = {
@@ -116,3 +129,102 @@ def new_run_folder() -> Path:
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
     return folder
+
+
+def digest_of_object(function: Callable[..., Any]) -> str | None:
+    """Of the source text of a function or of an object's class; None where it is unknown."""
+    code = inspect.unwrap(function) if inspect.isroutine(function) else type(function)
+    try:
+        return hashlib.sha256(inspect.getsource(code).encode()).hexdigest()
+    except (OSError, TypeError):
+        return None
+
+
+def digest_of_module(name: str) -> str | None:
+    """Of file.py:NAME, module:NAME or verifiers:ENV_ID; None without a file, as of a built-in name."""
+    location, _, attribute = name.rpartition(":")
+    if location == "verifiers":
+        location = attribute.rpartition("/")[2].replace("-", "_")
+    importlib.invalidate_caches()
+    folders = _folders_of_code()
+    files: dict[str, Path] = {}
+    if location.endswith(".py"):
+        path = Path(location).expanduser()
+        folders.insert(0, str(path.resolve().parent))
+        files = {"": path} if path.is_file() else {}
+    elif location:
+        files = dict(_find(location, folders)) or _installed(location)
+    if not files:
+        return None
+    total = hashlib.sha256()
+    for module, content in sorted(_with_imports(files, folders).items()):
+        total.update(f"{module} {content}\n".encode())
+    return total.hexdigest()
+
+
+def _with_imports(files: Mapping[str, Path], folders: Sequence[str]) -> dict[str, str]:
+    """SHA-256 by module, of files and of what they import from `folders`."""
+    digests: dict[str, str] = {}
+    pending = list(files.items())
+    while pending:
+        module, path = pending.pop()
+        if module in digests:
+            continue
+        digests[module] = digest(path)
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for imported in _imports(path, package):
+            if imported.partition(".")[0] != "agro":  # its version is in config.json
+                pending += _find(imported, folders)
+    return digests
+
+
+def _imports(path: Path, package: str) -> Iterator[str]:
+    """The modules that a file imports, and names in them, which may be modules too."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # not Python's own source text
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            with suppress(ImportError):  # beyond the top-level package
+                start = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def _find(module: str, folders: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """A module's file and those of the packages that it is in, without importing them."""
+    locations: Sequence[str] | None = folders
+    name = ""
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, locations) if locations else None
+        if spec is None:
+            return
+        name = f"{name}.{part}".removeprefix(".")
+        if spec.has_location and spec.origin is not None:
+            yield name, Path(spec.origin)
+        locations = spec.submodule_search_locations and list(spec.submodule_search_locations)
+
+
+def _installed(module: str) -> dict[str, Path]:
+    """The file of a module outside the folders of the user's own code."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return {}
+    if spec is None or not spec.has_location or spec.origin is None:
+        return {}
+    return {module: Path(spec.origin)}
+
+
+def _folders_of_code() -> list[str]:
+    """The folders that modules are imported from, without those of installed packages."""
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders = []
+    for folder in dict.fromkeys([os.getcwd(), *sys.path]):
+        path = Path(folder)
+        is_installed = any(path.is_relative_to(i) for i in installed) or path.name in PACKAGES
+        if folder and not is_installed:
+            folders.append(folder)
+    return folders

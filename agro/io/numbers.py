@@ -34,8 +34,15 @@ def fixed(value: Number, digits: int = 3, *, signed: bool = False) -> str:
 
 
 def with_error(value: Number, error: Number, digits: int = 3) -> str:
-    """A value and its standard error."""
-    return f"{fixed(value, digits)} ± {fixed(error, digits) if is_known(error) else 'unknown'}"
+    """A value and its standard error. Of equal values it is unknown, not 0: others may differ."""
+    return f"{fixed(value, digits)} ± {fixed(error, digits) if is_known(error) and error else 'unknown'}"
+
+
+def chance(p: float) -> str:
+    """A p-value."""
+    if p >= 1:
+        return "p = 1"
+    return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from agro.errors import Refused
+from agro.io.nearest import nearest
+
+# Settings of TRL that mean the same here: accepted, with a note.
+ALIASES = {
+    "num_generations": "sampler.n",
+    "learning_rate": "train.lr",
+    "beta": "objective.beta",
+    "max_completion_length": "sampler.max_new",
+    "num_train_epochs": "train.epochs",
+    "reward_funcs": "reward.name",
+    "train_dataset": "data.prompts",
+    "loss_type": "objective.name",
+}
+BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")  # train.groups × sampler.n
 # Options of their losses: the option of an objective here. As of TRL 1.16 and verl 0.9.1.
 OPTIONS = {
     "loss_type": "objective.name",
@@ -34,18 +48,13 @@ OPTIONS = {
 }
 # Their other arguments, those of transformers' TrainingArguments among them: the setting here.
 SETTINGS = {
-    "beta": "objective.beta",
+    **{name: ours for name, ours in ALIASES.items() if name != "loss_type"},
+    **dict.fromkeys(BATCH, "train.groups, in prompts,"),
     "num_iterations": "train.updates",
     "ppo_epochs": "train.updates",
-    "num_generations": "sampler.n",
     "rollout_n": "sampler.n",
-    "max_completion_length": "sampler.max_new",
-    "learning_rate": "train.lr",
-    "per_device_train_batch_size": "train.groups, in prompts,",
-    "gradient_accumulation_steps": "train.groups, in prompts,",
     "generation_batch_size": "train.groups, in prompts,",
     "max_steps": "train.steps",
-    "num_train_epochs": "train.epochs",
     "warmup_steps": "train.warmup",
     "lr_scheduler_type": "train.schedule",
     "max_grad_norm": "train.clip",
@@ -85,9 +94,7 @@ SETTINGS = {
     "use_vllm": 'engine.kind = "server"',
     "vllm_server_base_url": "engine.url",
     "max_tool_calling_iterations": "environment.max_turns",
-    "reward_funcs": "reward.name, or reward.functions,",
     "reward_weights": "the weight in each of reward.functions",
-    "train_dataset": "data.prompts, or data.store,",
     "eval_dataset": "data.eval_prompts",
     "output_dir": "--out, or out of agro.train,",
     "resume_from_checkpoint": "--resume, or resume of agro.train,",
@@ -113,6 +120,8 @@ ELSEWHERE = {
     "a*po": "apo",
     "apo_zero": "kto, dpo or apo (A*PO), which is another method",
     "spo": 'rloo with baseline = "stored" and data.value_half_life (recipe one_response)',
+    "optimal_token_baseline": "otb",
+    "tir_optimal_token_baseline": "otb",
     "gspo_token": "gspo, whose gradient is the same where all tokens of a response have one advantage",
     "llamarl": "aipo",
     "async_rlhf": "online_dpo",
@@ -129,9 +138,6 @@ ABSENT = (
         "clip_cov",
         "kl_cov",
         "grpo_passk",
-        "gdpo",
-        "optimal_token_baseline",
-        "tir_optimal_token_baseline",
     ),
     *("orpo", "cpo", "simpo", "xpo", "nash_md", "bco", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("exo_pair", "nca_pair", "apo_down", "discopop"),
@@ -158,6 +164,17 @@ def option(key: str, value: Any) -> str:
     return f'{ours} = "{name}" sets it here' + (f" ({words})" if words != name else "")
 
 
+def method(name: str) -> str:
+    """The objective that one of their losses is here; a name that is known nowhere stays.
+
+    Raises `Refused` for one that is an objective with an option here.
+    """
+    words = _elsewhere(name)
+    if " " in words:
+        raise Refused(f'loss_type = "{name}" is {words} here; set objective.name, and what it says')
+    return words or name
+
+
 def setting(key: str, value: Any) -> str:
     """What sets an argument of theirs in a configuration, as `option`, with its section."""
     if key in SETTINGS:
@@ -182,8 +199,8 @@ def objective(name: str, known: Mapping[str, str]) -> str:
     for own, called in known.items():
         if plain(name) in {plain(word) for word in re.findall(r'"([^"]+)"', called)}:
             return f"here it is {own}"
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"did you mean {near[0]}?" if near else ""
+    near = nearest(name, known, 0.6)
+    return f"did you mean {near}?" if near else ""
 
 
 def _elsewhere(name: str) -> str:

@@ -2,9 +2,9 @@
 
 Standard library only: it starts in about 50 ms, and its crashes don't affect the trainer, which imports it
 only to call functions in its own process (`agro.rewards.inline`). The first line of its input is {"function",
-"path", "options", "limit"}, the others are {"id", "arguments", "n", "each", "limit"}. It replies to each with
-one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores": [[value, error], …]},
-{"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
+"path", "options", "limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key of `CALLS`.
+It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores":
+[[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def main() -> None:
         request = json.loads(line)
         try:
             with time_limit(request["limit"]):
-                call_rows = call_each if request["each"] else call
-                scores = call_rows(function, request["arguments"], setup["options"], request["n"])
+                scores = CALLS[request["how"]](function, request["arguments"], setup["options"], request["n"])
         except OneValue as error:
             reply(id=request["id"], refused=str(error))
         except BaseException as error:  # noqa: BLE001 any function may raise anything, SystemExit too
-            reply(id=request["id"], error=explain(error, file_of(function)))
+            own_file = "" if request["how"] == "value" else file_of(function)
+            reply(id=request["id"], error=explain(error, own_file))
         else:
             reply(id=request["id"], scores=scores)
     return None
@@ -155,11 +155,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
 def call(
     function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
 ) -> list[Any]:
-    result = function(**arguments, **options)
-    if inspect.iscoroutine(result):
-        import asyncio
-
-        result = asyncio.run(result)
+    result = finished(function(**arguments, **options))
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
         if n > 1 and number(result)[0] is not None:
             raise OneValue(result, n)
@@ -170,6 +166,15 @@ def call(
     if len(values) != n:
         raise WrongResult(f"returned {len(values)} values for {n} responses")
     return [number(value) for value in values]
+
+
+def finished(result: Any) -> Any:
+    """What a function returned, after a coroutine."""
+    if not inspect.iscoroutine(result):
+        return result
+    import asyncio
+
+    return asyncio.run(result)
 
 
 def call_each(
@@ -185,14 +190,45 @@ def call_each(
     if any(map(inspect.isawaitable, results)):
         import asyncio
 
-        async def finished(result: Any) -> Any:
+        async def awaited(result: Any) -> Any:
             return await result if inspect.isawaitable(result) else result
 
         async def together() -> list[Any]:
-            return await asyncio.gather(*map(finished, results), return_exceptions=True)
+            return await asyncio.gather(*map(awaited, results), return_exceptions=True)
 
         results = asyncio.run(together())
     return [outcome(result, function) for result in results]
+
+
+def call_for_value(
+    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
+) -> list[Any]:
+    """One call on one row; what it returns has to be JSON."""
+    assert n == 1
+    value = function(**{name: values[0] for name, values in arguments.items()}, **options)
+    json.dumps(value)  # raises here, where it is an error of the call
+    return [(value, None)]
+
+
+def call_per_token(
+    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
+) -> list[Any]:
+    """A list of numbers for each row, or None where it is unknown."""
+    rows = list(finished(function(**arguments, **options)))
+    if len(rows) != n:
+        raise WrongResult(f"returned {len(rows)} values for {n} responses")
+    return [numbers(row) for row in rows]
+
+
+def numbers(row: Any) -> tuple[list[float] | None, str | None]:
+    if row is None or not hasattr(row, "__iter__") or isinstance(row, (str, bytes, dict)):
+        return None, f"returned {row!r:.80}, expected a list with a number for each token"
+    values = [number(value) for value in row]
+    problem = next((error for _, error in values if error), None)
+    return (None, problem) if problem else ([value for value, _ in values if value is not None], None)
+
+
+CALLS = {"rows": call, "each": call_each, "value": call_for_value, "tokens": call_per_token}
 
 
 def outcome(result: Any, function: Callable[..., Any]) -> tuple[float | None, str | None]:

@@ -14,72 +14,38 @@ from agro.logs.labels import number_in
 from agro.logs.values import is_unknown
 
 SHOWN = 3
-
-
 DEEP = 4  # levels of objects
-
-
 FEW = 12  # different words of a judgment
-
 
 Type = Literal["messages", "dialog", "texts", "numbers", "number", "flag", "word", "text", "empty"]
 
-
+words = str.split
 # Words in the names of columns, the most telling first.
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "prompt": (
-        *("prompt", "question", "instruction", "query", "frage", "request", "problem", "task", "user"),
-        *("human", "ask", "anfrage", "eingabe", "pregunta", "message", "input", "title", "context", "q"),
-        *("chat", "conversation", "history", "dialog", "dialogue"),
+NAMES: Mapping[str, Sequence[str]] = {
+    "prompt": words(
+        "prompt question instruction query frage request problem task user human ask anfrage eingabe "
+        "pregunta message input title context q chat conversation history dialog dialogue"
     ),
-    "response": (
-        *("response", "completion", "answer", "reply", "antwort", "generation", "generated", "assistant"),
-        *("output", "bot", "prediction", "ausgabe", "respuesta", "model", "result", "text", "content"),
-        "a",
+    "response": words(
+        "response completion answer reply antwort generation generated predicted assistant output bot "
+        "prediction ausgabe respuesta model result text content a"
     ),
-    "reward": (
-        *("reward", "score", "rating", "bewertung", "grade", "thumbs", "thumb", "feedback", "stars", "note"),
-        *(
-            "sterne",
-            "vote",
-            "quality",
-            "satisfaction",
-            "helpfulness",
-            "helpful",
-            "correct",
-            "label",
-            "points",
-        ),
-        *("verdict", "judgment", "judgement", "evaluation", "like", "liked", "accepted", "passed", "success"),
-        *("csat", "nps", "daumen"),
+    "reward": words(
+        "reward score rating bewertung grade thumbs thumb feedback stars note sterne vote quality "
+        "satisfaction helpfulness helpful correct label points verdict judgment judgement evaluation "
+        "like liked accepted passed success csat nps daumen"
     ),
-    "chosen": ("chosen", "preferred", "better", "best", "winner", "winning", "good", "accepted", "positive"),
-    "rejected": (
-        *("rejected", "dispreferred", "worse", "worst", "loser", "losing", "bad", "declined", "negative"),
+    "chosen": words("chosen preferred better best winner winning good accepted positive"),
+    "rejected": words("rejected dispreferred worse worst loser losing bad declined negative"),
+    "preference": words(
+        "winner preference preferred better best choice chosen vote label verdict judgment judgement"
     ),
-    "preference": (
-        *("winner", "preference", "preferred", "better", "best", "choice", "chosen", "vote", "label"),
-        *("verdict", "judgment", "judgement"),
-    ),
-    "messages": (
-        "messages",
-        "conversation",
-        "conversations",
-        "dialog",
-        "dialogue",
-        "chat",
-        "turns",
-        "history",
-    ),
+    "messages": words("messages conversation conversations dialog dialogue chat turns history"),
+    "answer": words("expected gold golden reference truth ideal target ground correct"),
 }
 
-
 SPEAKERS = ("role", "speaker", "sender", "from", "author", "who", "type")  # keys of the turns of a dialog
-
-
 SAID = ("content", "text", "message", "value", "utterance", "body")
-
-
 ASSISTANTS = ("assistant", "bot", "gpt", "ai", "model", "agent", "chatbot", "support", "system_reply")
 
 
@@ -104,10 +70,10 @@ class Column:
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
             ("dialog", lambda x: dialog_keys(unpacked(x)) is not None),
-            ("numbers", lambda x: isinstance(x, list) and all(map(_is_number, x))),
+            ("numbers", lambda x: isinstance(x, list) and all(map(is_number, x))),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
-            ("number", _is_number),
+            ("number", is_number),
         )
         for name, test in tests:
             if all(map(test, self.values)):
@@ -124,6 +90,11 @@ class Column:
         """Whether it isn't the same in all of several records."""
         return len(self.distinct) > 1 or len(self.values) < 2
 
+    @property
+    def is_spoken(self) -> bool:
+        """Whether some value has several words, as names and numbers of users don't."""
+        return any(isinstance(value, str) and " " in value.strip() for value in self.values)
+
     def named(self, role: str) -> float:
         """How well its name says that it has this role, from 0 to 1; a word further inside counts less."""
         names, best = NAMES[role], 0.0
@@ -139,7 +110,7 @@ class Column:
         return {"column": self.path, "type": kind, "first": [cut(x, 60) for x in self.distinct[:SHOWN]]}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     number = number_in(value)
     return isinstance(number, int | float) and not isinstance(number, bool)
 

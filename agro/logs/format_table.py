@@ -2,95 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agro.errors import Refused
 from agro.io.jsonlines import Line
+from agro.io.nearest import nearest
 from agro.logs.blocks import Block, record_blocks
-from agro.logs.formats import (
-    annotators,
-    atif,
-    conventions,
-    evaluations,
-    experiences,
-    gateways,
-    harbor,
-    harnesses,
-    inspect_ai,
-    instructions,
-    observability,
-    otlp,
-    own,
-    preferences,
-    providers,
-    ratings,
-    rollouts,
-    sessions,
-    swift,
-    tracking,
-    trainers,
-    verifiers_logs,
-)
+from agro.logs.formats import own
+from agro.logs.formats.declared import found
 from agro.logs.protocol import Format, Row
 from agro.logs.record_files import read_blocks, read_records
 
-ALL = (
-    *own.FORMATS,
-    *trainers.VERL_FORMATS,
-    *trainers.TRL_FORMATS,
-    *swift.FORMATS,
-    *rollouts.NEMO_FORMATS,
-    *rollouts.AREAL_FORMATS,
-    *rollouts.SKYRL_FORMATS,
-    *rollouts.SLIME_FORMATS,
-    *ratings.ULTRAFEEDBACK_FORMATS,
-    *preferences.DIALOGUES_FORMATS,
-    *preferences.PREFERENCES_FORMATS,
-    *ratings.OASST_FORMATS,
-    *annotators.ARGILLA_FORMATS,
-    *annotators.LABEL_STUDIO_FORMATS,
-    *preferences.ARENA_FORMATS,
-    *instructions.SHAREGPT_FORMATS,
-    *instructions.INSTRUCTIONS_FORMATS,
-    *atif.FORMATS,
-    *harbor.FORMATS,
-    *sessions.SESSIONS_FORMATS,
-    *sessions.SWE_AGENT_FORMATS,
-    *otlp.FORMATS,
-    *conventions.OPENINFERENCE_FORMATS,
-    *observability.LANGFUSE_FORMATS,
-    *observability.LANGSMITH_FORMATS,
-    *tracking.MLFLOW_FORMATS,
-    *tracking.WEAVE_FORMATS,
-    *observability.BRAINTRUST_FORMATS,
-    *observability.OPIK_FORMATS,
-    *gateways.TENSORZERO_FORMATS,
-    *gateways.LITELLM_FORMATS,
-    *verifiers_logs.FORMATS,
-    *experiences.TRINITY_FORMATS,
-    *experiences.TINKER_FORMATS,
-    *trainers.OPENRLHF_FORMATS,
-    *providers.OPENAI_FORMATS,
-    *providers.ANTHROPIC_FORMATS,
-    *harnesses.LM_EVAL_FORMATS,
-    *inspect_ai.FORMATS,
-    *harnesses.LIGHTEVAL_FORMATS,
-    *harnesses.HELM_FORMATS,
-    *evaluations.OPENAI_EVALS_FORMATS,
-    *evaluations.PROMPTFOO_FORMATS,
-    *evaluations.HUMAN_EVAL_FORMATS,
-)
-FORMATS: dict[str, Format] = {format.name: format for format in ALL}
+FORMATS: dict[str, Format] = found()
 
 
 def get(name: str) -> Format:
     """The format of that name; raises `Refused` for another one."""
     if name in FORMATS:
         return FORMATS[name]
-    near = difflib.get_close_matches(name, FORMATS, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else f"the formats are {', '.join(FORMATS)}"
+    near = nearest(name, FORMATS)
+    hint = f"did you mean {near}?" if near else f"the formats are {', '.join(FORMATS)}"
     raise Refused(f"--format {name}: unknown; {hint}")
 
 

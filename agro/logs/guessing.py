@@ -11,49 +11,45 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import combinations, islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.column_kinds import ASSISTANTS, FEW, Column, columns_of, dialog_keys, quoted
+from agro.logs.column_kinds import ASSISTANTS, FEW, Column, columns_of, dialog_keys, is_number, quoted, words
 from agro.logs.fields import unpacked
 from agro.logs.format_table import lines_of
 from agro.logs.import_report import ImportReport, Options
 from agro.logs.importing import import_files
 from agro.logs.labels import WORDS, word_of
+from agro.logs.record_files import is_table
 from agro.store import Store
 
 ROWS = 200  # records that are looked at
 
 # What words of judgments are worth, besides those that need no --reward-map.
-WORTH: Mapping[str, float | None] = {
-    **dict.fromkeys(("good", "correct", "right", "pass", "passed", "helpful", "accepted", "accept"), 1.0),
+WORTH: dict[str, float | None] = {
     **dict.fromkeys(
-        ("approved", "success", "satisfied", "excellent", "great", "ja", "oui", "sí", "hoch"), 1.0
+        words(
+            "good correct right pass passed helpful accepted accept approved success satisfied excellent "
+            "great ja oui sí hoch"
+        ),
+        1.0,
     ),
-    **dict.fromkeys(("bad", "incorrect", "wrong", "fail", "failed", "unhelpful", "not helpful"), 0.0),
-    **dict.fromkeys(("rejected", "reject", "denied", "failure", "unsatisfied", "poor", "nein", "non"), 0.0),
-    **dict.fromkeys(("terrible", "not correct", "runter"), 0.0),
+    **dict.fromkeys(
+        words(
+            "bad incorrect wrong fail failed unhelpful rejected reject denied failure unsatisfied poor "
+            "nein non terrible runter"
+        ),
+        0.0,
+    ),
+    **dict.fromkeys(("not helpful", "not correct"), 0.0),
     **dict.fromkeys(("neutral", "partial", "partially correct", "mixed", "ok", "okay", "tie"), 0.5),
-    **dict.fromkeys(("unclear", "unknown", "skip", "skipped", "none", "unsure", "keine", "-"), None),
+    **dict.fromkeys(words("unclear unknown skip skipped none unsure keine -"), None),
 }
 JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
-TIES = (
-    "tie",
-    "both",
-    "equal",
-    "draw",
-    "none",
-    "neither",
-    "same",
-    "0",
-    "bothbad",
-    "both bad",
-    "tie (bothbad)",
-)
-SIDES = (("a", "b"), ("1", "2"), ("left", "right"), ("first", "second"), ("0", "1"))
+TIES = (*words("tie both equal draw none neither same 0 bothbad"), "both bad", "tie (bothbad)")
 
 
 @dataclass(frozen=True)
@@ -88,9 +84,11 @@ class Proposal:
             options["reward_map"] = self.reward_map
         return options
 
-    def command(self, store: str = "STORE.db") -> str:
+    def command(self, *stores: str) -> str:
         """The full command; of words whose worth is unknown with NUMBER in its place."""
-        parts = ["agro", "import", str(self.path), "--store", store]
+        parts = ["agro", "import", str(self.path)]
+        for store in stores or ("STORE.db",):
+            parts += ["--store", store]
         for name, column in self.mapping.items():
             parts += ["--map", f"{name}={column}"]
         for name in self.rewards:
@@ -103,9 +101,9 @@ class Proposal:
             parts += ["--reward-map", ",".join(worth)]
         return " ".join(map(shlex.quote, parts))
 
-    def to_json(self, store: str = "STORE.db") -> dict[str, Any]:
+    def to_json(self, *stores: str) -> dict[str, Any]:
         return {
-            "command": self.command(store) if self else None,
+            "command": self.command(*stores) if self else None,
             "undefined": None if self.undefined is None else self.undefined.distinct,
             "columns": [column.about() for column in self.columns],
             "reasons": self.reasons,
@@ -123,6 +121,7 @@ def propose(path: Path) -> Proposal | None:
         return None
     rows = [line.value for line in islice(lines_of(path, None), ROWS) if not line.error]
     columns = columns_of(rows)
+    _check_names(path, columns)
     best: Proposal | None = None
     for guess in _guesses(path, columns, known):
         report = _tried(path, guess.options())
@@ -135,6 +134,17 @@ def propose(path: Path) -> Proposal | None:
     if best is not None and (known is None or best.is_judged):
         return best
     return None if known is not None and not known.refused_count else Proposal(path, columns)
+
+
+def _check_names(path: Path, columns: Sequence[Column]) -> None:
+    """Raise `Refused` for a table that begins with a record in place of names."""
+    numbers = [c.path for c in columns if c.type == "number" and is_number(c.path)]
+    texts = [c.path for c in columns if c.type == "text" and len(c.path.split()) > 2]
+    if is_table(path) and numbers and texts:
+        raise Refused(
+            f"{path}: the first line seems to be a record and no names of columns: {texts[0]!r:.60}, "
+            f"{numbers[0]!r:.20}. What to do: put a line of names before it, such as prompt,response,reward"
+        )
 
 
 def _tried(path: Path, options: Options) -> ImportReport | None:
@@ -167,50 +177,59 @@ def _json(value: Any) -> str:
 def _guesses(path: Path, columns: Sequence[Column], known: ImportReport | None) -> Iterator[Proposal]:
     """Proposals, the likeliest first."""
     reward, undefined = _reward(columns)
-    words = {} if reward is None else _worth(reward) or {}
+    worth = {} if reward is None else _worth(reward) or {}
     reasons = [] if reward is None else [f"{reward.path} is the reward: it has {_content(reward)}"]
     if undefined is not None:
         reasons.append(f"{undefined.path} may be the reward; say what its words are worth")
     if known is not None and reward is not None:
-        said = (*reasons, "prompt and response are those of a known format")
-        yield Proposal(path, tuple(columns), {}, (reward.path,), words, None, said)
+        known_format = (*reasons, "prompt and response are those of a known format")
+        yield Proposal(path, tuple(columns), {}, (reward.path,), worth, None, known_format)
     for mapping, reason in _responses(columns, reward):
         is_pair = "chosen" in mapping
         whole = dict(mapping)
         if reward is not None and not is_pair:
-            whole["reward"] = reward.path
+            whole.setdefault("reward", reward.path)
         inside = "".join(whole.values())
         aside = [c.path for c in columns if c.type in JUDGING and c.path not in inside]
         if any("*" in each for each in mapping.values()):
             whole["source"] = f"'{path.stem}'"
-        said = (reason, *(() if is_pair else reasons), *((f"not used: {', '.join(aside)}",) if aside else ()))
+        said = (
+            reason,
+            *(() if is_pair or "reward" in mapping else reasons),
+            *((f"not used: {', '.join(aside)}",) if aside else ()),
+        )
         yield Proposal(
             path,
             tuple(columns),
             whole,
-            reward_map={} if is_pair else words,
+            reward_map={} if is_pair or "reward" in mapping else worth,
             undefined=None if is_pair else undefined,
-            reasons=said,
+            reasons=tuple(said),
         )
 
 
 def _content(column: Column) -> str:
     if column.type in ("number", "numbers"):
-        return "numbers"
+        return "numbers, of which a higher one is taken as better"
     return f"the words {', '.join(column.distinct[:FEW])}"
 
 
 def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tuple[dict[str, str], str]]:
     """Mappings of prompt and response, of pairs, or of messages, and why."""
     texts = [c for c in columns if c.type in ("text", "word", "texts") and c is not reward and c.tells]
-    long = [c for c in texts if c.type != "word"]
-    prompt = _best([*texts, *(c for c in columns if c.type == "messages" and _is_asked(c))], "prompt")
+    asked = [*texts, *(c for c in columns if c.type == "messages" and _is_asked(c))]
+    prompt = _best([c for c in asked if c.is_spoken or c.type != "text"] or asked, "prompt")
     if prompt is not None:
         others = [c for c in texts if c is not prompt]
         yield from _pairs(prompt, others, columns)
-        response = _best(others, "response")
+        yield from _of_several(prompt, others, columns)
+        said, right = _said(others)
+        response = _best(said, "response")
         if response is not None:
-            yield {"prompt": prompt.path, "response": response.path}, "prompt and response by their names"
+            yield (
+                {"prompt": prompt.path, "response": response.path, **right},
+                "prompt and response by their names",
+            )
     dialogs = [c for c in columns if c.type == "messages"]
     if dialogs:
         dialog = _best(dialogs, "messages") or dialogs[0]
@@ -218,17 +237,44 @@ def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tup
     for column in columns:
         if column.type == "dialog":
             yield {"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog"
+    long, right = _said([c for c in texts if c.type != "word"])
     if len(long) >= 2:
-        first, second = long[:2]
         response = _best(long, "response")
-        if response is not None:
-            first, second = next(c for c in long if c is not response), response
-        elif prompt is not None:
-            first, second = prompt, next(c for c in long if c is not prompt)
+        if response is None and prompt is not None:
+            response = next(c for c in long if c is not prompt)
+        response = response or long[1]
+        others = [c for c in long if c is not response]
+        first = prompt or next((c for c in others if c.is_spoken), others[0])
         yield (
-            {"prompt": first.path, "response": second.path},
+            {"prompt": first.path, "response": response.path, **right},
             "prompt and response by content: the columns of long text, in their order",
         )
+
+
+def _said(texts: Sequence[Column]) -> tuple[list[Column], dict[str, str]]:
+    """Those that may be responses, and the mapping of the answer that would be right, where one is named."""
+    right = _best(texts, "answer")
+    said = [c for c in texts if c is not right]
+    if right is None or not any(c.named("response") for c in said):
+        return list(texts), {}
+    return said, {"answer": right.path}
+
+
+def _of_several(
+    prompt: Column, others: Sequence[Column], columns: Sequence[Column]
+) -> Iterator[tuple[dict[str, str], str]]:
+    """Responses of several models in a row, each with its score: gpt_answer, gpt_score, llama_answer, …"""
+    parts: dict[str, tuple[Column, Column]] = {}
+    for response in (c for c in others if c.named("response")):
+        for score in (c for c in columns if c.type in JUDGING and c.named("reward")):
+            common = [word for word in response.tokens if word in score.tokens]
+            if len(common) == 1 and len(response.tokens) == len(score.tokens) == 2:
+                parts.setdefault(common[0], (response, score))
+    if len(parts) < 2:
+        return
+    responses, scores = (", ".join(_step(pair[i]) for pair in parts.values()) for i in (0, 1))
+    mapping = {"prompt": prompt.path, "response": f"[{responses}]", "reward": f"[{scores}]"}
+    yield {**mapping, "source": _json(list(parts))}, f"responses of {', '.join(parts)}, each with its score"
 
 
 def _is_asked(column: Column) -> bool:
@@ -246,32 +292,29 @@ def _pairs(
         yield mapping, "a better and a worse response by their names"
     for left, right, marks in _sides(others):
         for column in columns:
-            words = set(column.distinct)
-            if column in (prompt, left, right) or not column.named("preference") or not words:
+            winners = set(column.distinct)
+            if column in (prompt, left, right) or not column.named("preference") or not winners:
                 continue
-            names = _side_names(words, (left, right), marks)
+            names = _side_names(winners, (left, right), marks)
             if names is not None:
                 yield _preferred(prompt, left, right, column, names)
 
 
 def _sides(columns: Sequence[Column]) -> Iterator[tuple[Column, Column, tuple[str, str]]]:
-    """Two columns whose names differ in the side alone, such as response_a and response_b."""
-    by_name = {tuple(c.tokens): c for c in columns}
-    for tokens, column in by_name.items():
-        for a, b in SIDES:
-            for place, token in enumerate(tokens):
-                other = by_name.get((*tokens[:place], b, *tokens[place + 1 :]))
-                if token == a and other is not None:
-                    yield column, other, (a, b)
+    """Two columns whose names differ in one word, such as response_a and response_b, and these words."""
+    for left, right in combinations(columns, 2):
+        other = [pair for pair in zip_longest(left.tokens, right.tokens) if pair[0] != pair[1]]
+        if len(other) == 1 and None not in other[0]:
+            yield left, right, other[0]
 
 
 def _side_names(
-    words: Iterable[str], sides: tuple[Column, Column], marks: tuple[str, str]
+    winners: Iterable[str], sides: tuple[Column, Column], marks: tuple[str, str]
 ) -> tuple[str, str, bool] | None:
     """What a column of winners calls either side, and whether it has ties; None where it has other words."""
     names: dict[int, str] = {}
     has_ties = False
-    for word in words:
+    for word in winners:
         tokens = re.findall(r"[^\W_]+", word.casefold())
         places = [i for i in (0, 1) if marks[i] in tokens or word == sides[i].path]
         if len(places) == 1 and places[0] not in names:
@@ -325,7 +368,8 @@ def _reward(columns: Sequence[Column]) -> tuple[Column | None, Column | None]:
             return column, None
         undefined = undefined or column
         candidates.remove(column)
-    unnamed = [c for c in columns if c.type == "number" and c.tells and len(c.distinct) < len(c.values)]
+    unnamed = [c for c in columns if c.type in JUDGING and c.tells and len(c.distinct) < len(c.values)]
+    unnamed = [c for c in unnamed if c.type == "number" or (len(c.distinct) == 2 and _worth(c) is not None)]
     if undefined is None and len(unnamed) == 1:  # grades repeat; counters and times don't
         return unnamed[0], None
     return None, undefined

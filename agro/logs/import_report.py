@@ -155,6 +155,7 @@ class Options(TypedDict, total=False):
     redact_patterns: Sequence[str]  # other regular expressions
     group_by: str | None  # the field by whose values rewards are normalized, see `agro.logs.normalizing`
     center_by: str | None  # or centered
+    refused_file: str  # for records that are refused, if they are many; beside the store by default
 
 
 def reading(options: Options) -> Reading:

@@ -7,7 +7,6 @@ of a list. A list of responses is one record a response, in step with the other 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from jmespath.exceptions import JMESPathError
 from jmespath.visitor import TreeInterpreter
 
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.logs.fields import are_messages, unpacked
 from agro.logs.interchange import FIELDS, PREFERENCE
 
@@ -49,8 +49,8 @@ def check_map(mapping: Mapping[str, str]) -> None:
     """Raise `Refused` for a field that the record doesn't have, and for a column that can't be one."""
     for name, column in mapping.items():
         if name not in MAPPABLE and not (name.startswith("meta.") and name != "meta."):
-            near = difflib.get_close_matches(name, MAPPABLE, 1, 0.5)
-            hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(MAPPABLE)}"
+            near = nearest(name, MAPPABLE)
+            hint = f"did you mean {near}?" if near else f"the fields are {', '.join(MAPPABLE)}"
             raise Refused(
                 f"--map {name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
                 "column under its own name)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +70,18 @@ def read_prompts(
     if not located:
         raise Refused(f"{', '.join(map(str, paths))}: expected at least one prompt, got none")
     return Prompts([prompt for prompt, _ in located.values()], repeated)
+
+
+def places(
+    paths: Sequence[str | Path], columns: Mapping[str, str] | None, ids: Collection[str]
+) -> dict[str, str]:
+    """FILE:LINE of the prompts with these ids, in files that `read_prompts` has read."""
+    found: dict[str, str] = {}
+    for line, context in _lines(paths):
+        prompt = _read_prompt(line, context, columns or {})
+        if prompt.id in ids:
+            found.setdefault(prompt.id, line.where)
+    return found
 
 
 def _lines(paths: Sequence[str | Path]) -> Iterator[tuple[Line, Context]]:

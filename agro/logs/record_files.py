@@ -90,7 +90,10 @@ def _json(path: Path, file: BinaryIO) -> tuple[bool, Iterable[bytes]]:
     if head.startswith(b"PK\x03\x04"):
         raise Refused(f"{path}: expected a log, got a zip file, such as a spreadsheet; save its sheet as CSV")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise Refused(f"{path}: expected UTF-8, got UTF-16; convert it (iconv -f UTF-16 -t UTF-8)")
+        raise Refused(
+            f"{path}: expected UTF-8, got UTF-16; call it {path.stem}.csv where it is a table, or convert it "
+            "(iconv -f UTF-16 -t UTF-8)"
+        )
     while head and not head.strip(b"\xef\xbb\xbf \t\r\n"):
         head = file.readline(BLOCK)
     if head.removeprefix(b"\xef\xbb\xbf").strip().startswith(b"["):  # maybe all of it in one line

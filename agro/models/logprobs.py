@@ -3,7 +3,8 @@
 The hidden state at t-1 predicts tokens[t]. The forward pass adds up sums over the tiles of
 `agro.models.tiles`; the backward pass computes each tile once more, turns it into its gradient in place, and
 adds that to the gradients of the hidden states and of the head. So neither pass has more than a few tiles in
-memory, the weights of the head are read once for many positions, and their gradient exists once.
+memory (and of some positions the logits, `KEPT` of them), the weights of the head are read once for many
+positions, and their gradient exists once.
 Where tokens have kept sets (see `agro.types.kept_sets`), log π is over them: z is -inf outside. The other
 streams remain over the vocabulary; logits are computed once more for them.
 """
@@ -21,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from agro.errors import Refused
 from agro.models.tiles import (
+    KEPT,
     OF_REFERENCE,
     Head,
     Plan,
@@ -63,7 +65,8 @@ def token_streams(
 
     Args:
         outputs: hidden states and head of π.
-        tokens, mask: [B,T]; the first column of `mask` is false, since a first token has no log-prob.
+        tokens, mask: [B,T], best on the CPU, where it is decided which positions to compute. The first column
+            of `mask` is false, since a first token has no log-prob.
         want: of "logp" (nats), "entropy" (of π), "kl" (exact, of π from the reference), "proposal" (q of the
             token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
             π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
@@ -75,43 +78,56 @@ def token_streams(
         chunk: positions of a tile, at most; it has `TILE` tokens.
         reference: hidden states and head of π_ref, for `OF_REFERENCE`. They receive no gradient.
     Returns:
-        name -> [B,T], float32 (float64 for float64 weights).
+        name -> [B,T], float32 (float64 for float64 weights), on the device of the hidden states.
     """
     unknown = set(want) - set(STREAMS)
     if unknown:
         raise ValueError(f"streams: expected some of {', '.join(STREAMS)}, got {', '.join(sorted(unknown))}")
+    tokens, mask = tokens.cpu(), mask.cpu()
     if mask[:, 0].any():
         raise ValueError("mask: the first token is in the mask, but a first token has no log-prob")
-    if OF_REFERENCE & set(want) and reference is None:
-        raise ValueError(f"streams: {', '.join(sorted(OF_REFERENCE & set(want)))} needs a reference")
     hidden, head, kept = Outputs(*outputs)
-    vocab = head.weight.shape[0]
-    predicts = mask[:, 1:]  # the positions whose hidden states predict a token of the mask
+    masked = mask.flatten().nonzero()[:, 0]  # of the B·T positions
+    places = masked.to(hidden.device, non_blocking=True)
+    predicts = places - 1  # the positions whose hidden states predict a token of the mask
     ref_hidden, ref_head = None, None
-    if OF_REFERENCE & set(want) and reference is not None:
-        ref_hidden, ref_head = reference[0][:, :-1][predicts].detach(), reference[1]
-        if ref_head.weight.shape[0] != vocab:
-            raise Refused(
-                f"kl: expected a reference with the policy's vocabulary of {vocab} tokens, "
-                f"got {ref_head.weight.shape[0]}; start both from the same model"
-            )
+    if OF_REFERENCE & set(want):
+        ref_hidden, ref_head = _reference(reference, OF_REFERENCE & set(want), head, predicts)
     proposal = next((name for name in want if hasattr(name, "temperature")), None)
     kappa, draws = getattr(proposal, "temperature", 1.0), getattr(proposal, "draws", 0)
     strength = next((name.strength for name in want if hasattr(name, "strength")), 1.0)
     names = frozenset(map(str, want))
-    plan = Plan(head, ref_head, temperature, chunk, names, kappa, draws=draws, strength=strength)
+    chosen = tokens.flatten()[masked].long()
+    plan = Plan(head, ref_head, temperature, chunk, names, kappa, chosen, draws=draws, strength=strength)
     if draws:
-        plan = replace(plan, keys=keys(tokens, getattr(proposal, "seed", 0.0))[mask])
-    chosen, states = tokens[:, 1:][predicts].long(), hidden[:, :-1][predicts]
+        of_draws = keys(tokens, getattr(proposal, "seed", 0.0))[mask]
+        plan = replace(plan, keys=of_draws.to(hidden.device, non_blocking=True))
+    if torch.is_grad_enabled():
+        plan = replace(plan, keeps=KEPT)
+    states = hidden.flatten(0, 1).index_select(0, predicts)
     streams: dict[str, Tensor] = {}
-    for part in [plan] if kept is None else _split(plan, kept.masked(mask)):
+    for part in [plan] if kept is None else _split(plan, kept.to("cpu").masked(mask)):
         other = ref_hidden if OF_REFERENCE & part.want else None
-        values = _Streams.apply(states, head.weight, head.bias, chosen, other, part)  # type: ignore[no-untyped-call]
+        values = _Streams.apply(states, head.weight, head.bias, other, part)  # type: ignore[no-untyped-call]
         for name, value in zip(STREAMS, values):
             if value is not None:
-                empty = torch.full(mask.shape, math.nan, dtype=value.dtype, device=value.device)
-                streams[name] = empty.masked_scatter(mask, value)
+                empty = torch.full((mask.numel(),), math.nan, dtype=value.dtype, device=value.device)
+                streams[name] = empty.index_copy(0, places, value).view(mask.shape)
     return streams
+
+
+def _reference(
+    reference: Outputs | None, needing: Collection[str], head: Head, predicts: Tensor
+) -> tuple[Tensor, Head]:
+    """Hidden states of the reference, and its head, for the streams `needing` it."""
+    if reference is None:
+        raise ValueError(f"streams: {', '.join(sorted(needing))} needs a reference")
+    if len(reference[1].weight) != len(head.weight):
+        raise Refused(
+            f"kl: expected a reference with the policy's vocabulary of {len(head.weight)} tokens, "
+            f"got {len(reference[1].weight)}; start both from the same model"
+        )
+    return reference[0].flatten(0, 1)[predicts].detach(), reference[1]
 
 
 def _split(plan: Plan, kept: KeptSets) -> list[Plan]:
@@ -132,48 +148,54 @@ class _Streams(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        tokens: Tensor,
         ref: Tensor | None,
         plan: Plan,
     ) -> tuple[Tensor | None, ...]:
-        values = torch.empty((len(STREAMS), len(tokens)), dtype=sum_dtype(weight), device=hidden.device)
-        blocks = []
-        for c, part in plan.blocks(len(tokens)):
-            sums = Sums.empty(len(tokens[c]), hidden.device)
-            for tile in plan.tiles():
-                add_tile(sums, part, hidden[c], tokens[c], None if ref is None else ref[c], tile)
-            sums = after_tiles(sums, part, hidden[c], tokens[c])
-            fill(values[:, c], sums, part)
-            blocks.append(sums)
+        values = torch.empty((len(STREAMS), len(hidden)), dtype=sum_dtype(weight), device=hidden.device)
+        blocks = list(plan.blocks())
+        spare = plan.keeps if any(ctx.needs_input_grad) else 0
+        for block in blocks:
+            h, h_ref = hidden[block.at], None if ref is None else ref[block.at]
+            sums = Sums.empty(len(h), hidden.device)
+            kept: list[Tensor] = []
+            for number, tile in enumerate(plan.tiles()):
+                z = block.tile_logits(h, tile)
+                if number == len(kept) and z.numel() <= spare:  # none after one that didn't fit
+                    spare -= z.numel()
+                    kept.append(z)
+                    z = z.clone()
+                add_tile(sums, block, z, h_ref, tile)
+            block.sums, block.logits = after_tiles(sums, block.plan, h), kept
+            fill(values[:, block.at], block.sums, plan)
         ctx.blocks = blocks
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, tokens, ref)
+        ctx.save_for_backward(hidden, weight, bias, ref)
         return tuple(v if n in plan.want else None for n, v in zip(STREAMS, values))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, tokens, ref = ctx.saved_tensors
+        hidden, weight, bias, ref = ctx.saved_tensors
         plan: Plan = ctx.plan
         d_hidden = torch.zeros_like(hidden, dtype=sum_dtype(weight)) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight, dtype=sum_dtype(weight)) if ctx.needs_input_grad[1] else None
         d_bias = torch.zeros_like(bias, dtype=sum_dtype(weight)) if ctx.needs_input_grad[2] else None
-        for (c, part), sums in zip(plan.blocks(len(tokens)), ctx.blocks, strict=True):
-            h, h_ref = hidden[c], None if ref is None else ref[c]
-            block_grads = [None if g is None else g[c] for g in grads]
-            slopes = Slopes.of(block_grads, sums, sum_dtype(weight))
+        for block in ctx.blocks:
+            h, h_ref = hidden[block.at], None if ref is None else ref[block.at]
+            block_grads = [None if g is None else g[block.at] for g in grads]
+            slopes = Slopes.of(block_grads, block.sums, sum_dtype(weight))
             for tile in plan.tiles():
-                d = d_logits(part, sums, slopes, h, tokens[c], h_ref, tile).to(weight.dtype)
+                d = d_logits(block, slopes, block.tile_logits(h, tile), h_ref, tile).to(weight.dtype)
                 if d_hidden is not None:
-                    _add_product(d_hidden[c], d, weight[tile])
+                    _add_product(d_hidden[block.at], d, weight[tile])
                 if d_weight is not None:
                     _add_product(d_weight[tile], d.T, h)
                 if d_bias is not None:
                     d_bias[tile] += d.sum(0)
                 del d
         totals = (d_hidden, d_weight, d_bias)
-        return *(None if d is None else d.to(weight.dtype) for d in totals), None, None, None
+        return *(None if d is None else d.to(weight.dtype) for d in totals), None, None
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agro.config import NewModel
 from agro.errors import Refused
 from agro.io.files import writing
 from agro.models.pretrained import without_bars
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PAD, BOS, EOS, UNK = SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 
@@ -28,6 +31,8 @@ def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
             "policy.new: expected heads that divide hidden into parts of an even size, "
             f"got hidden = {spec.hidden}, heads = {spec.heads}"
         )
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
     tokenizer = _tokenizer(spec)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -53,6 +58,8 @@ def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
 
 
 def _tokenizer(spec: NewModel) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
     as_bytes = spec.alphabet == "bytes"
     characters = sorted(pre_tokenizers.ByteLevel.alphabet()) if as_bytes else list(spec.alphabet)
     if len(set(characters)) < len(characters) or not characters:

@@ -8,17 +8,16 @@ row. Attention gets queries, keys and values as padded sequences, [B,T], each co
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from agro.models.tiles import Head
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import DynamicCache
 
 NAME = "agro_packed"  # of the attention function
 WORTH = 0.9  # share of the padded positions from which copying costs more than it saves
@@ -32,8 +31,8 @@ class PackedRows(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tensor, lengths: Tensor) -> PackedRows:
-        """From right-padded tokens [B,T] of lengths [B]."""
-        ids, counts = tokens.cpu().numpy(), lengths.tolist()
+        """From right-padded tokens [B,T] of lengths [B], on the CPU."""
+        ids, counts = tokens.numpy(), lengths.tolist()
         rows = [row[:count].tolist() for row, count in zip(ids, counts, strict=True)]
         index, source = np.zeros(ids.shape, np.int64), []
         previous, total = None, 0
@@ -46,10 +45,7 @@ class PackedRows(NamedTuple):
             index[row, begin : counts[row]] = total + columns - begin
             source.append(row * ids.shape[1] + columns)
             previous, total = row, total + len(columns)
-        return cls(
-            torch.from_numpy(index).to(tokens.device),
-            torch.from_numpy(np.concatenate(source)).to(tokens.device),
-        )
+        return cls(torch.from_numpy(index), torch.from_numpy(np.concatenate(source)))
 
     @property
     def pays(self) -> bool:
@@ -73,32 +69,24 @@ def _shared(a: Any, b: Any) -> int:
 
 
 def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> Tensor:
-    """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences, packed where it pays.
+    """[B,T], [B] on the CPU -> [B,T,H] last hidden states of right-padded sequences, packed where it pays.
 
     Causal attention doesn't use later tokens, so padding needs no mask, and attention without a mask has the
-    fastest kernel. (A mask of ones, not None: None makes transformers look for packed sequences.)
-
-    Of float64 weights they are always padded: transformers' norms round to float32, so the gradients of a
-    shared position would differ by more than the rounding of float64.
+    fastest kernel. Of float64 weights they are always padded: transformers' norms round to float32, so the
+    gradients of a shared position would differ by more than the rounding of float64.
     """
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-    packed = _packed(model, tokens, lengths) if packs else None
-    if packed is None:
-        return _states(model, tokens, places)
-    states = _states(model, packed.gather(tokens)[None], packed.gather(places)[None], packed=packed)
-    return packed.spread(states[0])
+    ids, places, packed = _laid_out(model, tokens, lengths, packs=packs)
+    states = _states(model, ids, places, packed)
+    return states if packed is None else packed.spread(states[0])
 
 
 def read_prompts(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> ReadPrompts:
-    """The keys and values of [B,T] right-padded tokens, packed where it pays."""
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-    packed = _packed(model, tokens, lengths) if packs else None
+    """The keys and values of [B,T] right-padded tokens on the CPU, packed where it pays."""
+    from transformers.cache_utils import DynamicCache
+
+    ids, places, packed = _laid_out(model, tokens, lengths, packs=packs)
     cache = DynamicCache()
-    if packed is None:
-        _states(model, tokens, places, past_key_values=cache)
-    else:
-        ids, at = packed.gather(tokens)[None], packed.gather(places)[None]
-        _states(model, ids, at, past_key_values=cache, packed=packed)
+    _states(model, ids, places, packed, cache)
     return ReadPrompts(cache, packed)
 
 
@@ -117,25 +105,38 @@ class ReadPrompts(NamedTuple):
         return found.transpose(1, 2)
 
 
-def _packed(model: Any, tokens: Tensor, lengths: Tensor) -> PackedRows | None:
-    """None where the sequences have too little in common, or the weights are float64."""
-    if model.dtype == torch.float64:
-        return None
-    rows = PackedRows.of(tokens, lengths)
-    return rows if rows.pays else None
+def _laid_out(
+    model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool
+) -> tuple[Tensor, Tensor, PackedRows | None]:
+    """Tokens and their places as the model gets them, and on its device how they are packed.
+
+    They aren't where the sequences have too little in common, or the weights are float64.
+    """
+    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    rows = PackedRows.of(tokens, lengths) if packs and model.dtype != torch.float64 else None
+    if rows is None or not rows.pays:
+        return tokens, places, None
+    there = PackedRows(*(x.to(model.device, non_blocking=True) for x in rows))
+    return rows.gather(tokens)[None], rows.gather(places)[None], there
 
 
 def _states(
-    model: Any, tokens: Tensor, places: Tensor, past_key_values: DynamicCache | None = None, **options: Any
+    model: Any, tokens: Tensor, places: Tensor, packed: PackedRows | None, cache: DynamicCache | None = None
 ) -> Tensor:
-    """`options`: of the attention."""
+    """Last hidden states.
+
+    A mask of ones, since None makes transformers look for packed sequences. It reads all of them to see that
+    it needs no mask, which waits for a GPU; one of four dimensions it hands on to our attention unread.
+    """
+    ours = model.config.get_text_config()._attn_implementation == NAME
+    tokens, places = (x.to(model.device, non_blocking=True) for x in (tokens, places))
     output = model.base_model(
         input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
+        attention_mask=tokens.new_empty((1, 1, 1, 0)) if ours else torch.ones_like(tokens),
         position_ids=places,
-        past_key_values=past_key_values,
-        use_cache=past_key_values is not None,
-        **options,
+        past_key_values=cache,
+        use_cache=cache is not None,
+        **({} if packed is None else {"packed": packed}),
     )
     states: Tensor = output.last_hidden_state
     return states
@@ -147,13 +148,19 @@ def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
     `row` is one of them. Attention must be over all tokens before, and a function that can be replaced; where
     the answer is yes, it was.
     """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     config = model.config.get_text_config()
     layers = {type(layer) for layer in DynamicCache(config=config).layers}
     if config._attn_implementation not in ("sdpa", NAME) or not layers <= {DynamicLayer}:
         return False
-    half = len(row) // 2
+    row, half = row.cpu(), len(row) // 2
     tokens = torch.stack([row, torch.cat([row[:half], row.flip(0)[half:]])])
-    lengths = torch.full((2,), len(row), device=row.device)
+    lengths = torch.full((2,), len(row))
     head = Head.of(model)
     config._attn_implementation = NAME
     try:
@@ -179,14 +186,17 @@ def _attend(
     packed: PackedRows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of [1,heads,N,width] over the sequences -> [1,N,heads,width]; transformers' own if padded."""
+    """Attention of [1,heads,N,width] over the sequences -> [1,N,heads,width]; transformers' own if padded.
+
+    An empty mask stands for none.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if mask is not None and not mask.numel():
+        mask = None
     if packed is None:
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
         return attended
     padded = (packed.spread(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
     states, _ = sdpa_attention_forward(module, *padded, None, **kwargs)
     return packed.gather(states)[None], None
-
-
-AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -228,7 +228,7 @@ class Policy:
         return self.encoder.decode(ids, preceding)
 
     def hidden(self, tokens: Tensor, lengths: Tensor, *, packs: bool = True) -> Tensor:
-        """[B,T], [B] -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
+        """[B,T], [B] on the CPU -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
 
         `packs`: whether the layers may compute common beginnings once; their outputs are [B,T,H] if not.
         Raises `Refused` for more tokens than the context.
@@ -236,7 +236,7 @@ class Policy:
         if tokens.shape[1] > self.context:
             problem = f"{tokens.shape[1]} tokens, but the model's context is {self.context}"
             raise Refused(f"{self.name}: {problem}; set train.max_length")
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+        places = torch.arange(tokens.shape[1])
         ids = torch.where(places < lengths[:, None], tokens, 0).long()
         with recomputing(self.model, self.recompute and torch.is_grad_enabled()):
             return last_hidden(self.model, ids, lengths, packs=packs and self.packs)
@@ -258,6 +258,8 @@ class Policy:
     ) -> dict[str, Tensor]:
         """The streams named by `want`: per token, in nats, or of the value head.
 
+        Tokens, lengths and mask are read on the CPU, so that a GPU gets all work of a pass without a wait.
+
         Args:
             tokens: [B,T], padded on the right with any value.
             lengths: [B] tokens of each sequence.
@@ -270,14 +272,14 @@ class Policy:
             name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the
             weights; "value" is [B].
         """
-        tokens, lengths, mask = (t.to(self.device) for t in (tokens, lengths, mask))
+        tokens, lengths, mask = (t.cpu() for t in (tokens, lengths, mask))
         other: Outputs | None = None
         if OF_REFERENCE & set(want) and reference is not None:
             with torch.no_grad():
                 other = Outputs(reference.hidden(tokens, lengths), Head.of(reference.model))
         hidden = self.hidden(tokens, lengths)
         streams = token_streams(
-            Outputs(hidden, Head.of(self.model), None if kept is None else kept.to(self.device)),
+            Outputs(hidden, Head.of(self.model), kept),
             tokens,
             mask,
             want=set(want) - VALUES,
@@ -287,6 +289,7 @@ class Policy:
         )
         if VALUES & set(want):
             assert self.value is not None
+            mask = mask.to(self.device, non_blocking=True)
             streams |= {s: v for s, v in self.value.streams(hidden, mask).items() if s in want}
         return streams
 
@@ -323,7 +326,7 @@ class Policy:
         """
         random = np.random.default_rng(0)
         rows = [
-            torch.from_numpy(random.integers(0, self.vocab_size, n)).to(self.device)
+            torch.from_numpy(random.integers(0, self.vocab_size, n))
             for n in architecture.probed_lengths(self.model, self.context)
         ]
         self.model.eval()

@@ -1,5 +1,7 @@
 """Models and tokenizers from folders and from the hub, and what agro has to know of their architecture.
 
+transformers is imported where a model is loaded: its modeling takes seconds, and much of agro needs none.
+
 Flash attention, 4-bit weights and 8-bit optimizer states need a CUDA GPU and packages of their own. They were
 never run: there was no GPU.
 """
@@ -14,13 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub
 import safetensors
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.utils import logging
 
 from agro import config as configuration
 from agro.errors import Refused
@@ -156,6 +154,7 @@ def without_randomness(model: torch.nn.Module) -> None:
 
 def own_logp(model: Any, tokens: Tensor, temperature: float) -> tuple[Tensor, float]:
     """Log-probs [T-1] of tokens [T] from the logits that the model returns, and the largest logit."""
+    tokens = tokens.to(model.device)
     logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     logp = torch.log_softmax(scaled, -1).gather(1, tokens[1:, None])[:, 0]
@@ -191,6 +190,9 @@ def pretrained(
 
     For the folder of an adapter, the model has the adapter merged. `adapters`: those that belong to it.
     """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
     if is_adapter(name):
         path = Path(name).expanduser().resolve()
         if path in adapters:
@@ -297,7 +299,9 @@ def _names(report: dict[str, Any], kind: str) -> str:
 
 
 def _offline(name: str, local: bool) -> str:
-    if local or not huggingface_hub.is_offline_mode():
+    from huggingface_hub import is_offline_mode
+
+    if local or not is_offline_mode():
         return ""
     return (
         f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download the "
@@ -308,6 +312,8 @@ def _offline(name: str, local: bool) -> str:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Disable transformers' progress bars: a policy is saved at every checkpoint."""
+    from transformers.utils import logging
+
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agro import config as configuration
 from agro.errors import Refused
 from agro.models.policy import Policy
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class SharedReference(Policy):
@@ -39,6 +43,12 @@ class SharedReference(Policy):
             return super().hidden(tokens, lengths, packs=packs)
 
 
+def is_shard(weight: Tensor) -> TypeGuard[DTensor]:
+    """Whether ranks share the weight. Importing `DTensor` takes a second; without it there is no shard."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(weight, module.DTensor)
+
+
 @contextmanager
 def replaced(live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
     """While it lasts, the parameters `live` have other `values`, of the same names."""
@@ -57,7 +67,7 @@ def _exchange(p: Tensor, value: Tensor) -> Tensor:
 
     A shard is overwritten in place: FSDP gathers weights from memory that it keeps itself.
     """
-    if not isinstance(p, DTensor):
+    if not is_shard(p):
         before = p.data
         p.data = value.to(p.dtype)
         return before

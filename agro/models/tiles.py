@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ from agro.errors import Refused
 from agro.types import KeptSets
 
 TILE = 1024  # tokens of the vocabulary whose logits are computed at once
+KEPT = 1 << 27  # logits that a pass keeps for its backward pass at most, 512 MiB; others are computed twice
 UNDER_REFERENCE = frozenset({"ref_mean", "ref_square"})  # expectations over π_ref
 OF_REFERENCE = frozenset({"kl", "future"}) | UNDER_REFERENCE  # streams that need its logits
 LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
@@ -125,11 +126,6 @@ class Head:
         cap = getattr(config, "final_logit_softcapping", None)  # Gemma
         return cls(linear.weight, linear.bias, scale, cap)
 
-    def part(self, tile: slice) -> Head:
-        """The head of some tokens of the vocabulary."""
-        bias = None if self.bias is None else self.bias[tile]
-        return replace(self, weight=self.weight[tile], bias=bias)
-
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[...,H] -> [...,V] without gradient, float32 (float64 for float64 weights).
@@ -149,6 +145,31 @@ def sum_dtype(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
+class ByTile(NamedTuple):
+    """Pairs of a row and a token of the vocabulary in the order of the tokens: those of a tile are a slice.
+
+    The bounds of the slices are known on the CPU, so no tile waits for a GPU to say which rows it has.
+    """
+
+    rows: Tensor  # [K]
+    tokens: Tensor  # [K]
+    bounds: list[int]  # tile i has the pairs bounds[i] … bounds[i+1]-1
+
+    @classmethod
+    def of(cls, rows: Tensor, tokens: Tensor, vocabulary: int, device: torch.device) -> ByTile:
+        """Of tensors [K] on the CPU; pairs are kept on `device`."""
+        ordered, order = tokens.sort()
+        bounds = torch.searchsorted(ordered, torch.arange(0, vocabulary + TILE, TILE)).tolist()
+        ordered, rows = (x.to(device, non_blocking=True) for x in (ordered, rows[order]))
+        return cls(rows, ordered, bounds)
+
+    def at(self, tile: slice) -> tuple[Tensor, Tensor]:
+        """Row and column of the pairs in a tile."""
+        number = tile.start // TILE
+        part = slice(self.bounds[number], self.bounds[number + 1])
+        return self.rows[part], self.tokens[part] - tile.start
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which streams to compute, from which heads, and how many positions at once."""
@@ -159,18 +180,28 @@ class Plan:
     size: int  # positions of a tile
     want: frozenset[str]
     kappa: float  # of q ∝ π^(1/κ)
-    kept: KeptSets | None = None  # [N], of log π
+    tokens: Tensor  # [N] those that are chosen, on the CPU
+    kept: KeptSets | None = None  # [N], of log π, on the CPU
     draws: int = 0  # K tokens in place of q; 0: q itself
     keys: Tensor | None = None  # [N], of the draws
     strength: float = 1.0  # λ of π̂ ∝ π (π/π_ref)^λ
+    keeps: int = 0  # logits that are kept for the backward pass, at most
 
-    def blocks(self, n: int) -> Iterator[tuple[slice, Plan]]:
-        """Slices of n positions, each with the plan for it."""
-        for i in range(0, n, self.size):
-            block = slice(i, i + self.size)
-            kept = None if self.kept is None else self.kept.part(block)
-            keys = None if self.keys is None else self.keys[block]
-            yield block, replace(self, kept=kept, keys=keys)
+    def blocks(self) -> Iterator[Block]:
+        """The positions, `size` at a time."""
+        vocabulary, device = len(self.head.weight), self.head.weight.device
+        for i in range(0, len(self.tokens), self.size):
+            at = slice(i, i + self.size)
+            tokens = self.tokens[at]
+            chosen = ByTile.of(torch.arange(len(tokens)), tokens, vocabulary, device)
+            keys = None if self.keys is None else self.keys[at]
+            block = Block(at, replace(self, tokens=tokens, keys=keys), chosen)
+            if self.kept is not None:
+                kept = self.kept.part(at)
+                rows = torch.arange(len(tokens)).repeat_interleave(kept.count)
+                block.limited = (kept.count > 0).to(device, non_blocking=True)
+                block.sets = ByTile.of(rows, kept.ids, vocabulary, device)
+            yield block
 
     def tiles(self) -> Iterator[slice]:
         """Slices of the vocabulary."""
@@ -180,12 +211,36 @@ class Plan:
 
     def logits(self, head: Head, h: Tensor, tile: slice, dtype: torch.dtype) -> Tensor:
         """[n,v] logits of a tile at the temperature."""
-        z = head.part(tile).logits(h).to(dtype)
+        bias = None if head.bias is None else head.bias[tile]
+        z = replace(head, weight=head.weight[tile], bias=bias).logits(h).to(dtype)
         return z if self.temperature == 1 else z.div_(self.temperature)
 
-    def over_kept(self, z: Tensor, tile: slice) -> Tensor:
-        """Set the logits z [n,v] to -inf outside of the kept sets, in place."""
-        return z if self.kept is None else z.masked_fill_(self.kept.excluded(tile), -math.inf)
+
+@dataclass
+class Block:
+    """Positions whose logits exist at once, a tile at a time."""
+
+    at: slice  # of all positions
+    plan: Plan
+    chosen: ByTile
+    sets: ByTile | None = None  # the tokens that each position may choose, where it is limited
+    limited: Tensor | None = None  # [n]
+    sums: Sums | None = None  # of all tiles
+    logits: list[Tensor] = field(default_factory=list)  # of the first tiles, which are kept
+
+    def tile_logits(self, h: Tensor, tile: slice) -> Tensor:
+        """[n,v] logits of a tile, -inf outside of the kept sets; they may be overwritten."""
+        number = tile.start // TILE
+        if number < len(self.logits):
+            kept: Tensor = self.logits[number].clone()
+            return kept
+        z = self.plan.logits(self.plan.head, h, tile, sum_dtype(self.plan.head.weight))
+        if self.sets is not None:
+            assert self.limited is not None
+            outside = self.limited[:, None].repeat(1, z.shape[1])
+            outside[self.sets.at(tile)] = False
+            z.masked_fill_(outside, -math.inf)
+        return z
 
 
 class Sums(NamedTuple):
@@ -241,13 +296,13 @@ class Sums(NamedTuple):
         return (squares - self.log_totals * (2 * self.gap_sum / self.ref_total - self.log_totals)) / 2
 
 
-def add_tile(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor, h_ref: Tensor | None, tile: slice) -> None:
-    """Add a tile to the sums, in place."""
-    z = plan.over_kept(plan.logits(plan.head, h, tile, sum_dtype(plan.head.weight)), tile)
+def add_tile(sums: Sums, block: Block, z: Tensor, h_ref: Tensor | None, tile: slice) -> None:
+    """Add a tile with the logits z [n,v] to the sums, in place; z is overwritten."""
+    plan = block.plan
     rise = _raise_largest(sums.largest, z)
     x = _minus(z, sums.largest)
     sums.token.sub_(rise)
-    rows, columns = _at_token(tokens, tile)
+    rows, columns = block.chosen.at(tile)
     sums.token[rows] = x[rows, columns].double()
     if {"proposal", "proposal_mean"} & plan.want:
         _add_proposal(sums, x, rise, plan.kappa)
@@ -297,13 +352,14 @@ def _add_future(
     sums.future_token[at_token[0]] = w[at_token].double() + offset[at_token[0]]
 
 
-def after_tiles(sums: Sums, plan: Plan, h: Tensor, tokens: Tensor) -> Sums:
+def after_tiles(sums: Sums, plan: Plan, h: Tensor) -> Sums:
     """The sums with those of q: of the distribution itself, or of K tokens drawn from it in another pass."""
     if not {"proposal", "proposal_mean"} & plan.want:
         return sums
     if not plan.draws:
         return sums._replace(q_token=(sums.token / plan.kappa).exp())
     assert plan.keys is not None
+    tokens = plan.tokens.to(h.device, non_blocking=True)
     draws = TokenDraws(uniforms(plan.keys, plan.draws) * sums.q_total[:, None])
     for tile in plan.tiles():
         x = _minus(plan.logits(plan.head, h, tile, sum_dtype(plan.head.weight)), sums.largest)
@@ -326,12 +382,6 @@ def _raise_largest(largest: Tensor, z: Tensor) -> Tensor:
 def _minus(z: Tensor, largest: Tensor) -> Tensor:
     """z - largest [n,v], in place."""
     return z.sub_(largest[:, None].to(z.dtype))
-
-
-def _at_token(tokens: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
-    """Row and column of the tokens [n] that are in a tile."""
-    rows = ((tokens >= tile.start) & (tokens < tile.stop)).nonzero()[:, 0]
-    return rows, tokens[rows] - tile.start
 
 
 def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
@@ -394,15 +444,18 @@ class Slopes(NamedTuple):
         return cls(*(None if f is None else f[:, None].to(dtype) for f in factors))  # type: ignore[arg-type]
 
 
-def d_logits(
-    plan: Plan, sums: Sums, slopes: Slopes, h: Tensor, tokens: Tensor, h_ref: Tensor | None, tile: slice
-) -> Tensor:
-    """Gradient with respect to h Wᵀ + b [n,v] of a tile, from the sums over all tiles."""
-    z = plan.logits(plan.head, h, tile, sum_dtype(plan.head.weight))
+def d_logits(block: Block, slopes: Slopes, z: Tensor, h_ref: Tensor | None, tile: slice) -> Tensor:
+    """Gradient with respect to h Wᵀ + b [n,v] of a tile with the logits z, from the sums over all tiles.
+
+    z is overwritten.
+    """
+    plan, sums = block.plan, block.sums
+    assert sums is not None
     slope = None
     if plan.head.cap is not None:
         slope = (z * (plan.temperature / plan.head.cap)).square_().neg_().add_(1)
-    x = _minus(plan.over_kept(z, tile), sums.largest)
+        slope.clamp_(min=0)  # not -inf outside of kept sets
+    x = _minus(z, sums.largest)
     q = None
     if slopes.q_factor is not None and sums.drawn_tokens is None:
         q = (x / plan.kappa).exp_().mul_(slopes.q_factor)
@@ -430,7 +483,7 @@ def d_logits(
             d.add_(added)
     if slopes.q_factor is not None and sums.drawn_tokens is not None:
         add_counts(d, sums.drawn_tokens, slopes.q_factor, tile)
-    rows, columns = _at_token(tokens, tile)
+    rows, columns = block.chosen.at(tile)
     d[rows, columns] += slopes.token_factor[rows, 0]
     if plan.head.scale != plan.temperature:
         d.mul_(plan.head.scale / plan.temperature)

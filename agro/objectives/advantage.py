@@ -1,22 +1,21 @@
 """Advantages: how much better a response's reward is than those that it is compared with.
 
-They depend on rewards and lengths alone, so no row's gradient depends on another row's log-probs.
+They depend on rewards, their parts and lengths alone, so no row's gradient depends on another row's
+log-probs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
 from agro.objectives.core import Options
-from agro.objectives.needs import GROUPS, REWARD, Need
+from agro.objectives.needs import GROUPS, PART_WEIGHTS, REWARD, REWARD_PARTS, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Tensor
 
 EPS = 1e-6  # in the denominator of a standardized advantage
 VARIANCE = 1e-8  # the least variance of a step that rewards are divided by the root of
@@ -32,6 +31,7 @@ Kind = Literal[
     "reinforce_pp",
     "reinforce_pp_baseline",
     "red_drop",
+    "gdpo",
 ]
 Advantage = Annotated[
     Kind,
@@ -58,20 +58,30 @@ def needs(options: Options) -> set[Need]:
 
 
 def needs_of(kind: str) -> set[Need]:
-    """Groups of two, unless rewards are compared with those of the step."""
+    """Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards."""
+    if kind == "gdpo":
+        return {REWARD_PARTS, PART_WEIGHTS, GROUPS}
     return {REWARD} if kind == "reinforce_pp" else {REWARD, GROUPS}
 
 
 def centered(groups: Groups) -> Tensor:
     """[N] r − r̄; of equal rewards exactly 0, so that no division by a small number magnifies its rounding."""
-    largest_G, smallest_G = groups.extremes(groups.reward)
+    return _centered(groups, groups.reward)
+
+
+def _centered(groups: Groups, v_N: Tensor) -> Tensor:
+    largest_G, smallest_G = groups.extremes(v_N)
     equal_N = (largest_G == smallest_G)[groups.group]
-    return torch.where(equal_N, 0.0, groups.reward - groups.mean(groups.reward))
+    return torch.where(equal_N, 0.0, v_N - groups.mean(v_N))
 
 
 def standardized(groups: Groups) -> Tensor:
     """[N] (r − r̄)/(std + 1e-6), std with n − 1 (GRPO)."""
-    return centered(groups) / (groups.variance(groups.reward).sqrt()[groups.group] + EPS)
+    return _standardized(groups, groups.reward)
+
+
+def _standardized(groups: Groups, v_N: Tensor) -> Tensor:
+    return _centered(groups, v_N) / (groups.variance(v_N).sqrt()[groups.group] + EPS)
 
 
 def relative(groups: Groups, std: bool) -> Tensor:
@@ -121,6 +131,19 @@ def _normalized(groups: Groups, v_N: Tensor) -> Tensor:
     return off_N / variance.clamp(min=VARIANCE).sqrt()
 
 
+def normalized_by_part(groups: Groups) -> Tensor:
+    """[N] Σ_k w_k (r_k − r̄_k)/(std r_k + 1e-6) over the parts of a reward, w their weights, and that minus
+    its mean over its standard deviation over all tokens of the step (GDPO, arXiv 2601.05242).
+
+    Each part is standardized in the group by itself, so that one of large values doesn't hide the others, and
+    two responses with equal sums of different parts differ.
+    """
+    extra, rows = groups.batch.extra, groups.first_row
+    parts_NK, weights_NK = extra["reward_parts"].double()[rows], extra["part_weights"].double()[rows]
+    columns = [_standardized(groups, part_N) for part_N in parts_NK.unbind(1)]
+    return _normalized(groups, (weights_NK * torch.stack(columns, 1)).sum(1))
+
+
 def after_drops(groups: Groups) -> Tensor:
     """[N] RED-Drop's advantage (arXiv 2509.24203), the mean over its random drops.
 
@@ -153,4 +176,5 @@ KINDS: dict[str, Callable[[Groups], Tensor]] = {
     "reinforce_pp": normalized_in_step,
     "reinforce_pp_baseline": centered_and_normalized,
     "red_drop": after_drops,
+    "gdpo": normalized_by_part,
 }

@@ -23,7 +23,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -46,15 +46,9 @@ from agro.objectives.needs import (
     ordered,
 )
 from agro.objectives.options import REQUIRED, Singletons, checked, defaults_of, model_of
-from agro.types import Batch
+from agro.types import Batch, Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Streams = Mapping[str, Tensor]
-else:
-    Streams = Mapping[str, Any]  # evaluated with the types of options, which need no torch
-
+Streams = Mapping[str, Tensor]
 Coupling = Literal["row", "group", "step"]
 # How the equation is known: read in the authors' code or in that of the library in `called`; in the paper; in
 # notes that quote it; or inferred from the abstract.
@@ -132,7 +126,8 @@ class Objective:
     function: Callable[..., Terms]
     source: str  # paper, equation
     requires: Callable[[Options], set[Need]]  # what the function itself needs
-    couples: Callable[[Options], Coupling]  # how far one row's gradient depends on other rows' streams
+    couples: Callable[[Options], Coupling] = lambda options: "row"
+    """How far one row's gradient depends on other rows' streams."""
     ingredients: tuple[Ingredient, ...] = (SINGLETONS,)
     """Its other parts, in the order in which they are applied to the gradient."""
     metrics: tuple[str, ...] = ()  # that the function may report
@@ -263,12 +258,15 @@ def couples_regularized_reward(options: Options) -> Coupling:
 
 def needs_baseline(options: Options) -> set[Need]:
     """Of an objective on regularized rewards with the option `baseline`."""
-    return regularized(REWARD, STORED_VALUE if options["baseline"] == "stored" else GROUPS)(options)
+    compared: dict[str, set[Need]] = {"stored": {STORED_VALUE}, "step": set(), "others": {GROUPS}}
+    return regularized(REWARD, *compared[options["baseline"]])(options)
 
 
 def couples_baseline(options: Options) -> Coupling:
     """By group through the others' R, unless the baseline is stored or β is 0, or by their weights; by
-    step where other groups choose it."""
+    step where other groups choose it, or are it."""
+    if options["baseline"] == "step":
+        return "step"
     kind = options.get("weight_baseline", "mean")
     if kind != "mean":
         return "step" if kind == "crossfit" else "group"
@@ -280,7 +278,6 @@ def to_reference(options: Options) -> ColumnNeed:
 
 
 def preset(
-    of: str,
     base: Objective,
     source: str,
     about: str,
@@ -290,13 +287,13 @@ def preset(
     recipe: MethodRecipe | None = None,
     **options: Any,
 ) -> Objective:
-    """An entry for objective `of` with other defaults, under the name that its paper gives it."""
+    """An entry for the objective `base` with other defaults, under the name that its paper gives it."""
     return replace(
         base,
         source=source,
         certainty=certainty,
         called=called,
-        of=of,
+        of=base.function.__name__,
         preset=options,
         about=about,
         recipe=recipe,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,7 @@ from agro.objectives.core import Gradient, Objective, Options, Streams, Terms, b
 from agro.objectives.needs import GROUPS, LogProb, Need, grouping, judging, least_responses, ordered
 from agro.objectives.reduce import Groups
 from agro.objectives.table import get
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 
 class NotFinite(Refused):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -17,10 +17,7 @@ from agro.objectives.core import Gradient, Ingredient, Options
 from agro.objectives.needs import REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, Pairs
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 Share = Annotated[
     float,

@@ -11,7 +11,7 @@ weights don't apply to it, as in TRL and verl. It is averaged over tokens as the
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -20,10 +20,7 @@ from agro.objectives.core import Gradient, Ingredient, Options, masked
 from agro.objectives.needs import REF_LOGP, Need
 from agro.objectives.options import Beta, Option
 from agro.objectives.reduce import Groups, average_tokens
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 Estimate = Annotated[Literal["k3", "k2"], Option("the estimate of a token's KL to the reference")]
 Unbiased = Annotated[

@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 
 from agro.errors import Refused
 from agro.objectives.reduce import Groups, Pairs, by_experts, ties
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 __all__ = ["ColumnNeed", "GroupSize", "LogProb", "Need", "Provider", "Stream", "except_experts"]
 
@@ -137,6 +134,16 @@ class RewardNeed(ColumnNeed):
 
     def missing_in(self, sample: StoredFields) -> bool:
         return not sample.scored
+
+
+class PartsNeed(RewardNeed):
+    """Numbers of the K parts of each row's reward, [B,K]."""
+
+    def missing(self, batch: Batch) -> Tensor:
+        value_BK = self.of(batch)
+        if value_BK is None or not value_BK.shape[1]:
+            return torch.ones_like(batch.mask[:, 0])
+        return self._required(~value_BK.isfinite().all(1), batch)
 
 
 class BehaviorLogProb(LogProb):
@@ -325,6 +332,19 @@ def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
 REWARD = RewardNeed(
     "reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft"
 )
+REWARD_PARTS = PartsNeed(
+    "reward_parts",
+    "record",
+    "score them with several rewards (reward.functions) in the run that trains on them, or choose another "
+    "advantage",
+    what="reward_parts (the value of each of several rewards)",
+)
+PART_WEIGHTS = PartsNeed(
+    "part_weights",
+    "record",
+    REWARD_PARTS.way_out,
+    what="part_weights (the weight of each of several rewards)",
+)
 FRESH = Fresh(
     "fresh",
     "record",
@@ -383,8 +403,8 @@ MEANING = ColumnNeed(
     what="meaning (a number that responses of one meaning share)",
 )
 ADD_RESPONSES = (
-    "sample more responses to each prompt (data.complete_groups does it in a run), or drop such groups "
-    '(singletons = "drop")'
+    "sample more responses to each prompt (data.complete_groups does it in a run), or leave such groups "
+    "out (objective.singletons=drop)"
 )
 GROUPS = GroupSize("groups", "record", ADD_RESPONSES, what="groups of at least 2 responses", least=2)
 TRIPLES = GroupSize("triples", "record", ADD_RESPONSES, what="groups of at least 3 responses", least=3)
@@ -392,7 +412,7 @@ PAIRS = JudgedPairs(
     "pairs",
     "record",
     "import judgments (agro import, records of prompt, chosen and rejected), drop groups without pairs "
-    '(singletons = "drop"), or use an objective on rewards, such as agro',
+    "(objective.singletons=drop), or use an objective on rewards, such as agro",
     what="pairs (two responses to one prompt, the better one first)",
     least=2,
 )
@@ -416,7 +436,17 @@ PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
     *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, FUTURE, VALUE, PREFIX_VALUE),
-    *(REWARD, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP, DRAWN_VALUE),
+    *(
+        REWARD,
+        REWARD_PARTS,
+        PART_WEIGHTS,
+        FRESH,
+        REF_LOGP,
+        BEHAVIOR_LOGP,
+        OF_REFERENCE,
+        OLD_LOGP,
+        DRAWN_VALUE,
+    ),
     *(STORED_VALUE, STORED_QUANTILE, HINTED, MEANING),
     *(GROUPS, TRIPLES, PAIRS, VOTES),
 )

@@ -10,7 +10,6 @@ in the type.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agro.errors import Refused
 from agro.io import peers
+from agro.io.nearest import nearest
 
 COUNTS = {1: "a number", 2: "two numbers", 3: "three numbers"}
 
@@ -75,8 +75,7 @@ class Option:
         """The type with these limits on each of its numbers; a bool or a text is no number."""
         if kind is float:
             return Annotated[
-                float,
-                Field(strict=True, allow_inf_nan=False, ge=self.ge, gt=self.gt, le=self.le, lt=self.lt),
+                float, Field(strict=True, allow_inf_nan=False, ge=self.ge, gt=self.gt, le=self.le, lt=self.lt)
             ]
         if kind is bool:
             return Annotated[bool, Field(strict=True)]
@@ -107,10 +106,11 @@ Votes = Annotated[
     Option("probability that the winner is the better one: 1, or the posterior mean of its votes"),
 ]
 Baseline = Annotated[
-    Literal["others", "stored"],
+    Literal["others", "stored", "step"],
     Option(
-        "of a response: the mean of the others in its group, or the prompt's stored value, with which a "
-        "group may have one response"
+        "of a response: the mean of the others in its group; or, with which a group may have one response, "
+        "the prompt's stored value, or the mean of nearly least variance of all other groups of the step, "
+        "which is for fresh samples"
     ),
 ]
 Singletons = Annotated[
@@ -216,5 +216,5 @@ def _nearest(key: str, value: Any, names: list[str]) -> str:
     theirs = peers.option(key, value)
     if theirs:
         return theirs
-    near = difflib.get_close_matches(key, names, 1, 0.5)
-    return f"did you mean {near[0]}?" if near else f"it has: {', '.join(names) or 'none'}"
+    near = nearest(key, names)
+    return f"did you mean {near}?" if near else f"it has: {', '.join(names) or 'none'}"

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from agro.errors import Refused
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -37,10 +37,7 @@ from agro.objectives.core import Gradient, Ingredient, Options
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, Pairs
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 Ratio = Annotated[
     Literal["behavior", "old"],
@@ -235,6 +232,11 @@ def _fallen(groups: Groups, log_N: Tensor) -> Tensor:
     return groups.largest(log_N).clamp(max=0.0)[groups.group]
 
 
+def squared_norm(groups: Groups, logp_BT: Tensor) -> Tensor:
+    """[N] Σ_t (1 − π_t)², which stands for that of a response's ∇log π."""
+    return groups.sum_tokens((1.0 - logp_BT.exp()).square())
+
+
 def _weighted(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
     """[G] how far the mean by the weights w lies below the mean of R, in units of the gradient.
 
@@ -245,8 +247,7 @@ def _weighted(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tenso
 
 def _optimal(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
     """[G] the same by w g, g = Σ_t (1 − π_t)² for the squared norm of a response's ∇log π."""
-    norm_N = groups.sum_tokens((1.0 - logp_BT.exp()).square())
-    return _average(groups, groups.mean_tokens(weight_BT) * norm_N, slope_N)
+    return _average(groups, groups.mean_tokens(weight_BT) * squared_norm(groups, logp_BT), slope_N)
 
 
 def _lower(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:

@@ -9,11 +9,10 @@ from torch import nn
 
 from agro.config import RunConfig
 from agro.models.policy import Policy
-from agro.models.tiles import TILE, sum_dtype
+from agro.models.tiles import KEPT, TILE, sum_dtype
 from agro.plan.cost import Work
 from agro.plan.probes import Rates, operations
 from agro.rollout.engines.capabilities import capabilities
-from agro.rollout.engines.fused import is_fusable
 from agro.train.abilities import lags
 
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
@@ -40,6 +39,8 @@ def memory_by_purpose(
         average = sum(w.numel() * max(w.itemsize, 4) for w in policy.trained().values())
     head = policy.model.get_output_embeddings().weight
     head_gradient = head.numel() * sum_dtype(head).itemsize if head.requires_grad else 0
+    learned = max((sum(row.learned for row in rows) for rows in step.passes), default=0)
+    logits = min(KEPT, learned * policy.vocab_size) + 4 * config.policy.chunk * min(TILE, policy.vocab_size)
     return {
         "weights": sum(p.nbytes for p in policy.model.parameters()),
         "float32_weights": 0 if policy.masters is None else trained,
@@ -50,7 +51,7 @@ def memory_by_purpose(
         "keys_and_values": _keys_and_values(policy, config, step),
         "sampler": _sampler_bytes(policy, config, step),
         "activations": _activations(policy, config, step, rate),
-        "logits": head_gradient + 4 * config.policy.chunk * min(TILE, policy.vocab_size) * 4,
+        "logits": head_gradient + 4 * logits,
     }
 
 
@@ -108,6 +109,8 @@ def _sampler_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
     count = 2 * batch * policy.vocab_size * 4
     if batch and lags(config.source):
         count += sum(p.nbytes for p in policy.model.parameters())
+    from agro.rollout.engines.fused import is_fusable
+
     if not (batch and config.engine.fused and is_fusable(policy)):
         return count
     for name, module in policy.model.named_modules():

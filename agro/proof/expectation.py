@@ -251,6 +251,14 @@ def meaning_of(outcome: Tensor) -> Tensor:
     return outcome // 2
 
 
+PART_WEIGHTS = (1.0, 0.5)
+
+
+def parts_of(rewards: Tensor) -> Tensor:
+    """[X,Y] -> [X,Y,2]: two parts of each reward, its own and that of the next response."""
+    return torch.stack([rewards, rewards.roll(-1, 1)], 2)
+
+
 def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome: Tensor) -> dict[str, Any]:
     """The columns of a batch for these outcomes of these prompts, [B] each."""
     space, response = data.behavior.space, data.outcomes[outcome]
@@ -259,7 +267,13 @@ def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome
     old_logp = behavior_logp if data.old is None else _shifted(data.old, prompt, response)
     from_expert = (outcome >= len(data.behavior_responses)).tolist()
     hinted = data.expert is not None and data.expert.hinted
-    extra = {"meaning": meaning_of(outcome).double()}
+    parts_BK = parts_of(data.rewards)[prompt, outcome]
+    weights_BK = torch.tensor(PART_WEIGHTS, dtype=torch.float64).expand_as(parts_BK)
+    extra = {
+        "meaning": meaning_of(outcome).double(),
+        "reward_parts": parts_BK,
+        "part_weights": weights_BK,
+    }
     if data.stored_value is not None:
         extra["stored_value"] = data.stored_value[prompt]
         extra["stored_quantile"] = data.quantile(reference)[prompt, outcome]

@@ -59,6 +59,21 @@ def stored_claims() -> Claims:
     )
 
 
+def step_claims() -> Claims:
+    """With the mean of the step's other groups. That its expected gradient on fresh samples is the policy
+    gradient, with noise too, is enumerated over independent groups in tests/objectives."""
+    return Claims(
+        formulas.against_other_groups,
+        "unknown",
+        REGULARIZED,
+        {"baseline": "step"},
+        reference_shift=False,
+        noise=False,
+        n=(1, 2),
+        updates=0,
+    )
+
+
 def weighted(claims: Claims, weight: str, maximum: float = 1.0, updates: int = 600) -> Claims:
     """Statement 25: the optimum stays. A response that the policy has left comes back slowly: its weight is
     small."""

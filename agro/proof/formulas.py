@@ -364,10 +364,26 @@ def group_baseline(
     return -s.n / (s.n - 1) * s.mean_groups(part_XK)
 
 
+def against_other_groups(s: Situation) -> Tensor:
+    """−E (R_1 − b) log π(y_1), b = Σ g R / Σ g over all groups but those of the same responses in any
+    order."""
+    R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
+    g_XKn = squared_norm(s)[:, s.groups]
+    p_XK = s.p[:, s.groups].prod(-1)
+    above_XK, total_XK = p_XK * (g_XKn * R_XKn).sum(-1), p_XK * g_XKn.sum(-1)
+    same_KK = _same(s)
+    b_XK = (above_XK.sum() - above_XK @ same_KK) / (total_XK.sum() - total_XK @ same_KK)
+    return -s.mean_groups((R_XKn[..., 0] - b_XK) * s.policy.logp()[:, s.groups[:, 0]])
+
+
+def _same(s: Situation) -> Tensor:
+    """[K,K] whether two groups have the same responses, in any order."""
+    names = s.groups.sort(-1).values
+    return (names[:, None] == names[None]).all(-1).double()
+
+
 def _sink_others(s: Situation, w_XKn: Tensor, excess_XKn: Tensor) -> Tensor:
     """[X,K] whether Σ w (R − b) is below 0 over all groups but those of the same responses in any order."""
     p_XK = s.p[:, s.groups].prod(-1)
     push_XK = p_XK * (w_XKn * excess_XKn).sum(-1)
-    names = s.groups.sort(-1).values
-    same_KK = (names[:, None] == names[None]).all(-1).double()
-    return push_XK.sum() - push_XK @ same_KK < 0
+    return push_XK.sum() - push_XK @ _same(s) < 0

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
 from agro.errors import Refused
+from agro.io.nearest import nearest as near_name
+from agro.objectives import Objective
 from agro.objectives.table import OBJECTIVES
-from agro.recipes.methodtext import method_text, method_title
+from agro.recipes.bases import SAMPLES
+from agro.recipes.methodtext import method_end, method_text, method_title
 
 FOLDER = Path(__file__).parent
+USUAL_END = method_end(SAMPLES)  # of methods/*.toml without an own [train] or phases
 
 
-class Recipe(ABC):
+@dataclass(frozen=True)
+class Recipe:
     """A configuration as text, which `agro train NAME` trains with."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
+    name: str
+    kind: str
+    """situation (what is at hand), or method (of an objective's or a rule's name)."""
+    source: Path | Objective
+    """A file of this folder: of a situation, or of a method that has phases or is a rule of data. Or an
+    entry, which declares what differs from its base."""
 
     @property
-    @abstractmethod
-    def kind(self) -> str:
-        """situation (what is at hand), or method (of an objective's or a rule's name)."""
-
-    @property
-    @abstractmethod
     def text(self) -> str:
         """TOML, with a comment at its head that says what it is for and how it is started."""
+        if isinstance(self.source, Objective):
+            return method_text(self.name, self.source)
+        text = self.source.read_text(encoding="utf-8")
+        is_open = self.kind == "method" and "[train]" not in text and "[[phases]]" not in text
+        return text + USUAL_END if is_open else text
 
     @property
     def title(self) -> str:
-        """The first lines of the comment, up to the indented commands."""
+        """The first lines of the comment, up to the indented commands; of an entry without its text."""
+        if isinstance(self.source, Objective):
+            return method_title(self.source)
         comment = re.match(r"(?:# .*\n)+?(?=#   )", self.text)
         assert comment, f"{self.name}: expected a title and an indented command in its first lines"
         return " ".join(line.removeprefix("# ") for line in comment[0].splitlines())
@@ -45,54 +52,11 @@ class Recipe(ABC):
         return self.title.partition("Missing here: ")[2]
 
 
-@dataclass(frozen=True)
-class FileRecipe(Recipe):
-    """A file of this folder: of a situation, or of a method that has phases or is a rule of data."""
-
-    path: Path
-
-    @property
-    def name(self) -> str:
-        return self.path.stem
-
-    @property
-    def kind(self) -> str:
-        return "method" if self.path.parent.name == "methods" else "situation"
-
-    @property
-    def text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class EntryRecipe(Recipe):
-    """What the entry of an objective declares beyond its base."""
-
-    objective: str
-
-    @property
-    def name(self) -> str:
-        return self.objective
-
-    @property
-    def kind(self) -> str:
-        return "method"
-
-    @property
-    def text(self) -> str:
-        return method_text(self.objective, OBJECTIVES[self.objective])
-
-    @property
-    def title(self) -> str:
-        """As of the text, without making it."""
-        return method_title(OBJECTIVES[self.objective])
-
-
 def recipes() -> dict[str, Recipe]:
     """By name: those of situations, then those of methods."""
-    situations = [FileRecipe(path) for path in sorted(FOLDER.glob("*.toml"))]
-    methods: list[Recipe] = [FileRecipe(path) for path in FOLDER.glob("methods/*.toml")]
-    methods += [EntryRecipe(name) for name, entry in OBJECTIVES.items() if entry.recipe is not None]
+    situations = [Recipe(path.stem, "situation", path) for path in sorted(FOLDER.glob("*.toml"))]
+    methods = [Recipe(path.stem, "method", path) for path in FOLDER.glob("methods/*.toml")]
+    methods += [Recipe(name, "method", of) for name, of in OBJECTIVES.items() if of.recipe is not None]
     return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}
 
 
@@ -108,5 +72,5 @@ def nearest(name: str) -> str:
     """What to say of a name that there isn't: of a recipe, or of a file."""
     path = Path(name)
     files = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
-    near = difflib.get_close_matches(name, files or recipes(), 1, 0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = near_name(name, files or recipes())
+    return f"; did you mean {near}?" if near else ""

@@ -65,6 +65,15 @@ def method_title(entry: Objective) -> str:
     return f"{recipe.title} Missing here: {recipe.missing}" if recipe.missing else recipe.title
 
 
+def method_end(base: Base) -> str:
+    """The sections [train] and [evaluate] of a base."""
+    lines = []
+    for section in ("train", "evaluate"):
+        values = {k.removeprefix(f"{section}."): v for k, v in base.settings.items() if k.startswith(section)}
+        lines += ["", f"[{section}]", *(f"{key} = {toml(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
 def option_notes(entry: Objective) -> dict[str, str]:
     """By option: its meaning, its unit, and its choices where it has some."""
     notes = {}

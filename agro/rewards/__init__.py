@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from difflib import get_close_matches
 from typing import Any
 
 from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.rewards.builtin import AnswerReward, exact, mathematical, regex
 from agro.rewards.code import code
 from agro.rewards.combined import CombinedReward
@@ -19,6 +19,7 @@ from agro.rewards.judge import judge
 from agro.rewards.length import OverlongReward, overlong
 from agro.rewards.meaning import MeaningfulReward
 from agro.rewards.protocol import Reward, Score, check_failures
+from agro.rewards.shaping import labeled
 
 __all__ = [
     "AnswerReward",
@@ -31,6 +32,14 @@ __all__ = [
     "load_reward",
 ]
 
+
+def _model(options: Mapping[str, Any], **others: Any) -> Reward:
+    """See `agro.rewards.model`, which imports torch and transformers."""
+    from agro.rewards.model import model_reward
+
+    return model_reward(options, **others)
+
+
 BUILTIN: dict[str, Callable[..., Reward]] = {
     "exact": exact,
     "regex": regex,
@@ -38,6 +47,7 @@ BUILTIN: dict[str, Callable[..., Reward]] = {
     "overlong": overlong,
     "code": code,
     "judge": judge,
+    "model": _model,
 }
 
 
@@ -56,16 +66,17 @@ def load_reward(
     if not config.functions:
         assert config.name is not None
         return _load(config.name, config.options, config, functions)
-    parts: dict[str, tuple[Reward, float]] = {}
+    rewards: dict[str, Reward] = {}
+    parts = labeled(config.functions)
     with ExitStack() as opened:
-        for i, part in enumerate(config.functions):
+        for i, (label, part) in enumerate(parts.items()):
             try:
                 reward = opened.enter_context(closing(_load(part.name, part.options, config, functions)))
             except Refused as error:
                 raise Refused(f"reward.functions.{i}: {error}") from None
-            parts[part.label or part.name] = reward, part.weight
+            rewards[label] = reward
         opened.pop_all()
-    return CombinedReward(config.title, parts)
+    return CombinedReward(config.title, rewards, parts)
 
 
 def _load_meaningful(
@@ -90,7 +101,7 @@ def _load(
 ) -> Reward:
     options = from_environment(options, "reward.options")
     if name in objects:
-        return FunctionReward(objects[name], options, inline=True)
+        return FunctionReward(objects[name], options, inline=True, per_token=config.per_token)
     if name.startswith(PREFIX):
         raise Refused(
             f"reward.name: {name} was a function of the Python process that began the run, and can't be "
@@ -99,9 +110,10 @@ def _load(
     if name in BUILTIN:
         return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
     if ":" in name:
-        return FunctionReward(name, options, timeout=config.timeout, workers=config.workers)
-    near = get_close_matches(name, BUILTIN, 1, 0.5)
+        timeout, workers = config.timeout, config.workers
+        return FunctionReward(name, options, timeout=timeout, workers=workers, per_token=config.per_token)
+    near = nearest(name, BUILTIN)
     raise Refused(
         f"reward.name: expected {', '.join(BUILTIN)}, module:function or file.py:function, got {name!r}"
-        + (f"; did you mean {near[0]}?" if near else "")
+        + (f"; did you mean {near}?" if near else "")
     )

@@ -6,11 +6,11 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.rewards import answers
 from agro.rewards.final import Final, compare, final, too_large
 from agro.rewards.protocol import Score, score_known
@@ -139,9 +139,9 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
 
     Equal texts, numbers, choices, times, dates and words are compared here (`final`), the others by
     math-verify in worker processes (`mathematics`), `AT_ONCE` responses per call. An answer that the response
-    denies, only bounds, or ties to a condition is not its answer. The reward is unknown if the answer can't
-    be read, if one of the two is too large to compute, or if a comparison fails or takes more than `timeout`
-    seconds.
+    denies, only bounds, or ties to a condition is not its answer. An answer that is too large to read
+    or to compute isn't the sample's. The reward is unknown where that of the sample is, or can't be read, or
+    where a comparison fails or takes more than `timeout` seconds.
     """
     _options("math", options)
     if importlib.util.find_spec("math_verify") is None:
@@ -173,20 +173,20 @@ def _without_sympy(response: Final, answer: Final) -> Score | None:
     value = compare(response, answer)
     if value is not None:
         return Score(value)
-    for owner, text in (("sample's", answer.source), ("response's", response.source)):
-        problem = too_large(text)
-        if problem:
-            return Score(None, f"the {owner} answer {problem}")
-    return None
+    problem = too_large(answer.source)
+    if problem:
+        return Score(None, f"the sample's answer {problem}")
+    problem = too_large(response.source)
+    return Score(0.0, details={"math": f"the response's answer {problem}"}) if problem else None
 
 
 def _options(name: str, options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     for key, value in options.items():
         if key not in defaults:
-            near = get_close_matches(key, defaults, 1, 0.5)
+            near = nearest(key, defaults)
             hint = f"it has {', '.join(defaults) or 'none'}"
             if near:
-                hint = f"did you mean {near[0]}?"
+                hint = f"did you mean {near}?"
             raise Refused(f"reward.options.{key}: {name} has no such option; {hint}")
         kind = type(defaults[key])
         if not isinstance(value, kind):

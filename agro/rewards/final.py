@@ -278,7 +278,7 @@ def _compare_numbers(candidate: str, expected: str) -> float | None:
     if right is None:
         candidates, solutions = _several(candidate), _several(expected)
         if candidates and solutions:
-            return float(_same(candidates, solutions))
+            return float(_same(candidates, solutions, ordered=_has_order(expected, solutions)))
         return _compare_solutions(candidate, expected)
     readings = _readings(candidate)
     if readings:
@@ -354,8 +354,18 @@ def _solutions(text: str) -> set[frozenset[tuple[str, Fraction]]] | None:
     return {frozenset(solution.items()) for solution in solutions}
 
 
-def _same(several: list[Number], expected: list[Number]) -> bool:
-    """Whether each of the expected numbers is in the list once, and no other is."""
+def _has_order(text: str, numbers: list[Number]) -> bool:
+    """Whether a list's order means something: three or more numbers that neither rise nor fall."""
+    values = [number.value for number in numbers]
+    is_bare = not re.search(r"[{}=]|\bor\b", text)
+    return is_bare and len(values) > 2 and sorted(values) not in (values, values[::-1])
+
+
+def _same(several: list[Number], expected: list[Number], *, ordered: bool) -> bool:
+    """Whether each of the expected numbers is in the list once, and no other is; `ordered`: as given."""
+    if ordered:
+        pairs = zip(several, expected, strict=False)
+        return len(several) == len(expected) and all(number.equals(answer) for number, answer in pairs)
     unmatched = list(several)
     for answer in expected:
         equal = next((n for n in unmatched if n.equals(answer)), None)

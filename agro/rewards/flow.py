@@ -104,9 +104,8 @@ def hidden_states(policy: Policy, samples: Sequence[Sample], layer: int) -> list
     try:
         for start in range(0, len(samples), ROWS):
             tokens = [torch.tensor(s.tokens, dtype=torch.long) for s in samples[start : start + ROWS]]
-            lengths = torch.tensor([len(row) for row in tokens], device=policy.device)
-            padded = pad_sequence(tokens, batch_first=True).to(policy.device)
-            policy.hidden(padded, lengths, packs=False)
+            lengths = torch.tensor([len(row) for row in tokens])
+            policy.hidden(pad_sequence(tokens, batch_first=True), lengths, packs=False)
             states_per_sample += [
                 row[:n].float() for row, n in zip(outputs.pop(), lengths.tolist(), strict=True)
             ]

@@ -24,12 +24,13 @@ is the reward. It may be `async`: a worker awaits all of its responses together.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.rewards.inline import PREFIX, Inline
 from agro.rewards.protocol import Score, score_known
 from agro.rewards.workers import Pool
@@ -40,7 +41,7 @@ VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 RESERVED = frozenset(
     (
         *("prompt", "completion", "finish", "index", "meaning"),
-        *("reward_error", "reward_parts", "reward_details"),
+        *("reward_error", "reward_parts", "reward_details", "token_rewards"),
         *PASSED,
     )
 )
@@ -51,6 +52,7 @@ class FunctionReward:
 
     `function` is module:function, file.py:function, or a function at the top level of a module or file. With
     `inline` it is any callable, and called in this process instead, without a time limit.
+    With `per_token` it returns a list for each response, see `reward.per_token`.
     `maximum` is the function's own attribute of that name, where it declares the largest value that it gives.
     Raises `Refused` where it can't be imported or has other parameters, and at its first batch where it
     returns one value for several responses. A response on which it raises an
@@ -66,7 +68,9 @@ class FunctionReward:
         timeout: float = 10.0,
         workers: int = 1,
         inline: bool = False,
+        per_token: bool = False,
     ) -> None:
+        self._per_token = per_token
         self._options = dict(options or {})
         self._pool: Pool | Inline
         if inline:
@@ -99,14 +103,18 @@ class FunctionReward:
             )
         for option in self._options:
             if not self._pool.accepts(option):
-                near = get_close_matches(option, parameters, 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(parameters)}"
+                near = nearest(option, parameters)
+                hint = f"did you mean {near}?" if near else f"it takes {', '.join(parameters)}"
                 raise Refused(f"reward.options.{option}: {self.name} takes no such argument; {hint}")
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         if self._is_verl:
             return score_known(samples, _ground_truth, self._compute_scores)
-        return [Score(value, error) for value, error in self._pool.call(self._columns(samples), len(samples))]
+        columns, n = self._columns(samples), len(samples)
+        if self._per_token:
+            outcomes = self._pool.call(columns, n, how="tokens")
+            return [_of_tokens(sample, *outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
+        return [Score(value, error) for value, error in self._pool.call(columns, n)]
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         if self._is_verl:
@@ -127,7 +135,7 @@ class FunctionReward:
             "extra_info": [s.meta.get("extra_info") or {} for s in samples],
         }
         accepted = {name: values for name, values in columns.items() if self._pool.accepts(name)}
-        return [Score(value, error) for value, error in self._pool.call(accepted, len(samples), each=True)]
+        return [Score(value, error) for value, error in self._pool.call(accepted, len(samples), how="each")]
 
     def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         names = dict.fromkeys(key for s in samples for key in s.meta if key not in RESERVED)
@@ -144,6 +152,16 @@ class FunctionReward:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _of_tokens(sample: Sample, values: list[float] | None, error: str | None) -> Score:
+    """The score of a response by the rewards of the tokens that the policy chose."""
+    if values is None:
+        return Score(None, error)
+    chosen = 0 if sample.action is None else int(sample.action.sum())
+    if len(values) != chosen:
+        return Score(None, f"returned {len(values)} numbers for {chosen} tokens")
+    return Score(math.fsum(values), tokens=values)
 
 
 def _completion(sample: Sample) -> str | list[dict[str, str]]:
@@ -179,10 +197,8 @@ def _located(name: str) -> str:
         return name
     path = Path(module).expanduser().resolve()
     if not path.is_file():
-        near = get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1, 0.5)
-        raise Refused(
-            f"reward.name: there is no file {path}" + (f"; did you mean {near[0]}?" if near else "")
-        )
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
+        raise Refused(f"reward.name: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
     return f"{path}:{function}"
 
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.worker import OneValue, call, call_each, describe, explain, file_of
-from agro.rewards.workers import Outcome
+from agro.io.worker import CALLS, OneValue, describe, explain, file_of
+from agro.rewards.workers import How, Outcome
 
 PREFIX = "object:"  # of the names that configurations have for such functions
 
@@ -29,22 +29,21 @@ class Inline:
         """Whether the function has a parameter of this name."""
         return self.any_parameter or parameter in self.parameters
 
-    def call(self, columns: Mapping[str, Sequence[Any]], n: int, *, each: bool = False) -> list[Outcome]:
+    def call(self, columns: Mapping[str, Sequence[Any]], n: int, *, how: How = "rows") -> list[Outcome]:
         """Call the function on `n` rows; those without a valid number are called again one by one."""
-        outcomes = self._outcomes(columns, n, each)
+        outcomes = self._outcomes(columns, n, how)
         if n == 1:
             return outcomes
         for row, (value, error) in enumerate(outcomes):
             if value is None and error != "returned None":
                 alone = {name: [values[row]] for name, values in columns.items()}
-                [outcomes[row]] = self._outcomes(alone, 1, each)
+                [outcomes[row]] = self._outcomes(alone, 1, how)
         return outcomes
 
-    def _outcomes(self, columns: Mapping[str, Sequence[Any]], n: int, each: bool) -> list[Outcome]:
+    def _outcomes(self, columns: Mapping[str, Sequence[Any]], n: int, how: How) -> list[Outcome]:
         arguments = {name: list(values) for name, values in columns.items()}
-        rows = call_each if each else call
         try:
-            outcomes = _outside_a_loop(rows, self._function, arguments, self._options, n)
+            outcomes = _outside_a_loop(CALLS[how], self._function, arguments, self._options, n)
         except OneValue as error:
             raise Refused(f"reward: the function {error}") from None
         except Exception as error:  # noqa: BLE001 any function may raise anything

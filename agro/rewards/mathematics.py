@@ -75,7 +75,7 @@ _LATEX = [
 ]
 _MODULUS = re.compile(r"\s*\(?\\p?mod\s*\{?\s*(\d+)\s*\}?\)?|\s*\(mod\s+(\d+)\)")
 _DEGREES = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree\b|\s(?:\\text\{\s*)?degrees?\b\s*\}?)"
+    r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b|\s(?:\\text\{\s*)?degrees?\b\s*\}?)"
 )
 _INVERSE = re.compile(r"\\arc(?:sin|cos|tan|cot|sec|csc)\b|\\(?:sin|cos|tan|cot|sec|csc)\s*\^\s*\{?\s*-\s*1")
 _CONJUGATE = re.compile(r"\\(?:overline|bar)\s*\{([^{}]*)\}")

@@ -23,7 +23,9 @@ _TABLE = {
         in 127/5000 inch inches; ft 381/1250 foot feet; yd 1143/1250 yard; mi 201168/125 mile""",
     "mass": "mg 1/1000 milligram; g 1 gram; kg 1000 kilogram",
     "ounces": "oz 1 ounce",
-    "volume": "ml 1/1000 milliliter millilitre; l 1 liter litre",
+    "volume": """
+        ml 1/1000 milliliter millilitre; l 1 liter litre
+        gallon 473176473/125000000 gal; quart 473176473/500000000; pint 473176473/1000000000""",
     "time": "s 1 sec second; min 60 minute; h 3600 hr hour; day 86400; week 604800",
     "months": "month 1; year 12 yr",
     "degrees": "degree 1",
@@ -124,7 +126,7 @@ _TO_19 = [
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _COUNTS = {word: n for n, word in enumerate(_TO_19)} | {word: 10 * n for n, word in enumerate(_TENS, start=2)}
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_ORDINALS = ["fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
+_ORDINALS = ["fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"]
 _PARTS = {"half": 2, "halves": 2, "third": 3, "quarter": 4, "fourth": 4, "hundredth": 100}
 _PARTS |= {word: n for n, word in enumerate(_ORDINALS, start=5)}
 _PARTS |= {f"{word}s": n for word, n in _PARTS.items()}
@@ -134,7 +136,7 @@ _GREAT = rf"(?:(?:a|{_HUNDREDS})[\s-]+)?(?:thousand|million|billion|trillion)"
 _SPELLED = re.compile(
     r"(?P<sign>(?:minus|negative)\s+)?"
     rf"(?:(?P<number>{_GREAT}(?:,?\s+(?:and\s+)?{_GREAT})*(?:,?\s+(?:and\s+)?{_HUNDREDS})?|{_HUNDREDS})"
-    rf"(?:(?P<half>\s+and\s+a\s+half)|[\s-]+(?P<part>{'|'.join(_PARTS)}))?"
+    rf"(?:\s+and\s+(?:a|one)\s+(?P<more>half|third|quarter)|[\s-]+(?P<part>{'|'.join(_PARTS)}))?"
     r"|(?P<part_alone>(?:a\s+)?half|a\s+(?:third|quarter)))(?![\w-])",
     re.IGNORECASE,
 )
@@ -158,7 +160,7 @@ _DATE = re.compile(
 _WORDS = re.compile(
     r"(?:,\s+)?(?:(?:as|at|by|in|is|of|on|so)\s+)?(?!(?:and|or|to|plus|minus|times(?!\s+as)|over|mod|sin|cos|tan|log|exp|sqrt|hundred|thousand|million|billion|"
     r"trillion|squared|cubed|factorial|choose|halves|thirds?|"
-    r"fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?)\b)[A-Za-z]{3,}[A-Za-z\s.,'-]*"
+    r"fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|elevenths?|twelfths?|hundredths?)\b)[A-Za-z]{3,}[A-Za-z\s.,'-]*"
 )
 
 
@@ -262,8 +264,9 @@ def digits(text: str) -> str:
         return text
     count = _count(match["number"]) if match["number"] else 1
     value = f"{count}"
-    if match["half"]:
-        value = f"{2 * count + 1}/2"
+    if match["more"]:
+        parts = _PARTS[match["more"].lower()]
+        value = f"{parts * count + 1}/{parts}"
     elif part := match["part"] or match["part_alone"]:
         value = f"{count}/{_PARTS[part.lower().split()[-1]]}"
     return ("-" if match["sign"] else "") + value + text[match.end() :]

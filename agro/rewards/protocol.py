@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +21,8 @@ class Score:
     """The reward of one response: a finite `value`, or None (unknown) and the `error`.
 
     `parts`: the unweighted values by name, where there are several. `details`: how it came about. `meaning`:
-    a number that responses of one meaning share.
+    a number that responses of one meaning share. `tokens`: the rewards of the policy's tokens, whose sum
+    the value is then.
     """
 
     value: float | None
@@ -29,6 +30,7 @@ class Score:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
     meaning: float | None = None
+    tokens: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -44,6 +46,8 @@ class Score:
             entries["reward_parts"] = dict(self.parts)
         if self.details:
             entries["reward_details"] = dict(self.details)
+        if self.tokens:
+            entries["token_rewards"] = list(self.tokens)
         if self.meaning is not None:
             entries["meaning"] = self.meaning
         return entries
@@ -101,10 +105,7 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
             failed.append((sample, score.error or "no reason given"))
     if not failed or len(failed) <= max_failed * len(scores):
         return len(failed)
-    causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
-    for sample, error in failed:
-        causes[_cause(error)].append((sample, error))
-    common = sorted(causes.values(), key=len, reverse=True)
+    common = by_cause(failed)
     lines = []
     for cases in common[:3]:
         examples = ", ".join(_name(sample) for sample, _ in cases[:3])
@@ -118,6 +119,14 @@ def check_failures(samples: Sequence[Sample], scores: Sequence[Score], max_faile
         + "\n".join(lines)
         + "\nFix the reward, or raise reward.timeout or reward.max_failed; then use --resume"
     )
+
+
+def by_cause(failed: Iterable[tuple[Sample, str]]) -> list[list[tuple[Sample, str]]]:
+    """Samples and their errors, those of one cause together, the most frequent cause first."""
+    causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
+    for sample, error in failed:
+        causes[_cause(error)].append((sample, error))
+    return sorted(causes.values(), key=len, reverse=True)
 
 
 def _cause(error: str) -> tuple[str, ...]:

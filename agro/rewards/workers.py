@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from agro.errors import Refused
 from agro.io import supervisor
@@ -21,7 +21,8 @@ from agro.io import supervisor
 START_SECONDS = 120.0  # for a worker to start and import the function
 END_SECONDS = 10.0  # for a worker to kill what the function has started
 Rows = list[int]
-Outcome = tuple[float | None, str | None]  # (value, None) or (None, error)
+Outcome = tuple[Any, str | None]  # (value, None) or (None, error)
+How = Literal["rows", "each", "value", "tokens"]  # of the calls of `agro.io.worker`
 
 
 @dataclass(eq=False)
@@ -44,11 +45,20 @@ class _Worker:
 class Pool:
     """`workers` processes, each with the function `name` (module:function or file.py:function).
 
-    `timeout`: seconds per response. Raises `Refused` where the function can't be imported.
+    `timeout`: seconds per response. Raises `Refused`, which names `setting`, where the function can't be
+    imported.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], *, timeout: float, workers: int = 1) -> None:
-        self.timeout = timeout
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        timeout: float,
+        workers: int = 1,
+        setting: str = "reward.name",
+    ) -> None:
+        self.timeout, self._setting = timeout, setting
         path = [os.getcwd(), *sys.path]  # as for `python -m`
         self._first = {"function": name, "path": [p or os.getcwd() for p in path], "options": dict(options)}
         self._workers: list[_Worker] = []
@@ -80,7 +90,7 @@ class Pool:
         self._selector.close()
 
     def call(
-        self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, each: bool = False
+        self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, how: How = "rows"
     ) -> list[Outcome]:
         """Call the function on `n` rows and return one outcome per row.
 
@@ -92,7 +102,8 @@ class Pool:
             columns: the arguments, `n` values each.
             n: rows.
             at_once: rows per call, in place of a worker's share.
-            each: the function takes one value per argument and is called for every row.
+            how: "each": the function takes one value per argument and is called for every row; "value":
+                the same with one row, and it may return any JSON; "tokens": a list of numbers a row.
         """
         if not self._finalizer.alive:
             raise RuntimeError("this reward is closed")
@@ -101,7 +112,7 @@ class Pool:
         waiting: deque[Rows] = deque(list(range(i, min(i + share, n))) for i in range(0, n, share))
         try:
             while waiting or any(w.rows for w in self._workers):
-                self._dispatch(waiting, columns, each)
+                self._dispatch(waiting, columns, how)
                 for rows, outcomes in self._wait():
                     for row, outcome in zip(rows, outcomes):
                         results[row] = outcome
@@ -115,13 +126,13 @@ class Pool:
         assert None not in results
         return cast(list[Outcome], results)
 
-    def _dispatch(self, waiting: deque[Rows], columns: Mapping[str, Sequence[Any]], each: bool) -> None:
+    def _dispatch(self, waiting: deque[Rows], columns: Mapping[str, Sequence[Any]], how: How) -> None:
         """Give the next rows to idle workers."""
         for worker in [w for w in self._workers if w.ready and not w.rows]:
             if worker.process.poll() is not None:
                 self._replace(worker)  # it died since its last call
             elif waiting:
-                self._send(worker, waiting.popleft(), columns, each)
+                self._send(worker, waiting.popleft(), columns, how)
 
     def _limit(self, n: int) -> float:
         """Seconds for a call on n rows: about those of one row that hangs, unless rows are slow."""
@@ -145,12 +156,12 @@ class Pool:
         self._workers.append(worker)
         self._queue(worker, {**self._first, "limit": START_SECONDS})
 
-    def _send(self, worker: _Worker, rows: Rows, columns: Mapping[str, Sequence[Any]], each: bool) -> None:
+    def _send(self, worker: _Worker, rows: Rows, columns: Mapping[str, Sequence[Any]], how: How) -> None:
         limit, self._requests = self._limit(len(rows)), self._requests + 1
         arguments = {name: [values[i] for i in rows] for name, values in columns.items()}
         worker.rows, worker.request, worker.since = rows, self._requests, time.monotonic()
         worker.deadline = worker.since + limit
-        request = {"id": worker.request, "arguments": arguments, "n": len(rows), "each": each, "limit": limit}
+        request = {"id": worker.request, "arguments": arguments, "n": len(rows), "how": how, "limit": limit}
         self._queue(worker, request)
 
     def _queue(self, worker: _Worker, message: Mapping[str, Any]) -> None:
@@ -175,7 +186,7 @@ class Pool:
         for worker in [w for w in busy if time.monotonic() >= w.deadline]:
             if not worker.ready:
                 function = self._first["function"]
-                raise Refused(f"reward.name: importing {function} took more than {START_SECONDS:g} s")
+                raise Refused(f"{self._setting}: importing {function} took more than {START_SECONDS:g} s")
             finished.append(self._fail(worker, f"timed out after {worker.deadline - worker.since:g} s"))
         return finished
 
@@ -213,7 +224,7 @@ class Pool:
             error = "its process wrote to the pipe of the replies" if data else _death(worker.process)
             return [self._fail(worker, error)]
         if "refused" in message:
-            raise Refused(f"reward.name: {self._first['function']} {message['refused']}")
+            raise Refused(f"{self._setting}: {self._first['function']} {message['refused']}")
         rows, worker.rows = worker.rows, []
         if "error" in message:
             return [(rows, [(None, message["error"])] * len(rows))]
@@ -224,7 +235,7 @@ class Pool:
     def _on_ready(self, worker: _Worker, message: dict[str, Any]) -> None:
         if "parameters" not in message:
             problem = message.get("refused") or f"{_death(worker.process)} while importing"
-            raise Refused(f"reward.name: {problem}")
+            raise Refused(f"{self._setting}: {problem}")
         self.parameters, self.any_parameter = frozenset(message["parameters"]), message["any"]
         self.required = frozenset(message["required"])
         self.maximum = message["maximum"]

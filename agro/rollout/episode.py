@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.errors import Refused
-from agro.io.strictjson import dumps
 from agro.io.worker import explain
 from agro.models.encoding import Encoder
-from agro.rollout.envs.protocol import Environment, Turn
+from agro.rollout.envs.protocol import Environment, checked
 from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample
 from agro.types.kept_sets import ALL, Ids, flat
 
@@ -262,19 +261,3 @@ class Episode:
             role="policy",
             source="policy",
         )
-
-
-def checked(reply: Any, cut: bool) -> Turn:
-    """Raise unless `reply` is a `Turn` with which the episode can continue."""
-    if not isinstance(reply, Turn):
-        raise TypeError(f"step returned {reply!r:.80}, expected agro.rollout.envs.Turn")
-    reward = reply.reward
-    if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
-        raise ValueError(f"reward: expected a finite number or None, got {reward!r:.80}")
-    if reply.observation is not None and not isinstance(reply.observation, str):
-        raise TypeError(f"observation: expected text or None, got {reply.observation!r:.80}")
-    (reply.observation or "").encode()  # raises for half of a surrogate pair, which has no tokens
-    if not (reply.done or cut) and not reply.observation:
-        raise ValueError("step was neither done nor gave an observation")
-    dumps(dict(reply.info), "info")
-    return reply

@@ -1,19 +1,17 @@
-"""Held-out evaluation: accuracy and pass@k, with intervals.
-
-95 % intervals of means over prompts.
-"""
+"""Held-out evaluation: accuracy, pass@k, best@k and majority@k, with 95 % intervals of means over prompts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.rollout.majority import answer_of, majority
 from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ __all__ = ["Heldout", "heldout", "pass_at_k"]
 
 Z = 1.959964  # of the normal distribution: 95 % lie within ± Z
 RESAMPLES = 4000
+RARE = 5  # prompts
 
 Interval = tuple[float, float]
 
@@ -32,12 +31,18 @@ Interval = tuple[float, float]
 def interval(values: NDArray[np.float64]) -> Interval:
     """Of the mean of `values`, one a prompt: Wilson's where all are 0 or 1, else a bootstrap over prompts.
 
-    (NaN, NaN) of fewer than two.
+    Wilson's too of shares of which fewer than `RARE` aren't 0, or aren't 1: what resamples of these differ by
+    says little, and no mean of shares varies more than that of 0 and 1. (NaN, NaN) of fewer than two, and of
+    equal ones that aren't 0 or 1: they don't say how far others may be.
     """
     if len(values) < 2:
         return math.nan, math.nan
-    if np.isin(values, (0.0, 1.0)).all():
+    above, below = int((values > 0).sum()), int((values < 1).sum())
+    is_share = values.min() >= 0 and values.max() <= 1
+    if np.isin(values, (0.0, 1.0)).all() or (is_share and min(above, below) < RARE):
         return wilson(float(values.mean()), len(values))
+    if (values == values[0]).all():
+        return math.nan, math.nan
     return bootstrap(values)
 
 
@@ -114,12 +119,14 @@ class Heldout:
     """Rewards of n responses to each of M held-out prompts.
 
     `rewards`: [M,n], NaN where scoring failed. `samples`: in the order of prompts. `errors`: of failed
-    scores.
+    scores. `reward`: its name. `meanings`: by number of a response, where the reward gives them.
     """
 
     rewards: NDArray[np.float64]
     samples: tuple[Sample, ...]
     errors: tuple[str, ...] = ()
+    reward: str = ""
+    meanings: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -164,39 +171,86 @@ class Heldout:
         rows = [best_of_k(row[~np.isnan(row)], k) for row in self.rewards]
         return np.array([x for x in rows if not math.isnan(x)])
 
-    def to_json(self, threshold: float | None) -> dict[str, Any]:
-        """Mean reward, accuracy and pass@k (k = 1, 2, 4, … ≤ n) with 95 % intervals, see
-        `agro.rollout.evaluate`. And best@k (k = 2, 4, …), which is pass@k where all rewards are 0 or 1.
+    @cached_property
+    def responses(self) -> list[list[Sample]]:
+        """The samples of each response by its number, n to a prompt: of an episode all its rows."""
+        rows: dict[int, list[Sample]] = {}
+        for sample in self.samples:
+            rows.setdefault(int(sample.meta["index"]), []).append(sample)
+        return [rows[number] for number in sorted(rows)]
+
+    @property
+    def lengths(self) -> NDArray[np.float64]:
+        """[M,n] tokens of the policy in each response; NaN where they aren't known."""
+        counts = [sum(_length(sample) for sample in response) for response in self.responses]
+        return np.array(counts, dtype=np.float64).reshape(self.rewards.shape)
+
+    @property
+    def truncated(self) -> NDArray[np.float64]:
+        """[M,n] 1 where a response reached the limit of tokens before its end."""
+        ends = [float(response[-1].meta.get("finish") == "length") for response in self.responses]
+        return np.array(ends).reshape(self.rewards.shape)
+
+    def majority(self, k: int, threshold: float) -> NDArray[np.float64]:
+        """Of each prompt with k scored responses how often the most frequent answer of k of them passes."""
+        numbers = sorted({int(sample.meta["index"]) for sample in self.samples})
+        voted = [
+            answer_of(response[-1], self.meanings.get(number), self.reward)
+            for number, response in zip(numbers, self.responses, strict=True)
+        ]
+        n = self.rewards.shape[1]
+        return majority(self.rewards, [voted[i : i + n] for i in range(0, len(voted), n)], threshold, k)
+
+    def to_json(
+        self, threshold: float | None, along: Mapping[str, NDArray[np.float64]] | None = None
+    ) -> dict[str, Any]:
+        """Mean reward, accuracy, pass@k (k = 1, 2, 4, … ≤ n), majority@k (k = 4, 8, …), length and share of
+        truncated responses with 95 % intervals, see `agro.rollout.evaluate`. And best@k (k = 2, 4, …), which
+        is pass@k where all rewards are 0 or 1.
 
         `threshold`: the reward from which a response passes; where it is None, nothing is said of passing.
+        `along`: by name [M,n] what else was measured of the responses.
         """
         rows = {"reward_mean": self._by_prompt()}
         sizes = [2**i for i in range(self.rewards.shape[1].bit_length())]
         if threshold is not None:
             rows["accuracy"] = self.passed(1, threshold)
             rows |= {f"pass@{k}": self.passed(k, threshold) for k in sizes}
+            rows |= {f"majority@{k}": self.majority(k, threshold) for k in sizes[2:]}
         if not np.isin(self.rewards[~np.isnan(self.rewards)], (0.0, 1.0)).all():
             rows |= {f"best@{k}": self.best(k) for k in sizes[1:]}
-        described = {name: _described(values) for name, values in rows.items()}
-        return {**described, "pass_at": threshold, "unscored": self.unscored}
+        if self.samples:
+            rows |= {"length": self.lengths.mean(1), "truncated": self.truncated.mean(1)}
+        rows |= {name: values.mean(1) for name, values in (along or {}).items()}
+        measured = {name: described(values[~np.isnan(values)]) for name, values in rows.items()}
+        return {**measured, "pass_at": threshold, "unscored": self.unscored}
 
     def by_prompt(self) -> list[dict[str, Any]]:
-        """One record a prompt: its id, text, rewards (None where unknown) and responses."""
-        samples = {int(s.meta["index"]): s for s in self.samples}  # of an episode its last row
-        responses = [samples[i] for i in sorted(samples)]
-        n = self.rewards.shape[1]
+        """One record a prompt: its id, text, rewards (None where unknown), responses and their lengths."""
         records = []
-        for row, rewards in enumerate(self.rewards.tolist()):
-            members = responses[row * n : (row + 1) * n]
+        tables = (self.rewards.tolist(), self.lengths.tolist(), self.truncated.tolist())
+        n = self.rewards.shape[1]
+        for row, (rewards, lengths, truncated) in enumerate(zip(*tables, strict=True)):
+            members = [response[-1] for response in self.responses[row * n : (row + 1) * n]]
             records.append(
                 {
                     "prompt_id": members[0].prompt_id,
                     "prompt": members[0].prompt,
-                    "rewards": [None if math.isnan(reward) else reward for reward in rewards],
+                    "rewards": [_or_none(reward) for reward in rewards],
                     "responses": [sample.response for sample in members],
+                    "lengths": [_or_none(length) for length in lengths],
+                    "truncated": [bool(is_cut) for is_cut in truncated],
                 }
             )
         return records
+
+
+def _length(sample: Sample) -> float:
+    return math.nan if sample.action is None else float(sample.action.sum())
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _mean(values: NDArray[np.float64]) -> float:
@@ -207,10 +261,11 @@ def _standard_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
-def _described(values: NDArray[np.float64]) -> dict[str, float | None]:
+def described(values: NDArray[np.float64]) -> dict[str, float | None]:
+    """Mean, standard error and 95 % interval over prompts; None where unknown: equal values have no error."""
     low, high = interval(values)
-    row = {"value": _mean(values), "se": _standard_error(values), "low": low, "high": high}
-    return {name: None if math.isnan(x) else x for name, x in row.items()}
+    row = {"value": _mean(values), "se": _standard_error(values) or math.nan, "low": low, "high": high}
+    return {name: _or_none(x) for name, x in row.items()}
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
@@ -252,11 +307,16 @@ def heldout(
     samples = sorted(samples, key=lambda s: int(s.meta["index"]))
     scores = reward.score(samples)
     values = [math.nan if score.value is None else score.value for score in scores]
-    scored = [s.replace(reward=score.value) for s, score in zip(samples, scores, strict=True)]
+    scored = [
+        s.replace(reward=score.value, meta={**s.meta, **score.meta})
+        for s, score in zip(samples, scores, strict=True)
+    ]
     rows = {int(s.meta["index"]): i for i, s in enumerate(samples)}  # sample of each response
     errors = [scores[i].error for i in rows.values()]
     return Heldout(
         np.array([values[i] for i in rows.values()], dtype=np.float64).reshape(len(prompts), sampler.n),
         tuple(scored),
         tuple(error for error in errors if error),
+        reward.name,
+        {number: m for number, i in rows.items() if (m := scores[i].meaning) is not None},
     )

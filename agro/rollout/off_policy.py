@@ -47,16 +47,18 @@ class OffPolicyComparison:
     @property
     def obstacle(self) -> str:
         """Why nothing can be estimated; empty where something can."""
-        if self.clusters < 2:
-            return "the log has responses to one held-out prompt"
-        if self.ess < LEAST:
-            return f"{self.ess:.0f} of the log's responses count, and {LEAST:.0f} are needed"
-        if not 1 / FAR <= self.mean_weight <= FAR:
-            return (
-                f"the mean weight is {self.mean_weight:.2g} instead of 1: the log doesn't have what a policy "
-                "writes"
-            )
-        return ""
+        return obstacle(self.clusters, self.ess, self.mean_weight)
+
+
+def obstacle(clusters: int, ess: float, mean_weight: float) -> str:
+    """Why weights say nothing about a policy; empty where they do."""
+    if clusters < 2:
+        return "the log has responses to one held-out prompt"
+    if ess < LEAST:
+        return f"{ess:.0f} of the log's responses count, and {LEAST:.0f} are needed"
+    if not 1 / FAR <= mean_weight <= FAR:
+        return f"the mean weight is {mean_weight:.2g} instead of 1: the log doesn't have what a policy writes"
+    return ""
 
 
 def compare_on_log(a: Values, b: Values, rewards: Values, clusters: NDArray[np.int64]) -> OffPolicyComparison:
@@ -67,48 +69,63 @@ def compare_on_log(a: Values, b: Values, rewards: Values, clusters: NDArray[np.i
         rewards: [N], all known.
         clusters: [N] a number of each response's prompt, or of its cluster of near-copies.
     """
-    numbers = np.unique(clusters, return_inverse=True)[1]
-    first, second = (_Sums.of(log_weights, rewards, numbers) for log_weights in (a, b))
-    difference, ess = second.value - first.value, min(first.ess, second.ess)
-    low = high = p = math.nan
-    count = int(numbers.max()) + 1
-    if count > 1:
-        left_out = second.without_each() - first.without_each()
-        # The jackknife: how much the difference changes without one cluster after the other.
-        error = math.sqrt((count - 1) / count * float(((left_out - left_out.mean()) ** 2).sum()))
-        df = max(1, min(count, int(ess)) - 1)
-        half = t_quantile(df) * error
-        low, high = difference - half, difference + half
-        p = 1.0 if error == 0 else 1 - t_inside(abs(difference) / error, df)
-    far = max(first.mean_weight, second.mean_weight, key=lambda mean: abs(math.log(mean)))
-    return OffPolicyComparison(first.value, second.value, difference, low, high, p, ess, far, count)
+    first, second = Weights.of(a), Weights.of(b)
+    values = [Ratio.of(w.relative * rewards, w.relative, clusters) for w in (first, second)]
+    ess, count = min(first.ess, second.ess), len(values[0].above)
+    difference = values[1].value - values[0].value
+    low, high, p = interval(difference, values[1].without_each() - values[0].without_each(), ess)
+    far = max(first.mean, second.mean, key=lambda mean: abs(math.log(mean)))
+    return OffPolicyComparison(values[0].value, values[1].value, difference, low, high, p, ess, far, count)
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """Of one policy by cluster: Σ w r [C] and Σ w [C], up to one factor for all; of all responses how many
-    are effective, and the mean of w."""
+class Weights:
+    """`relative`: [N] w over the largest one; `ess`: (Σ w)²/Σ w²; `mean`: of w."""
 
-    rewards: Values
-    weights: Values
+    relative: Values
     ess: float
-    mean_weight: float
+    mean: float
 
     @classmethod
-    def of(cls, log_weights: Values, rewards: Values, numbers: NDArray[np.int64]) -> _Sums:
+    def of(cls, log_weights: Values) -> Weights:
         largest = float(log_weights.max())
-        weights = np.exp(log_weights - largest)
+        relative = np.exp(log_weights - largest)
         # Bounded so that a hopeless one stays a number above 0.
-        mean = math.exp(max(-700.0, min(700.0, largest + math.log(weights.mean()))))
-        ess = float(weights.sum() ** 2 / (weights**2).sum())
-        of_rewards, of_weights = np.bincount(numbers, weights * rewards), np.bincount(numbers, weights)
-        return cls(of_rewards.astype(np.float64), of_weights.astype(np.float64), ess, mean)
+        mean = math.exp(max(-700.0, min(700.0, largest + math.log(relative.mean()))))
+        return cls(relative, float(relative.sum() ** 2 / (relative**2).sum()), mean)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Σ above / Σ below, of whose terms each cluster has the sums [C]."""
+
+    above: Values
+    below: Values
+
+    @classmethod
+    def of(cls, above: Values, below: Values, clusters: NDArray[np.int64]) -> Ratio:
+        """`above`, `below`: [N] a term a response."""
+        numbers = np.unique(clusters, return_inverse=True)[1]
+        return cls(*(np.bincount(numbers, terms).astype(np.float64) for terms in (above, below)))
 
     @property
     def value(self) -> float:
-        return float(self.rewards.sum() / self.weights.sum())
+        return float(self.above.sum() / self.below.sum())
 
     def without_each(self) -> Values:
         """[C] the value without each cluster."""
-        remaining = np.maximum(self.weights.sum() - self.weights, np.finfo(np.float64).tiny)
-        return np.asarray((self.rewards.sum() - self.rewards) / remaining)
+        remaining = np.maximum(self.below.sum() - self.below, np.finfo(np.float64).tiny)
+        return np.asarray((self.above.sum() - self.above) / remaining)
+
+
+def interval(value: float, without_each: Values, ess: float) -> tuple[float, float, float]:
+    """Ends of the 95 % interval, and p of 0, by the jackknife: how much a value changes without one cluster
+    after the other, with as many degrees of freedom as responses count. NaN of one cluster."""
+    count = len(without_each)
+    if count < 2:
+        return math.nan, math.nan, math.nan
+    error = math.sqrt((count - 1) / count * float(((without_each - without_each.mean()) ** 2).sum()))
+    df = max(1, min(count, int(ess)) - 1)
+    half = t_quantile(df) * error
+    p = float(value == 0) if error == 0 else 1 - t_inside(abs(value) / error, df)
+    return value - half, value + half, p

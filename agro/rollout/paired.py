@@ -119,18 +119,22 @@ class Sums:
         return math.sqrt((len(self) - 1) / len(self) * float((off**2).sum()))
 
     def interval(self) -> tuple[float, float]:
-        """95 % of the mean: a bootstrap over prompts; of clusters a t-interval.
+        """95 % of the mean: a t-interval; over single prompts widened to where a bootstrap ends.
 
-        Its degrees of freedom are those of as many clusters of one size, (Σ n)²/Σ n², less one. A bootstrap
-        of few clusters, of which a resample may have three, is too short.
+        Of 100 prompts the bootstrap alone covers rare large differences of both signs in 92 % of cases, the
+        t-interval skewed ones in 93 % (benchmarks/intervals). Its degrees of freedom are those of as many
+        clusters of one size, (Σ n)²/Σ n², less one. A bootstrap of few clusters, of which a resample may have
+        three, is too short.
         """
         if len(self) < 2:
             return math.nan, math.nan
-        if (self.sizes == 1).all():
-            return bootstrap(self.totals)
         effective = self.sizes.sum() ** 2 / (self.sizes**2).sum()
         half = t_quantile(max(1, int(effective) - 1)) * self.standard_error
-        return self.mean - half, self.mean + half
+        low, high = self.mean - half, self.mean + half
+        if (self.sizes > 1).any():
+            return low, high
+        shortest = bootstrap(self.totals)
+        return min(low, shortest[0]), max(high, shortest[1])
 
 
 def holm(p: Sequence[float]) -> list[float]:

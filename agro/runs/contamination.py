@@ -1,4 +1,4 @@
-"""Whether prompts that a model is measured on were trained on, or near-copies of them."""
+"""The prompts that a run is measured on, and whether they or near-copies of them were trained on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agro.config import RunConfig
 from agro.io.near_copies import clusters, normalized
 from agro.io.terminal import plain
 from agro.logs.prompts import load_prompts
+from agro.runs.folder import SET_ASIDE
 from agro.store import Store
 from agro.store.location import exists, located, url_of
 from agro.types import Prompt, Text
@@ -54,6 +55,14 @@ class Contamination:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def held_out_prompts(run: Path, config: RunConfig) -> list[Prompt]:
+    """Those of `data.eval_prompts`, or that the run set aside; empty where there are none. To be called where
+    the run was started."""
+    if config.data.eval_prompts:
+        return load_prompts(config.data.paths("eval_prompts"), config.data.columns)
+    return load_prompts(run / SET_ASIDE) if (run / SET_ASIDE).exists() else []
 
 
 def trained_prompts(run: Path, config: RunConfig) -> list[Text]:

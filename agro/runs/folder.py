@@ -21,7 +21,7 @@ from agro.runs.side_by_side import FILE as SIDE_BY_SIDE
 from agro.runs.side_by_side import forget_after
 from agro.types import Sample
 
-KEPT = 4  # held-out prompts whose responses are kept
+KEPT = 32  # held-out prompts whose responses are kept
 SET_ASIDE = "set_aside.jsonl"  # held-out prompts of the run's own data, which policies can answer
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 

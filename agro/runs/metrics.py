@@ -1,7 +1,7 @@
 """The metrics of `metrics.jsonl`, each declared once, and those that may say which model is best.
 
 Rows, report and guide are made from `METRICS`: `python -m agro.runs.metrics` prints the table of
-docs/guide/reading-the-report.md. `FOLLOWED` has the choices of `evaluate.metric`.
+docs/metrics.md. `FOLLOWED` has the choices of `evaluate.metric`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,14 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             "mean over responses, before weighting",
             kind="object",
         ),
+        Metric(
+            "reward_shares",
+            "share",
+            "How much of the reward's differences within groups each part makes. One near 0 is hardly "
+            "trained on; one below 0 works against the others.",
+            "Cov(weighted part, sum) / Var(sum) within groups, before whitening",
+            kind="object",
+        ),
     ),
     "Learned reward": (
         Metric(
@@ -98,6 +106,20 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
             REWARD,
             "The difference that so many prompts show four times out of five.",
             "2.8 standard errors of `eval_gain`",
+        ),
+        Metric(
+            "eval_reward_parts",
+            REWARD,
+            "Mean of each part of the reward on held-out prompts, also of those with weight 0.",
+            "mean over prompts, before weighting",
+            kind="object",
+        ),
+        Metric(
+            "eval_reward_parts_se",
+            REWARD,
+            "Standard error of `eval_reward_parts`.",
+            "standard deviation / √n over prompts",
+            kind="object",
         ),
         Metric("eval_n", RESPONSES, "Held-out responses with a reward.", "count"),
         Metric("eval_unscored", RESPONSES, "Held-out responses without a reward.", "count"),

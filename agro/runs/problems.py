@@ -12,6 +12,7 @@ from agro.config import RunConfig
 from agro.io.numbers import count, fixed, is_known
 from agro.objectives import get
 from agro.objectives.needs import REWARD
+from agro.runs.metrics import GAIN
 from agro.runs.rundata import Row, RunData
 from agro.runs.signal import Shortfall, without_share, without_signal
 
@@ -78,42 +79,35 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     otherwise.
     """
     report = [_best_that_fall(rows, config), _stillness(rows, config)]
+    measured_alone = [part.label or part.name for part in config.reward.functions if not part.weight]
+    if config.reward.learned is not None:
+        measured_alone = [] if config.reward.learned.own else [config.reward.title]
+    report += [_parted(rows, name) for name in measured_alone]
     if REWARD in get(config.objective.name).needed(config.objective.options) and not _has_risen(rows):
         report += [_distance(rows, config), _ratios(rows, config)]
     return [problem for problem in report if problem is not None]
 
 
 def _heldout_problems(rows: Sequence[Row]) -> list[Problem]:
-    change = _change(rows)
-    if change is None or change[1] + 2 * change[2] >= 0:
+    row = _compared(rows)
+    if row is None or row[f"{GAIN}_high"] >= 0:
         return []
-    start, difference, _ = change
     detail = (
         "The policy is worse than it was before. What to do: a lower train.lr; evaluate.keep_best keeps the "
         "best model, and evaluate.patience ends a run that gets worse"
     )
-    value = f"from {fixed(start)} to {fixed(start + difference)}"
+    value = f"from {fixed(row['eval_reward'] - row[GAIN])} to {fixed(row['eval_reward'])}"
     return [Problem("held-out reward fell", value, detail, serious=True)]
 
 
 def _has_risen(rows: Sequence[Row]) -> bool:
-    change = _change(rows)
-    return change is not None and change[1] - 2 * change[2] > 0
+    row = _compared(rows)
+    return row is not None and row[f"{GAIN}_low"] > 0
 
 
-def _change(rows: Sequence[Row]) -> tuple[float, float, float] | None:
-    """The first held-out reward, how much higher the last one is, and the standard error of that.
-
-    None with fewer than two measurements, or without standard errors.
-    """
-    measured = [row for row in rows if row.get("eval_reward") is not None]
-    if len(measured) < 2:
-        return None
-    start, end = measured[0], measured[-1]
-    errors = [row.get("eval_reward_se") for row in (start, end)]
-    if not all(map(is_known, errors)):
-        return None
-    return start["eval_reward"], end["eval_reward"] - start["eval_reward"], math.hypot(*map(_error, errors))
+def _compared(rows: Sequence[Row]) -> Row | None:
+    """The last comparison with the start, prompt by prompt, if its interval is known."""
+    return next((row for row in reversed(rows) if row.get(f"{GAIN}_low") is not None), None)
 
 
 def _best_that_fall(rows: Sequence[Row], config: RunConfig) -> Problem | None:
@@ -180,6 +174,77 @@ def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:
         f"policy has left the reference for a few of them. What to do: {_way_out(rows[-1], config)}"
     )
     return Problem("π/π_ref of stored responses", f"{ratio:.3g} on average", detail, serious=True)
+
+
+def _parted(rows: Sequence[Row], name: str) -> Problem | None:
+    """Where a part that isn't trained on has fallen since it was best, and the reward has risen.
+
+    On held-out prompts where these were measured twice, else on `WINDOW` steps each. The part has to have
+    fallen by 3 standard errors, since its best mean is chosen, and the reward to have risen by 2.
+    """
+    measured = _held_out_course(rows, name) or _training_course(rows, name)
+    if len(measured) < 2:
+        return None
+    *earlier, last = measured
+    best = max(earlier, key=lambda at: at.part.mean)
+    fall, rise = best.part.minus(last.part), last.reward.minus(best.reward)
+    if fall.mean <= 3 * fall.error or rise.mean <= 2 * rise.error:
+        return None
+    value = f"{name} fell by {fall.mean:.3g} since step {best.step}, while the reward rose by {rise.mean:.3g}"
+    detail = (
+        f"{value}: what is trained on and what {name} measures have parted, so more training makes "
+        f"{name} worse. What to do: the model of step {best.step} (train.checkpoint_every, or "
+        "evaluate.keep_best), a larger objective.beta, or a better reward"
+    )
+    return Problem("over-optimized", value, detail, serious=True)
+
+
+@dataclass(frozen=True)
+class _Mean:
+    mean: float
+    error: float
+
+    def minus(self, other: _Mean) -> _Mean:
+        return _Mean(self.mean - other.mean, math.hypot(self.error, other.error))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The reward and one part of it at a step."""
+
+    step: int
+    reward: _Mean
+    part: _Mean
+
+
+def _held_out_course(rows: Sequence[Row], name: str) -> list[_Measured]:
+    course = []
+    for row in rows:
+        part = (row.get("eval_reward_parts") or {}).get(name)
+        error = (row.get("eval_reward_parts_se") or {}).get(name)
+        if part is None or error is None or row.get("eval_reward_se") is None:
+            continue
+        reward = _Mean(row["eval_reward"], row["eval_reward_se"])
+        course.append(_Measured(row["step"], reward, _Mean(part, error)))
+    return course if len(course) > 1 else []
+
+
+def _training_course(rows: Sequence[Row], name: str) -> list[_Measured]:
+    """Of `WINDOW` steps each, counted from the last one back."""
+    known = [
+        (row["step"], row["reward_mean"], row["reward_parts"][name])
+        for row in rows
+        if row.get("reward_mean") is not None and (row.get("reward_parts") or {}).get(name) is not None
+    ]
+    course = []
+    for end in range(len(known), WINDOW - 1, -WINDOW):
+        steps, rewards, parts = zip(*known[end - WINDOW : end], strict=True)
+        course.append(_Measured(steps[-1], _mean_of(rewards), _mean_of(parts)))
+    return course[::-1]
+
+
+def _mean_of(values: Sequence[float]) -> _Mean:
+    return _Mean(fmean(values), stdev(values) / math.sqrt(len(values)))
 
 
 def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:

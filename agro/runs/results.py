@@ -25,6 +25,7 @@ from agro.logs.record_files import read_records
 from agro.runs.by_prompt import FILE, HeldOutRewards, Rewards, check_reward, reward_of
 from agro.runs.rundata import RunData, load_run
 from agro.store import Store
+from agro.store.location import is_store
 from agro.types import Text, check_text, prompt_hash
 
 REWARD = "reward"  # the metric of agro's own results
@@ -154,7 +155,7 @@ def results_at(path: Path) -> list[Result]:
         return _of_folder(path)
     if not path.exists():
         raise Refused(f"{path}: no such file or folder")
-    if _is_store(path):
+    if is_store(path):
         with Store.open(path, read_only=True) as store:
             return [Result.of_store(str(path), store)]
     first = None if format_at(path) else next(read_records(path), None)
@@ -172,13 +173,6 @@ def results_at(path: Path) -> list[Result]:
 
 def is_run(path: Path) -> bool:
     return (path / "metrics.jsonl").is_file() and (path / "config.json").is_file()
-
-
-def _is_store(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(15) == b"SQLite format 3"
 
 
 def _scored_format(path: Path) -> Format | None:

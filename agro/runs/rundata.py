@@ -19,6 +19,7 @@ from agro.runs.metrics import FOLLOWED, METRICS
 
 Row = dict[str, Any]
 Values = NDArray[np.float64]
+OF_PARTS = ("reward_parts", "reward_shares", "eval_reward_parts", "eval_reward_parts_se")
 NUMBERS = [m.name for m in METRICS.values() if m.kind == "number" and m.name != "step"]
 
 
@@ -242,11 +243,12 @@ def _check(row: Any, previous: int, location: str) -> None:
         raise Refused(f"{location}: no_signal: expected text or null, got {reason!r:.80}")
     for key in NUMBERS:
         _check_number(row.get(key), f"{location}: {key}")
-    parts = row.get("reward_parts")
-    if parts is not None and not isinstance(parts, dict):
-        raise Refused(f"{location}: reward_parts: expected an object or null, got {parts!r:.80}")
-    for name, value in (parts or {}).items():
-        _check_number(value, f"{location}: reward_parts: {name}")
+    for key in OF_PARTS:
+        parts = row.get(key)
+        if parts is not None and not isinstance(parts, dict):
+            raise Refused(f"{location}: {key}: expected an object or null, got {parts!r:.80}")
+        for name, value in (parts or {}).items():
+            _check_number(value, f"{location}: {key}: {name}")
 
 
 def _check_number(value: Any, location: str) -> None:

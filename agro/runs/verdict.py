@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agro.io.numbers import fixed, percent
+from agro.io.numbers import chance, fixed, percent
 from agro.rollout.off_policy import LEAST
 from agro.rollout.paired import Comparison
 from agro.runs.metrics import GAIN, LOGGED
@@ -142,15 +142,9 @@ def _compared(
         power = "" if least is None else f", which show {fixed(least)} or more four times out of five"
         change = f"the {measure} changed by {_size(row, 1, metric)}"
         return f"Not shown better{at}: {change} on {prompts}{power}"
-    chance = _chance(row[f"{metric}_p"])
+    p = chance(row[f"{metric}_p"])
     size = _size(row, 1 if answer == "better" else -1, metric)
-    return f"{answer.capitalize()}{at} by {size} in {measure} on {prompts}, {chance}"
-
-
-def _chance(p: float) -> str:
-    if p >= 1:
-        return "p = 1"
-    return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
+    return f"{answer.capitalize()}{at} by {size} in {measure} on {prompts}, {p}"
 
 
 def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
@@ -169,7 +163,7 @@ def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
         prefix = f"Not shown better{at}: preferred to {against}"
     share = f"{percent(preferred / ratings.decided)}, {percent(low)} to {percent(high)}"
     prompts = f"{preferred} of {ratings.decided} held-out prompts by blind ratings ({share})"
-    return f"{prefix} on {prompts}, {_chance(ratings.p)}{rest}."
+    return f"{prefix} on {prompts}, {chance(ratings.p)}{rest}."
 
 
 def _times(count: int, noun: str) -> str:

@@ -1,16 +1,19 @@
-"""The groups that a run may draw, in order: a temporary table of one connection, beside the store.
+"""The groups that a run may draw, in order: tables of the store, which the next process finds as they are.
 
-It is made once, from all samples. Then each draw looks only at the groups that changed since the draw before:
-those with new samples, with samples that were scored, judged or marked, those that the run drew itself, and
-those that became too stale. So a draw costs the same in a store of any size. The table never differs from
-what a query of all samples finds (`queries.drawable`), whatever the order of the changes: a run that is
-resumed makes it anew and draws the same.
+An order is made once, from all samples. Then each draw looks only at the groups that changed since the draw
+before: those with new samples, with samples that were scored, judged or marked, those that the run drew
+itself, and those whose samples became too stale. So a draw costs the same in a store of any size, also the
+first one of a run that is resumed. The tables never differ from what a query of all samples finds
+(`queries.drawable`), whatever the order of the changes. A connection that can't write has tables of its own.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,6 +23,7 @@ from agro.store.draw_rules import At, Candidate, DrawRule, place_of
 from agro.store.sample_rows import decode_text, encode_text
 
 Condition = Callable[[], tuple[str, list[Any]]]
+KEPT = 8  # orders of a store; one more takes the place of the one that was begun to be used first
 TOUCHED = "temp.touched"
 LOOKS = 128  # in one query
 BY = {
@@ -29,6 +33,14 @@ BY = {
     "newest": "newest DESC, uses, place",
     "age_weighted": "newest, place",
 }
+# `sample` and `change`: the newest ones that an order has seen. `version`: the learner's when it last drew.
+TABLES = (
+    "CREATE TABLE {schema}.orders (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
+    "begun REAL NOT NULL, sample INTEGER NOT NULL, change INTEGER NOT NULL, version INTEGER NOT NULL)",
+    "CREATE TABLE {schema}.order_versions (number INTEGER, newest INTEGER, groups INTEGER NOT NULL, "
+    "PRIMARY KEY (number, newest)) WITHOUT ROWID",
+)
+ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
 
 
 class PlacedGroup(NamedTuple):
@@ -40,56 +52,78 @@ class PlacedGroup(NamedTuple):
     place: int
 
 
+class Seen(NamedTuple):
+    """Up to where the changes of a store were looked at. `number`: of the order."""
+
+    number: int
+    sample: int
+    change: int
+    version: int
+
+
 class Candidates:
     """The groups that one run may draw by one rule: its `agro.store.draw_rules.DrawableGroups`."""
 
     def __init__(
-        self, database: Database, name: str, rule: DrawRule, at: At, is_held_out: Callable[[str], bool]
+        self, database: Database, rule: DrawRule, at: At, is_held_out: Callable[[str], bool], split: str
     ) -> None:
-        """`name`: of the table. `is_held_out`: of prompt ids, see `Split`."""
-        self.is_held_out = is_held_out
-        self.database, self.name, self.rule, self.run, self.seed = database, name, rule, at.run, at.seed
-        self.drawn: set[Any] = set()  # groups that the run drew since the last update, as SQLite has them
-        self.count, self.versions = 0, Counter[int]()
-        self._stale = True  # whether the table has to be made
-        self._sample = self._change = self._version = self._rollbacks = 0  # at the last update
-        database.define(f"{name}_place", self._place)
+        """`is_held_out`: of prompt ids; `split`: its name, see `agro.store.split.Split`."""
+        self._database, self._rule, self._run, self._seed = database, rule, at.run, at.seed
+        self._is_held_out = is_held_out
+        query = queries.drawable(rule, at.run, queries.eligible(rule, at.run, ANY_VERSION))
+        identity = repr((query, rule.data.order, at.run, at.seed, split))
+        self._name = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        self._schema = "temp" if database.read_only else "main"
+        self._number = 0
+        self._is_begun = False  # by this connection
+        self._versions: Counter[int] | None = None
+        database.define(f"place_{self._name}", self._place)
+
+    @property
+    def versions(self) -> Counter[int]:
+        """How many groups have their newest samples of each version; -1: of unknown staleness."""
+        if self._versions is None:
+            sql = f"SELECT newest, groups FROM {self._schema}.order_versions WHERE number = ?"
+            self._versions = Counter(dict(self._database.run(sql, [self._number])))
+        return self._versions
+
+    @property
+    def count(self) -> int:
+        return self.versions.total()
 
     def update(self, at: At, condition: Condition) -> None:
-        """Bring the table up to date. `condition`: that the run may draw a row, and its arguments."""
-        [(sample, change, oldest)] = self.database.run(
-            "SELECT (SELECT ifnull(max(id), 0) FROM samples), (SELECT ifnull(max(number), 0) FROM changes), "
-            "(SELECT ifnull(min(number), 1) FROM changes)"
-        )
-        if (
-            self.database.rollbacks != self._rollbacks
-            or oldest > self._change + 1
-            or at.version < self._version
-        ):
-            self._stale = True  # the table is of what was undone, or changes were missed
-        if self._stale:
-            self._make(condition())
-        else:
-            self._renew(at.version, condition)
-        self._sample, self._change, self._version = sample, change, at.version
-        self._rollbacks, self._stale = self.database.rollbacks, False
-        self.drawn.clear()
+        """Bring the order up to date. `condition`: that the run may draw a row, and its arguments."""
+        seen, newest = self._seen(), self._newest(at)
+        if self._number and seen == newest and self._is_begun:
+            return
+        with self._writing():
+            seen, newest = self._seen(), self._newest(at)
+            if self._number:
+                self._renew(seen, newest, condition)
+            else:
+                self._make(condition())
+            self._database.run(
+                f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, begun = "
+                "CASE WHEN ? THEN begun ELSE ? END WHERE number = ?",
+                [*newest[1:], self._is_begun, time.time(), self._number],
+            )
+        self._is_begun, self._versions = True, None
 
     def first(self, n: int) -> list[str]:
         """The first groups in the order of the rule."""
-        return self._ids(f"ORDER BY {BY[self.rule.data.order]}, prompt_id LIMIT ?", n)
+        return self._ids(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
 
     def between(self, slots: Sequence[tuple[int, int, int]]) -> list[str | None]:
         """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
         `high`, by place."""
         group = (
-            f"(SELECT prompt_id FROM temp.{self.name} WHERE place BETWEEN ? AND ? "
+            f"(SELECT prompt_id FROM {self._table} WHERE place BETWEEN ? AND ? "
             "ORDER BY place, prompt_id LIMIT 1 OFFSET ?)"
         )
         groups: list[str | None] = []
         for start in range(0, len(slots), LOOKS):
             part = slots[start : start + LOOKS]
-            [row] = self.database.run(f"SELECT {', '.join([group] * len(part))}", list(chain(*part)))
+            [row] = self._database.run(f"SELECT {', '.join([group] * len(part))}", list(chain(*part)))
             groups += map(decode_text, row)
         return groups
 
@@ -99,7 +133,7 @@ class Candidates:
 
     def placed_first(self, n: int) -> list[PlacedGroup]:
         """As `first` has them, with what they are ordered by."""
-        return self._placed(f"ORDER BY {BY[self.rule.data.order]}, prompt_id LIMIT ?", n)
+        return self._placed(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
 
     def placed_between(self, slots: Sequence[tuple[int, int, int]]) -> list[list[PlacedGroup]]:
         """For each (low, high, n): the groups of `between` up to number `n`."""
@@ -109,76 +143,132 @@ class Candidates:
     def placed_of_version(self, version: int) -> list[PlacedGroup]:
         return self._placed("WHERE newest = ? ORDER BY place, prompt_id", version)
 
-    def forget(self) -> None:
-        """Make the table anew at the next update."""
-        self._stale = True
-
-    def drop(self) -> None:
-        self.database.run(f"DROP TABLE IF EXISTS temp.{self.name}")
-        self.forget()
-
     def _ids(self, clause: str, *args: int) -> list[str]:
-        rows = self.database.run(f"SELECT prompt_id FROM temp.{self.name} {clause}", args)
+        rows = self._database.run(f"SELECT prompt_id FROM {self._table} {clause}", args)
         return [decode_text(prompt_id) for (prompt_id,) in rows]
 
     def _placed(self, clause: str, *args: int) -> list[PlacedGroup]:
-        rows = self.database.run(
-            f"SELECT prompt_id, uses, newest, place FROM temp.{self.name} {clause}", args
-        )
+        sql = f"SELECT prompt_id, uses, newest, place FROM {self._table} {clause}"
+        rows = self._database.run(sql, args)
         return [PlacedGroup(decode_text(prompt_id), *numbers) for prompt_id, *numbers in rows]
 
+    @property
+    def _table(self) -> str:
+        return f"{self._schema}.order_{self._number}"
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction, whose order can be made again, so that it needn't be on the disk at its end."""
+        if self._schema == "temp":
+            transaction = self._database.savepoint()
+        else:
+            transaction = self._database.transaction(durable=False)
+        with transaction:
+            yield
+
+    def _seen(self) -> Seen:
+        """Sets the number of the order: 0 where it isn't there."""
+        rows = []
+        if _has_orders(self._database, self._schema):
+            sql = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
+            rows = self._database.run(sql, [self._name])
+        seen = Seen(*rows[0]) if rows else Seen(0, 0, 0, 0)
+        self._number = seen.number
+        return seen
+
+    def _newest(self, at: At) -> Seen:
+        """What there is to be seen. The version counts only where a draw depends on it."""
+        [(sample, change)] = self._database.run(
+            "SELECT (SELECT ifnull(max(id), 0) FROM samples), (SELECT ifnull(max(number), 0) FROM changes)"
+        )
+        is_aged = self._rule.data.max_age is not None or self._rule.data.order == "age_weighted"
+        return Seen(self._number, sample, change, at.version if is_aged else 0)
+
     def _make(self, condition: tuple[str, list[Any]]) -> None:
-        self.drop()
-        self.database.run(
-            f"CREATE TABLE temp.{self.name} "
+        run, schema = self._database.run, self._schema
+        if not _has_orders(self._database, schema):
+            for table in TABLES:
+                run(table.format(schema=schema))
+        others = run(f"SELECT number FROM {schema}.orders ORDER BY begun DESC LIMIT -1 OFFSET ?", [KEPT - 1])
+        drop_orders(self._database, [number for (number,) in others], schema)
+        [(self._number,)] = run(
+            f"INSERT INTO {schema}.orders (name, begun, sample, change, version) VALUES (?, ?, 0, 0, 0) "
+            "RETURNING number",
+            [self._name, time.time()],
+        )
+        run(
+            f"CREATE TABLE {self._table} "
             "(prompt_id PRIMARY KEY, uses INTEGER, newest INTEGER, place INTEGER) WITHOUT ROWID"
         )
         self._insert(condition)
-        self.database.run(f"CREATE INDEX temp.{self.name}_by ON {self.name} ({BY[self.rule.data.order]})")
-        rows = self.database.run(f"SELECT newest, count(*) FROM temp.{self.name} GROUP BY newest")
-        self.versions = Counter(dict(rows))
-        self.count = self.versions.total()
+        run(f"CREATE INDEX {self._table}_by ON order_{self._number} ({BY[self._rule.data.order]})")
+        counts = f"SELECT ?, newest, count(*) FROM {self._table} GROUP BY newest"
+        run(f"INSERT INTO {schema}.order_versions {counts}", [self._number])
 
-    def _renew(self, version: int, condition: Condition) -> None:
-        """Look again at the groups that changed."""
-        self._touch(version)
-        if not self.database.run(f"SELECT 1 FROM {TOUCHED} LIMIT 1"):
+    def _renew(self, seen: Seen, newest: Seen, condition: Condition) -> None:
+        """Look again at the groups that changed; at all where it can't be told which did."""
+        [(oldest,)] = self._database.run("SELECT ifnull(min(number), 1) FROM changes")
+        if newest.sample < seen.sample or newest.change < seen.change or oldest > seen.change + 1:
+            drop_orders(self._database, [self._number], self._schema)
+            self._make(condition())
             return
-        removed = self.database.run(
-            f"DELETE FROM temp.{self.name} WHERE prompt_id IN (SELECT prompt_id FROM {TOUCHED}) "
-            "RETURNING newest"
+        self._touch(seen, newest)
+        if not self._database.run(f"SELECT 1 FROM {TOUCHED} LIMIT 1"):
+            return
+        removed = self._database.run(
+            f"DELETE FROM {self._table} WHERE prompt_id IN (SELECT prompt_id FROM {TOUCHED}) RETURNING newest"
         )
         added = self._insert(condition(), TOUCHED)
-        self.versions.subtract(newest for (newest,) in removed)
-        self.versions.update(newest for (newest,) in added)
-        self.count += len(added) - len(removed)
+        counts = Counter(added)
+        counts.subtract(removed)
+        versions = f"{self._schema}.order_versions"
+        self._database.run_many(
+            f"INSERT INTO {versions} VALUES (?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET groups = groups + excluded.groups",
+            [(self._number, version, count) for (version,), count in counts.items() if count],
+        )
+        self._database.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
 
-    def _touch(self, version: int) -> None:
+    def _touch(self, seen: Seen, newest: Seen) -> None:
         """List the groups that changed."""
-        run = self.database.run
+        run = self._database.run
         run(f"CREATE TABLE IF NOT EXISTS {TOUCHED} (prompt_id PRIMARY KEY) WITHOUT ROWID")
         run(f"DELETE FROM {TOUCHED}")
         add = f"INSERT OR IGNORE INTO {TOUCHED}"
-        run(f"{add} SELECT prompt_id FROM samples WHERE id > ?", [self._sample])
-        run(f"{add} SELECT prompt_id FROM changes WHERE number > ?", [self._change])
-        max_age = self.rule.data.max_age
-        if max_age is not None:  # those that became too stale
-            start, end = self._version - max_age, version - max_age
-            sql = "SELECT prompt_id FROM samples WHERE run = ? AND version >= ? AND version < ?"
-            run(f"{add} {sql}", [encode_text(self.run), start, end])
-        if self.rule.data.max_uses is not None or "uses" in BY[self.rule.data.order]:
-            self.database.run_many(f"{add} VALUES (?)", [(prompt_id,) for prompt_id in self.drawn])
+        run(f"{add} SELECT prompt_id FROM samples WHERE id > ?", [seen.sample])
+        run(f"{add} SELECT prompt_id FROM changes WHERE number > ?", [seen.change])
+        # Those whose staleness came to be known, or too large; the other way round where the run went back.
+        low, high = sorted((seen.version, newest.version))
+        aged = f"{add} SELECT prompt_id FROM samples WHERE run = ? AND version > ? AND version <= ?"
+        for age in (0, (self._rule.data.max_age or 0) + 1):
+            run(aged, [encode_text(self._run), low - age, high - age])
 
     def _insert(self, condition: tuple[str, list[Any]], within: str = "") -> list[tuple[Any, ...]]:
         """Add the groups that may be drawn; returns the newest version of each where `within` is given."""
-        sql, args = queries.drawable(self.rule, self.run, condition, within=within)
-        row = f"prompt_id, used, newest, {self.name}_place(prompt_id, used) AS place"
-        insert = f"INSERT INTO temp.{self.name} SELECT * FROM (SELECT {row} FROM ({sql})) WHERE place >= 0"
-        return self.database.run(f"{insert} RETURNING newest" if within else insert, args)
+        sql, args = queries.drawable(self._rule, self._run, condition, within=within)
+        row = f"prompt_id, used, newest, place_{self._name}(prompt_id, used) AS place"
+        insert = f"INSERT INTO {self._table} SELECT * FROM (SELECT {row} FROM ({sql})) WHERE place >= 0"
+        return self._database.run(f"{insert} RETURNING newest" if within else insert, args)
 
     def _place(self, prompt_id: Any, uses: int) -> int:
         """Of a group in the table; below 0 for one that is held out."""
         name = decode_text(prompt_id)
-        if self.is_held_out(name):
+        if self._is_held_out(name):
             return -1
-        return place_of(Candidate(name, uses), self.rule, self.seed)
+        return place_of(Candidate(name, uses), self._rule, self._seed)
+
+
+def drop_orders(database: Database, numbers: Collection[int] | None = None, schema: str = "main") -> None:
+    """Remove orders; all of a store where none are named."""
+    if not _has_orders(database, schema):
+        return
+    if numbers is None:
+        numbers = [number for (number,) in database.run(f"SELECT number FROM {schema}.orders")]
+    for number in numbers:
+        database.run(f"DROP TABLE {schema}.order_{number}")
+        database.run(f"DELETE FROM {schema}.order_versions WHERE number = ?", [number])
+        database.run(f"DELETE FROM {schema}.orders WHERE number = ?", [number])
+
+
+def _has_orders(database: Database, schema: str) -> bool:
+    return bool(database.run(f"SELECT 1 FROM {schema}.sqlite_master WHERE name = 'orders'"))

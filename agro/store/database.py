@@ -10,7 +10,7 @@ import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -25,9 +25,10 @@ SCHEMA = 9
 # `reward` has no declared type: REAL would store -0.0 as 0. Each piece of an episode is a row. samples_draw
 # has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses
 # counts the steps in draws, requests can be read off samples and draws, reference_logp can be computed again.
-# changes lists the groups whose stored samples changed, the last ones alone, for connections that keep an
-# order of groups (agro.store.candidates). imports has the files, `options` as JSON, `name` empty where all of
-# the file was forgotten; identities the responses that other files may repeat, and where they come from.
+# changes lists the groups whose stored samples, or uses, changed, the last ones alone, for the orders of
+# groups (agro.store.candidates), whose tables are made when a run draws. imports has the files, `options` as
+# JSON, `name` empty where all of the file was forgotten; identities the responses that other files may
+# repeat, and where they come from.
 TABLES = """
 CREATE TABLE samples (
   id INTEGER PRIMARY KEY,
@@ -125,7 +126,7 @@ class Database:
     def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
         self.path = Path(path)
         self.timeout = timeout
-        self.rollbacks = 0  # transactions that were undone
+        self.read_only = read_only
         try:
             _check_path(self.path, read_only, create)
         except OSError as error:
@@ -139,7 +140,13 @@ class Database:
             raise
 
     def close(self) -> None:
+        """A reader makes the files of the write-ahead log, and only a writer's connection removes them."""
         self._connection.close()
+        wal = self.path.with_name(f"{self.path.name}-wal")
+        if wal.exists() and wal.stat().st_size == 0 and _allowed(self.path, os.W_OK):
+            with suppress(sqlite3.Error, OSError), closing(self._connect("rw")) as connection:
+                connection.execute("PRAGMA busy_timeout = 0")
+                connection.execute("PRAGMA application_id").fetchone()
 
     def __enter__(self) -> Self:
         return self
@@ -148,20 +155,25 @@ class Database:
         self.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
         """What is written inside is stored completely, and durably, or not at all. Inner ones join the
-        outer."""
+        outer. `durable`: False for what can be made again; it is on the disk with the next other write."""
         if self._connection.in_transaction:
             yield
             return
-        self.run("BEGIN IMMEDIATE")
+        [(synchronous,)] = [(None,)] if durable else self.run("PRAGMA synchronous")
+        if synchronous:
+            self.run("PRAGMA synchronous = NORMAL")
         try:
+            self.run("BEGIN IMMEDIATE")
             yield
             self.run("COMMIT")
         except BaseException:
             self._connection.rollback()
-            self.rollbacks += 1
             raise
+        finally:
+            if synchronous:
+                self.run(f"PRAGMA synchronous = {synchronous}")
 
     @property
     def in_transaction(self) -> bool:
@@ -174,7 +186,6 @@ class Database:
         try:
             yield
         except BaseException:
-            self.rollbacks += 1
             if self.in_transaction:  # SQLite undoes all of it where the disk is full
                 self.run("ROLLBACK TO part")
                 self.run("RELEASE part")
@@ -186,17 +197,22 @@ class Database:
         self._connection.create_function(name, -1, function, deterministic=True)
 
     @contextmanager
-    def erasing(self) -> Iterator[None]:
-        """Without a write-ahead log, which SQLite allows to the only connection, and overwriting what is
-        deleted. Raises `Refused` where another process has the store open."""
-        self.run("PRAGMA secure_delete = ON")
+    def alone(self) -> Iterator[None]:
+        """Without a write-ahead log, which SQLite allows to the only connection. Raises `Refused` where
+        another process has the store open."""
         self._end_log()
         try:
             yield
-            self.run("VACUUM")
         finally:
             self._begin_log()
-        self.rollbacks += 1  # so that this connection makes its orders of groups anew
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Alone, and overwriting what is deleted."""
+        self.run("PRAGMA secure_delete = ON")
+        with self.alone():
+            yield
+            self.run("VACUUM")
 
     def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.store import queries
-from agro.store.candidates import Candidates, PlacedGroup
+from agro.store.candidates import Candidates, PlacedGroup, drop_orders
 from agro.store.draw_rules import (
     At,
     Candidate,
@@ -32,7 +32,6 @@ from agro.store.split import Split
 from agro.store.tables import Tables
 from agro.types import UNKNOWN_VERSION, Sample
 
-KEPT_ORDERS = 8  # rules whose groups are kept in order
 ASKED = 1000  # groups in one query
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 
@@ -102,7 +101,6 @@ class Draws(DrawReader):
         self._tables, self._database, self._experience = tables, tables.database, experience
         self._split = split
         self._orders: dict[str, Candidates] = {}  # by rule and run
-        self._orders_made = 0
 
     def pick(
         self,
@@ -171,7 +169,7 @@ class Draws(DrawReader):
             for group, uses, latest in self._database.run(queries.USES_OF, [name, json.dumps(ids)]):
                 counts.append((name, encode_text(decode_text(group)), uses + (latest != step), step))
             self._tables.put("group_uses", counts)
-            self._note_uses(run, [group for _, group, _, _ in counts])
+            self._tables.note_groups(group for _, group, _, _ in counts)
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
         """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice.
@@ -216,32 +214,28 @@ class Draws(DrawReader):
         """Count what `run` used of each group anew, from its draws."""
         name = encode_text(run)
         with self._database.transaction():
-            self._database.run("DELETE FROM group_uses WHERE run = ?", [name])
-            counts = self._database.run(queries.COUNTED_USES, [name])
-            self._tables.put(
-                "group_uses", [(name, encode_text(decode_text(group)), *uses) for group, *uses in counts]
+            rows = self._database.run(
+                "DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [name]
             )
-            self._note_uses(run, None)
+            before = dict(rows)
+            counts = self._database.run(queries.COUNTED_USES, [name])
+            self._tables.put("group_uses", [(name, *uses) for uses in counts])
+            after = {group: uses for group, uses, _ in counts}
+            changed = [group for group in before | after if before.get(group) != after.get(group)]
+            self._tables.note_groups(changed)
 
-    def _note_uses(self, run: str, groups: Sequence[Any] | None) -> None:
-        """The uses of these groups by `run` changed; None: of any."""
-        for candidates in self._orders.values():
-            if groups is None:
-                candidates.forget()
-            elif candidates.run == run:
-                candidates.drawn.update(groups)
+    def forget_orders(self) -> None:
+        """Remove the orders of groups, which name prompts."""
+        drop_orders(self._database)
 
     def _ordered(self, rule: DrawRule, at: At) -> Candidates:
-        """The same groups in a table that is kept from draw to draw, up to date."""
+        """The same groups, in an order that is kept from draw to draw, up to date."""
         self._tables.check_once("structure", "group_uses")
         key = repr((at.run, at.seed, rule.min_group, rule.scored_only, rule.pairs, rule.ties, rule.data))
         if key not in self._orders:
-            if len(self._orders) == KEPT_ORDERS:
-                self._orders.pop(next(iter(self._orders))).drop()
-            self._orders_made += 1
+            split = self._split.name_of(rule.data, at.run)
             is_held_out = self._split.held_out(rule.data, at.run)
-            name = f"candidates_{self._orders_made}"
-            self._orders[key] = Candidates(self._database, name, rule, at, is_held_out)
+            self._orders[key] = Candidates(self._database, rule, at, is_held_out, split)
         candidates = self._orders[key]
         candidates.update(at, lambda: self._fits(rule, at.run, at.version))
         return candidates
@@ -257,8 +251,10 @@ class Draws(DrawReader):
             else:
                 chosen = self._choose_all(picks, at, made, joining)
                 self.record(at.run, at.step, chosen)
+                for picked in picks:  # here, so that the next pick writes nothing
+                    self._ordered(picked.rule, at)
             ids = list(chosen)
-            valid = {s.id: s for s in self._experience.samples(ids=ids, redone=True, skip_damaged=True)}
+            valid = self._tables.valid_samples(ids)
             others = self._database.run(queries.OF_OTHER_RUNS, [encode_text(at.run), json.dumps(ids)])
             rules = [picked.rule for picked in picks]
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
@@ -271,7 +267,7 @@ class Draws(DrawReader):
     def look(self, picked: Selection, at: At) -> list[Sample]:
         """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
         ids = list(self._choose(picked, at, frozenset()))
-        valid = {s.id: s for s in self._experience.samples(ids=ids, skip_damaged=True)}
+        valid = self._tables.valid_samples(ids)
         return [valid[i] for i in ids if i in valid]
 
     def recorded_groups(self, at: At) -> list[str]:

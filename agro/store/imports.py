@@ -165,7 +165,8 @@ class Imports:
             for run in runs:
                 self._draws.recount_uses(run)
             self._forget_names()
-            self._database.run("DELETE FROM changes")  # which name prompts; no other connection reads them
+            self._database.run("DELETE FROM changes")  # which name prompts
+            self._draws.forget_orders()
 
     def _reopen_requests(self, ids: list[int]) -> None:
         """Let collectors sample again what the run hasn't committed."""

@@ -124,6 +124,9 @@ class Ledger:
             later = "run = ?1 AND step IS NOT NULL AND (?2 IS NULL OR step > ?2)"
             requests = self._tables.entries("requests", later, [name, last_step])
             self._tables.put("requests", [(*request, None) for *request, _ in requests])
+            waiting = "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?))"
+            numbers = json.dumps([number for _, number, *_ in requests])
+            again = self._database.run(waiting, [encode_text(ledger_of(run)), numbers])
             self._draws.recount_uses(run)
             samples = self._database.run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
@@ -131,7 +134,7 @@ class Ledger:
                 "AND (?3 IS NULL OR step > ?3) RETURNING id",
                 [name, target.cursor if target else 0, step],
             )
-            self._tables.note_changes(i for (i,) in samples)
+            self._tables.note_changes(i for (i,) in [*samples, *again])
         return Rewind(len(draws), len(samples))
 
     def follow(self, run: str, step: int | None, target: Commit | None) -> Rewind:

@@ -166,6 +166,16 @@ class Damage:
         return "; ".join(lines) or "intact"
 
 
+class LedgerSample(NamedTuple):
+    """What is known of a response to a request without reading it."""
+
+    number: int  # of the request
+    id: int
+    version: int  # the oldest of its tokens; -1: unknown
+    has_reward: bool
+    actions: int  # tokens that were sampled; 0 where they aren't known
+
+
 class DamagedSample(NamedTuple):
     """A drawn row that isn't as it was written."""
 

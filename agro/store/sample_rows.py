@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.errors import Refused
-from agro.io.strictjson import dumps, loads
+from agro.io.strictjson import dumps, loads, loads_own
 from agro.types import UNKNOWN_VERSION, Sample, Text
 
 # The format of the bytes under a checksum, the same in all versions of Python 3 (a test pins it); later ones
@@ -76,6 +76,10 @@ _BLOBS = (
 )
 _TEXT = (str, bytes, NoneType)
 _TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "tokenizer", "sampling", "meta")
+# Columns that are the sample's field of that name.
+_SAME = (
+    *("id", "prompt", "response", "reward", "prompt_id", "episode", "tokenizer", "version", "role", "source"),
+)
 _TYPES: dict[str, tuple[type, ...]] = (
     dict.fromkeys(_INTEGERS, (int,))
     | dict.fromkeys(("step", "record"), (int, NoneType))
@@ -265,25 +269,20 @@ def prompt_columns(prompt: Text, prefix: str) -> tuple[Any, Any]:
 
 
 def from_row(row: tuple[Any, ...]) -> Sample:
+    """The sample of a row whose checksum is right, so that it was one when it was written."""
     r = dict(zip(SAMPLE, row))
     for name in _TEXTS:
         if type(r[name]) is bytes:
             r[name] = decode_text(r[name])
-    fields = {
-        "prompt": loads(r["messages"]) if r["prompt"] is None else r["prompt"],
-        "response": r["response"],
-        "reward": r["reward"],
-        "prompt_id": r["prompt_id"],
-        "episode": r["episode"],
-        "tokenizer": r["tokenizer"],
-        "sampling": None if r["sampling"] is None else loads(r["sampling"]),
-        "context_tokens": _unblob(r["context_tokens"], "<i4"),
-        "version": r["version"],
-        "role": r["role"],
-        "source": r["source"],
-        "meta": {} if r["meta"] == "{}" else loads(r["meta"]),
-        "id": r["id"],
-    }
+    fields = {name: r[name] for name in _SAME}
+    if r["prompt"] is None:
+        fields["prompt"] = loads_own(r["messages"])
+    if r["sampling"] is not None:
+        fields["sampling"] = loads_own(r["sampling"])
+    if r["meta"] != "{}":
+        fields["meta"] = loads_own(r["meta"])
+    if r["context_tokens"] is not None:
+        fields["context_tokens"] = np.frombuffer(r["context_tokens"], "<i4")
     if r["knows_tokens"]:  # a value for each token, also the version where they differ
         T = len(r["tokens"]) // 4
         fields |= {
@@ -296,7 +295,7 @@ def from_row(row: tuple[Any, ...]) -> Sample:
             "token_reward": _unblob(r["token_reward"], "<f4"),
             "version": r["version"] if r["versions"] is None else _unblob(r["versions"], "<i4"),
         }
-    return Sample.of(fields)
+    return Sample.of(fields, checked=True)
 
 
 def encode_text(text: Any) -> Any:

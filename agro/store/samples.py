@@ -17,7 +17,7 @@ from agro.store import queries
 from agro.store.database import Database
 from agro.store.paging import PAGE_ENTRIES, PAGE_ROWS, Page, read_pages
 from agro.store.queries import Filter
-from agro.store.records import Damage, OtherPrompt, Pair
+from agro.store.records import Damage, LedgerSample, OtherPrompt, Pair
 from agro.store.sample_rows import (
     INSERT,
     PROMPT,
@@ -143,7 +143,7 @@ class SampleReader:
     pairs_between: Callable[[list[int]], list[Pair]]
     last_id: Callable[[], int]
     check_ids: Callable[[list[int]], None]
-    numbered_in_ledger: Callable[[str, Sequence[int]], list[list[int]]]
+    in_ledger: Callable[[str, Sequence[int]], list[LedgerSample]]
 
     def samples(
         self,
@@ -183,7 +183,7 @@ class SampleReader:
 
     def find_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[int]:
         """Ids of the samples that are stored under these numbers of a ledger, by number."""
-        return [i for _, i in self.numbered_in_ledger(ledger, numbers)]
+        return [sample.id for sample in self.in_ledger(ledger, numbers)]
 
 
 class Experience(SampleReader):
@@ -328,14 +328,17 @@ class Experience(SampleReader):
         )
         return [i for (i,) in rows]
 
-    def numbered_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[list[int]]:
-        """As `find_in_ledger` has them, each with its number before it."""
+    def in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[LedgerSample]:
+        """The samples that are stored under these numbers of a ledger, by number."""
         rows = self._database.run(
-            "SELECT record, id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?)) "
-            "ORDER BY record, id",
+            "SELECT record, id, version, reward IS NOT NULL, ifnull(action, x'') FROM samples "
+            "WHERE file = ? AND record IN (SELECT value FROM json_each(?)) ORDER BY record, id",
             [encode_text(ledger), json.dumps(list(numbers))],
         )
-        return list(map(list, rows))
+        return [
+            LedgerSample(number, i, version, bool(has_reward), int.from_bytes(action, "big").bit_count())
+            for number, i, version, has_reward, action in rows
+        ]
 
     def set_aside(self, ledger: str, numbers: Sequence[int]) -> None:
         """Mark the samples under these numbers of a ledger as redone, and let others take their places."""
@@ -397,7 +400,7 @@ class Experience(SampleReader):
                     meta = dict(loads(decode_text(previous[-1])))
                 except (TypeError, ValueError):
                     raise self._tables.refusal(Damage(samples=[i])) from None
-                for earlier in ("reward_error", "reward_parts", "reward_details"):
+                for earlier in ("reward_error", "reward_parts", "reward_details", "token_rewards"):
                     meta.pop(earlier, None)
                 current = scored_columns(i, reward, {**meta, **entries})
                 stored[i] = (*current, replace_reward(total, i, previous, current))

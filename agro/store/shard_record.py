@@ -84,8 +84,16 @@ class ShardRecord:
         )
         return list(json.loads(rows[0][0])) if rows else []
 
-    def keep_plan(self, run: str, step: int, groups: Sequence[str], made: Sequence[int]) -> None:
-        """Note what a run is about to draw. It counts once a shard has recorded a part of it."""
+    def agree(self, run: str, step: int, groups: Sequence[str], made: Sequence[int]) -> list[list[Any]]:
+        """Note what a run is about to draw, unless it noted that before; returns `plan`.
+
+        It counts once a shard has recorded a part of it."""
         row = [encode_text(run), step, json.dumps([list(groups), list(made)])]
         with self._database.transaction():
-            self._database.run("INSERT OR REPLACE INTO plans VALUES (?, ?, ?)", row)
+            self._database.run("INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", row)
+            return self.plan(run, step)
+
+    def drop_plan(self, run: str, step: int) -> None:
+        """Forget one that didn't come to count."""
+        with self._database.transaction():
+            self._database.run("DELETE FROM plans WHERE run = ? AND step = ?", [encode_text(run), step])

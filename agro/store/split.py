@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 from agro.config import DataConfig
@@ -70,13 +71,25 @@ class Split:
         Near-copies are those that the run keeps (`clusters` where it isn't named), or else those of the store
         as it is when this is first asked.
         """
-        share = data.hold_out
-        if not share or data.hold_out_most is not None:
-            return lambda prompt_id: False
-        clusters = self._of_runs.of(run) if run else self.clusters
+        clusters = self._clusters(data, run)
         if clusters is None:
-            clusters = self.near_copies(data.near_copies)
-        return lambda prompt_id: is_held_out(clusters.get(prompt_id, prompt_id), share)
+            return lambda prompt_id: False
+        return lambda prompt_id: is_held_out(clusters.get(prompt_id, prompt_id), data.hold_out)
+
+    def name_of(self, data: DataConfig, run: str) -> str:
+        """Of what `held_out` returns: another one where it holds out other prompts."""
+        clusters = self._clusters(data, run)
+        if clusters is None:
+            return ""
+        content = json.dumps([data.hold_out, sorted(clusters.items())])
+        return blake2b(content.encode(), digest_size=8).hexdigest()
+
+    def _clusters(self, data: DataConfig, run: str) -> Clusters | None:
+        """None where nothing is held out."""
+        if not data.hold_out or data.hold_out_most is not None:
+            return None
+        clusters = self._of_runs.of(run) if run else self.clusters
+        return self.near_copies(data.near_copies) if clusters is None else clusters
 
     def near_copies(self, limit: float) -> Clusters:
         """Those of the store; `limit`: data.near_copies."""

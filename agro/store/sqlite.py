@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from agro.errors import AgroWarning
+from agro.errors import AgroWarning, Refused
 from agro.store.database import Database
 from agro.store.draw_rules import At, DrawRule
 from agro.store.export import write_samples
@@ -56,6 +56,7 @@ class Store:
         self.imports = parts.imports
         self.tables = parts.tables
         self.leases = parts.leases
+        self._shard = parts.shard
 
     @classmethod
     def open(
@@ -82,6 +83,15 @@ class Store:
         if url is None:
             return cls(parts_of_file(Path(location), read_only=read_only, create=create, timeout=timeout))
         return cls(parts_of_owner(url, read_only=read_only, timeout=timeout))
+
+    def require_all(self) -> None:
+        """Raise `Refused` where this is one of several stores alone, so that samples are missing."""
+        place = None if isinstance(self.path, Shards) else self._shard.place()
+        if place is not None:
+            raise Refused(
+                f"{self.path}: is store {place[0] + 1} of {place[1]}: expected all of them. What to do: agro "
+                "store merge makes one of them; agro check takes all, in order"
+            )
 
     @property
     def _database(self) -> Database:

@@ -12,7 +12,7 @@ from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
 from agro.store.sample_rows import SELECT, checksum, from_row, insert_into, is_valid, is_valid_sample
 
-CHANGES = 100_000  # of groups, that connections can still read
+CHANGES = 100_000  # of groups, that orders can still read
 
 
 class Tables:
@@ -79,6 +79,11 @@ class Tables:
         sql = f"{SELECT} WHERE ({clause}) AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE_ROWS}"
         return self.database.page(sql, [*args, cursor, until], rows=PAGE_ROWS)
 
+    def valid_samples(self, ids: Sequence[int]) -> dict[int, Any]:
+        """The samples of these ids, redone ones too; damaged ones are left out."""
+        rows = self.database.run(f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)])
+        return {row[0]: self.read_sample(row) for row in rows if is_valid_sample(row)}
+
     def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows of one of `LEDGERS`, without their checksums.
 
@@ -110,7 +115,12 @@ class Tables:
     def note_changes(self, ids: Iterable[int]) -> None:
         """Record that what groups may be drawn of these samples' changed. The last records are kept."""
         groups = "SELECT DISTINCT prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))"
-        self.database.run(f"INSERT INTO changes (prompt_id) {groups}", [json.dumps(list(ids))])
+        self.note_groups(group for (group,) in self.database.run(groups, [json.dumps(list(ids))]))
+
+    def note_groups(self, prompt_ids: Iterable[Any]) -> None:
+        """The same of groups, by prompt ids as they are stored."""
+        rows = [(prompt_id,) for prompt_id in prompt_ids]
+        self.database.run_many("INSERT INTO changes (prompt_id) VALUES (?)", rows)
         self.database.run(
             "DELETE FROM changes WHERE number <= (SELECT max(number) FROM changes) - ?", [CHANGES]
         )

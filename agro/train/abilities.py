@@ -1,14 +1,12 @@
 """What sources can do beyond their protocol, and the settings that need it.
 
-Each class declares it in `can`, as engines do (`agro.rollout.engines.capabilities`): a new one begins with
-nothing. Settings that need what isn't declared are refused before anything is computed.
+`SOURCES` declares it, as `ENGINES` does (`agro.rollout.engines.capabilities`): a new one begins with nothing.
+Settings that need what isn't declared are refused before anything is computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from importlib import import_module
 from typing import Literal
 
 from agro.config import RunConfig, SourceConfig
@@ -25,20 +23,19 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
     "shares_engine": "samples in the trainer's process, whose engine monitors can use too",
 }
 
-SOURCES = {
-    "inline": ("agro.train.source", "InlineSource"),
-    "lagging": ("agro.train.lagging", "LaggingSource"),
-    "props": ("agro.train.proposing", "PropsSource"),
-    "elsewhere": ("agro.train.elsewhere", "CollectorSource"),
-}  # by source.kind; lagging: inline with source.sync_every or sync_from; props: inline with source.props
+# By source.kind; lagging: inline with source.sync_every or sync_from; props: inline with source.props.
+SOURCES: dict[str, frozenset[SourceCapability]] = {
+    "inline": frozenset(SOURCE_CAPABILITIES),
+    "lagging": frozenset(SOURCE_CAPABILITIES) - {"samples_current_weights"},
+    "props": frozenset(SOURCE_CAPABILITIES) - {"samples_current_weights"},
+    "elsewhere": frozenset(),
+}
 
 
 def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
     """What the source that the configuration names can do."""
     kind: str = "lagging" if lags(source) else source.kind
-    module, name = SOURCES[kind if source.props is None else "props"]
-    can: frozenset[SourceCapability] = getattr(import_module(module), name).can
-    return can
+    return SOURCES[kind if source.props is None else "props"]
 
 
 def lags(source: SourceConfig) -> bool:
@@ -46,34 +43,17 @@ def lags(source: SourceConfig) -> bool:
     return source.kind == "inline" and max(source.sync_every, source.sync_from) > 1
 
 
-UNSET = (None, False, 0, ())
-
-
-@dataclass(frozen=True)
-class SourceRequirement:
-    """A setting that needs a capability, unless its value is one of `UNSET`."""
-
-    setting: str
-    needs: SourceCapability
-    way_out: str
-
-
-SOURCE_REQUIREMENTS = (
-    SourceRequirement("data.complete_groups", "samples_chosen_prompts", "remove it"),
-    SourceRequirement("again.by", "samples_chosen_prompts", "remove [again]"),
-    SourceRequirement("search.by", "samples_chosen_prompts", "remove [search]"),
-)
+ON_CHOSEN_PROMPTS = {"data.complete_groups": "it", "again.by": "[again]", "search.by": "[search]"}
 
 
 def check_source(config: RunConfig, can: Collection[SourceCapability], prefix: str = "") -> None:
     """Raise `Refused` for a setting that needs what the source of `source.kind` can't do."""
-    kind = config.source.kind
-    for requirement in SOURCE_REQUIREMENTS:
-        section, key = requirement.setting.split(".")
+    for setting, name in ON_CHOSEN_PROMPTS.items():
+        section, key = setting.split(".")
         value = getattr(getattr(config, section), key, None)
-        if requirement.needs not in can and value not in UNSET:
+        if "samples_chosen_prompts" not in can and value is not None:
             raise Refused(
-                f"{prefix}{requirement.setting} = {value} needs a source that "
-                f'{SOURCE_CAPABILITIES[requirement.needs]}, but source.kind is "{kind}". What to do: '
-                f'{requirement.way_out}, or use source.kind = "inline"'
+                f"{prefix}{setting} = {value} needs a source that "
+                f"{SOURCE_CAPABILITIES['samples_chosen_prompts']}, but source.kind is "
+                f'"{config.source.kind}". What to do: remove {name}, or use source.kind = "inline"'
             )

@@ -67,19 +67,20 @@ class AskingAgainSource:
 
     can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
 
-    def __init__(
-        self,
-        first: Source,
-        second: StoredTeachers | SecondSampling,
-        again: AgainConfig,
-        prompts: Sequence[Prompt],
-        store: Store,
-        seed: int,
-    ) -> None:
-        """`prompts`: as they are asked a second time. Raises `Refused` where one lacks a column."""
-        self.first, self.second, self.again, self.store, self.seed = first, second, again, store, seed
+    def __init__(self, first: Source, inline: InlineSource, prompts: Sequence[Prompt]) -> None:
+        """`first`: of the first responses; `inline`: one in this process, from which that of another model is
+        made; `prompts`: with all of their columns. Raises `Refused` where one lacks a column."""
+        config, again = inline.config, inline.config.again
+        assert again is not None
+        self.first, self.again, self.store, self.seed = first, again, inline.store, config.train.seed
         self.prompts = {prompt.id: as_asked(prompt, again) for prompt in prompts}
         self.learner: Learner | None = None
+        self.second: StoredTeachers | SecondSampling
+        if again.by == "store":
+            self.second = StoredTeachers(self.store, again.right)
+        else:
+            asked = replace(inline, rollout=_of_model(config, again)) if again.model else first
+            self.second = SecondSampling(asked, self.store, again.n or config.sampler.n)
 
     def publish(self, learner: Learner) -> None:
         self.first.publish(learner)
@@ -157,26 +158,6 @@ class AskingAgainSource:
             return responses, [0.0] * len(responses)
         assert self.learner is not None, "weights are published before a step"
         return comprehended(self.learner, prompt, responses, str(prompt.columns[self.again.answer]))
-
-
-def asking_again(source: Source, inline: InlineSource, prompts: Sequence[Prompt]) -> AskingAgainSource:
-    """The source that [again] asks for.
-
-    Args:
-        source: of the first responses.
-        inline: a source in this process, from which that of another model is made.
-        prompts: with all of their columns.
-    """
-    config, store = inline.config, inline.store
-    again = config.again
-    assert again is not None
-    second: StoredTeachers | SecondSampling
-    if again.by == "store":
-        second = StoredTeachers(store, again.right)
-    else:
-        asked = replace(inline, rollout=_of_model(config, again)) if again.model else source
-        second = SecondSampling(asked, store, again.n or config.sampler.n)
-    return AskingAgainSource(source, second, again, prompts, store, config.train.seed)
 
 
 def _of_model(config: RunConfig, again: AgainConfig) -> Rollout:

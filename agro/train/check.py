@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP
 from agro.rollout.engines.capabilities import capabilities, check_section
 from agro.train.abilities import check_source, lags, source_capabilities
-from agro.train.asking_again import check_again
 from agro.train.check_objective import check_followed, check_phase
 from agro.train.phases import Phase
-from agro.train.searching import check_search
 from agro.types import ROLES
 
 
@@ -38,11 +36,17 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         _check_engine(phase.config, prefix)
         check_phase(phase, prefix)
         if phase.config.again is not None:
+            from agro.train.asking_again import check_again  # here: it imports models
+
             check_again(phase, prefix)
         if phase.config.search is not None:
+            from agro.train.searching import check_search  # here: it imports models
+
             check_search(phase, prefix)
         if phase.config.source.props or phase.config.sampler.draft_every:
             _check_second(phase.config, prefix)
+        if phase.config.reward.functions and phase.config.reward.whiten != "none":
+            _check_whitened(phase.config, prefix)
         if phase.config.reward.learned or phase.config.reward.flow:
             _check_learned(phase.config, prefix)
     _check_used(config, phases)
@@ -288,9 +292,14 @@ def _check_second(config: RunConfig, prefix: str) -> None:
         "[policy.lora] is set: all weights of the copy are trained": props and config.policy.lora is not None,
         "[again] or [search] is set": config.again is not None or config.search is not None,
     }
+    _refuse_any(f"{prefix}{name}", problems)
+
+
+def _refuse_any(name: str, problems: Mapping[str, object]) -> None:
+    """Refuse the first of the problems that is there."""
     for problem, is_there in problems.items():
         if is_there:
-            raise Refused(f"{prefix}{name}: {problem}. What to do: change one of the two")
+            raise Refused(f"{name}: {problem}. What to do: change one of the two")
 
 
 def _check_learned(config: RunConfig, prefix: str) -> None:
@@ -307,9 +316,18 @@ def _check_learned(config: RunConfig, prefix: str) -> None:
         "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
         "data.replay = 1: fresh responses get it": not config.data.samples_fresh,
     }
-    for problem, is_there in problems.items():
-        if is_there:
-            raise Refused(f"{prefix}{name}: {problem}. What to do: change one of the two")
+    _refuse_any(f"{prefix}{name}", problems)
+
+
+def _check_whitened(config: RunConfig, prefix: str) -> None:
+    """Whitened parts make the reward anew, from the values that scoring recorded."""
+    others = {"reward.learned": config.reward.learned, "data.reward_scale": config.data.reward_scale}
+    for name, value in others.items():
+        if value:
+            raise Refused(
+                f"{prefix}reward.whiten = {config.reward.whiten} makes the reward of its recorded "
+                f"parts, and {name} would be lost. What to do: remove one of the two"
+            )
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:

@@ -18,17 +18,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agro.config import RunConfig
+from agro.config import RewardPart, RunConfig
 from agro.errors import Refused
 from agro.objectives.needs import BEHAVIOR_LOGP, OLD_LOGP
 from agro.rollout.engines.capabilities import capabilities
 from agro.store import Pair, Store
-from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.types import Batch, KeptSets, Sample, Text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from agro.train.learner import Learner
 
 
 def collate(
@@ -79,6 +80,19 @@ def collate(
     return batch.replace(kept=KeptSets.of([kept_sets(s) for s in samples], mask))
 
 
+def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequence[RewardPart]) -> Batch:
+    """The batch of `samples` with `extra["reward_parts"]` and `extra["part_weights"]`, [B,K] of the K
+    functions with a weight; NaN: unknown."""
+    weights = {part.label or part.name: part.weight for part in functions if part.weight}
+    recorded = [sample.meta.get("reward_parts") or {} for sample in samples]
+    known = [[of.get(name) for name in weights] for of in recorded]
+    parts = [[math.nan if value is None else float(value) for value in row] for row in known]
+    columns = {"reward_parts": parts, "part_weights": [list(weights.values())] * len(samples)}
+    device = batch.mask.device
+    added = {name: torch.tensor(value, dtype=torch.float64, device=device) for name, value in columns.items()}
+    return batch.replace(extra={**batch.extra, **added})
+
+
 def kept_sets(sample: Sample) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
     """`kept` and `kept_count`, where they were recorded."""
     if sample.kept is None or sample.kept_count is None:
@@ -97,7 +111,7 @@ def total_reward(sample: Sample) -> float:
     """Of the response and of its tokens; NaN where neither is known."""
     if sample.token_reward is None:
         return math.nan if sample.reward is None else sample.reward
-    token_rewards = sample.token_reward[~torch.as_tensor(sample.token_reward.copy()).isnan().numpy()]
+    token_rewards = sample.token_reward[~np.isnan(sample.token_reward)]
     if sample.reward is None and not len(token_rewards):
         return math.nan
     return (sample.reward or 0.0) + float(token_rewards.sum(dtype="float64"))

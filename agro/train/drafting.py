@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 from agro.io.files import complete_folder
 from agro.objectives import get
 from agro.rollout import CollectResult
-from agro.rollout.engines.hf import HF
 from agro.runs.folder import Run
 from agro.train.abilities import SourceCapability
 from agro.train.collate import collate
-from agro.train.copies import Copies
+from agro.train.lagging import Copies
 from agro.train.learner import Learner, Local
 from agro.train.monitors import Monitor
 from agro.train.source import FillRequest, InlineSource
@@ -40,6 +39,8 @@ class DraftSource(Monitor):
     def __init__(self, sampler: InlineSource, folder: Run, say: Callable[[str], None]) -> None:
         config, engine = sampler.config, sampler.rollout.engine
         assert config.sampler.draft is not None
+        from agro.rollout.engines.hf import HF
+
         assert isinstance(engine, HF), "settings of a draft are refused for other engines"
         self.sampler, self.config = sampler, config
         self.learner = Local(engine.draft(config.sampler.draft), None, say)

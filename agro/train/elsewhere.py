@@ -1,4 +1,4 @@
-"""Sampling in other processes, the trainer's side. The other one is `agro.train.collector`.
+"""Sampling in other processes, the trainer's side. The other one is `agro.place.collector`.
 
 The trainer publishes its weights after each step (`agro.train.publications`). A collector loads them, claims
 prompts in the store, samples, scores, and marks the prompts done, so that sampling and training overlap.
@@ -14,7 +14,6 @@ are too stale are made again, under their numbers.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import replace
 from typing import ClassVar
 
@@ -22,13 +21,13 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.rollout import Activity, CollectResult
 from agro.store import Store
+from agro.store.records import LedgerSample
 from agro.store.sample_rows import ledger_of
-from agro.train.abilities import SourceCapability
+from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 from agro.train.source import FillRequest
-from agro.types import Sample
 
 POLL_SECONDS = 0.1
 
@@ -42,7 +41,7 @@ def ahead(config: RunConfig) -> int:
 class CollectorSource:
     """Waits until collectors have added the fresh groups of a step."""
 
-    can: ClassVar[frozenset[SourceCapability]] = frozenset()
+    can: ClassVar[frozenset[SourceCapability]] = SOURCES["elsewhere"]
 
     def __init__(
         self,
@@ -64,14 +63,13 @@ class CollectorSource:
     def fill(self, wanted: FillRequest) -> CollectResult:
         if not wanted.groups:
             return CollectResult()
-        numbers, skipped = self._wait(wanted.groups)
-        samples = self._samples(numbers)
+        numbers, samples, skipped = self._wait(wanted.groups)
         self.store.requests.take(self.run, wanted.step, numbers)
         self.step = wanted.step
-        tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
-        failed = sum(s.reward is None for s in samples)
-        ids = self.store.experience.find_in_ledger(ledger_of(self.run), numbers)
-        return CollectResult(tuple(ids), failed, tokens, too_stale=skipped, failed_requests=None)
+        failed = sum(not sample.has_reward for sample in samples)
+        tokens = sum(sample.actions for sample in samples)
+        ids = tuple(sample.id for sample in samples)
+        return CollectResult(ids, failed, tokens, too_stale=skipped, failed_requests=None)
 
     def publish(self, learner: Learner) -> None:
         """Publish weights, unless collectors are to keep those before (`source.sync_every`), and the step."""
@@ -84,54 +82,42 @@ class CollectorSource:
         self.publications.publish(weights, learner.publish)
         self.publications.report(replace(self.process, version=self.version, step=self.step))
 
-    def _wait(self, groups: int) -> tuple[list[int], int]:
-        """The requests to train on, once there are so many, and how many responses were too stale."""
+    def _wait(self, groups: int) -> tuple[list[int], list[LedgerSample], int]:
+        """So many requests and their responses, once these are there, and how many others were too stale.
+
+        Those too stale are sampled again, with newer weights, so that what was lost with a killed trainer
+        changes neither the prompts nor their order.
+        """
         seconds = self.config.source.wait_seconds
         deadline = time.monotonic() + seconds
-        numbers: list[int] = []
+        samples: list[LedgerSample] = []
+        valid = set[int]()  # numbers of requests
         skipped = 0
-        while len(numbers) < groups:
-            previous = len(numbers)
-            numbers, stale = self._valid(self.store.requests.ready(self.run, groups))
-            skipped += stale
-            if len(numbers) > previous or stale:
+        while len(valid) < groups:
+            numbers = self.store.requests.ready(self.run, groups)
+            if not valid.issuperset(numbers):
                 deadline = time.monotonic() + seconds
-            self.activity.stage("waiting for samples", len(numbers), groups)
+                samples = self.store.experience.in_ledger(ledger_of(self.run), numbers)
+                stale = [sample.number for sample in samples if self._is_stale(sample)]
+                skipped += sum(sample.number in stale for sample in samples)
+                samples = [sample for sample in samples if sample.number not in stale]
+                valid = set(numbers) - set(stale)
+                if stale:
+                    self.store.requests.reopen(self.run, sorted(set(stale)))
+            self.activity.stage("waiting for samples", len(valid), groups)
             self.activity.check()
-            if len(numbers) < groups and time.monotonic() > deadline:
+            if len(valid) < groups and time.monotonic() > deadline:
                 raise Refused(
                     f"source.wait_seconds: waited {seconds:g} s for {groups} prompts with "
-                    f"{self.config.sampler.n} scored responses each, got {len(numbers)}. What to do: start a "
+                    f"{self.config.sampler.n} scored responses each, got {len(valid)}. What to do: start a "
                     f"collector (agro collect {self.publications}), or find out why the running ones make "
                     "no progress; then continue with --resume"
                 )
-            if len(numbers) < groups:
+            if len(valid) < groups:
                 time.sleep(POLL_SECONDS)
-        return numbers, skipped
+        return sorted(valid), samples, skipped
 
-    def _valid(self, numbers: list[int]) -> tuple[list[int], int]:
-        """The requests at most `data.max_age` optimizer steps behind.
-
-        The others are sampled again, with newer weights, so that what was lost with a killed trainer changes
-        neither the prompts nor their order; their responses are counted.
-        """
+    def _is_stale(self, sample: LedgerSample) -> bool:
+        """Whether its version is more than `data.max_age` optimizer steps behind."""
         max_age = self.config.data.max_age
-        if max_age is None:
-            return numbers, 0
-        valid, stale, responses = [], [], 0
-        for number in numbers:
-            samples = self._samples([number])
-            oldest = min((s.oldest_version for s in samples), default=self.version)
-            if self.version - oldest > max_age:
-                stale.append(number)
-                responses += len(samples)
-            else:
-                valid.append(number)
-        if stale:
-            self.store.requests.reopen(self.run, stale)
-        return valid, responses
-
-    def _samples(self, numbers: Collection[int]) -> list[Sample]:
-        """What the requests brought; damaged samples are for the draw to report."""
-        ids = self.store.experience.find_in_ledger(ledger_of(self.run), list(numbers))
-        return list(self.store.samples(ids=ids, skip_damaged=True))
+        return max_age is not None and self.version - sample.version > max_age

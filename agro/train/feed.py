@@ -15,11 +15,21 @@ import torch
 from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.objectives import least_responses
-from agro.objectives.needs import BEHAVIOR_LOGP, REWARD, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, REWARD, REWARD_PARTS, Need
 from agro.objectives.reduce import Groups
+from agro.rewards.shaping import per_token as of_tokens
+from agro.rewards.shaping import shaped
 from agro.store import At, DamagedSample, DrawnGroups, Pair, Selection, Store
 from agro.store.draw_rules import pick_closest
-from agro.train.collate import ReferenceCache, TrackedValues, Values, collate, has_ratios, staleness
+from agro.train.collate import (
+    ReferenceCache,
+    TrackedValues,
+    Values,
+    collate,
+    has_ratios,
+    staleness,
+    with_reward_parts,
+)
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.reward_scales import check_drawn, rescaled
@@ -118,7 +128,7 @@ def select_valid(
         guard: returns those of the encoded samples that may be trained on; complete episodes.
     """
     valid = Valid(pairs=list(drawn.pairs))
-    scored_roles = {role for role in ROLES for need in needs if need == REWARD and need.applies_to(role)}
+    scored_roles = {role for role in ROLES for need in needs if need.optional and need.applies_to(role)}
     broken = {(d.prompt_id, d.episode) for d in drawn.damaged}
     for sample in drawn.samples:
         try:
@@ -295,13 +305,19 @@ class Feed:
         """
         if not valid.samples:
             return None
-        samples, version = valid.samples, self.learner.version
+        samples, version, reward = valid.samples, self.learner.version, self.phase.config.reward
+        if reward.whiten != "none" or reward.clip is not None:
+            samples = shaped(samples, reward)
+        if reward.per_token:
+            samples = of_tokens(samples)
         over_kept = has_ratios(self.needs)
         batch = collate(samples, version, valid.pairs, over_kept=over_kept)
         if "old_logp" in self.needs:
             batch = batch.replace(old_logp=self.learner.logp(batch))
         if "old_value" in self.needs:
             batch = batch.replace(old_value=self.learner.values(batch))
+        if REWARD_PARTS in self.needs:
+            batch = with_reward_parts(batch, samples, self.phase.config.reward.functions)
         if self.phase.takes_stored_value:
             assert self.values is not None
             batch = self.values.fill(batch, samples, options)

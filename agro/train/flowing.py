@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from agro.config import FlowConfig, SamplerConfig
+from agro.config import FlowConfig
 from agro.models.policy import Policy
 from agro.rewards.flow import ROWS, FlowReward
 from agro.rollout import CollectResult, Rollout
@@ -28,7 +28,7 @@ from agro.train.monitors import Monitor
 from agro.train.phases import derive
 from agro.train.source import FillRequest, InlineSource
 from agro.train.stored_tensors import from_text, to_text
-from agro.types import Prompt, Sample
+from agro.types import Sample
 
 
 class FlowRollout(Rollout):
@@ -40,25 +40,14 @@ class FlowRollout(Rollout):
         super().__init__(rollout.encoder, rollout.engine, source=rollout.source)
         self.config = config
 
-    def sample(
-        self,
-        prompts: Sequence[Prompt],
-        n: int,
-        options: SamplerConfig,
-        *,
-        seed: int = 0,
-        numbers: Sequence[int] | None = None,
-        skip: Collection[int] = (),
-    ) -> Iterator[Sample]:
+    def sample(self, *args: Any, **kwargs: Any) -> Iterator[Sample]:
         """See `Rollout.sample`; as many responses at once as the flow reads at once."""
-        sampled = super().sample(prompts, n, options, seed=seed, numbers=numbers, skip=skip)
-        if self.flow is None:
-            return sampled
-        return self._rewarded(self.flow, sampled)
-
-    def _rewarded(self, flow: FlowReward, sampled: Iterator[Sample]) -> Iterator[Sample]:
+        sampled, flow, config = super().sample(*args, **kwargs), self.flow, self.config
+        if flow is None:
+            yield from sampled
+            return
         while some := list(itertools.islice(sampled, ROWS)):
-            yield from flow.reward(some, coef=self.config.coef, threshold=self.config.threshold)
+            yield from flow.reward(some, coef=config.coef, threshold=config.threshold)
 
 
 class FlowSource(Monitor):

@@ -8,7 +8,7 @@ from pathlib import Path
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.near_copies import cluster_names
-from agro.logs.prompts import read_prompts
+from agro.logs.prompts import places, read_prompts
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rewards import Reward
 from agro.store import Store, is_held_out
@@ -157,16 +157,22 @@ def valid_prompts(
 
     Raises `Refused` for the others, unless data.invalid_prompts drops them, and where none is valid.
     """
-    valid, problems = [], []
+    valid, problems = [], {}
     for prompt in prompts:
         try:
             encoder.checked_prompt(prompt)
             valid.append(prompt)
         except InvalidSample as error:
-            problems.append(str(error))
+            problems[prompt.id] = str(error)
     if not problems:
         return valid, []
-    text = f"data.{key}: {len(problems)} of {len(prompts)} prompts are invalid ({'; '.join(problems[:3])})"
+    named = list(problems)[:3]
+    files = config.paths("eval_prompts" if key == "eval_prompts" else "prompts")  # others are of a store
+    lines = places(files, config.columns, named)
+    reasons = "; ".join(
+        f"{lines[name]}: {problems[name]}" if name in lines else problems[name] for name in named
+    )
+    text = f"data.{key}: {len(problems)} of {len(prompts)} prompts are invalid ({reasons})"
     if config.invalid_prompts == "refuse" or not valid:
         raise Refused(f'{text}. What to do: remove or shorten them, or set data.invalid_prompts = "drop"')
     return valid, [f"{text}; they are dropped"]

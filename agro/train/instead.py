@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ def kind_of(store: Store) -> tuple[Kind, int]:
     log: rewards of several responses a prompt; feedback: of one; pairs: judgments, and no such rewards.
     """
     scored = [group.scored for group in store.survey.each_group() if group.scored]
-    judged = _judged_prompts(store)
+    judged = judged_prompts(store)
     if judged and not any(size > 1 for size in scored):
         return "pairs", judged
     is_single = len(scored) > 1 and scored.count(1) >= MANY * len(scored)
@@ -35,17 +36,28 @@ def instead(config: RunConfig, store: Store, log: Path | None = None) -> str:
     kind, prompts = kind_of(store)
     if kind == "log":
         return ""
+
+    def command(recipe: str, *changes: str) -> str:
+        """With steps of as many prompts as there are, where the recipe takes more."""
+        if prompts < RunConfig.load(recipe).train.groups:
+            changes = (*changes, f"train.groups={prompts}")
+        return train_command(recipe, config.policy.model, store, log, changes)
+
     if kind == "pairs":
-        return f"train on the judged pairs:\n{_command('pairs', config, store, log, prompts)}\n"
+        return f"train on the judged pairs:\n  {command('pairs')}\n"
     spread = store.survey.spread_of_rewards()
     assert spread is not None  # it has scored groups
     low, high = spread
-    changes = {"feedback": "", "dro": "data.replay=1", "kto": f"objective.threshold={(low + high) / 2:g}"}
-    commands = [_command(name, config, store, log, prompts, change) for name, change in changes.items()]
-    return "\n".join(["train on single responses, first by feedback, which compares them:", *commands, ""])
+    commands = [
+        command("feedback"),
+        command("dro", "data.replay=1"),
+        command("kto", f"objective.threshold={(low + high) / 2:g}"),
+    ]
+    told = ["train on single responses, first by feedback, which compares them:"]
+    return "\n".join([*told, *(f"  {each}" for each in commands), ""])
 
 
-def _judged_prompts(store: Store) -> int:
+def judged_prompts(store: Store) -> int:
     """How many prompts have a judgment with a winner."""
     if not store.counts().pairs:
         return 0
@@ -53,15 +65,12 @@ def _judged_prompts(store: Store) -> int:
     return len({prompts.get(pair.winner) for pair in store.pairs() if not pair.is_tie})
 
 
-def _command(
-    recipe: str, config: RunConfig, store: Store, log: Path | None, prompts: int, change: str = ""
+def train_command(
+    recipe: str, model: str | None, store: Store, log: Path | None, changes: Sequence[str] = ()
 ) -> str:
-    """`agro train RECIPE …`, with steps of as many prompts as there are where the recipe takes more."""
+    """`agro train RECIPE …`, after `agro import` where the store was filled from a file for a look."""
     path = store.path if log is None else Path(log.name.split(".")[0] + ".db")
     parts = [] if log is None else ["agro", "import", str(log), "--store", str(path), "&&"]
-    parts += ["agro", "train", recipe, f"policy.model={config.policy.model or 'MODEL'}", f"data.store={path}"]
-    parts += [change] if change else []
-    if prompts < RunConfig.load(recipe).train.groups:
-        parts.append(f"train.groups={prompts}")
+    parts += ["agro", "train", recipe, f"policy.model={model or 'MODEL'}", f"data.store={path}", *changes]
     quoted = [part if part == "&&" else shlex.quote(part) for part in [*parts, "--out", f"runs/{recipe}"]]
-    return f"  {' '.join(quoted)}"
+    return " ".join(quoted)

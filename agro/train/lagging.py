@@ -1,36 +1,77 @@
-"""A source whose sampler has earlier weights of the policy: those of up to `source.sync_every` optimizer
-steps ago, or one of the last `source.sync_from` such copies, drawn at random.
+"""Sources whose sampler has earlier weights, and whose samples are rivals of demonstrations.
 
-Which weights sample is a function of seed and version, also after a resume: the copies are in
-RUN/weights/synced under their versions until no checkpoint needs them.
-
-With `policy.reference = "sampler"` they are the reference too: the sampler is then a rival that the policy is
-told apart from (self-play, arXiv 2401.01335; SePPO, arXiv 2410.05255, whose rival is a random earlier one).
+With `source.sync_every` the weights that sample are those of up to so many optimizer steps ago, with
+`source.sync_from` one of the last such copies, drawn at random: a function of seed and version, also after a
+resume. With `policy.reference = "sampler"` they are the reference too, and with `data.experts_win` each fresh
+response is the loser against a demonstration, without a reward and without a judge: self-play (arXiv
+2401.01335), and SePPO (arXiv 2410.05255), whose rival is a random earlier version.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
+from agro.io.files import remove
 from agro.models.published import load_published
 from agro.rollout import CollectResult
 from agro.rollout.rollout import Rollout, embedded
 from agro.runs.folder import Run
-from agro.train.abilities import SourceCapability
-from agro.train.copies import Copies
+from agro.store import Pair, Store
+from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.learner import Learner
 from agro.train.phases import derive
-from agro.train.source import FillRequest, InlineSource
+from agro.train.source import FillRequest, InlineSource, Source
+from agro.train.state import read_position
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Weights that a run keeps beside its checkpoints: the folders RUN/weights/`name`/vVERSION.
+
+    One stays until no checkpoint needs it: a run that continues from one finds what it had there.
+    """
+
+    run: Run
+    store: Store
+    name: str
+    last: int = 1  # how many of the last ones are in use at a time
+
+    def folder(self, version: int) -> Path:
+        return self.run.folder / "weights" / self.name / f"v{version:08d}"
+
+    def versions(self) -> list[int]:
+        """In rising order."""
+        return sorted(int(folder.name[1:]) for folder in self.folder(0).parent.glob("v*"))
+
+    def until(self, version: int) -> list[int]:
+        """Those up to a version; later ones, of steps that are lost, are removed."""
+        for later in self.versions():
+            if later > version:
+                remove(self.folder(later))
+        return self.versions()
+
+    def prune(self, now: int) -> None:
+        """Remove all but those in use at version `now`, and where the run continues from a checkpoint."""
+        commits = self.store.ledger.commits(self.run.id)
+        folders = [self.run.checkpoint(commit.step) for commit in commits]
+        starts = [read_position(folder, "").version for folder in folders if folder.is_dir()]
+        copies, needed = self.versions(), set[int]()
+        for start in (*starts, now):
+            needed |= set([version for version in copies if version <= start][-self.last :])
+        for version in set(copies) - needed:
+            remove(self.folder(version))
 
 
 class LaggingSource:
     """Samples in this process with a copy of the policy, whose weights are renewed now and then.
 
-    Versions and log-probs of its samples are those of the copy.
+    Versions and log-probs of its samples are those of the copy, which is in RUN/weights/synced.
     """
 
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can - {"samples_current_weights"}
+    can: ClassVar[frozenset[SourceCapability]] = SOURCES["lagging"]
 
     def __init__(self, current: InlineSource, folder: Run) -> None:
         """`current`: the source without a lag, whose engine monitors use."""
@@ -81,3 +122,33 @@ class LaggingSource:
         engine = embedded(policy, version, fused=config.engine.fused)
         copy = Rollout(rollout.encoder, engine, rollout.environment, rollout.max_turns, rollout.source)
         return replace(self.current, rollout=copy, weights=None)
+
+
+@dataclass(frozen=True)
+class JudgingSource:
+    """Adds a judgment to the store for each fresh response and each expert response to its prompt.
+
+    A fresh response of the same text has a judgment too, in which neither becomes more probable.
+    """
+
+    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
+
+    sampler: Source
+    store: Store
+
+    def fill(self, wanted: FillRequest) -> CollectResult:
+        filled = self.sampler.fill(wanted)
+        self.store.add_pairs(self._judgments(filled.ids))
+        return filled
+
+    def publish(self, learner: Learner) -> None:
+        self.sampler.publish(learner)
+
+    def _judgments(self, fresh: Sequence[int]) -> Iterator[Pair]:
+        experts: dict[str, list[int]] = {}  # ids by prompt_id
+        for sample in list(self.store.samples(ids=fresh, skip_damaged=True)):
+            name = sample.prompt_id
+            if name not in experts:
+                found = self.store.samples(prompt_id=name, roles=("expert",), skip_damaged=True)
+                experts[name] = [expert.id or 0 for expert in found]
+            yield from (Pair(expert, sample.id or 0) for expert in experts[name])

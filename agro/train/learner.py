@@ -163,11 +163,10 @@ class Local:
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
         policy = self.policy if of == "policy" else self.reference
         assert policy is not None
-        return streams_of(policy, batch.to(policy.device), ["logp"], self._passes())["logp"]
+        return streams_of(policy, batch, ["logp"], self._passes())["logp"]
 
     def values(self, batch: Batch) -> Tensor:
-        streams = streams_of(self.policy, batch.to(self.policy.device), ["prefix_value"], self._passes())
-        return streams["prefix_value"]
+        return streams_of(self.policy, batch, ["prefix_value"], self._passes())["prefix_value"]
 
     def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
         return logp_as_sampled(self.policy, sample)

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from agro.config import TrainConfig
 from agro.models.policy import Policy
 from agro.models.pretrained import adamw_8bit
-from agro.models.reference import replaced
+from agro.models.reference import is_shard, replaced
 from agro.objectives import NotFinite
 
 SMALL = 1 << 16  # elements below which a copy costs more than it frees
@@ -136,8 +135,9 @@ class Optimizer:
         norms = []
         for weights in (self.policy.trained(), self.policy.value_weights()):
             norm = torch.nn.utils.clip_grad_norm_(weights.values(), self.config.clip)
-            norms.append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
-            _check(weights, norms[-1])
+            norms.append(float(norm.full_tensor() if is_shard(norm) else norm))
+            if not math.isfinite(norms[-1]):
+                raise _not_finite(weights)
         return norms[0]
 
     def move(self, lr: float) -> None:
@@ -159,14 +159,10 @@ def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) ->
     }
     if config.optimizer == "adamw_8bit":
         return adamw_8bit(groups, policy.device, **settings)
-    is_sharded = any(isinstance(w, DTensor) for w in policy.trained().values())  # then no fused kernel
+    is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel
     return torch.optim.AdamW(groups, **settings, fused=not is_sharded)
 
 
-def _check(weights: Mapping[str, Tensor], norm: float) -> None:
-    """Raise `NotFinite` naming the parameters where the gradient's norm isn't finite."""
-    if not math.isfinite(norm):
-        bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
-        raise NotFinite(
-            f"the gradient isn't finite in {len(bad)} parameters, among them {', '.join(bad[:3])}"
-        )
+def _not_finite(weights: Mapping[str, Tensor]) -> NotFinite:
+    bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
+    return NotFinite(f"the gradient isn't finite in {len(bad)} parameters, among them {', '.join(bad[:3])}")

@@ -221,7 +221,7 @@ class Phase:
             groups,
             data.part(name),
             min_group=max(1, min_group),
-            scored_only=any(n == REWARD and n.applies_to(r) for n in needs for r in data.roles or ROLES),
+            scored_only=any(n.optional and n.applies_to(r) for n in needs for r in data.roles or ROLES),
             pairs=judged is not None,
             ties=judged is not None and judged.reads_ties,
             fewer=data.samples_fresh,  # a store that is still filling gives what it has
@@ -234,7 +234,7 @@ class Phase:
         if not data.experts:
             return None
         experts = data.model_copy(update={"roles": ("expert",), "group_size": data.experts})
-        scored = any(need == REWARD and need.applies_to("expert") for need in self.needs)
+        scored = any(need.optional and need.applies_to("expert") for need in self.needs)
         return DrawRule(1, experts, scored_only=scored, pairs=data.experts_win)
 
 

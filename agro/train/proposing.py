@@ -24,7 +24,7 @@ from agro.objectives import get
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
 from agro.rollout.rollout import Rollout, embedded
-from agro.train.abilities import SourceCapability
+from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.collate import collate
 from agro.train.learner import Learner, Local
 from agro.train.monitors import Monitor
@@ -35,7 +35,7 @@ from agro.types import Batch, Sample
 class PropsSource(Monitor):
     """Samples in this process with a copy of the policy that is trained before each step."""
 
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can - {"samples_current_weights"}
+    can: ClassVar[frozenset[SourceCapability]] = SOURCES["props"]
     name = "props"
 
     def __init__(self, current: InlineSource, policy: Policy, say: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agro.objectives.needs import PAIRS
 from agro.rollout import Activity, CollectResult
 from agro.store import At, Selection, Store
 from agro.store.drawing import wait_for_groups
@@ -48,7 +49,7 @@ class Sampling:
             groups = wait_for_groups(self.store.draws, rule, at, picked, self.activity.check)
             picks.append(self.feed.choose(self.store, Selection(rule, groups), at))
             picked |= set(picks[-1].groups)
-        if phase.config.search is not None:  # what its source judges is drawn with the samples made
+        if PAIRS in phase.needs:  # what a source judges is drawn with the samples that it makes
             picks.append(Selection(phase.rule(1), []))
         request = FillRequest(at.step, phase.config.train.groups - len(picked), position.prompts)
         filled = fill(self.source, self.store, request, spread=data.spread)

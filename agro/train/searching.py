@@ -7,26 +7,23 @@ The tree is in the store: each turn is a sample whose prompt is the state, and `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from agro.config import RunConfig, SearchConfig
 from agro.errors import Refused
-from agro.models.encoding import Encoder, InvalidSample
 from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
-from agro.rollout.envs.protocol import Environment, Turn
-from agro.rollout.episode import checked
+from agro.rollout.envs.protocol import Environment, Turn, checked
 from agro.rollout.search import Action, State, Tree, best_first, by_ucb
 from agro.rollout.tree import Attempt, step_pairs
-from agro.store import Store
 from agro.train.abilities import SourceCapability
 from agro.train.assessing import answer_probabilities
 from agro.train.learner import Learner
 from agro.train.phases import Phase
-from agro.train.source import FillRequest, InlineSource, PromptOrder, Source, joined
+from agro.train.source import FillRequest, InlineSource, Source, can_be_asked, joined
 from agro.types import Prompt, Sample
 
 
@@ -35,21 +32,15 @@ class SearchingSource:
 
     can: ClassVar[frozenset[SourceCapability]] = InlineSource.can - {"samples_chosen_prompts"}
 
-    def __init__(
-        self,
-        turns: Source,
-        prompts: PromptOrder,
-        encoder: Encoder,
-        environment: Environment,
-        config: RunConfig,
-        store: Store,
-    ) -> None:
-        """`turns`: a source that samples single turns to chosen prompts, and doesn't score them."""
+    def __init__(self, source: InlineSource, turns: Source, environment: Environment) -> None:
+        """`source`: the one in this process, whose prompts are searched; `turns`: one that samples turns to
+        chosen prompts, with a lag or without, see `of_turns`."""
+        config = source.config
         assert config.search is not None
         assert config.environment is not None
-        self.turns, self.prompts, self.encoder, self.store = turns, prompts, encoder, store
-        self.environment, self.depth = environment, config.environment.max_turns
-        self.search: SearchConfig = config.search
+        self.turns, self.prompts, self.store = turns, source.prompts, source.store
+        self.encoder, self.environment = source.rollout.encoder, environment
+        self.search, self.depth = config.search, config.environment.max_turns
         self.learner: Learner | None = None
 
     def publish(self, learner: Learner) -> None:
@@ -57,30 +48,26 @@ class SearchingSource:
         self.learner = learner
 
     def fill(self, wanted: FillRequest) -> CollectResult:
-        trees = [Tree(prompt, self._rule()) for prompt in self.prompts.take(wanted.first, wanted.groups)]
+        search = self.search
+        rule = best_first(search.length_power) if search.by == "best" else by_ucb(search.explore, self._value)
+        trees = [Tree(prompt, rule) for prompt in self.prompts.take(wanted.first, wanted.groups)]
         parts = [CollectResult()]
         tried = 0
-        for _ in range(self.search.expansions):
-            states = [tree.choose() for tree in trees if not self._is_done(tree)]
+        for _ in range(search.expansions):
+            ends = search.right if search.by == "best" else math.inf
+            states = [tree.choose() for tree in trees if tree.best < ends]
             if not states:
                 break
             parts.append(self._expand(states, replace(wanted, before=tried)))
             tried += len(states)
         actions = [action for tree in trees for action in tree.actions]
         self._write(actions)
-        ids = self._judge(trees) if self.search.train == "pairs" else self._paths(actions)
+        right = {action.sample.id or 0 for action in actions if action.best >= search.right}
+        ids = self._judge(trees) if search.train == "pairs" else right
         return replace(joined(parts, tuple(sorted(ids))), searched=tried)
-
-    def _rule(self) -> Any:
-        if self.search.by == "best":
-            return best_first(self.search.length_power)
-        return by_ucb(self.search.explore, self._value)
 
     def _value(self, action: Action) -> float:
         return _attempt(action).value(self.search.alpha)
-
-    def _is_done(self, tree: Tree) -> bool:
-        return self.search.by == "best" and tree.best >= self.search.right
 
     def _expand(self, states: Sequence[State], wanted: FillRequest) -> CollectResult:
         """Try turns in these states, and let the environment answer them."""
@@ -133,7 +120,10 @@ class SearchingSource:
 
     def _replayed(self, state: State, text: str, *, cut: bool) -> Turn | None:
         """The answer to a turn: the same prompt and turns give the same answers. None where it fails."""
-        root = Prompt(self._text_of_root(state), columns=state.prompt.columns)
+        start = state
+        while start.before is not None:
+            start = start.before.state
+        root = Prompt(start.prompt.text, columns=state.prompt.columns)
         try:
             played = self.environment.reset(root)
             for turn in state.turns:
@@ -141,11 +131,6 @@ class SearchingSource:
             return checked(self.environment.step(played, text), cut)
         except Exception:  # noqa: BLE001 only this turn fails: its value stays unknown
             return None
-
-    def _text_of_root(self, state: State) -> Any:
-        while state.before is not None:
-            state = state.before.state
-        return state.prompt.text
 
     def _following(self, state: State, text: str, reply: Turn, sample: Sample) -> Prompt | None:
         """What the policy reads next; None where it leaves no room for a turn."""
@@ -157,11 +142,7 @@ class SearchingSource:
             answer = {"role": "assistant", "content": text}
             following = [*read, answer, {"role": reply.role, "content": reply.observation}]
         prompt = Prompt(following, columns={**state.prompt.columns, "parent": str(sample.id)})
-        try:
-            self.encoder.checked_prompt(prompt)
-        except InvalidSample:
-            return None
-        return prompt
+        return prompt if can_be_asked(prompt, self.encoder) else None
 
     def _write(self, actions: Iterable[Action]) -> None:
         """Values of turns into the store: of pairs the search's mean, of paths the best return below."""
@@ -182,24 +163,9 @@ class SearchingSource:
             judged |= {i for pair in pairs for i in (pair.winner, pair.loser)}
         return judged
 
-    def _paths(self, actions: Iterable[Action]) -> set[int]:
-        """The turns of right episodes."""
-        return {action.sample.id or 0 for action in actions if action.best >= self.search.right}
-
 
 def _attempt(action: Action) -> Attempt:
     return Attempt(action.sample.id or 0, action.mean, action.critic)
-
-
-def searching(source: InlineSource, turns: Source, environment: Environment) -> SearchingSource:
-    """The source that [search] asks for.
-
-    Args:
-        source: the one in this process; its prompts are searched.
-        turns: one that samples turns, with a lag or without.
-    """
-    encoder = source.rollout.encoder
-    return SearchingSource(turns, source.prompts, encoder, environment, source.config, source.store)
 
 
 def of_turns(source: InlineSource, environment: Environment) -> InlineSource:

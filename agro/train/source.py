@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from agro.config import DataConfig, RunConfig
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import remove
 from agro.models.encoding import Encoder, InvalidSample
@@ -20,7 +20,7 @@ from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.store import Selection, Store
-from agro.train.abilities import SourceCapability
+from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
 from agro.train.phases import derive
@@ -79,9 +79,7 @@ class PromptOrder:
 class InlineSource:
     """Samples in this process, step by step."""
 
-    can: ClassVar[frozenset[SourceCapability]] = frozenset(
-        ("follows_phases", "samples_current_weights", "samples_chosen_prompts", "shares_engine")
-    )
+    can: ClassVar[frozenset[SourceCapability]] = SOURCES["inline"]
 
     config: RunConfig
     rollout: Rollout
@@ -179,9 +177,19 @@ def complete(
         valid = []
         for prompt_id in picked.groups:
             prompt = stored_prompt(store, prompt_id)
-            if prompt is not None and _has_room(prompt, encoder, picked.rule.data):
-                prompts.append(prompt)
-                valid.append(prompt_id)
+            if prompt is None:
+                continue
+            try:
+                encoder.checked_prompt(prompt)
+            except InvalidSample as error:
+                if picked.rule.data.invalid_prompts == "drop":
+                    continue
+                raise Refused(
+                    f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What to "
+                    'do: delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
+                ) from None
+            prompts.append(prompt)
+            valid.append(prompt_id)
         selections.append(Selection(picked.rule, valid))
     if not prompts:
         return filled, selections
@@ -199,18 +207,12 @@ def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
     return None
 
 
-def _has_room(prompt: Prompt, encoder: Encoder, data: DataConfig) -> bool:
-    """Whether the model can be asked a stored prompt; others are refused, unless data.invalid_prompts drops
-    them."""
+def can_be_asked(prompt: Prompt, encoder: Encoder) -> bool:
+    """Whether a prompt can be encoded, and leaves room for a response."""
     try:
         encoder.checked_prompt(prompt)
-    except InvalidSample as error:
-        if data.invalid_prompts == "drop":
-            return False
-        raise Refused(
-            f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What to do: "
-            'delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
-        ) from None
+    except InvalidSample:
+        return False
     return True
 
 

@@ -4,6 +4,9 @@ An objective depends on the parameters through its streams alone, so its gradien
 g = ∂loss/∂stream. A first pass computes the streams of the complete step without gradient, and g from them.
 Then each micro-batch back-propagates Σ g · stream. Where a micro-batch contains all that the g of its rows
 depends on (the row, or its complete group), its own forward pass is enough to compute g.
+
+The batch and g are on the CPU: an objective reads small numbers in many ways, each of which would wait for a
+GPU. So a GPU is waited for once for the first pass, or where there is none once for each micro-batch.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ def streams_of(
 
     @torch.no_grad()
     def forward() -> dict[str, Tensor]:
-        streams = {s: blank(batch, s) for s in want}
+        streams = {s: blank(batch, s).to(policy.device, non_blocking=True) for s in want}
         parts = None
         if policy.packs:  # then a beginning that rows of a group share is computed once
             parts = complete(batch, "group", passes.micro)
@@ -75,7 +78,7 @@ def streams_of(
             live = _forward(policy, batch, rows, want, reference)
             _put(streams, live, rows)
         passes.gather(streams)
-        return streams
+        return _on_cpu(streams)
 
     return passes.micro.within_memory(forward, len(batch.mask))
 
@@ -94,7 +97,6 @@ def backward(
     """
     objective = get(name)
     want = wanted_streams(objective.needs(options))
-    batch = batch.to(policy.device)
 
     def forward(rows: Tensor | None) -> dict[str, Tensor]:
         passes.check()
@@ -106,7 +108,7 @@ def backward(
         seen = {s: blank(batch, s) for s in want}
         for rows in passes.share(parts):
             live = forward(rows)
-            _put(seen, live, rows)
+            _put(seen, _on_cpu(live), rows)
             grads = None
             if rows is not None:
                 with passes.tolerating():
@@ -143,14 +145,25 @@ def _back_propagate(
         g = grads[s][rows]
         if value.dim() == 2:
             g = g[:, : value.shape[1]]
+        g = g.to(value.device, non_blocking=True)
         total = total + (g * value.double()).sum()
     total.backward()
 
 
+def _on_cpu(streams: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The streams without gradient, in one copy, which waits for them."""
+    values = [value.detach().double() for value in streams.values()]
+    if all(value.device.type == "cpu" for value in values):
+        return dict(zip(streams, values))
+    parts = torch.cat([value.flatten() for value in values]).cpu().split([v.numel() for v in values])
+    return {s: part.view(value.shape) for s, part, value in zip(streams, parts, values, strict=True)}
+
+
 def _put(streams: Mapping[str, Tensor], live: Mapping[str, Tensor], rows: Tensor | None) -> None:
-    """Write some rows' streams, without gradient, into those of the step."""
+    """Write some rows' streams, without gradient, into those of the step on the same device."""
     if rows is None:
         return
+    rows = rows.to(next(iter(live.values())).device, non_blocking=True)
     for s, value in live.items():
         if value.dim() == 2:
             streams[s][rows, : value.shape[1]] = value.detach().double()
@@ -168,12 +181,13 @@ def _forward(
     assert batch.tokens is not None
     assert batch.lengths is not None
     if rows is None:
-        rows = torch.zeros(1, dtype=torch.long, device=batch.mask.device)
+        rows = torch.zeros(1, dtype=torch.long)
     width = int(batch.lengths[rows].max())
     mask = batch.mask[rows, :width]
     other = reference if OF_REFERENCE & set(want) else None
     kept_sets = None if batch.kept is None else batch.kept.rows(rows, width)
     streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], mask, want, other, kept_sets)
+    mask = mask.to(policy.device, non_blocking=True)
     for stream, value in streams.items():
         if value.dim() == 2:
             streams[stream] = torch.where(mask, value, 0.0)
@@ -183,9 +197,9 @@ def _forward(
 def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
     """Row numbers in micro-batches, rows of like length together."""
     assert batch.lengths is not None
-    parts = _packed([[row] for row in range(len(batch.mask))], batch.lengths, micro)
+    parts = micro.pack([[row] for row in range(len(batch.mask))], batch.lengths.tolist())
     assert parts is not None
-    return parts
+    return list(map(torch.tensor, parts))
 
 
 def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | None:
@@ -198,11 +212,5 @@ def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | No
     blocks: dict[int, list[int]] = {}
     for row, m in enumerate(member.tolist()):
         blocks.setdefault(m, []).append(row)
-    return _packed(list(blocks.values()), batch.lengths, micro)
-
-
-def _packed(blocks: list[list[int]], lengths: Tensor, micro: MicroBatch) -> list[Tensor] | None:
-    parts = micro.pack(blocks, lengths.tolist())
-    if parts is None:
-        return None
-    return [torch.tensor(rows, device=lengths.device) for rows in parts]
+    parts = micro.pack(list(blocks.values()), batch.lengths.tolist())
+    return None if parts is None else list(map(torch.tensor, parts))

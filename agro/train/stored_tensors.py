@@ -21,9 +21,9 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agro.errors import Refused
+from agro.models.reference import is_shard
 
 OFFSETS = "DCP_SHARDING_INFO"  # where torch.distributed.checkpoint has them, in the header of a file
 PIECES = 32  # files of a rank, where no tensor is larger: one at a time is copied, twice
@@ -94,7 +94,7 @@ class StoredTensors:
     def copy_to(self, name: str, target: Tensor) -> None:
         """Copy a tensor into `target`, or what belongs there where it is a shard."""
         local, offsets = target.detach(), [0] * target.dim()
-        if isinstance(local, DTensor):
+        if is_shard(local):
             [shard] = local.__create_chunk_list__()
             local, offsets = local.to_local(), list(shard.offsets)
         for chunk in self.chunks[name]:

@@ -31,7 +31,7 @@ from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train.abilities import lags
 from agro.train.adversary import AdversarialSource
-from agro.train.asking_again import asking_again, without_hint
+from agro.train.asking_again import AskingAgainSource, without_hint
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import follows_log, samples_kl
 from agro.train.collate import StoredValues, recording
@@ -50,24 +50,21 @@ from agro.train.inputs import (
     valid_prompts,
     valued_prompts,
 )
-from agro.train.judging import JudgingSource
-from agro.train.lagging import LaggingSource
+from agro.train.lagging import JudgingSource, LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
-from agro.train.monitors.first_samples import FirstSamples
-from agro.train.monitors.guard import Best, Guard, SamplerMismatch
+from agro.train.monitors.guard import Best, FirstSamples, Guard, SamplerMismatch
 from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts, NothingToRank
-from agro.train.monitors.outlets import Record, Terminal
-from agro.train.monitors.reading import SideBySideResponses, best_of_log
+from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
+from agro.train.monitors.reward_parts import RewardParts
 from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
 from agro.train.proposing import PropsSource
 from agro.train.publications import Publications
-from agro.train.ranks import Ranks, Shard, serve
-from agro.train.searching import of_turns, searching
+from agro.train.searching import SearchingSource, of_turns
 from agro.train.set_aside import Budget, set_aside, within_budget, write_set_aside
 from agro.train.source import InlineSource, PromptOrder, Source
 from agro.train.state import Position
@@ -253,6 +250,7 @@ class BaseTrainer:
         policy_notes = notes(self.policy, self.prompts, self.config)
         for note in [*self.notes, *policy_notes, *self.folder.notes]:
             self.progress.say(f"note: {note}")
+        self.progress.say(f"its page while it trains: agro report {self.out} --watch")
         with self._learner() as learner:
             self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
             build = partial(self._parts, learner)
@@ -275,6 +273,8 @@ class BaseTrainer:
         if world_size() == 1:
             yield Local(self.policy, self.reference, self.progress.say)
             return
+        from agro.train.ranks import Ranks, Shard
+
         with joined(self.policy.device) as mesh:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
@@ -288,6 +288,8 @@ class BaseTrainer:
 
     def _serve(self) -> None:
         """What a rank other than 0 does."""
+        from agro.train.ranks import Shard, serve
+
         policy = self._load_policy()
         with joined(policy.device) as mesh, self.watch.naming():
             serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
@@ -347,9 +349,9 @@ class BaseTrainer:
             inline = of_turns(inline, environment)
         source = LaggingSource(inline, self.folder) if lags(config.source) else inline
         if environment is not None:
-            return searching(inline, source, environment)
+            return SearchingSource(inline, source, environment)
         if config.again is not None:
-            return asking_again(source, inline, self.prompts)
+            return AskingAgainSource(source, inline, self.prompts)
         if config.source.props is not None:
             return PropsSource(inline, self.policy, self.progress.say)
         if config.sampler.draft_every is not None:
@@ -381,6 +383,8 @@ class BaseTrainer:
             monitors += self._kl_monitor(phase, learner)
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
+        if len(config.reward.functions) > 1:
+            monitors.append(RewardParts(config.reward))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
 

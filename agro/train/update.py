@@ -1,7 +1,18 @@
-"""What a step does to the weights: it moves them, or skips the update, or rolls them back to a checkpoint."""
+"""What a step does to the weights: it moves them, or skips the update, or rolls them back to a checkpoint.
+
+With `train.step_kl` a trust region bounds how far a step may change the policy (TRPO, arXiv 1502.05477, by
+the rate): KL(before ‖ after) a token, half the mean squared difference of the log-probs of the step's own
+tokens (k2, Schulman 2020). It grows as the square of a small learning rate, so with the speed v, the √(2 KL)
+per unit of rate of the steps before, the rate √(2 bound)/v stays within it. The highest speed counts at once
+and is forgotten slowly; no step is taken back. The rate is set before a step's samples are drawn and knows
+nothing of their rewards: where the expected step is 0 it stays so. With Adam a rate that is too high moves
+every weight as much in every step, whatever the gradient: what all responses share sinks then, and doesn't
+come back.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +30,8 @@ from agro.train.phases import Phase, is_tuned, tune
 from agro.train.recovery import start_of
 from agro.train.state import Position, damage
 from agro.train.step import Step
-from agro.train.trust_region import change, speed_after, within
+
+KEPT = 0.7  # of the speed, in a step that is slower
 
 
 @dataclass(frozen=True)
@@ -134,3 +146,31 @@ def observe(view: View, position: Position, monitors: Sequence[Monitor]) -> Posi
     if is_tuned(setting) and kl is not None:
         position = replace(position, beta=tune(setting, view.options["beta"], kl))
     return replace(position, stopped=view.stop, monitors=states)
+
+
+def change(learner: Learner, step: Step) -> float:
+    """KL of the weights now from those at `step`'s gradient, nats a token, by one more forward pass."""
+    mask = step.batch.mask
+    now_BT = learner.logp(step.batch).to(mask.device)
+    return float((now_BT - step.streams["logp"])[mask].square().mean()) / 2
+
+
+def within(bound: float, lr: float, speed: float | None) -> float:
+    """The learning rate, lowered to what keeps a step at this speed within the bound.
+
+    Nothing is known of the speed before the first step of a phase, which warm-up makes small.
+    """
+    return min(lr, math.sqrt(2 * bound) / speed) if speed else lr
+
+
+def speed_after(kl: float, lr: float, speed: float | None) -> float | None:
+    """√(2 KL) per unit of learning rate, after a step with this KL; `speed`: before it.
+
+    A step without a rate, or with a change that isn't finite, tells nothing.
+    """
+    if lr == 0 or not math.isfinite(kl):
+        return speed
+    now = math.sqrt(2 * kl) / lr
+    if speed is None or now > speed:
+        return now
+    return KEPT * speed + (1 - KEPT) * now

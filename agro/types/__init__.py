@@ -5,10 +5,10 @@ G groups (all responses to one prompt), P pairs. Index t of every log-prob is th
 tokens[<t], in nats; a first token has none. What is unknown is None in a record and NaN in a tensor, never 0.
 """
 
-from agro.types.batch import Batch
+from agro.types.batch import Batch, Tensor
 from agro.types.kept_sets import KeptSets
 from agro.types.prompt import Messages, Prompt, Text, check_text, check_turns, prompt_hash
 from agro.types.sample import ROLES, ROUNDING, UNKNOWN_VERSION, Role, Sample, truncation
 
 __all__ = ["ROLES", "ROUNDING", "UNKNOWN_VERSION", "Batch", "Messages", "Prompt", "Role", "Sample", "Text"]
-__all__ += ["KeptSets", "check_text", "check_turns", "prompt_hash", "truncation"]
+__all__ += ["KeptSets", "Tensor", "check_text", "check_turns", "prompt_hash", "truncation"]

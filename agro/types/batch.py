@@ -16,7 +16,9 @@ from agro.types.kept_sets import KeptSets
 from agro.types.sample import ROLES, ROUNDING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any  # torch is loaded when it is used
 
 
 class Check(NamedTuple):

@@ -90,13 +90,5 @@ class KeptSets:
         begin, size = int(self.count[: tokens.start].sum()), int(self.count[tokens].sum())
         return KeptSets(self.ids[begin : begin + size], self.count[tokens])
 
-    def excluded(self, tile: slice) -> Tensor:
-        """[N,v] the tokens of a slice of the vocabulary that are outside of the kept sets."""
-        mask = (self.count > 0)[:, None].repeat(1, tile.stop - tile.start)
-        row = torch.arange(len(mask), device=mask.device).repeat_interleave(self.count)
-        in_tile = (self.ids >= tile.start) & (self.ids < tile.stop)
-        mask[row[in_tile], self.ids[in_tile] - tile.start] = False
-        return mask
-
     def to(self, device: torch.device | str) -> KeptSets:
         return KeptSets(self.ids.to(device), self.count.to(device))

@@ -80,13 +80,15 @@ class Sample:
     id: int | None = None  # row of the store; None before it is stored
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Self:
+    def of(cls, fields: Mapping[str, Any], *, checked: bool = False) -> Self:
         """The same as `Sample(**fields)` of known names, in half of the time: the constructor of a frozen
-        class calls a function for each field."""
+        class calls a function for each field. `checked`: they are those of a sample, as the rows of a store
+        are, whose checksums say so; its arrays are read-only."""
         sample = cls.__new__(cls)
         sample.__dict__.update(_UNKNOWN, meta={})
         sample.__dict__.update(fields)
-        sample.__post_init__()
+        if not checked:
+            sample.__post_init__()
         return sample
 
     def __post_init__(self) -> None:

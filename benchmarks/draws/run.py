@@ -8,8 +8,10 @@ rule: groups, their samples, and the record of the draw, on the disk. With --bef
 another checkout of agro, in turns; else the figures of the last time are kept. Writes draws.json and the
 figure draws.svg into benchmarks/results, where `ours` and `peer` are CPU seconds of a draw, for each of the
 repeats the median of its steps, and prints a table. Wall time, most of which is the disk's, depends on what
-else the machine does; `first` is that of the first draw of a process, which puts the groups in order. Stores
-of more than 10^6 samples are copies of that log under other prompts, with indexes made at the end.
+else the machine does; `first` is that of the first draw by a rule, which puts the groups in order,
+`first_cpu` its CPU time, and `next_first` and `next_cpu` those of the first draw of the next process, which
+finds the order in the store. None of them has the check of the file. Stores of more than 10^6 samples are
+copies of that log under other prompts, with indexes made at the end.
 """
 
 from __future__ import annotations
@@ -105,8 +107,9 @@ def written(path: Path, samples: int) -> None:
             )
 
 
-def measure(folder: Path, samples: int, steps: int, names: list[str]) -> dict[str, Any]:
-    """Seconds of draws by rule: of the first in a process, of a step, and of its CPU; bytes of the store."""
+def measure(folder: Path, samples: int, steps: int, names: list[str], *, anew: bool) -> dict[str, Any]:
+    """Seconds of draws by rule: of the first in a process, of a step, and of its CPU; bytes of the store.
+    `anew`: without the orders that a process before has left."""
     from agro.config import DataConfig
     from agro.store import At, DrawRule, Store
 
@@ -124,6 +127,8 @@ def measure(folder: Path, samples: int, steps: int, names: list[str]) -> dict[st
             "SELECT max(version), ifnull((SELECT max(step) FROM draws), max(version)) FROM samples"
         )
         store.tables.check()
+        if anew and hasattr(store.draws, "forget_orders"):
+            store.draws.forget_orders()
         for name in names:
             rule = DrawRule(GROUPS, DataConfig(**RULES[name]), min_group=2)
             wall, cpu = [], []
@@ -137,17 +142,21 @@ def measure(folder: Path, samples: int, steps: int, names: list[str]) -> dict[st
                 assert len({s.prompt_id for s in drawn.samples}) == GROUPS, name
             found[name] = {
                 "first": wall[0],
-                "wall": statistics.median(wall[1:]),
-                "cpu": statistics.median(cpu[1:]),
+                "first_cpu": cpu[0],
+                "wall": statistics.median(wall[1:] or wall),
+                "cpu": statistics.median(cpu[1:] or cpu),
             }
     return found
 
 
-def measured(checkout: Path, samples: int, steps: int, names: list[str]) -> dict[str, Any]:
+def measured(
+    checkout: Path, samples: int, steps: int, names: list[str], *, anew: bool = True
+) -> dict[str, Any]:
     """`measure` in a process of its own, with the agro of this checkout."""
     folder = checkout / "build/draws" if checkout == ROOT else ROOT / "build/draws_before"
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, "--one", str(folder), str(samples), str(steps), *names]
+    one = [str(folder), str(samples), str(steps), "anew" if anew else "kept", *names]
+    command = [sys.executable, __file__, "--one", *one]
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -191,16 +200,20 @@ def main() -> None:
     parser.add_argument("--figure", action="store_true", help="draw the figure of what is recorded")
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(measure(Path(asked.one[0]), int(asked.one[1]), int(asked.one[2]), asked.one[3:])))
+        folder, samples, steps, orders, *names = asked.one
+        found = measure(Path(folder), int(samples), int(steps), names, anew=orders == "anew")
+        print(json.dumps(found))
         return
     known = {}
     if RESULTS.exists():
         known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
     for samples in [] if asked.figure else asked.samples:
         ours: list[dict[str, Any]] = []
+        following: list[dict[str, Any]] = []
         peers: list[dict[str, Any]] = []
         for _ in range(asked.repeats):
             ours.append(measured(ROOT, samples, STEPS, asked.rules))
+            following.append(measured(ROOT, samples, 1, asked.rules, anew=False))
             if asked.before:
                 peers.append(measured(asked.before.resolve(), samples, BEFORE_STEPS, list(BEFORE)))
         for rule in asked.rules:
@@ -216,16 +229,21 @@ def main() -> None:
                 "peer": peer,
                 "wall": [found[rule]["wall"] for found in ours],
                 "first": [found[rule]["first"] for found in ours],
+                "first_cpu": [found[rule]["first_cpu"] for found in ours],
+                "next_first": [found[rule]["first"] for found in following],
+                "next_cpu": [found[rule]["first_cpu"] for found in following],
                 "bytes_per_sample": ours[0]["bytes"],
                 "commit": commit(),
                 "machine": machine(),
             }
             known[name] = row
             first, wall = statistics.median(row["first"]), statistics.median(row["wall"])
+            following_first = statistics.median(row["next_first"])
             ratio = f", {row['ratio']:.0f} times as fast as before" if peer else ""
             print(
                 f"{name}: {1e3 * statistics.median(seconds):.1f} ms CPU ({1e3 * wall:.1f} ms), first "
-                f"{first:.2f} s, {row['bytes_per_sample']:.0f} bytes a sample{ratio}",
+                f"{first:.2f} s, of the next process {following_first:.3f} s, "
+                f"{row['bytes_per_sample']:.0f} bytes a sample{ratio}",
                 flush=True,
             )
     RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")

@@ -1,8 +1,9 @@
 """Accuracy and speed of the reward `math`.
 
-    python benchmarks/math/run.py [--workers N] [--repeats N]
+    python benchmarks/math/run.py [--workers N] [--repeats N] [--json] [--golden FILE]
 
-Accuracy on the judged pairs of `tests/rewards/pairs`. Speed on 10,000 worked solutions with numbers, half of
+Accuracy on the judged pairs of `tests/rewards/pairs`, and on those of FILE (JSONL of prediction, gold
+and expected). With --json that alone. Speed on 10,000 worked solutions with numbers, half of
 them wrong, and on the held-out pairs that SymPy compares, in batches of 128 and without the start of the
 workers. SymPy's pairs are scored once, because the workers cache what they have read.
 """
@@ -26,6 +27,9 @@ from agro.rewards import Reward, load_reward  # noqa: E402
 from agro.rewards.final import compare, final  # noqa: E402
 from agro.types import Sample  # noqa: E402
 
+# Judged by hand; no rule was made for the pairs of the first two.
+PAIRS = ("outside_aside", "third_look", "fourth_look", "second_look", "afterwards", "outside", "heldout")
+PAIRS += ("issue", "development")
 WORK = "Each box holds {a} eggs, so {b} boxes hold {b} * {a} = {c} eggs. "
 ENDS = ("So the answer is {}.", r"So $x = \boxed{{{}}}$.", "#### {}", "They need {} eggs in total.")
 FORMS = ("{}", "{},000", r"\frac{{{}}}{{7}}", "{}.5", "{} cm", r"{}\%")
@@ -44,6 +48,11 @@ def pairs(name: str) -> list[tuple[Sample, float]]:
     return labeled
 
 
+def golden(file: Path) -> list[tuple[Sample, float]]:
+    rows = map(json.loads, file.read_text().splitlines())
+    return [(sample(row["prediction"], row["gold"]), float(row["expected"])) for row in rows]
+
+
 def solutions(n: int) -> list[Sample]:
     made = []
     for i in range(n):
@@ -54,8 +63,7 @@ def solutions(n: int) -> list[Sample]:
     return made
 
 
-def accuracy(reward: Reward, name: str) -> dict[str, object]:
-    labeled = pairs(name)
+def accuracy(reward: Reward, name: str, labeled: list[tuple[Sample, float]]) -> dict[str, object]:
     values = [score.value for score in reward.score([s for s, _ in labeled])]
     outcomes = list(zip(values, (label for _, label in labeled)))
     return {
@@ -89,19 +97,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--golden", type=Path)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    sets = {name: pairs(name) for name in PAIRS}
+    if options.golden is not None:
+        sets = {"golden": golden(options.golden), **sets}
+    if options.json:
+        with closing(load_reward(config.RewardConfig(name="math", timeout=20.0))) as reward:
+            print(json.dumps([accuracy(reward, name, labeled) for name, labeled in sets.items()]))
+        return
     print(json.dumps({"machine": platform.processor() or platform.machine(), "workers": options.workers}))
     with closing(
         load_reward(config.RewardConfig(name="math", timeout=20.0, workers=options.workers))
     ) as reward:
-        print(json.dumps(accuracy(reward, "development")))
+        for name, labeled in sets.items():
+            print(json.dumps(accuracy(reward, name, labeled)))
         print(json.dumps(speed(reward, "solutions with numbers", solutions(10_000), options.repeats)))
         symbolic = []
         for row, _ in pairs("heldout"):
             if compare(final(row.response), final(row.meta["answer"])) is None:
                 symbolic.append(row)
         print(json.dumps(speed(reward, "compared by SymPy", symbolic, 1)))
-        print(json.dumps(accuracy(reward, "heldout")))
 
 
 if __name__ == "__main__":

@@ -42,11 +42,12 @@ TOLERATED = 0.9  # of a recorded ratio
 SHAPES = {"tiny": (16, 4, 16, 64), "mid": (2, 4, 16, 256)}  # groups, responses, prompt and response tokens
 CASES = {  # goal: CPU seconds of the plain way over ours
     "head float32": 1.0,
+    "head4096 float32": 1.0,
     "tiny float32": 1.0,
     "mid float32": 1.0,
     "mid mixed": 1.0,
 }
-HEAD = (152_000, 512, 512)  # vocabulary, positions, width
+HEADS = {"head": (152_000, 512, 512), "head4096": (152_000, 4096, 512)}  # vocabulary, positions, width
 
 
 def mid_model(folder: Path) -> None:
@@ -115,13 +116,13 @@ def step_of(model: str, dtype: str, tiny: Path, scratch: Path) -> tuple[Callable
     return step, 2.0 * 4 * products, rows * width  # the reference, forward, and twice as much backward
 
 
-def head_of() -> tuple[Callable[[], None], float, int]:
+def head_of(name: str) -> tuple[Callable[[], None], float, int]:
     """Log-probs of one large vocabulary, forward and backward, without a model."""
     from agro.models import policy
     from agro.models.logprobs import Outputs
     from agro.models.tiles import Head
 
-    vocabulary, positions, width = HEAD
+    vocabulary, positions, width = HEADS[name]
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn((1, positions + 1, width), generator=random).requires_grad_()
     weight = torch.randn((vocabulary, width), generator=random).mul_(0.05).requires_grad_()
@@ -139,7 +140,9 @@ def head_of() -> tuple[Callable[[], None], float, int]:
 def plain_streams(outputs: Any, tokens: Any, mask: Any, *, temperature: float = 1.0, **_: Any) -> Any:
     """Log-probs from all logits."""
     hidden, head = outputs[0], outputs[1]
-    logits = torch.nn.functional.linear(hidden[:, :-1], head.weight, head.bias).float() / temperature
+    logits = torch.nn.functional.linear(hidden[:, :-1], head.weight, head.bias).float()
+    if temperature != 1:
+        logits = logits / temperature
     logp = torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None].long())[..., 0]
     return {"logp": torch.nn.functional.pad(logp, (1, 0)).masked_fill(~mask, math.nan)}
 
@@ -164,7 +167,7 @@ def measure(case: str, repeats: int, tiny: Path, ways: list[str]) -> dict[str, A
     model, dtype = case.split()
     with tempfile.TemporaryDirectory() as scratch:
         step, operations, tokens = (
-            head_of() if model == "head" else step_of(model, dtype, tiny, Path(scratch))
+            head_of(model) if model in HEADS else step_of(model, dtype, tiny, Path(scratch))
         )
     streams = {"ours": policy.token_streams, "peer": plain_streams}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,14 +1,17 @@
-"""Three recordings as text: commands and their real output, with the wheel of this checkout.
+"""Recordings as text: commands and their real output, with the wheel of this checkout.
 
     python docs/recordings/make.py [first log commands] [--out docs/recordings] [--environment DIR]
+    python docs/recordings/make.py chat --model DIR
 
 `first`: a stranger's first ten minutes, from `pip install` in an empty environment to a rising curve
-(first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt). `commands`: the
-example of every command (commands.txt), which
-`python tools/docs/cli_docs.py` shows on the page of the commands.
-The last two run in an environment that has agro: --environment, or else one that is made for them. … stands
-for lines that a command repeats for each step, except those with a held-out value, and for the middle of a
-long output. pip is quiet.
+(first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt). `chat`: the same
+of a real chat model, examples/chat_model (chat.txt); DIR is what reproductions/chat/model.py writes.
+`commands`: the example of every command (commands.txt), which `python tools/docs/cli_docs.py` shows on the
+page of the commands.
+
+All but the first run in an environment that has agro: --environment, or else one that is made for them. …
+stands for lines that a command repeats for each step, except those with a held-out value, and for the middle
+of a long output. pip is quiet.
 """
 
 from __future__ import annotations
@@ -53,6 +56,21 @@ LOG = (
     "agro eval runs/sft",
     "agro compare runs/agro runs/sft",
 )
+ON_THE_LOG = (
+    "policy.model=smollm2 policy.dtype=float32 policy.lora.rank=8 data.store=log.db "
+    "data.eval_prompts=held_out.jsonl reward.name=exact sampler.max_new=8 train.lr=1e-3 train.steps=24 "
+    "evaluate.every=0 evaluate.kl=false"
+)
+CHAT = (
+    "python examples/chat_model/make_log.py smollm2",
+    "head -n 2 log.jsonl",
+    "agro import log.jsonl --store log.db",
+    "agro check log.db",
+    f"agro train log {ON_THE_LOG} train.groups=8 --out runs/log",
+    f"agro train sft {ON_THE_LOG} data.replay=1 data.min_reward=1 train.groups=24 --out runs/imitation",
+    "agro compare runs/imitation runs/log",
+    "echo 'Answer with one word: what is the opposite of hot?' | agro chat runs/log",
+)
 MADE_FIRST = ("init", "train")  # the other examples are about what these make
 FIRST_LINES, LAST_LINES = 60, 20  # of a longer output
 BEFORE = {  # what the example of a command takes for granted
@@ -94,7 +112,7 @@ def examples() -> tuple[str, ...]:
     return tuple(commands)
 
 
-RECORDINGS = {"first": lambda: FIRST, "log": lambda: LOG, "commands": examples}
+RECORDINGS = {"first": lambda: FIRST, "log": lambda: LOG, "chat": lambda: CHAT, "commands": examples}
 
 
 class Shell:
@@ -179,7 +197,7 @@ def machine() -> str:
     )
 
 
-def record(name: str, out: Path, environment: Path | None) -> None:
+def record(name: str, out: Path, environment: Path | None, model: Path | None) -> None:
     with (
         tempfile.TemporaryDirectory() as temporary,
         (out / f"{name}.txt").open("w", encoding="utf-8") as file,
@@ -191,6 +209,9 @@ def record(name: str, out: Path, environment: Path | None) -> None:
             file.flush()
 
         folder = Path(temporary)
+        if name == "chat" and model is not None:
+            (folder / "examples").symlink_to(ROOT / "examples")
+            (folder / "smollm2").symlink_to(model.resolve())
         say(f"# Made by: python docs/recordings/make.py {name}")
         say(f"# {time.strftime('%Y-%m-%d')}, {machine()}\n")
         shell = Shell(folder, environment or folder / "env", say)
@@ -217,12 +238,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="first|log|commands", default=[])
+    parser.add_argument("names", nargs="*", metavar="first|log|chat|commands", default=[])
     parser.add_argument("--out", type=Path, default=ROOT / "docs/recordings")
     parser.add_argument("--environment", type=Path, help="of `log` and `commands`: one that has agro")
+    parser.add_argument("--model", type=Path, help="of `chat`: the folder of the model")
     args = parser.parse_args()
-    for name in args.names or RECORDINGS:
-        record(name, args.out, None if name == "first" else args.environment)
+    for name in args.names or ("first", "log", "commands"):
+        if name == "chat" and args.model is None:
+            parser.error("chat needs --model, a folder that reproductions/chat/model.py writes")
+        record(name, args.out, None if name == "first" else args.environment, args.model)
 
 
 if __name__ == "__main__":

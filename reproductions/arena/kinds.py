@@ -29,7 +29,8 @@ from reproductions.arena.task import OTHER, START, N
 RATES = (1e-4, 3e-4, 1e-3)
 RATE = 3e-4  # that counts as the default: the trainer's own is for models a thousand times larger
 BETAS = (0.1, 0.01)  # of objectives whose β has no default; the first one counts as it
-RECIPE = "agro, log recipe"  # `agro` with the weight of agro/recipes/log.toml, which isn't its default
+# `agro` with the weight and the baseline of a recipe, which aren't its defaults.
+RECIPES = {"agro, log recipe": "log", "agro, fresh recipe": "fresh"}
 
 LOGGED = frozenset({REWARD, BEHAVIOR_LOGP, GROUPS, TRIPLES})  # what the samples have
 
@@ -105,15 +106,15 @@ class Row:
 
 
 def names() -> list[str]:
-    """All that take part: the objectives, and the recipe beside its own."""
+    """All that take part: the objectives, and the recipes beside their own."""
     every = objectives.names()
     place = every.index("agro") + 1
-    return [*every[:place], RECIPE, *every[place:]]
+    return [*every[:place], *RECIPES, *every[place:]]
 
 
 def base(name: str) -> str:
     """The objective that is trained under this name."""
-    return "agro" if name == RECIPE else name
+    return "agro" if name in RECIPES else name
 
 
 def entry(name: str) -> Objective:
@@ -122,11 +123,11 @@ def entry(name: str) -> Objective:
 
 @cache
 def settings(name: str) -> dict[str, Any]:
-    """Options that aren't the objective's defaults: the recipe's weight. Its β is of the grid, as others'."""
-    if name != RECIPE:
+    """Options that aren't the objective's defaults: a recipe's weight and baseline. β is of the grid."""
+    if name not in RECIPES:
         return {}
-    recipe = tomllib.loads((Path(agro.__file__).parent / "recipes" / "log.toml").read_text())
-    return {key: value for key, value in recipe["objective"].items() if key.startswith("weight")}
+    recipe = tomllib.loads((Path(agro.__file__).parent / "recipes" / f"{RECIPES[name]}.toml").read_text())
+    return {key: value for key, value in recipe["objective"].items() if "weight" in key or key == "baseline"}
 
 
 @cache

@@ -20,7 +20,7 @@ from reproductions.arena.kinds import KINDS, RATE, betas, obstacle
 Run = Mapping[str, Any]
 Cell = tuple[str, str]
 SETTINGS = ("kind", "rate", "beta", "seed", "validation", "accuracy")  # that runs differ by
-SIMPLE = ("sft", "reinforce", "raft_pp", "rloo", "grpo", "agro", kinds.RECIPE)  # beside the best
+SIMPLE = ("sft", "reinforce", "raft_pp", "rloo", "grpo", "agro", *kinds.RECIPES)  # beside the best
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
 

@@ -15,7 +15,8 @@ these are run with the other seeds too, and so on: the best mean of all seeds co
 other prompts. In theory: where exact descent ends on a policy that can be enumerated.
 
 `--only` takes names of objectives and of kinds of data, and "theory". An interrupted run continues; what is
-complete in `--out` isn't run again. Writes result.json and figure.png into `--out`, with `--record` beside
+complete in `--out` isn't run again, with `--recorded` neither is what the result beside this script has.
+Writes result.json and figure.png into `--out`, with `--record` beside
 this script too, with the tables in README.md.
 """
 
@@ -158,6 +159,20 @@ def descents(names: Sequence[str], each: Map, out: Path, *, small: bool, measure
     return [end for name in names for end in json.loads((folder / f"{name}.json").read_text())]
 
 
+def restore(out: Path) -> None:
+    """Write what was recorded into `out`, where it counts as complete."""
+    result = json.loads((HERE / "result.json").read_text())
+    for folder in (out / "runs", out / THEORY):
+        folder.mkdir(parents=True, exist_ok=True)
+    for made in result["runs"]:
+        row = Row(*(made[name] for name in ("objective", "kind", "rate", "beta", "seed")))
+        if not (out / "runs" / row.file).exists():
+            (out / "runs" / row.file).write_text(json.dumps(made))
+    for name in {end["objective"] for end in result["theory"]}:
+        ends = [end for end in result["theory"] if end["objective"] == name]
+        (out / THEORY / f"{name}.json").write_text(json.dumps(ends))
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[Map]:
     """`map` in so many processes."""
@@ -193,11 +208,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--out", type=Path, default=Path("runs/arena"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--recorded", action="store_true", help="what was recorded counts as complete")
     parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     if args.seeds < 1:
         raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    if args.recorded:
+        restore(args.out)
     names, of, in_theory = chosen(args.only)
     files = task.prepare(args.out, task.SMALL if args.small else task.FULL)
     able, missing = cells(names, of)

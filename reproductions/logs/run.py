@@ -1,7 +1,7 @@
 """Logs of other models, without log-probs: AGRO on the responses in a store, and on nothing else.
 
     python reproductions/logs/run.py [--data gsm8k|game24|both] [--seeds 3] [--out runs/logs] [--small]
-                                     [--record] [KEY=VALUE …]
+                                     [--record] [--validate] [KEY=VALUE …]
 
 Imports two logs (`agro import`), and asks for an objective that they can't serve (`agro train …
 objective.name=grpo` is refused). Splits the prompts of each into two halves, each held out once. For each
@@ -9,12 +9,14 @@ half it makes π_ref by imitation, and trains from it with `agro` on the prompts
 seed, and on rewards that are shuffled within their prompts, as the control. It measures on the held-out
 prompts how often log π/π_ref is higher for the better of two responses (AUC), and ½ Var(R), R = r − βρ.
 Prints tables and writes result.json and figure.png into --out, with --record beside this script too. An
-interrupted run continues. KEY=VALUE are settings of phase `agro`.
+interrupted run continues. KEY=VALUE are settings of phase `agro`, to be chosen with --validate: on three
+folds within the training half of fold 0, which never read what that fold holds out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,9 +31,9 @@ from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.logs.baselines import baselines  # noqa: E402
-from reproductions.logs.data import FOLDS, LOGS, describe, mixed, shuffled, split  # noqa: E402
+from reproductions.logs.data import FOLDS, LOGS, describe, mixed, shuffled, split, validation  # noqa: E402
 from reproductions.logs.measures import above_chance, mean_and_error, pooled  # noqa: E402
-from reproductions.logs.tables import draw, table  # noqa: E402
+from reproductions.logs.tables import draw, table, validated  # noqa: E402
 
 
 def refusal(recipe: Path, train: Path, folder: Path) -> dict[str, Any]:
@@ -119,22 +121,58 @@ def is_chance(control: Sequence[dict[str, Any]]) -> bool:
     return bool(abs(mean["mean"] - 0.5) <= 2 * max(errors))
 
 
+def imported(name: str, folder: Path) -> Path:
+    """The store of a log."""
+    log, store = LOGS[name], folder / "log.db"
+    harness.import_log(harness.SHARED / log.file, store, log.columns)
+    return store
+
+
+def references(sft: RunConfig, folds: Sequence[tuple[Path, Path]], folder: Path) -> list[dict[str, Any]]:
+    """π_ref of each fold, where it is, its last loss and what it took."""
+    made = []
+    for fold, (train, _) in enumerate(folds):
+        to = folder / f"reference-{fold}"
+        run = harness.train(changed(sft, {"data": {"store": str(train)}}), to)
+        spent = {key: run[key] for key in ("seconds", "cpu_seconds")}
+        made.append({"model": str(to / "model"), "loss": run["metrics"][-1]["loss"], **spent})
+    return made
+
+
+def from_reference(agro_: RunConfig, reference: dict[str, Any]) -> RunConfig:
+    return changed(agro_, {"policy": {"model": reference["model"], "new": None}})
+
+
+def validate(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[str]) -> dict[str, Any]:
+    """The seeds on folds within the training half of fold 0, by which settings are chosen."""
+    folder = out / name
+    store = imported(name, folder)
+    sft, agro_ = settings(name, overrides, small)
+    folds = validation(store, 8 if small else None)
+    starts = references(sft, folds, folder)
+    found = []
+    for seed in range(seeds):
+        runs = [
+            one_run(
+                from_reference(agro_, start), seed, (mixed(train), heldout), folder / f"seed-{seed}-{fold}"
+            )
+            for fold, (start, (train, heldout)) in enumerate(zip(starts, folds, strict=True))
+        ]
+        found.append(of_seed(seed, runs))
+    return {"overrides": list(overrides), "seeds": found, "over_seeds": over_seeds(found)}
+
+
 def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[str]) -> dict[str, Any]:
     log, folder = LOGS[name], out / name
-    store = folder / "log.db"
-    harness.import_log(harness.SHARED / log.file, store, log.columns)
+    store = imported(name, folder)
     sft, agro_ = settings(name, overrides, small)
     folds = [split(store, fold, 8 if small else None) for fold in range(FOLDS)]
     result: dict[str, Any] = {"title": log.title, "goal": {"auc": log.auc, "errors": log.errors}}
-    result |= {"log": describe(store, sft), "baselines": baselines(folds), "references": []}
+    result |= {"log": describe(store, sft), "baselines": baselines(folds)}
     result["refused"] = refusal(HERE / f"{name}.toml", folds[0][0], folder)
-    starts = []
-    for fold, (train, _) in enumerate(folds):
-        reference = folder / f"reference-{fold}"
-        made = harness.train(changed(sft, {"data": {"store": str(train)}}), reference)
-        spent = {key: made[key] for key in ("seconds", "cpu_seconds")}
-        result["references"].append(spent | {"loss": made["metrics"][-1]["loss"]})
-        starts.append(changed(agro_, {"policy": {"model": str(reference / "model"), "new": None}}))
+    made = references(sft, folds, folder)
+    starts = [from_reference(agro_, reference) for reference in made]
+    result["references"] = [{key: of[key] for key in ("loss", "seconds", "cpu_seconds")} for of in made]
     result |= {"seeds": [], "control": []}
     for seed in range(seeds):
         trained, control = [], []
@@ -179,10 +217,19 @@ def main() -> None:
     parser.add_argument(
         "--record", action="store_true", help="write result.json and figure.png beside this script"
     )
+    parser.add_argument(
+        "--validate", action="store_true", help="measure within the training half of fold 0 alone"
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     out = args.out.resolve()
     names = list(LOGS) if args.data == "both" else [args.data]
+    if args.validate:
+        for name in names:
+            found = validate(name, args.seeds, out, args.small, args.overrides)
+            (out / name / "validated.json").write_text(json.dumps(found, indent=1) + "\n")
+            print(validated(name, found))
+        return
     results = {name: one_log(name, args.seeds, out, args.small, args.overrides) for name in names}
     for result in results.values():
         print(table(result))

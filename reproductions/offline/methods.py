@@ -144,11 +144,13 @@ REPLAY: dict[str, dict[str, Any]] = {
         "objective": _REFERENCE,
     },
 }
+_OPTIMAL = {"name": "agro", "beta": 0.01, "weight_baseline": "optimal"}  # of each group, the recipe before
 # What each changes of agro/recipes/fresh.toml: 100 updates on 16 prompts with 4 responses each, as TRL's
 # trainers were measured on this task (β = 0.05 in their rewards, a constant rate).
 ON_FRESH: dict[str, dict[str, Any]] = {
     "fresh, the recipe": {},
-    "fresh, the recipe without the bound": {},
+    "fresh, the optimal baseline, bounded": {"objective": _OPTIMAL},
+    "fresh, the optimal baseline": {"objective": _OPTIMAL},
     "fresh, the balanced baseline": {
         "objective": {"name": "agro", "beta": 0.01, "weight_baseline": "balanced"}
     },
@@ -161,7 +163,8 @@ ON_FRESH: dict[str, dict[str, Any]] = {
     "fresh, REINFORCE": {"objective": {"name": "reinforce"}},
 }
 FRESH_RATES = ("1e-4", "3e-4")
-BOUNDED = (RECIPE, "fresh, the recipe")  # their steps have the bound of their recipes; the others have none
+# Their steps have the bound of their recipes; those of the others have none.
+BOUNDED = (RECIPE, "fresh, the recipe", "fresh, the optimal baseline, bounded")
 GENERATIONS = (640, 1280, 1920, 2560, 3200)  # responses sampled when accuracy is measured
 
 # Fresh samples of the weights so many updates ago, at first of the start; 800 updates of 8 groups.

@@ -24,6 +24,12 @@ STORED: Values = {"replay": 1.0, "group_size": 8}
 HELD_OUT: Values = {"hold_out": 0.1, "hold_out_most": 128}
 UNBOUNDED: Values = {"step_kl": None}
 BOUNDED: Values = {"step_kl": 0.005}
+ROOT: Values = {"weight_max": 1.0, "weight_power": 0.5}
+BEFORE: dict[str, Values] = {
+    "fresh": {"baseline": "others", "weight_baseline": "optimal"},
+    "pairs": ROOT,
+    "one each": ROOT,
+}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 
 
@@ -111,9 +117,13 @@ def _default(job: Job, facts: Facts) -> Values:
     return {"recipe": RECIPES[job.data]}
 
 
-def _without_bound(job: Job, facts: Facts) -> Values:
-    """The same without a bound on the change of a step."""
-    return {**_default(job, facts), "train": UNBOUNDED}
+def _before(job: Job, facts: Facts, *, train: Values) -> Values | str:
+    """The recipes as they were until 24 November 2026: fresh samples were compared in their group, and pairs
+    and single responses had the weight of the recipe `log`."""
+    objective = BEFORE.get(job.data)
+    if objective is None and train == BOUNDED:
+        return "is the default"
+    return {**_default(job, facts), "objective": objective or {}, "train": train}
 
 
 def _held_out(job: Job, facts: Facts) -> Values | str:
@@ -139,9 +149,8 @@ def _candidate(job: Job, facts: Facts, *, options: Values) -> Values | str:
 
 
 def _baseline_on_fresh(job: Job, facts: Facts, *, options: Values) -> Values | str:
-    if job.data != "fresh":
-        return "needs fresh samples"
-    return {"recipe": "fresh", "objective": options, "train": UNBOUNDED}
+    values = {"recipe": "fresh", "objective": {"baseline": "others", **options}, "train": UNBOUNDED}
+    return _on_fresh(job, facts, values=values)
 
 
 def _rival(job: Job, facts: Facts, *, objective: Values) -> Values | str:
@@ -258,9 +267,16 @@ METHODS = {
             "the default", "the recipe for the data: log, feedback, pairs or fresh", _default, candidate=True
         ),
         Method(
+            "the default before",
+            "of fresh samples the optimal baseline of each group; of pairs and single responses the weight "
+            "min(1, √(π/π_ref))",
+            partial(_before, train=BOUNDED),
+            candidate=True,
+        ),
+        Method(
             "without the bound",
-            "the same, `train.step_kl` not given: the default before",
-            _without_bound,
+            "the same, `train.step_kl` not given",
+            partial(_before, train=UNBOUNDED),
             candidate=True,
         ),
         Method("a tenth held out", "the same, `data.hold_out` as in the recipe", _held_out, candidate=True),
@@ -291,6 +307,17 @@ METHODS = {
         *(
             Method(name, about, partial(_baseline_on_fresh, options=options), candidate=True)
             for name, (about, options) in ON_FRESH.items()
+        ),
+        Method(
+            "fresh, one each",
+            "the default with one response to each of four times as many prompts",
+            partial(_on_fresh, values={"recipe": "fresh", "responses": 1}),
+            candidate=True,
+        ),
+        Method(
+            "REINFORCE, one each",
+            "the same without a baseline",
+            partial(_on_fresh, values={"objective": {"name": "reinforce"}, "responses": 1}),
         ),
     ]
 }

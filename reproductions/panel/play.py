@@ -102,12 +102,13 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
         values["data"]["value_store"] = str(logs.reference_samples(world.job, world.files))
     if store is None or values["data"].get("prompts"):  # of the log, where both are asked for
         values["data"]["prompts"] = str(world.files.prompts)
+    responses = given.get("responses", RESPONSES)
     values["train"] = {
         **values["train"],
         **given.get("train", {}),
         "steps": job.updates,
         "epochs": None,
-        "groups": job.groups,
+        "groups": job.groups * RESPONSES // responses if store is None else job.groups,
         "lr": row.rate,
         "warmup": min(10, job.updates // 2),
         "seed": row.seed,
@@ -117,7 +118,7 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
     }
     values["evaluate"] = {"kl": False, "kl_samples": 0}
     values["reward"] = {"name": VALUE}
-    values["sampler"] = {"n": RESPONSES, "max_new": job.max_new, "batch": 256}
+    values["sampler"] = {"n": responses, "max_new": job.max_new, "batch": 256}
     return RunConfig.of(values, f"{row.job}, {row.method}")
 
 

@@ -18,7 +18,7 @@ from reproductions.panel.methods import METHODS, NOTHING, OTHER_RECIPES, RIVAL_B
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
 ABOVE = 0.05  # a job on which a default is this far above the simple methods counts as won
-DEFAULT, BESIDE_RATE = "the default", 1e-3
+DEFAULT, BESIDE_RATES = "the default", (1e-3, 3e-3)
 RIVALS = ("FPA", *(f"{name}, β = {beta}" for beta in RIVAL_BETAS for name in ("QRPO", "TBRM")))
 BESIDE = (NOTHING, "imitation of the good", "TOPR", "DRO", "DPO", "KTO", *RIVALS, DEFAULT)
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
@@ -107,11 +107,7 @@ def tables(result: Run) -> str:
         _table({cell: best_rate(found) for cell, found in cells.items()}, _with_rate),
         "Held-out reward at each rate, mean over the seeds that were run.",
         _by_rate(runs),
-        "Objectives of others on logs, beside the default and the simple methods: held-out reward with seed "
-        f"0, all at lr {BESIDE_RATE:g}, on the jobs on which one of FPA, QRPO and TBRM was run. The best one "
-        "of a job is in bold; the last column has the mean less the default's, over the jobs that a method "
-        "has.",
-        beside(runs),
+        *[part for rate in BESIDE_RATES for part in (_about_beside(rate), beside(runs, rate))],
         "The other recipes without and with the bound on a step's change (`train.step_kl` = 0.005), mean "
         "over seeds.",
         bounded(cells),
@@ -186,13 +182,19 @@ def _by_rate(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def beside(runs: Sequence[Run]) -> str:
-    """A row for each method, at one rate with seed 0."""
-    found = {
-        (run["job"], run["method"]): run["reward"]
-        for run in runs
-        if run["rate"] in (BESIDE_RATE, None) and run["seed"] == 0 and run["method"] in BESIDE
-    }
+def _about_beside(rate: float) -> str:
+    return (
+        "Objectives of others on logs, beside the default and the simple methods: held-out reward, the mean "
+        f"over the seeds that were run, all at lr {rate:g}, on the jobs on which one of FPA, QRPO and TBRM "
+        "was run. The best one of a job is in bold; the last column has the mean less the default's, over "
+        "the jobs that a method has."
+    )
+
+
+def beside(runs: Sequence[Run], rate: float) -> str:
+    """A row for each method, at one rate."""
+    cells = of_cells(run for run in at_rate(runs, rate) if run["method"] in BESIDE)
+    found = {cell: mean(same) for cell, same in cells.items()}
     jobs = [job for job in jobs_of(runs) if any((job, method) in found for method in RIVALS)]
     best = {job: max(found.get((job, method)) or 0.0 for method in BESIDE) for job in jobs}
     lines = [f"| method | {' | '.join(jobs)} | to the default |", "|---" * (len(jobs) + 2) + "|"]

@@ -14,7 +14,8 @@ the other seeds. A third of the jobs is kept for the last look, and run with `--
 
 An interrupted run continues; what is complete in `--out` isn't run again, and with `--recorded` neither is
 what the result beside this script has. Writes result.json and figure.png
-into `--out`, with `--record` beside this script too, with the tables in README.md.
+into `--out`, with `--record` beside this script too, with the tables in README.md and that of
+docs/guide/choosing.md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
-from reproductions.panel import logs, play, report  # noqa: E402
+from reproductions.panel import advice, logs, play, report  # noqa: E402
 from reproductions.panel.jobs import JOBS  # noqa: E402
 from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
 from reproductions.panel.methods import METHODS, NOTHING, RATES  # noqa: E402
@@ -186,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         harness.record(folder, result, report.figure(result))
     if args.record:
         harness.put(HERE / "README.md", report.tables(result), report.BEGIN, report.END)
+        harness.put(advice.GUIDE, advice.table(runs), advice.BEGIN, advice.END)
     print(report.tables(result))
 
 

@@ -33,7 +33,7 @@ Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run t
 def rows(folder: Path) -> list[Row]:
     """All measurements; `folder` is for their runs."""
     torch.set_num_threads(1)
-    measured = (guide, ampo, sophia, mixed, dapo, spellings, agent_q, bfs_prover)
+    measured = (guide, ampo, sophia, mixed, dapo, spellings, agent_q, bfs_prover, mbrcsl)
     found = []
     for measure in measured:
         scratch = folder / measure.__name__
@@ -206,6 +206,36 @@ def bfs_prover(folder: Path) -> Iterator[Row]:
     consequence = "distance of the restarted weights from the first"
     yield Row("BFS-Prover-V2", "train.start = first", consequence, far, 1e-6, "at most")
     yield opened_above_samples("BFS-Prover-V2", "best", folder)
+
+
+def mbrcsl(folder: Path) -> Iterator[Row]:
+    """A log of turns whose episodes all fail; a prompt begins with the number of its episode's right ones."""
+    asked = [{**lock, "prompt": f"3{lock['prompt']}"} for lock in LOCKS]
+    prompts = {"data__prompts": written(folder / "asked.jsonl", asked)}
+    log = folder / "log.db"
+    with Store.open(log) as store:
+        for lock in LOCKS:
+            right, wrong = lock["answer"], [str((int(c) + 1) % 4) for c in lock["answer"]]
+            for known in range(3):  # so many right digits, then a wrong one
+                state = f"{known}{lock['prompt']}"
+                for turn in (*right[:known], wrong[known]):
+                    store.append([Sample(state, turn, reward=known / 3, meta={"answer": right})])
+                    state += f"{turn}>"
+    search = {"by": "ucb", "explore": 0.0, "train": "path", **SEARCH}
+    stored_alone = {"replay": 1.0, "group_size": 1}
+    imitate = {"name": "imitate", "data": stored_alone, "train": {"steps": 250, "groups": 48}}
+    stitch = {"name": "stitch", "search": search, "train": {"steps": 40}}
+    new = {"alphabet": "0123>", "hidden": 32, "layers": 2, "heads": 2, "context": 16}
+    settings = {"objective": {"name": "reward_conditioned"}, "policy": {"new": new}, "train__lr": 3e-3}
+    data = {"data__store": str(log), "phases": [imitate, stitch], **settings, **prompts}
+    run = train(locks(folder, steps=1, **data), folder / "run")
+    wrong_turns = [s for g in drawn(run, log).values() for s in g if s.prompt[0] == "3" and s.reward != 1]
+    mechanism, paths = "[search] by = ucb, explore = 0", "trained turns of no right episode, after the log's"
+    yield Row("MBRCSL", mechanism, paths, len(wrong_turns), 0, "at most")
+    still = {"sampler__n": 16, "objective": {"name": "grpo"}, "train__lr": 1e-12, **prompts}
+    last = train(locks(folder, policy={"model": str(run / "model")}, steps=1, **still), folder / "last")
+    consequence = "right episodes of the policy, asked for the best (of the log's: none)"
+    yield Row("MBRCSL", "recipe mbrcsl", consequence, mean_reward(stored(last)), 0.5, "at least")
 
 
 def opened_above_samples(row: str, by: str, folder: Path) -> Row:

@@ -24,7 +24,7 @@ EQUATIONS = {
     "KL-regularized policy gradient": ("kl_pg",),
     "RLOO and REINFORCE": ("rloo", "reinforce"),
     "DRO-V": ("dro",),
-    "DPO, IPO, SLiC (GPO)": ("dpo", "ipo", "slic"),
+    "DPO, IPO, SLiC (GPO)": ("dpo", "ipo", "slic", "gpo"),
     "path consistency, trajectory balance": ("prefix_consistency", "vargrad"),
     "CoPG": ("copg",),
     "PPO": ("ppo",),

@@ -185,6 +185,26 @@ def _evaluation(folder: Path) -> list[Row]:
     return [Row("off-policy evaluation, ad loads", mechanism, consequence, share, 0.91, "at least")]
 
 
+def _checkpoints(folder: Path) -> list[Row]:
+    """Of eight policies the best three by a log are tried: what is gained over μ for the risk of bad ones."""
+    from agro.rollout.off_policy_values import sharpe_ratio
+
+    rng = np.random.default_rng(0)
+    reward, prompts, found = np.linspace(0, 1, 5), 400, {"estimates": [], "hash": []}
+    for _ in range(200):
+        behavior, *policies = rng.dirichlet(np.full(5, 5.0), size=8)
+        y = rng.choice(5, size=prompts, p=behavior)
+        drawn = (rng.random(prompts) < reward[y]).astype(float)
+        each = [np.log(policy[y] / behavior[y]) for policy in (behavior, *policies)]
+        estimated = np.array([compare_on_log(each[0], a, drawn, np.arange(prompts)).b for a in each])
+        true = np.array([policy @ reward for policy in (behavior, *policies)])
+        found["estimates"].append(sharpe_ratio(estimated, true, 0, 3))
+        found["hash"].append(sharpe_ratio(rng.random(8), true, 0, 3))
+    ratio = float(np.nanmean(found["estimates"]) / np.nanmean(found["hash"]))
+    consequence = "mean over 200 logs, times that of a ranking by chance"
+    return [Row("SharpeRatio@k", "k = 3 of 8 policies, by a log", consequence, ratio, 1.5, "at least")]
+
+
 def _checked(folder: Path) -> list[Row]:
     """What `agro check` says of a log that is written down: two prompts, rewards and repeats."""
     with Store.open(folder / "checked.db") as store:
@@ -243,5 +263,5 @@ def _coverage(folder: Path) -> list[Row]:
 
 RUNS = (
     *(_arb, _remix, _erc, _tuned_beta, _dynamic_sampling, _tracked, _opa_dpo, _nested, _topr, _critic),
-    *(_evaluation, _checked, _ranked, _coverage),
+    *(_evaluation, _checkpoints, _checked, _ranked, _coverage),
 )

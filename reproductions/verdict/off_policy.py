@@ -62,13 +62,20 @@ class World:
 
 
 def log_probs(logits: torch.Tensor) -> Values:
-    """[X,C,V] -> [X,Y] of complete responses."""
-    of_tokens = logits.log_softmax(-1)[:, SPACE.places, SPACE.tokens]  # [X,Y,T]
-    return np.asarray(of_tokens.sum(-1).detach().numpy())
+    """[X,C,V] -> [X,Y,T] of the tokens of each response."""
+    return np.asarray(logits.log_softmax(-1)[:, SPACE.places, SPACE.tokens].detach().numpy())
 
 
 def world(move: float, toward: Direction, *, other_author: bool) -> World:
     """`move`: of the trained policy's logits. Rewards are those of a response to a prompt, drawn once."""
+    *logits, rewards = policies(move, toward, other_author=other_author)
+    return World(*(log_probs(each).sum(-1) for each in logits), rewards)
+
+
+def policies(
+    move: float, toward: str, *, other_author: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Values]:
+    """Logits of the author, the start and the trained policy, and rewards."""
     generator = torch.Generator().manual_seed(7)
     start, other, direction = (Table(SPACE, 1.0, generator).logits.detach() for _ in range(3))
     rng = np.random.default_rng(7)
@@ -80,7 +87,7 @@ def world(move: float, toward: Direction, *, other_author: bool) -> World:
         direction = -start
     trained = start + move * direction / direction.abs().max()
     author = start + 0.5 * other if other_author else start
-    return World(log_probs(author), log_probs(start), log_probs(trained), rewards)
+    return author, start, trained, rewards
 
 
 def _toward(rewards: Values) -> torch.Tensor:

@@ -17,13 +17,17 @@ import torch
 import transformers
 
 import agro
+from agro.api.chosen import choose
 from agro.api.input_files import prompt_record, write_rows
 from agro.api.reward_argument import reward_values
 from agro.api.settings import configured, lora_of
 from agro.config import NewModel
+from agro.errors import Refused
 from agro.logs.prompts import load_prompts
 from agro.models.newmodel import new_model
 from agro.runs.rundata import load_run
+from agro.store import Store
+from agro.types import Sample
 
 DIGITS = "0123456789>"
 SMALL = {
@@ -335,3 +339,44 @@ def test_push_to_hub_uploads_the_model(objects, monkeypatch) -> None:
     )
     assert trained.push_to_hub("me/mine", private=False) == "address"
     assert pushed == [(Path("run/model"), "me/mine", False)]
+
+
+def test_three_arguments_are_enough(objects, capsys) -> None:
+    """β = min(.1, 2.56 / 256 tokens) for rewards of 0 to 1; the rate is at most 1e-3, for so few weights."""
+    trained = agro.train(objects, PROMPTS, length, train__steps=1, train__groups=4, out="run")
+    said = capsys.readouterr().err
+    assert "note: objective.beta = 0.01, for rewards from 0 to 1 (taken to be; none is known yet)" in said
+    assert "note: train.lr = 0.001, for 0.00" in said
+    config = json.loads((trained.folder / "config.json").read_text())
+    assert (config["objective"]["beta"], config["train"]["lr"]) == (0.01, 1e-3)
+
+
+def test_a_log_says_how_long_responses_are_and_how_far_rewards_are_apart(tmp_path) -> None:
+    """40 letters, about 10 tokens, would be .256 a unit of reward: more than .1; 4,000 are .00256."""
+    for letters, beta in ((40, 0.3), (4000, 0.00768)):
+        with Store.open(tmp_path / f"{letters}.db") as store:
+            store.append([Sample("p", "x" * letters, reward=r) for r in (-1.0, 2.0)])
+        values = {"policy": {"model": "m"}, "data": {"store": str(tmp_path / f"{letters}.db"), "replay": 1.0}}
+        chosen = choose(values | {"objective": {"name": "agro"}})
+        assert chosen.settings == {"objective.beta": beta, "train.lr": 1e-6}
+        assert "rewards from -1 to 2" in chosen.notes[0]
+
+
+def test_names_of_trl_are_arguments(objects) -> None:
+    trained = agro.train(
+        objects,
+        train_dataset=PROMPTS,
+        reward_funcs=[length],
+        loss_type="dr_grpo",
+        num_generations=4,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        max_completion_length=3,
+        learning_rate=1e-3,
+        train__steps=1,
+    )
+    config = json.loads((trained.folder / "config.json").read_text())
+    assert (config["train"]["groups"], config["sampler"]["n"], config["sampler"]["max_new"]) == (4, 4, 3)
+    assert config["objective"]["name"] == "dr_grpo"
+    with pytest.raises(Refused, match="train_dataset is prompts here, which is given too"):
+        agro.train(objects, PROMPTS, train_dataset=PROMPTS)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import html
 import json
+import shlex
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from agro.cli import app
+from agro.config import RunConfig
+from agro.objectives import names
+from agro.train import trainable
+from agro.train.check import check_config
+from agro.train.phases import Phase
+from agro.train.set_aside import within_budget
 
 ROWS = [
     *(
@@ -66,7 +75,7 @@ def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
     rows = [*ROWS, {"prompt": "9>", "response": "alone", "reward": 1, "source": "a"}]
     found = run(tmp_path, rows)
     assert found.exit_code == 2
-    assert 'singletons = "drop"' in found.stderr
+    assert "objective.singletons=drop" in found.stderr
     for options in (["--recipe", "log", "--set", "train.groups=3"], ["--set", "objective.singletons=drop"]):
         found = run(tmp_path, rows, *options)
         assert found.exit_code == 0, found.output
@@ -81,3 +90,78 @@ def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
         assert run(tmp_path, rows, "--set", wrong).exit_code == 2
     both = run(tmp_path, rows, "--recipe", "log", "--objective", "sft")
     assert both.exit_code == 2
+
+
+def rows_of(kind: str) -> list[dict]:
+    """40 prompts that share no five letters."""
+    texts = [
+        " ".join(chr(97 + (g * 7 + i * i) % 26) * (2 + g % 5) for i in range(6)) + str(g) for g in range(40)
+    ]
+    parts = {
+        "groups": [{"response": f"r{i}", "reward": float(i == 0)} for i in range(3)],
+        "single": [{"response": "r"}],
+        "pairs": [{"chosen": "a", "rejected": "b"}],
+        "demonstrations": [{"response": "r"}],
+    }[kind]
+    rows = [{"prompt": text, **part} for text in texts for part in parts]
+    return [row | {"reward": g % 5} for g, row in enumerate(rows)] if kind == "single" else rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "recommended", "missing"),
+    [
+        ("groups", ["log"], {"dpo": "pairs", "grpo": "fresh", "cispo": "log-probs of who wrote"}),
+        ("single", ["feedback", "dro", "kto"], {"agro": "two responses", "dpo": "pairs"}),
+        ("pairs", ["pairs", "dpo"], {"agro": "reward", "vdpo": "the votes"}),
+        ("demonstrations", ["sft"], {"agro": "reward", "kto": "reward", "distill": "a teacher"}),
+    ],
+)
+def test_what_can_train_on_it_is_ranked(tmp_path, kind, recommended, missing):
+    found = run(tmp_path, rows_of(kind), "--json", "--out", str(tmp_path / "page"))
+    ranking = json.loads(found.stdout)["ranking"]
+    assert [each["name"] for each in ranking["recommended"]] == recommended
+    reasons = {each["name"]: each["reason"] for each in ranking["impossible"]}
+    assert all(reasons[name].startswith(words) for name, words in missing.items()), reasons
+    everything = [each["name"] for part in ranking.values() for each in part]
+    assert set(names()) <= set(everything)
+    assert len(everything) == len(set(everything))
+    command = ranking["recommended"][0]["command"]
+    page = (tmp_path / "page" / "check.html").read_text()
+    assert html.escape(command) in page or command in page
+    assert command in run(tmp_path, rows_of(kind)).stdout
+
+
+@pytest.mark.parametrize("kind", ["groups", "single", "pairs", "demonstrations"])
+def test_the_printed_commands_are_those_of_runs_that_are_not_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    ranking = json.loads(run(tmp_path, rows_of(kind), "--json").stdout)["ranking"]
+    for each in [*ranking["recommended"], *ranking["possible"]]:
+        imported, _, train = each["command"].partition(" && ")
+        if not Path("log.db").exists():
+            assert CliRunner().invoke(app, shlex.split(imported)[1:]).exit_code == 0
+        _, _, recipe, *settings, _, _ = shlex.split(train)
+        config = RunConfig.load(recipe, settings)
+        for phase in check_config(config):  # what a run does before it loads a model
+            trainable.check_stores([phase], [], config.data.store)
+            budget = within_budget(config, config.data.store, tmp_path, resume=False)
+            trainable.check_enough(Phase.all(budget.config), config.data.store)
+
+
+def test_equal_rewards_teach_nothing(tmp_path):
+    equal = [{"prompt": f"{g}>", "response": "x" * i, "reward": 1} for g in range(3) for i in range(2)]
+    found = run(tmp_path, equal)
+    assert found.exit_code == 2
+    assert "agro can run on this, but there is nothing to learn: all 6 rewards are 1." in found.stderr
+    assert "rewards that differ: they can run, with nothing to learn: log, agro," in found.stdout
+    assert run(tmp_path, equal, "--objective", "sft").exit_code == 0  # which imitates
+    by_prompt = [row | {"reward": int(row["prompt"][0])} for row in equal]
+    assert "in all 3 groups the rewards are equal" in run(tmp_path, by_prompt).stderr
+    assert run(tmp_path, by_prompt, "--recipe", "feedback").exit_code == 2  # fewer than it takes, see below
+    assert "nothing to learn" not in run(tmp_path, by_prompt, "--recipe", "feedback").stderr
+
+
+def test_leaving_out_prompts_with_one_response_is_a_command(tmp_path):
+    rows = [*rows_of("groups"), *({"prompt": f"alone {i}", "response": "r", "reward": i} for i in range(3))]
+    said = run(tmp_path, rows).output
+    assert "objective.singletons=drop leaves them out:" in said
+    assert "agro train log policy.model=MODEL data.store=log.db" in said

@@ -72,7 +72,7 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     assert "objective agro needs reward: 0 of 48 rows have it" in refused("check", store)
     scored = json.loads(done("score", store, "--reward", "exact", "--json").stdout)
     assert scored["scored"] == 48
-    found = json.loads(done("check", store, "--json").stdout)
+    found = json.loads(done("check", store, "--objective", "sft", "--json").stdout)
     assert (found["samples"], found["groups"], found["with_behavior"], found["trainable"]) == (
         48,
         12,
@@ -221,7 +221,7 @@ def test_import_puts_the_prompts_tokens_before_those_of_the_responses(model: Pat
 
 def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
-        "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
+        "".join(json.dumps({"prompt": "p", "response": r, "reward": r == "a"}) + "\n" for r in "abc")
     )
     assert "note: agro can train on this" in done("check", tmp_path / "log.jsonl").stdout
     result = agro("check", tmp_path / "log.jsonl", "--objective", "grpo", "--json")

@@ -79,6 +79,8 @@ def test_doctor_reports_versions_machine_and_state(tmp_path: Path) -> None:
     report = json.loads(done("doctor", "--json").stdout)
     assert report["libraries"]["torch"] == torch.__version__
     assert report["cores"] >= 1
+    assert report["asked_torch"] is False
+    assert json.loads(done("doctor", "--torch", "--json").stdout)["threads_of_torch"] >= 1
     damaged = tmp_path / "store.db"
     damaged.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
     report = json.loads(done("doctor", damaged, "--json").stdout)
@@ -97,10 +99,9 @@ def test_help_names_a_page_of_the_guide_and_types_of_values_only(command) -> Non
 
 def test_names_are_not_cut_in_a_narrow_terminal(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    shown = done("objectives").stdout
-    assert all(f" {name} " in shown for name in objectives.names())
-    listed = done("recipes").stdout
-    assert all(f" {name} " in listed for name in recipes())
+    assert set(objectives.names()) <= set(done("objectives", "--all").stdout.split())
+    listed = done("recipes", "--all").stdout
+    assert all(f" {name}:" in listed for name in recipes())
 
 
 def test_help_and_completion_import_no_torch() -> None:
@@ -121,6 +122,13 @@ def test_help_and_completion_import_no_torch() -> None:
     assert (helped.stdout, helped.stderr.strip()) == (done("--help").stdout, "False")
     assert run("--version").stdout == done("--version").stdout == f"agro-rl {__version__}\n"
     assert run("objectives", "agro").stderr.strip() == "False"
+    for command in (
+        ("doctor",),
+        ("check", "none.db"),
+        ("eval", "none"),
+        ("train", "fresh", "data.prompts=no"),
+    ):
+        assert run(*command).stderr.strip().endswith("False")  # also what is refused
     assert (
         "_AGRO_COMPLETE" in run("--show-completion", "bash").stdout + run(_AGRO_COMPLETE="source_bash").stdout
     )

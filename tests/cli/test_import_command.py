@@ -66,7 +66,9 @@ def test_strict_and_replace(tmp_path: Path) -> None:
 def test_licenses_are_shown(tmp_path: Path) -> None:
     store = tmp_path / "s.db"
     done("import", log(tmp_path), "--store", store, "--license", "CC-BY-4.0")
-    assert json.loads(done("check", store, "--json").stdout)["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
+    assert json.loads(done("check", store, "--objective", "sft", "--json").stdout)["licenses"] == {
+        "file:log.jsonl": "CC-BY-4.0"
+    }
     assert json.loads(done("show", store, "--json").stdout)["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
     assert "license of file:log.jsonl: CC-BY-4.0" in done("show", store).stdout
 
@@ -122,7 +124,7 @@ def test_several_processes_do_what_one_does(tmp_path: Path) -> None:
     for workers in (1, 2):
         store, how = tmp_path / f"{workers}.db", ("--workers", workers, "--json")
         imported = done("import", path, "--store", store, *how).stdout
-        checked = done("check", path, *how).stdout
+        checked = done("check", path, "--objective", "sft", *how).stdout
         scored = done("score", store, "--reward", f"{reward}:length", *how).stdout
         reports.append([json.loads(text) for text in (imported, checked, scored)])
         with Store.open(store) as opened:

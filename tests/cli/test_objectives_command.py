@@ -16,27 +16,32 @@ def test_all_of_them_as_json() -> None:
     assert json.loads(done("objectives", "grpo", "--json").stdout)["options"]["clip"]["default"] == [0.2, 0.2]
 
 
-def test_the_table_names_needs_and_what_has_to_be_given(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "140")
-    rows = {line.split()[0]: line for line in done("objectives").stdout.splitlines() if line.strip("━╇ ")}
-    assert "groups, ref_logp, reward" in rows["agro"]
-    assert "RLOO, arXiv 2402.14740" in rows["rloo"]
-    assert "texts alone" in rows["sft"]
+def test_the_list_names_needs_and_sources() -> None:
+    lines = done("objectives", "--all").stdout.splitlines()
+    about = {line: " ".join(lines[i + 1 : i + 4]) for i, line in enumerate(lines) if line[:1] != " "}
+    assert "groups, ref_logp, reward" in about["agro"]
+    assert "RLOO, arXiv 2402.14740" in about["rloo"]
+    assert "texts alone" in about["sft"]
 
 
 @pytest.mark.parametrize("name", objectives.names())
-def test_each_in_full(name: str, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    out, described = done("objectives", name).stdout, objectives.describe(name)
-    assert described["source"] in out
+def test_each_in_full(name: str) -> None:
+    out, described = done("objectives", name, "--all").stdout, objectives.describe(name)
+    assert described["source"] in " ".join(out.split())
     for key, option in described["options"].items():
-        [row] = [line for line in out.splitlines() if line.strip().startswith(f"objective.{key} ")]
-        assert ("to be given" in row) == option["required"]
+        [row] = [line for line in out.splitlines() if line.startswith(f"objective.{key} = ")]
+        assert row.startswith(f"objective.{key} = to be given:") == option["required"]
 
 
-def test_its_paragraphs_are_as_wide_as_the_terminal(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    assert "the same divided by β, which at β = 0 is RLOO" in done("objectives", "agro").stdout
+@pytest.mark.parametrize("command", ["objectives", "objectives grpo", "recipes", "formats"])
+def test_forty_lines_of_eighty_characters_come_first(command: str, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    first, whole = done(*command.split()).stdout, done(*command.split(), "--all").stdout
+    assert len(first.splitlines()) <= 40
+    assert max(map(len, whole.splitlines())) <= 80
+    assert max(map(len, first.splitlines())) <= 80
+    assert f"agro {command} --all" in " ".join(first.split()) or "--all" in first
+    assert len(whole.splitlines()) > 40
 
 
 def test_an_unknown_one_is_refused() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,3 +117,26 @@ def test_refusals_say_what_was_expected(store: Path, tmp_path: Path) -> None:
     assert "--source 'gtp': expected one of" in refused("show", store, "--source", "gtp")
     assert "--role 'teacher': expected one of" in refused("show", store, "--role", "teacher")
     assert "none.db" in refused("show", tmp_path / "none.db")
+
+
+def test_a_terminal_shows_all_in_a_pager_that_may_be_left(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        store.append(Sample(f"p{i}", "x" * 200) for i in range(2000))
+    shown = [pager_output(path, pager) for pager in ("cat", "head -c 100")]
+    assert shown[0].count(b"sample ") == 2000
+    assert 0 < shown[1].count(b"sample ") < 10
+
+
+def pager_output(path: Path, pager: str) -> bytes:
+    """What `agro show` writes to a terminal whose PAGER is this program."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ.update(PAGER=pager, TERM="dumb", COLUMNS="80")
+        os.execv(sys.executable, [sys.executable, "-m", "agro", "show", str(path)])
+    written = b""
+    with suppress(OSError):  # the terminal's other end was closed
+        while part := os.read(terminal, 1 << 16):
+            written += part
+    assert os.waitpid(child, 0)[1] == 0
+    return written

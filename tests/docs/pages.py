@@ -12,7 +12,11 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "scaling.md", *sorted((DOCS / "guide").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(DOCS / f"{n}.md" for n in ("index", "metrics", "scaling")),
+    *sorted((DOCS / "guide").glob("*.md")),
+]
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,23 +60,49 @@ def test_versions_lie_beside_each_other(site: Path) -> None:
     assert f"url={__version__}/index.html" in (site.parent / "index.html").read_text(encoding="utf-8")
 
 
-def test_search_works_from_a_folder(site: Path) -> None:
-    """In a headless Chromium: the worker of the search answers, and nothing is asked for elsewhere."""
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """A headless Chromium."""
     if find() is None:
         pytest.skip("no Chromium in PATH (Debian: apt-get install chromium)")
-    browser = Browser(find() or "")
-    try:
-        browser.open(site / "guide/concepts.html")
-        browser.ask("document.querySelector('.md-search__button').click()")
-        browser.call("Input.insertText", text="staleness")
-        deadline = time.monotonic() + 60
-        while not browser.ask(MARKED) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert browser.ask(MARKED) > 3
-        asked = [url for url in browser.requests.values() if not url.startswith(("file:", "data:"))]
-        assert (asked, browser.complaints) == ([], [])
-    finally:
-        browser.close()
+    found = Browser(find() or "")
+    yield found
+    found.close()
+
+
+def test_a_copy_button_copies_commands_without_their_output(site: Path, browser: Browser) -> None:
+    browser.open(site / "guide/getting-started.html")
+    copied = browser.ask(
+        "(() => { const blocks = [...document.querySelectorAll('pre')];"
+        "const block = blocks.find(e => /train recipe/.test(e.innerText));"
+        "const button = block.querySelector('[data-clipboard-target]') ||"
+        "block.parentElement.querySelector('[data-clipboard-target]');"
+        "button.click(); return button.dataset.clipboardText; })()"
+    )
+    assert copied == ("agro init first --task digits\ncd first\nagro train recipe.toml --out runs/first")
+
+
+@pytest.mark.parametrize("width", [390, 1300])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_page_fits_every_window(site: Path, browser: Browser, scheme: str, width: int) -> None:
+    browser.open(site / "index.html", scheme=scheme, width=width)
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    assert browser.ask("document.querySelectorAll('.hero pre').length") == 3
+    assert browser.ask("document.querySelectorAll('.cards > div').length") == 3
+    assert browser.complaints == []
+
+
+def test_search_works_from_a_folder(site: Path, browser: Browser) -> None:
+    """The worker of the search answers, and nothing is asked for elsewhere."""
+    browser.open(site / "guide/concepts.html")
+    browser.ask("document.querySelector('.md-search__button').click()")
+    browser.call("Input.insertText", text="staleness")
+    deadline = time.monotonic() + 60
+    while not browser.ask(MARKED) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert browser.ask(MARKED) > 3
+    asked = [url for url in browser.requests.values() if not url.startswith(("file:", "data:"))]
+    assert (asked, browser.complaints) == ([], [])
 
 
 def test_the_guide_leads_from_page_to_page(site: Path) -> None:

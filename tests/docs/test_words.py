@@ -239,7 +239,7 @@ def test_a_mistake_is_found(text: str, why: str) -> None:
 
 
 def test_the_table_of_metrics_is_up_to_date() -> None:
-    page = (ROOT / "docs/guide/reading-the-report.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     assert table() in page, "make it anew: python -m agro.runs.metrics, and copy it into the page"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agro import config
 from agro.errors import Refused
-from agro.rollout.envs import Turn, load_environment
+from agro.rollout.envs import Turn
+from agro.rollout.envs.playing import make_environment
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from agro.rollout.envs import Turn, load_environment
 )
 def test_what_cannot_be_loaded_is_refused(name, options, message):
     with pytest.raises(Refused, match=message):
-        load_environment(config.EnvironmentConfig(name=name, options=options))
+        make_environment(name, options)
 
 
 def test_ones_own_environment_is_loaded_from_a_file(tmp_path):
@@ -32,7 +32,5 @@ def test_ones_own_environment_is_loaded_from_a_file(tmp_path):
         "from agro.rollout.envs import Tool\nclass Shout(Tool):\n    name = 'shout'\n"
         "    def use(self, state, call):\n        return call.upper()\n"
     )
-    found = load_environment(
-        config.EnvironmentConfig(name=f"{tmp_path / 'mine.py'}:Shout", options={"result": "{}"})
-    )
+    found = make_environment(f"{tmp_path / 'mine.py'}:Shout", {"result": "{}"})
     assert found.step(None, "<call>hey</call>") == Turn("HEY", info={"tool": "shout"})

@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from agro import config
 from agro.errors import Refused
-from agro.rollout.envs import load_environment
+from agro.rollout.envs.playing import make_environment
 from agro.types import Prompt
 
 PROGRAM = """
@@ -40,7 +39,7 @@ def guess(tmp_path, monkeypatch):
     pytest.importorskip("verifiers.clients", reason="verifiers isn't installed: pip install '.[envs]'")
     (tmp_path / "guess_number.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return load_environment(config.EnvironmentConfig(name="verifiers:guess-number", options={"max_turns": 3}))
+    return make_environment("verifiers:guess-number", {"max_turns": 3})
 
 
 def prompt(guess, number):
@@ -89,4 +88,4 @@ def test_a_program_that_begins_otherwise_than_its_prompt_fails(guess, monkeypatc
 def test_without_the_library_it_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers", None)
     with pytest.raises(Refused, match=r"pip install 'verifiers>=0\.1\.14,<0\.2'"):
-        load_environment(config.EnvironmentConfig(name="verifiers:anything"))
+        make_environment("verifiers:anything", {})

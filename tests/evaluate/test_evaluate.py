@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from agro.rollout.evaluate import Heldout, best_of_k, pass_at_k
+from agro.rollout.evaluate import Heldout, best_of_k, pass_at_k, wilson
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
@@ -28,6 +28,15 @@ def test_best_at_k_is_the_mean_over_subsets_of_their_best() -> None:
     assert math.isnan(best_of_k(rewards, 7))
     found = Heldout(np.array([[0.2, 0.9], [0.5, math.nan]]), ())
     assert found.to_json(None)["best@2"]["value"] == 0.9
+
+
+def test_equal_values_have_no_error() -> None:
+    """Prompts of one reward don't say how far another may be; of shares Wilson's interval bounds that."""
+    row = Heldout(np.full((2, 2), 0.5), ()).to_json(None)["reward_mean"]
+    low, high = wilson(0.5, 2)
+    assert row == {"value": 0.5, "se": None, "low": low, "high": high}
+    row = Heldout(np.full((2, 2), 3.0), ()).to_json(None)["reward_mean"]
+    assert row == {"value": 3, "se": None, "low": None, "high": None}
 
 
 def test_means_are_over_prompts_and_the_unknown_counts_nowhere() -> None:

@@ -51,9 +51,12 @@ def test_the_bootstrap_s_interval_holds_the_mean_19_times_of_20(kind: str) -> No
 def test_which_interval_is_taken() -> None:
     shares = np.array([0.0, 1.0, 1.0])
     assert interval(shares) == wilson(2 / 3, 3)
-    graded = np.array([0.0, 0.5, 1.0])
+    graded = np.linspace(0.0, 1.0, 12)
     assert interval(graded) == bootstrap(graded)
-    assert interval(np.full(5, 0.5)) == (0.5, 0.5)
+    assert np.isnan(interval(np.full(5, 0.5))).all()  # equal, which isn't certain
+    rare = np.array([0.25] + [0.0] * 99)
+    assert interval(rare) == wilson(0.0025, 100)
+    assert interval(1 - rare) == wilson(0.9975, 100)
     assert all(map(math.isnan, interval(np.array([1.0]))))
 
 

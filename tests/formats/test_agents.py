@@ -10,7 +10,6 @@ from examples_agents import ASK, LOOK, RESULT, SAY, SYSTEM, atif, called, failed
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS
-from agro.logs.formats import harbor
 from agro.logs.protocol import Context
 
 CONTEXT = Context(Path("trajectory.json"))
@@ -96,7 +95,7 @@ def test_several_rewards_are_asked_for() -> None:
 
 
 def test_a_trial_is_the_same_in_any_folder() -> None:
-    identity = harbor.FORMATS[0].identity
+    identity = FORMATS["harbor"].identity
     assert identity is not None
     assert identity(RESULT) == identity({**RESULT, "trial_uri": "elsewhere"})
     assert identity(RESULT) != identity({**RESULT, "id": "another"})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
-from unknown_logs import ANSWERS, QUESTIONS, UNKNOWN_LOGS, UnknownLog, lines, messages, table
+from unknown_logs import ANSWERS, QUESTIONS, UNKNOWN_LOGS, WORSE, UnknownLog, lines, messages, table
 
 from agro.cli import app
 from agro.logs.column_kinds import columns_of
@@ -187,6 +187,44 @@ MORE = {  # file: rows or table, and the mapping
 }
 
 
+OTHERS = {
+    "old_and_new.csv": (
+        [["question", "old_answer", "new_answer", "verdict"]]
+        + [[QUESTIONS[i], WORSE[i], ANSWERS[i], ("new", "old", "new")[i % 3]] for i in range(6)],
+        {
+            "prompt": "question",
+            "chosen": '(verdict == `"old"` && old_answer) || (verdict == `"new"` && new_answer)',
+            "rejected": '(verdict == `"old"` && new_answer) || (verdict == `"new"` && old_answer)',
+        },
+    ),
+    "models.csv": (
+        [["question", "gpt_answer", "gpt_score", "llama_answer", "llama_score"]]
+        + [[QUESTIONS[i], ANSWERS[i], i, WORSE[i], i % 2] for i in range(6)],
+        {
+            "prompt": "question",
+            "response": "[gpt_answer, llama_answer]",
+            "reward": "[gpt_score, llama_score]",
+        },
+    ),
+    "expected.csv": (  # what would have been right is no response
+        [["question", "expected", "predicted", "em"]]
+        + [[QUESTIONS[i], ANSWERS[i], WORSE[i], i % 2] for i in range(6)],
+        {"prompt": "question", "response": "predicted", "answer": "expected", "reward": "em"},
+    ),
+    "tickets.csv": (  # yes and no of a column whose name says nothing; the number of a ticket is none
+        [["Ticket", "Customer question", "Agent answer", "Resolved"]]
+        + [[i, QUESTIONS[i], ANSWERS[i], ("No", "Yes")[i % 2]] for i in range(6)],
+        {"prompt": "Customer question", "response": "Agent answer", "reward": "Resolved"},
+    ),
+    "chat.csv": (  # the names of users are no prompts
+        [["user", "text", "bot_reply", "stars"]]
+        + [[f"U{i}", QUESTIONS[i], ANSWERS[i], i % 5] for i in range(6)],
+        {"prompt": "text", "response": "bot_reply", "reward": "stars"},
+    ),
+}
+MORE |= OTHERS
+
+
 @pytest.mark.parametrize("name", MORE)
 def test_other_names_and_cells(name: str, tmp_path: Path) -> None:
     rows, mapping = MORE[name]
@@ -194,7 +232,7 @@ def test_other_names_and_cells(name: str, tmp_path: Path) -> None:
     proposal = propose(tmp_path / name)
     assert proposal
     assert {key: value for key, value in proposal.mapping.items() if key != "source"} == mapping
-    scored = 0 if "chosen" in mapping else 6
+    scored = 12 if name == "models.csv" else 6 * ("chosen" not in mapping)
     assert f", {scored} with a reward" in proposal.tried
 
 
@@ -219,3 +257,11 @@ def test_worth_of_words() -> None:
     assert [_worth_of(word) for word in words[:-1]] == [0.8, 0.8, 3.0, 3.0, 2.0, 1.0, 0.5]
     with pytest.raises(KeyError):
         _worth_of(words[-1])
+
+
+def test_a_table_that_begins_with_a_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "noheader.csv"
+    table([[QUESTIONS[i], ANSWERS[i], i % 5] for i in range(6)])(path)
+    said = run(path, "--guess", "--store", tmp_path / "s.db", code=2).stderr
+    assert "the first line seems to be a record" in said
+    assert "put a line of names before it" in said

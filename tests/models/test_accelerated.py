@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -68,11 +69,27 @@ def benchmark(
 
 
 def test_the_benchmark_runs_its_code_on_a_cpu(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = benchmark(["--device", "cpu", "--small", "--repeats", "1"], capsys, monkeypatch)
-    for part in ("training, 0.6B", "training, 4B", "log-probs", "sampling"):
-        assert f'"name": "{part}' in out
-    assert '"mfu": null' in out  # the CPU's rate isn't in the table
-    assert "Liger's kernels need CUDA" in out
+    rows = []
+    for part in ("agreement", "training", "logps", "sampling"):
+        out = benchmark(["--device", "cpu", "--small", "--repeats", "1", "--one", part], capsys, monkeypatch)
+        rows += json.loads(out.splitlines()[-1])
+    found = {row["name"].partition(",")[0]: row for row in rows}
+    assert list(found) == ["agreement", "training", "log-probs", "sampling"]
+    assert rows[0]["within"]  # of itself in float32: decoding against complete sequences
+    assert found["training"]["mfu"] is None  # the CPU's rate isn't in the table
+    assert found["log-probs"]["skipped"] == "Liger's kernels need CUDA"
+
+
+def test_a_part_that_runs_out_of_time_costs_no_other(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    gpu = import_module("gpu")
+    monkeypatch.setitem(gpu.PARTS, "logps", (0.01, gpu.PARTS["logps"][1]))
+    monkeypatch.setitem(gpu.PARTS, "learning", (0.01, gpu.PARTS["learning"][1]))
+    assert gpu.main(["--device", "cpu", "--small", "--parts", "logps", "learning", "trl"]) == 1
+    *rows, skipped = capsys.readouterr().out.splitlines()
+    assert [json.loads(row)["name"] for row in rows] == ["logps", "learning"]
+    assert all("TimeoutExpired" in json.loads(row)["failed"] for row in rows)
+    assert skipped == "trl: skipped: --trl-python names no Python that has it"
 
 
 def test_the_operations_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,5 +104,7 @@ def test_the_operations_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_benchmark_runs_on_a_gpu(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = benchmark(["--device", "cuda", "--small", "--repeats", "1"], capsys, monkeypatch)
+    out = benchmark(
+        ["--device", "cuda", "--small", "--repeats", "1", "--one", "sampling"], capsys, monkeypatch
+    )
     assert '"name": "sampling' in out

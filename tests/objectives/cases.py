@@ -30,7 +30,15 @@ TOKEN_STREAMS = (
     *("normalizer", "future"),
 )
 PER_TOKEN = (*TOKEN_STREAMS, *DRAWN, "token_reward")
-EXTRA = ("token_reward", "stored_value", "stored_quantile", "hinted", "meaning")
+EXTRA = (
+    "token_reward",
+    "stored_value",
+    "stored_quantile",
+    "hinted",
+    "meaning",
+    "reward_parts",
+    "part_weights",
+)
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
 OWN = 2  # responses of a group that are the policy's, without a hint; others may be an expert's
@@ -173,6 +181,11 @@ def least(needs: set[Any]) -> int:
     return objectives.least_responses({need for need in needs if isinstance(need, Need)})
 
 
+def least_groups(options: dict[str, Any]) -> int:
+    """Groups that a step must have."""
+    return 2 if options.get("baseline") == "step" else 1
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a random batch looks like."""
@@ -238,6 +251,7 @@ def _drawn(seed: int, shape: Shape) -> bytes:
     proposal = np.where(mask, late.random((B, T)), np.nan if shape.junk else 0.0)
     last = np.random.default_rng([seed, 4])
     quantiles = {y: float(last.random()) for y in dict.fromkeys(response)}
+    parts = {y: last.normal(size=2).tolist() for y in dict.fromkeys(response)}
     pairs, votes = judgments(group, response, np.random.default_rng([seed, 2]))
     case = Case(
         logp,
@@ -272,6 +286,8 @@ def _drawn(seed: int, shape: Shape) -> bytes:
         np.where(mask, last.normal(size=(B, T)), np.nan if shape.junk else 0.0),
         np.where(mask, -np.exp(last.normal(size=(B, T))), np.nan if shape.junk else 0.0),
         [quantiles[y] for y in response],
+        [parts[y] for y in response],
+        [[1.0, 0.5] for _ in response],
     )
     return pickle.dumps(case)
 

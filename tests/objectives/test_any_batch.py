@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cases import VARIANTS, by_objective, draw, evaluate, expected, least
+from cases import VARIANTS, by_objective, draw, evaluate, expected, least, least_groups
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +45,7 @@ def test_the_gradient_is_that_of_plain_loops(
 ) -> None:
     """Relative to the largest number of the batch, as sums of numbers of 1e4 round in their last places."""
     episodes = episodes and "rows" not in needs
+    shape["groups"] = max(shape["groups"], least_groups(options))
     case = draw(seed, sizes=(least(needs), most), episodes=episodes, **shape)
     out = evaluate(case, name, options)
     loss, grads = expected(case, name, options)

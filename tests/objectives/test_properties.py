@@ -17,13 +17,13 @@ def only(*chosen: str, along: bool = True, but: tuple[str, ...] = (), stored: bo
     """Variants whose name begins with one of `chosen`, but those with any of `but` in it.
 
     Without `along`, only those that use a response as one unit; without `stored`, those without a stored
-    baseline, which doesn't move with the batch.
+    baseline or the step's, which don't move with the group.
     """
     at = [
         i
         for i, v in enumerate(NAMED)
         if v.startswith(chosen) and not any(b in v for b in but) and (along or "rows" not in VARIANTS[i][2])
-        if stored or VARIANTS[i][1].get("baseline") != "stored"
+        if stored or VARIANTS[i][1].get("baseline") not in ("stored", "step")
     ]
     return by_objective([VARIANTS[i] for i in at])
 
@@ -178,7 +178,12 @@ def test_columns_of_padding_say_nothing(name: str, options: dict[str, Any], need
         same(after.grads[stream], grad if stream == "value" else np.insert(grad, at, 0.0, axis=1))
 
 
-@by_objective([v for v in VARIANTS if v[1].get("weight_baseline") != "crossfit"])  # the copy is another group
+def _of_other_groups(options: dict[str, Any]) -> bool:
+    """To which a copy of a group is another group."""
+    return options.get("weight_baseline") == "crossfit" or options.get("baseline") == "step"
+
+
+@by_objective([v for v in VARIANTS if not _of_other_groups(v[1])])
 def test_weight_2_is_the_group_twice(name: str, options: dict[str, Any], needs: set[str]) -> None:
     case = draw_for(needs, 4, weights=False)
     member = np.array([g == case.group[0] for g in case.group])
@@ -222,7 +227,7 @@ def test_a_group_of_weight_0_is_not_there(name: str, options: dict[str, Any], ne
 
 @only(
     *("agro", "rloo", "reinforce", "kl_pg", "grpo", "pair_consistency", "dpo"),
-    but=("imitation", "reinforce_pp", "crossfit"),  # which couple a step
+    but=("imitation", "reinforce_pp", "gdpo", "crossfit", "step"),  # which couple a step
 )
 def test_groups_weigh_equally_whatever_their_sizes(
     name: str, options: dict[str, Any], needs: set[str]
@@ -246,7 +251,7 @@ def test_sft_weighs_tokens_equally() -> None:
 
 @only(
     *("agro-", "agro_onpolicy-beta=0.3", "rloo", "reinforce", "kl_pg", "pair_consistency", "dpo-"),
-    but=("weight_level", "reinforce_pp"),  # reinforce_pp: its tokens have ratios of their own
+    but=("weight_level", "reinforce_pp", "gdpo"),  # the last two: tokens have ratios of their own
     along=False,
 )
 def test_tokens_of_a_response_share_one_coefficient(

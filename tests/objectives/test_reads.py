@@ -34,8 +34,10 @@ from agro.objectives.needs import (
     OF_REFERENCE,
     OLD_LOGP,
     PAIRS,
+    PART_WEIGHTS,
     REF_LOGP,
     REWARD,
+    REWARD_PARTS,
     STORED_QUANTILE,
     STORED_VALUE,
 )
@@ -76,7 +78,7 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
     rng = np.random.default_rng(20)
     used = set()
     of_batch = (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED, MEANING)
-    for need in (*of_batch, STORED_QUANTILE):
+    for need in (*of_batch, STORED_QUANTILE, REWARD_PARTS, PART_WEIGHTS):
         value = need.of(batch)
         # one number a group or response: rows of one response have one reward
         of_response = need in (REWARD, MEANING, STORED_QUANTILE)

@@ -39,6 +39,8 @@ EXTRA = {
     "stored_quantile": [0.7, 0.1, 0.4, 0.4, 0.5, 1.0],
     "hinted": [0.0, 1.0, 0.0, 0.0, 1.0, 0.0],
     "meaning": [0.0, 0.0, 1.0, 2.0, 3.0, 3.0],
+    "reward_parts": [[0.0, 1.0], [1.0, 0.5], [0.5, 0.0], [0.1, 0.2], [0.4, 0.9], [0.3, 0.7]],
+    "part_weights": [[1.0, 0.5]] * 6,
 }
 FIELDS = ("reward", "fresh", "ref_logp", "behavior_logp", "old_logp", "old_value", *EXTRA)
 WITHHELD = [(n, o, need) for n, o, needs in VARIANTS for need in sorted(needs) if need in FIELDS]
@@ -55,7 +57,9 @@ def refusal(name: str, options: dict[str, Any], streams: Any = None, logp: Any =
 def without(need: str, rows: range) -> dict[str, Any]:
     """SIX with `need` unknown in these rows: NaN, or None for a row of log-probs."""
     if need in EXTRA:
-        return {"extra": EXTRA | {need: [np.nan if i in rows else v for i, v in enumerate(EXTRA[need])]}}
+        values = np.array(EXTRA[need])  # [B] or [B,K]
+        values[list(rows)] = np.nan
+        return {"extra": EXTRA | {need: values.tolist()}}
     field = "age" if need == "fresh" else need
     values = list(SIX[field])
     for i in rows:

@@ -284,6 +284,23 @@ def test_advantages_by_hand(kind: str, expected: list[float]) -> None:
     np.testing.assert_allclose(np.asarray(out.grad)[:, 1] * -4, expected, rtol=1e-5)
 
 
+def test_a_part_of_large_values_hides_no_other_one() -> None:
+    """Parts 1, 0, 0, 0 and 0, 10, 0, 0: 1.5 and −0.5 of each, in all ±1, of deviation 1 (GDPO)."""
+    parts = [[1.0, 0.0], [0.0, 10.0], [0.0, 0.0], [0.0, 0.0]]
+    extra = {"reward_parts": parts, "part_weights": [[1.0, 1.0]] * 4}
+    batch = Batch.of(mask=[[0, 1]] * 4, reward=[1.0, 10.0, 0.0, 0.0], group=[0] * 4, extra=extra)
+    out = objectives.evaluate("reinforce", [[0, -1.0]] * 4, batch, baseline="gdpo")
+    np.testing.assert_allclose(np.asarray(out.grad)[:, 1] * -4, [1, 1, -1, -1], rtol=1e-5)
+
+
+def test_the_baseline_of_a_token_weighs_by_the_gradient_up_to_it() -> None:
+    """π of ½ and ¼ with Σ π² = ½, so 1 − 2π + Σ π² of ½ and 1: b = ⅓, A = ⅔ and −⅓ (OTB)."""
+    batch = Batch.of(mask=[[0, 1]] * 2, reward=[1.0, 0.0], group=[0] * 2)
+    logp, q = [[0, np.log(0.5)], [0, np.log(0.25)]], [[0, 0.5], [0, 0.125]]
+    out = objectives.evaluate("otb", logp, batch, streams={"proposal": q})
+    np.testing.assert_allclose(np.asarray(out.grads["logp"])[:, 1] * -2, [2 / 3, -1 / 3])
+
+
 @pytest.mark.parametrize("kind", ["maxrl", "reinforce_pp", "reinforce_pp_baseline", "standardized"])
 def test_equal_rewards_have_no_advantage(kind: str) -> None:
     """Also where their mean isn't exactly them, as of three times 0.1."""

@@ -188,10 +188,21 @@ def test_the_figure_draws_means_seeds_and_bands(runs: list[Path]) -> None:
     assert (COLORS[0], pytest.approx([0.1, 0.7])) in drawn
     assert (COLORS[1], pytest.approx([0.1, 0.25])) in drawn
     assert (COLORS[0], [0.1, 0.9]) in drawn
-    [band, _] = axes.collections
+    [band] = axes.collections  # two seeds have none: it would fill the figure
     heights = band.get_paths()[0].vertices[:, 1]
     assert heights.max() == pytest.approx(0.7 + 4.303 * 0.2 / math.sqrt(3), abs=1e-4)
     assert axes.get_ylim() == (0.0, pytest.approx(0.9 + 0.25 * 0.8))  # bands don't flatten the lines
+
+
+def test_another_metric(tmp_path: Path) -> None:
+    """Of training the mean of the last tenth of the steps, here the last one."""
+    runs = [write(tmp_path / name, 0, [0.1, 0.2], training=[0.5, 0.7]) for name in "ab"]
+    found = compare(runs[:1], "reward_mean")
+    assert (found.measure, found.lines[0].finals.tolist()) == ("reward_mean", [0.7])
+    assert compare(runs[:1]).measure == "eval_reward"
+    assert "reward_mean" in (to_json(found, [])["measure"])
+    with pytest.raises(Refused, match="did you mean eval_reward"):
+        compare(runs[:1], "eval_rewards")
 
 
 def test_a_label_stands_at_the_end_of_its_line(tmp_path: Path) -> None:
@@ -236,7 +247,13 @@ def test_the_command(runs: list[Path], tmp_path: Path) -> None:
     assert document["measure"] == "eval_reward"
     assert document["lines"][0]["final"]["mean"] == pytest.approx(0.7)
     assert document["differences"]["objective.name"] == ["agro", "rloo"]
-    assert [Path(f).name for f in document["files"]] == ["compare.png", "compare.svg", "compare.html"]
+    endings = [Path(f).suffix for f in document["files"]]
+    assert endings == [".png", ".svg", ".pdf", ".csv", ".html"]
+    table = (tmp_path / "out" / "compare.csv").read_text().splitlines()
+    assert table[0] == "line,run,seed,step,eval_reward"
+    assert table[2] == f'"agro, beta 0.1",{runs[0]},0,2,0.5'
+    assert len(table) == 1 + 5 * 2
+    assert (tmp_path / "out" / "compare.pdf").read_bytes().startswith(b"%PDF")
     ET.parse(tmp_path / "out" / "compare.svg")
     before = (tmp_path / "out" / "compare.svg").read_bytes()
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "140"})

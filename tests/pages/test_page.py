@@ -278,6 +278,12 @@ def test_a_draft_model_is_shown_where_there_is_one(run_folder):
     assert "draft tokens accepted 75% mean over steps" in read(run_folder).text
 
 
+def test_what_a_critic_explains_is_shown_where_there_is_one(run_folder):
+    assert "Variance explained by the critic" not in read(run_folder).text
+    rewrite(run_folder, lambda row: row | {"objective": {"explained_variance": row["step"] / 1000}})
+    assert "Variance explained by the critic" in read(run_folder).text
+
+
 def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder):
     names = ["right", "a <b> form that is long", "c", "d", "e", "f", "g"]
     assert "Parts of the reward" not in read(run_folder).text

@@ -155,7 +155,7 @@ def test_half_of_the_groups_are_fresh(files) -> None:
 def test_an_update_is_that_of_the_library(files) -> None:
     """Weights after two updates, of `Local` on the same samples: all streams, pairs, a weight, a value."""
     loaded = world(files)
-    names = ("agro", kinds.RECIPE, "dro", "kl_pg", "otr", "dpo", "sft")
+    names = ("agro", *kinds.RECIPES, "dro", "kl_pg", "otr", "dpo", "sft")
     rows = [Row(name, "log", 1e-3, kinds.betas(name)[0]) for name in names]
     weights = loaded.start.repeat(len(rows), 1)
     racers = [lockstep.Racer(row, loaded, of_run) for row, of_run in zip(rows, weights, strict=True)]
@@ -243,15 +243,18 @@ def test_the_same_function_with_the_same_options_is_run_once(files, tmp_path, mo
     assert [found["objective"] for found in arena.runs] == ["sft", "sophia", "grpo"]
 
 
-def test_the_recipe_takes_part_by_its_name() -> None:
-    """The weight of `agro train log`; β is of the grid."""
-    options = dict(Row(kinds.RECIPE, "log", beta=0.1).options)
-    assert options.pop("beta") == 0.1
-    recipe = tomllib.loads(recipes()["log"].text)["objective"]
-    assert options == {key: recipe[key] for key in recipe if key.startswith("weight")}
-    assert recipe["beta"] != 0.1
-    assert kinds.base(kinds.RECIPE) == "agro"
-    assert not any(kinds.obstacle(kinds.RECIPE, kind) for kind in KINDS.values())
+def test_the_recipes_take_part_by_their_names() -> None:
+    """Weight and baseline of `agro train log` and `agro train fresh`; β is of the grid."""
+    for name, of in kinds.RECIPES.items():
+        options = dict(Row(name, "log", beta=0.1).options)
+        assert options.pop("beta") == 0.1
+        recipe = tomllib.loads(recipes()[of].text)["objective"]
+        assert options == {
+            key: value for key, value in recipe.items() if "weight" in key or key == "baseline"
+        }
+        assert options.get("weight_baseline") == "optimal" or options["baseline"] == "step"
+        assert kinds.base(name) == "agro"
+        assert not any(kinds.obstacle(name, kind) for kind in KINDS.values())
 
 
 def test_descent_ends_where_the_passport_says() -> None:

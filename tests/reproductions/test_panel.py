@@ -13,7 +13,7 @@ import pytest
 
 from agro.errors import Refused
 from agro.store import Store
-from reproductions.panel import logs, play, report, run, thousand
+from reproductions.panel import advice, logs, play, report, run, thousand
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING
 from reproductions.panel.play import Row
@@ -228,14 +228,28 @@ def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> Non
 
 
 def test_the_objectives_of_others_beside_the_default_at_one_rate() -> None:
-    """FPA ends .1 below the default on one job and .3 above on the other: .1 above in the mean. Runs at other
-    rates and with other seeds don't count."""
-    runs = [measured("own", "FPA", 1e-3, 0.4), measured("better", "FPA", 1e-3, 0.8)]
+    """FPA ends .1 below the default on one job, in the mean of its seeds, and .3 above on the other. Runs at
+    other rates don't count."""
+    runs = [measured("own", "FPA", 1e-3, 0.3), measured("better", "FPA", 1e-3, 0.8)]
     runs += [measured("own", "the default", 1e-3, 0.5), measured("better", "the default", 1e-3, 0.5)]
-    runs += [measured("own", "FPA", 3e-3, 0.9), measured("worse", "FPA", 1e-3, 0.9, seed=1)]
-    lines = report.beside(runs).splitlines()
+    runs += [measured("own", "FPA", 3e-3, 0.9), measured("own", "FPA", 1e-3, 0.5, seed=1)]
+    lines = report.beside(runs, 1e-3).splitlines()
     assert "| FPA | 0.400 | **0.800** | +0.100 (2) |" in lines
     assert "| the default | **0.500** | 0.500 | +0.000 (2) |" in lines
+
+
+def test_the_table_of_the_guide_is_of_jobs_that_have_the_same_runs() -> None:
+    """GPT-2 and own are one row, the mean of .6 and .8; imitation has a run on one of them alone."""
+    runs = [measured("own", "the default", 1e-3, 0.6), measured("GPT-2", "the default", 1e-3, 0.7)]
+    runs += [
+        measured("GPT-2", "the default", 1e-3, 0.9, seed=1),
+        measured("own", "imitation of the good", 1e-3, 0.9),
+    ]
+    runs += [measured("own", "TOPR", 1e-3, 0.1), measured("GPT-2", "TOPR", 1e-3, 0.3)]
+    runs += [measured("worse", "the default", 1e-3, 0.2)]
+    lines = advice.table(runs).splitlines()
+    assert lines[2] == "| log of the policy, 0/1, short | 2 | – | – | 0.70 | – | – | TOPR 0.20 |"
+    assert lines[3] == "| log of a much worse author, 0/1 | 1 | – | – | 0.20 | – | – | – |"
 
 
 def test_other_recipes_with_and_without_the_bound() -> None:

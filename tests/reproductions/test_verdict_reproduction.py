@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from reproductions.verdict import off_policy
+from reproductions.verdict.off_policy_values import TRUE_V, Judged
+from reproductions.verdict.off_policy_values import measure as measure_values
 from reproductions.verdict.run import Case, draw, measure, near_copies, tables
 
 
@@ -50,3 +52,15 @@ def test_the_true_gain_is_that_of_the_tables_and_the_interval_holds_it() -> None
     assert row["covers"] >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / 60)
     away = off_policy.measure(off_policy.world(10.0, "away", other_author=True), 100, 4, 10, 0)
     assert away["estimable"] == 0
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_the_true_value_is_that_of_the_tables(by_token: bool) -> None:
+    judged = Judged(3.0, "rewards", other_author=False, by_token=by_token)
+    p = np.exp(judged.policy.sum(-1))
+    assert judged.value == pytest.approx(float((p * judged.rewards.sum(-1)).sum(1).mean()))
+    rows = {row["estimate"]: row for row in measure_values(judged, (100, 4), 40, 0)}
+    best = rows["doubly_robust"]
+    assert abs(best["bias"]) <= 3 * best["sd"] / math.sqrt(40 * best["estimable"])
+    assert best["covers"] >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / 40)
+    assert rows[TRUE_V]["sd"] < best["sd"] < rows["ips"]["sd"]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agro.config import RunConfig, SamplerConfig
+from agro.config import RewardPart, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import Score, load_reward
 from agro.rewards.combined import CombinedReward
@@ -61,6 +61,7 @@ def test_the_sum_and_its_parts(functions):
 
 class Fixed:
     name = "fixed"
+    maximum = 2.0
 
     def __init__(self, *values):
         self.values = values
@@ -72,12 +73,42 @@ class Fixed:
         self.values = ()
 
 
+def combined(**parts):
+    """A reward of parts, each given as (reward, options of its RewardPart)."""
+    rewards = {name: reward for name, (reward, _) in parts.items()}
+    counts = {name: RewardPart(name=name, **options) for name, (_, options) in parts.items()}
+    return CombinedReward("sum", rewards, counts)
+
+
 def test_every_unknown_part_is_named_and_a_sum_is_finite():
-    reward = CombinedReward("sum", {"a": (Fixed(None, 1e308, -1.0), 10.0), "b": (Fixed(None, 1.0, 4.0), 0.5)})
+    reward = combined(
+        a=(Fixed(None, 1e308, -1.0), {"weight": 10.0}), b=(Fixed(None, 1.0, 4.0), {"weight": 0.5})
+    )
     both, huge, fine = reward.score([Sample("p", "r")] * 3)
     assert (both.value, both.error) == (None, "a: it's broken; b: it's broken")
     assert (huge.value, huge.error) == (None, "the sum is inf")
     assert fine == Score(-8.0, None, {"a": -1.0, "b": 4.0})
+
+
+def test_caps_and_gates():
+    """By hand: b counts as at most 2 and at least 0; a below .5 closes the gate, behind which only a counts.
+    Two open rows are 1 + .5 · 2 and .5 + .5 · 0; closed: .4 alone, though b is 9."""
+    parts = {
+        "a": (Fixed(1.0, 0.5, 0.4, None), {"gate": 0.5}),
+        "b": (Fixed(9.0, -3.0, 9.0, 9.0), {"weight": 0.5, "at_least": 0.0, "at_most": 2.0}),
+        "c": (Fixed(7.0, 7.0, 7.0, 7.0), {"weight": 0.0}),
+    }
+    reward = combined(**parts)
+    scores = reward.score([Sample("p", "r")] * 4)
+    assert [score.value for score in scores] == [2.0, 0.5, 0.4, None]
+    assert scores[3].error == "a: it's broken"
+    assert scores[2].parts == {"a": 0.4, "b": 9.0, "c": 7.0}
+    assert reward.maximum == 2.0 + 0.5 * 2.0
+
+
+def test_a_gate_without_a_weight_counts_nothing_and_is_needed():
+    reward = combined(g=(Fixed(1.0, 0.0, None), {"weight": 0.0, "gate": 1.0}), b=(Fixed(2.0, 2.0, 2.0), {}))
+    assert [score.value for score in reward.score([Sample("p", "r")] * 3)] == [2.0, 0.0, None]
 
 
 def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
@@ -85,7 +116,7 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
     found = [Sample("p", str(i), prompt_id="p", meta={"index": i}, **tokens) for i in range(3)]
     engine = SimpleNamespace(failures=0, proposed=0, accepted=0, measured={})
     rollout = SimpleNamespace(sample=lambda *_, **__: iter(found), engine=engine)
-    reward = CombinedReward("sum", {"a": (Fixed(1.0, 0.0, None), 1.0), "b": (Fixed(3.0, None, None), 0.0)})
+    reward = combined(a=(Fixed(1.0, 0.0, None), {}), b=(Fixed(3.0, None, None), {"weight": 0.0}))
     with Store.open(tmp_path / "store.db") as store:
         made = collect(rollout, [Prompt("p")], SamplerConfig(n=3), store, Task(run="run", step=1), reward)
         stored = list(store.samples())
@@ -132,6 +163,8 @@ def test_the_configuration_comes_back_from_config_json(tmp_path):
         ),
         ({"functions": [{"name": "math"}, {"name": "math"}]}, "reward.functions: math"),
         ({"functions": [{"name": "math", "weight": 0}]}, "expected one weight other than 0"),
+        ({"clip": [1.0, -1.0]}, "lower bound below the upper one, got 1.0 and -1.0"),
+        ({"functions": [{"name": "math", "at_least": 2, "at_most": 1}]}, "got 2.0 and 1.0"),
         ({"functions": [{"name": "math", "wieght": 1}]}, "did you mean reward.functions.0.weight?"),
         ({"functions": [{"name": "math", "weight": float("inf")}]}, "expected a finite number, got inf"),
     ],

@@ -426,7 +426,7 @@ def test_a_worker_in_c_code_ends_at_its_time_limit(write):
     assert process.stdin
     for message in (
         {"function": f"{path}:f", "path": sys.path, "options": {}, "limit": 5},
-        {"id": 1, "n": 1, "each": False, "arguments": {"completions": ["a"]}, "limit": 0.3},
+        {"id": 1, "n": 1, "how": "rows", "arguments": {"completions": ["a"]}, "limit": 0.3},
     ):
         process.stdin.write(json.dumps(message).encode() + b"\n")
     process.stdin.flush()

@@ -34,15 +34,15 @@ def judge():
 def test_the_golden_pairs(judge):
     """Cases of the test suites of answer checkers. math-verify 0.9.0 alone agrees on 193 (see their README).
 
-    Three disagree: 1/3 rounded to 2 digits; a list in another order, which its origin counts as wrong; and
-    "the answer is sqrt(2)" as the sample's answer, which is read here.
+    Two disagree: 1/3 rounded to 2 digits; and "the answer is sqrt(2)" as the sample's answer, which is read
+    here.
     """
     if not GOLDEN.exists():
         pytest.skip(f"{GOLDEN} isn't there: this test needs those cases")
     rows = [json.loads(line) for line in GOLDEN.read_text().splitlines()]
     scores = judge([(row["prediction"], row["gold"]) for row in rows])
     other = [row["id"] for row, value in zip(rows, scores, strict=True) if value != row["expected"]]
-    assert other == ["g0127", "g0308", "g0398"]
+    assert other == ["g0127", "g0398"]
     assert len(rows) == 199
 
 
@@ -68,7 +68,7 @@ def judged(judge, name):
         ("heldout", [], []),
         ("issue", [], []),
         ("afterwards", [], []),
-        ("outside", [], [(r"\boxed{9**9**9}", "42")]),  # too large to compute
+        ("outside", [], []),
         (
             "second_look",
             [
@@ -86,6 +86,20 @@ def test_judged_pairs(judge, name, accepted, unknown):
     The pairs that are judged otherwise are named.
     """
     assert judged(judge, name)[:3] == (accepted, [], unknown)
+
+
+def test_pairs_of_other_kinds(judge):
+    """192 pairs, written without the code: fractions, units, intervals, sets, percents, LaTeX, matrices, ….
+
+    When they were first scored, 1 wrong answer of 102 was accepted, 5 right ones of 90 were rejected and 1
+    was unknown; rules were then made for 5 of the 7.
+    """
+    accepted, rejected, unknown, wrong, right = judged(judge, "fourth_look")
+    assert (accepted, unknown, wrong, right) == ([], [], 102, 90)
+    assert rejected == [
+        ("It takes 1 hour and 30 minutes.", "90 minutes"),
+        ("The correct option is C: 14", "C"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -184,10 +198,46 @@ def test_an_answer_that_cannot_be_read_leaves_the_reward_unknown(judge):
 )
 def test_what_takes_long_to_compute_is_not_computed(judge, answer):
     start = time.monotonic()
-    assert "the response's answer" in judge([(rf"\boxed{{{answer}}}", "5x")])[0]
+    assert judge([(rf"\boxed{{{answer}}}", "5x")]) == [0.0]  # unknown, it would be a way out of being wrong
     assert "the sample's answer" in judge([("5x", rf"\boxed{{{answer}}}")])[0]
     assert judge([(rf"\boxed{{{answer}}}", rf"\boxed{{{answer}}}")]) == [1.0]
     assert time.monotonic() - start < 10.0  # hundredths; most would take hours
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        r"\boxed{40} \boxed{41} \boxed{42} \boxed{43}",
+        r"\boxed{40, 41, 42, 43}",
+        r"\boxed{\{41, 42, 43\}}",
+        "The answer is one of 41, 42 or 43.",
+        "The answer is 41 or 42.",
+        r"\boxed{42 \pm 10}",
+        "The answer is between 0 and 1000.",
+        "The answer is any integer.",
+        "The question has 6 and 7.",
+        r"\boxed{x}",
+        "9" * 2**20,
+        r"\boxed{" + "4" * 2**20 + "}",
+        r"\boxed{" + "42," * 2**18 + "}",
+        r"\boxed{9**9**9}",
+        r"\boxed{9**9**9 - 9**9**9 + 42}",
+        r"\boxed{" + "(" * 2**16 + "42" + ")" * 2**16 + "}",
+        "\\boxed{" * 2**14 + "42",
+    ],
+    ids=lambda text: text[:30],
+)
+def test_what_an_attacker_writes_is_not_the_answer(judge, attack):
+    """Several answers, lists of candidates, the question's numbers, and what would take long to read."""
+    start = time.monotonic()
+    assert judge([(attack, "42")]) == [0.0]
+    assert time.monotonic() - start < 5.0
+
+
+def test_the_order_of_a_list_that_is_not_sorted_means_something(judge):
+    """Roots are sorted; what neither rises nor falls, such as the places of runners, was put in its order."""
+    assert judge([("4, 1, 2", "4, 1, 2"), ("1, 2, 4", "4, 1, 2"), ("4, 2, 1", "1, 2, 4")]) == [1, 0, 1]
+    assert judge([(r"\boxed{\{1, 2, 4\}}", r"\{4, 1, 2\}"), ("2, 1", "1, 2")]) == [1, 1]
 
 
 def test_a_large_solution_is_read_in_little_time(judge):

@@ -16,6 +16,7 @@ from agro.config import DataConfig
 from agro.config.data import Order
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Pair, Store
+from agro.store.candidates import Candidates
 from agro.store.draw_rules import Candidate, pick_closest, pick_groups
 from agro.store.sample_rows import ledger_of
 
@@ -34,7 +35,7 @@ class History:
     """What may happen to a store, at random, by a run and by others."""
 
     def __init__(self, path: Path, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+        self.rng, self.path = np.random.default_rng(seed), path
         self.mine, self.other = Store.open(path), Store.open(path)
         self.step = 1
 
@@ -45,7 +46,7 @@ class History:
         return group(name, rewards[: self.rng.integers(1, 4)], episode=episode, **fields)
 
     def happen(self) -> None:
-        what = self.rng.integers(7)
+        what = self.rng.integers(9)
         store = self.mine if self.rng.random() < 0.5 else self.other
         ids = [s.id or 0 for s in self.mine.samples()]
         if what == 0:
@@ -61,10 +62,28 @@ class History:
         elif what == 4:
             self.mine.ledger.commit("r", self.step - 1, "digest")
         elif what == 5 and self.rng.random() < 0.5:
-            self.mine.ledger.rewind("r", self.step - 1)
+            done = self.mine.ledger.rewind("r", max(1, self.step - int(self.rng.integers(1, 3))))
+            self.step -= min(self.step - 1, 1) if done.draws else 0
         elif what == 6 and self.rng.random() < 0.3:
             with pytest.raises(ZeroDivisionError):
                 self.undone()
+        elif what == 7:  # the next process has the order that this one kept
+            self.mine.close()
+            self.mine = Store.open(self.path)
+        elif what == 8:
+            self.collect()
+
+    def collect(self) -> None:
+        """Responses that wait to be fresh ones, some of which are trained on."""
+        requests = self.other.requests
+        [number] = requests.claim("r", "c", maximum=1, ahead=999)
+        origins = [Origin(ledger_of("r"), number, str(i)) for i in range(3)]
+        version = max(0, self.step - 1)
+        made = group(f"p{self.rng.integers(12)}", [0.0, 1.0, 0.5], role="policy", version=version)
+        self.other.append(made, run="r", step=None, origins=origins)
+        requests.finish("r", [number])
+        if self.rng.random() < 0.7:
+            self.mine.requests.take("r", self.step - 1, [number])
 
     def undone(self) -> None:
         with self.mine.transaction():
@@ -79,10 +98,11 @@ class History:
 @pytest.mark.parametrize("seed", range(4))
 def test_kept_groups_are_those_that_a_query_finds_after_any_history(tmp_path: Path, seed: int) -> None:
     history = History(tmp_path / "s.db", seed)
-    with history.mine as store, history.other:
+    with history.other:
         for _ in range(60):
             for _ in range(history.rng.integers(4)):
                 history.happen()
+            store = history.mine
             for rule in RULES:
                 at = At("r", history.step, 5, history.step)
                 expected = Listed(store.draws.candidates(rule, "r", at.version), rule, at.seed)
@@ -93,6 +113,61 @@ def test_kept_groups_are_those_that_a_query_finds_after_any_history(tmp_path: Pa
                 assert store.draws.pick(rule, at) == pick_groups(expected, rule, at)
             history.draw(RULES[history.rng.integers(len(RULES))])
             history.step += 1
+        history.mine.close()
+
+
+def test_the_next_process_finds_the_order_that_this_one_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    """Made once, though samples, rewards and uses were added, and the run went back a version; and anew for
+    another rule, and where what is held out changed."""
+    made: list[str] = []
+    make = Candidates._make
+
+    def counted(self: Candidates, condition: Any) -> None:
+        made.append(self._rule.data.order)
+        make(self, condition)
+
+    monkeypatch.setattr(Candidates, "_make", counted)
+    rule = DrawRule(3, DataConfig(max_age=1, hold_out=0.3, order="newest"), min_group=2, fewer=True)
+
+    def drawn(step: int, version: int, rule: DrawRule = rule) -> None:
+        with Store.open(tmp_path / "s.db") as store:
+            at = At("r", step, 5, version)
+            rows = group(f"p{step}", [0.0, 1.0], role="policy", version=version)
+            store.append(rows, run="r", step=step)
+            candidates = store.draws.candidates(rule, "r", version)
+            assert store.draws.pick(rule, at) == pick_groups(Listed(candidates, rule, 5), rule, at)
+            store.draw(rule, at)
+
+    with Store.open(tmp_path / "s.db") as store:
+        store.split.keep("r", {})
+    for step, version in ((1, 1), (2, 2), (3, 3), (4, 2), (5, 4)):
+        drawn(step, version)
+    assert made == ["newest"]
+    drawn(6, 4, DrawRule(3, DataConfig(), fewer=True))
+    with Store.open(tmp_path / "s.db") as store:
+        store.split.keep("r", {"x": "y"})
+    drawn(7, 4)
+    assert made == ["newest", "least_used", "newest"]
+    with Store.open(tmp_path / "s.db") as store, Store.open(tmp_path / "s.db", read_only=True) as reader:
+        at = At("r", 8, 5, 4)
+        assert reader.draws.pick(rule, at) == store.draws.pick(rule, at)
+        assert len(made) == 4  # the reader's own
+
+
+def test_orders_are_forgotten_with_samples_and_the_oldest_makes_room(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("agro.store.candidates.KEPT", 2)
+    tables = "SELECT name FROM sqlite_master WHERE name GLOB 'order_[0-9]*' AND type = 'table' ORDER BY name"
+    with Store.open(tmp_path / "s.db") as store:
+        ids = store.append(group("a secret", [0.0, 1.0], prompt_id="a secret") + group("b", [0.0, 1.0]))
+        for order in ("least_used", "uniform", "newest"):
+            store.draws.pick(DrawRule(1, DataConfig(order=order)), At("r", 1, 0, 0))
+        assert len(store._database.run(tables)) == 2
+        store.imports.forget(ids[:2])
+        assert store._database.run(tables) == []
+        assert len(store.draws.pick(DrawRule(2, fewer=True), At("r", 1, 0, 0))) == 1
+    assert b"a secret" not in (tmp_path / "s.db").read_bytes()
 
 
 def test_a_change_that_was_missed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +194,8 @@ def test_a_taken_request_can_be_drawn_from_at_the_next_step(tmp_path: Path) -> N
         assert store.draws.pick(rule, At("r", 1, 0, 0)) == []
         store.requests.take("r", 1, [number])
         assert store.draws.pick(rule, At("r", 2, 0, 0)) == [sample("a").prompt_id]
+        store.ledger.rewind("r")
+        assert store.draws.pick(rule, At("r", 1, 0, 0)) == []  # it waits again
 
 
 def many(n: int, **fields: Any) -> list[Candidate]:

@@ -214,3 +214,14 @@ def test_a_full_disk_loses_nothing_and_is_named(path: Path) -> None:
 def test_a_checksum_is_the_same_in_all_versions_of_python() -> None:
     """The number is of Python 3.11; another one would make every older store look damaged."""
     assert checksum((7, 1, 0.5, None, "é", b"\0a", 2**40)) == 332679212929506770
+
+
+def test_a_reader_leaves_no_files_beside_the_store(path: Path) -> None:
+    with Store.open(path, read_only=True) as store:
+        assert store.counts().samples == 1
+        assert path.with_name("s.db-wal").exists()  # SQLite's own, while somebody reads
+    assert [file.name for file in path.parent.iterdir()] == ["s.db"]
+    with Store.open(path) as writer, Store.open(path, read_only=True) as reader:
+        reader.close()
+        writer.append([sample()])  # the log of a writer stays
+        assert path.with_name("s.db-wal").stat().st_size > 0

@@ -32,7 +32,7 @@ OF_SHARDS = named(  # methods that only they ask for
     requests="note",
     ledger="follow",
     clusters="of",
-    shard="fits plan join keep_plan reserve",
+    shard="fits place plan join agree drop_plan reserve",
 )
 
 

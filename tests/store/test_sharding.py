@@ -71,7 +71,7 @@ def test_a_draw_that_was_cut_off_is_completed_as_it_began(tmp_path: Path) -> Non
         parts = stores.by_prompt(picked, str)
         first = min(parts)
         assert len(parts) > 1
-        stores.first.call("shard.keep_plan", "r", 1, picked, [])
+        stores.first.call("shard.agree", "r", 1, picked, [])
         stores.shards[first].call("draws.draw_picked", [Selection(rule, parts[first])], AT)
         store.append([s for i in range(12, 40) for s in group(f"p{i}", [0.0, 1.0])])
         drawn = store.draws.draw_picked([Selection(rule, picked)], AT)

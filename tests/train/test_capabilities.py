@@ -33,7 +33,7 @@ class Third:
 def engine(request, monkeypatch) -> dict[str, str]:
     """[engine] of a server, and of an engine that is added later, in the server's place."""
     if request.param == "third":
-        monkeypatch.setitem(ENGINES, "server", (__name__, "Third"))
+        monkeypatch.setitem(ENGINES, "server", frozenset())
     return {"kind": "server", "url": "http://127.0.0.1:9"}
 
 
@@ -116,23 +116,15 @@ def test_no_code_asks_for_the_name_of_an_engine() -> None:
     assert [path.name for path in files if asking.search(path.read_text())] == ["rollout.py"]
 
 
-class Nothing:
-    """A source that declares nothing beyond its protocol."""
-
-    can: frozenset[str] = frozenset()
-
-
 @pytest.fixture(params=["of agro", "third"])
 def other(request, monkeypatch) -> None:
     """What collectors can do, and a source that is added later."""
     if request.param == "third":
-        monkeypatch.setitem(abilities.SOURCES, "elsewhere", (__name__, "Nothing"))
+        monkeypatch.setitem(abilities.SOURCES, "elsewhere", frozenset())
 
 
 def test_each_requirement_of_sources_is_tried_here() -> None:
-    assert {r.setting for r in abilities.SOURCE_REQUIREMENTS} == {
-        *("data.complete_groups", "again.by", "search.by")
-    }
+    assert set(abilities.ON_CHOSEN_PROMPTS) == {"data.complete_groups", "again.by", "search.by"}
 
 
 def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path: Path, other: None) -> None:

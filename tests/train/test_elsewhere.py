@@ -13,10 +13,10 @@ from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, write_prompts, write_tom
 
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
+from agro.place.collector import Collector
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.store.shared import LocalFolder
-from agro.train.collector import Collector
 from agro.train.elsewhere import CollectorSource, ahead
 from agro.train.phases import Phase
 from agro.train.publications import Publications, PublishedWeights

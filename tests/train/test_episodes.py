@@ -9,9 +9,12 @@ from tiny_runs import logp_rounding, metrics, tiny, weights, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
+from agro.pages.run.page import page
+from agro.runs.rundata import load_run
 from agro.store import Store
 
 ENVIRONMENT = '''
+import os, time
 from agro.rollout.envs import Turn
 class Again:
     """A second turn for everybody; the reward is the share of 7s in both."""
@@ -26,6 +29,14 @@ class Again:
         state.append(text)
         earned = text.count("7") / 6
         return Turn(None, earned, True) if len(state) == 2 else Turn(">", earned)
+class Stuck(Again):
+    def step(self, state, text):
+        state.append(text)
+        if text.startswith("7"):
+            time.sleep(60)
+        if text.startswith("8"):
+            os._exit(3)
+        return Turn(None, 1.0, True) if len(state) == 2 else Turn(">", 0.0)
 class Silent(Again):
     def step(self, state, text):
         state.append(text)
@@ -73,7 +84,7 @@ def test_the_same_run_with_episodes_has_the_same_weights(tmp_path: Path) -> None
 
 
 def test_a_broken_environment_ends_the_run_with_its_cause(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"environment again: RuntimeError: no more \(again.py:12\)"):
+    with pytest.raises(Refused, match=r"environment again: RuntimeError: no more \(again.py:13\)"):
         run(tmp_path, "run", "Again", options={"fails": True}, reward__max_failed=0.1)
     folder = run(tmp_path, "free", "Again", options={"fails": True}, reward__max_failed=1.0, train__steps=2)
     with Store.open(folder / "store.db", read_only=True) as store:
@@ -96,3 +107,24 @@ def test_an_environment_without_prompts_is_refused(tmp_path: Path) -> None:
         Refused, match=r"environment: .* data.prompts or data.eval_prompts, and neither is set"
     ):
         run(tmp_path, "run", "Again", data={"store": str(tmp_path / "log.db"), "replay": 1.0})
+
+
+def test_an_environment_that_hangs_or_dies_costs_its_episodes_alone(tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text(ENVIRONMENT)
+    section = {"name": f"{tmp_path / 'again.py'}:Stuck", "timeout": 0.3}
+    config = tiny(tmp_path, environment=section, policy__new__context=32, train__steps=1, sampler__n=3)
+    folder = Trainer(config, tmp_path / "run").run()
+    with Store.open(folder / "store.db", read_only=True) as store:
+        failed = list(store.samples(state="failed"))
+        scored = list(store.samples(scored=True))
+    assert failed
+    assert all(s.reward is None and s.meta["finish"] == "error" for s in failed)
+    errors = {s.meta["reward_error"] for s in failed}
+    assert errors <= {
+        "environment again: timed out after 0.3 s",
+        "environment again: its process ended with status 3",
+    }
+    assert len(scored) + len(failed) == 4 * 3
+    assert sum(m["rewards_failed"] or 0 for m in metrics(folder)) == len(failed)
+    shown = page(load_run(folder))
+    assert all(error in shown for error in errors)

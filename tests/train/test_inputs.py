@@ -15,8 +15,8 @@ from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint
+from agro.place.collector import Collector
 from agro.plan.plan import describe
-from agro.train.collector import Collector
 
 
 def another_model(folder: Path, seed: int) -> None:
@@ -123,7 +123,8 @@ def test_prompts_without_room_for_a_response_are_refused_before_the_run(tmp_path
         data = {"prompts": write_prompts(tmp_path / "p.jsonl", range(8, 12)), key: made.data.prompts}
         made = tiny(tmp_path, data=data)
     for go in (lambda: Trainer(made, tmp_path / "run").plan(), Trainer(made, tmp_path / "run").run):
-        with pytest.raises(Refused, match=rf"data\.{key}: 2 of 6 prompts .*long0.*long1.*invalid_prompts"):
+        named = r"some\.jsonl:5: .*long0.*some\.jsonl:6: .*long1"
+        with pytest.raises(Refused, match=rf"data\.{key}: 2 of 6 prompts .*{named}.*invalid_prompts"):
             go()
     assert not (tmp_path / "run" / "config.json").exists()
 

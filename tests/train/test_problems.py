@@ -22,6 +22,10 @@ from agro.store import Store
 from agro.types import Sample
 
 LOG = {"replay": 1.0, "store": "log.db", "hold_out": 0.2}
+FUNCTIONS = [
+    {"name": "proxy.py:f", "label": "proxy"},
+    {"name": "gold.py:f", "label": "gold", "weight": 0},
+]
 AUC = {"eval_auc": 0.955, "eval_auc_se": 0.01}
 # A step on a log that goes well: the best responses rise a little, and the KL is below what pays.
 WELL = {"loss": 0.1, "log_ratio_best": 0.2, "log_ratio_worst": -2.0, "ratio_mean": 0.9, "kl_of_best": 0.8}
@@ -76,13 +80,19 @@ def test_what_is_wrong_at_the_end_of_a_log(
 
 def test_a_distance_that_the_held_out_reward_pays_for_is_no_problem(tmp_path: Path) -> None:
     far = {"eval_kl_ref": 20.0, "eval_kl_ref_se": 3.0, "eval_ratio_mean": 1e16}
-    first, risen, fallen = (AUC | {"eval_reward": r, "eval_reward_se": 0.02} for r in (0.3, 0.5, 0.009))
-    rows = [first, *[WELL] * 39]
+    """By the comparison with the start, prompt by prompt: one whose interval holds 0 is none of the two."""
+    risen, fallen, unclear = (
+        AUC | {"eval_reward": r, "eval_gain": r - 0.3, "eval_gain_low": low, "eval_gain_high": high}
+        for r, low, high in ((0.5, 0.1, 0.3), (0.009, -0.4, -0.2), (0.25, -0.15, 0.05))
+    )
+    rows = [AUC | {"eval_reward": 0.3}, *[WELL] * 39]
     assert problems(load_run(write_run(tmp_path, [*rows, WELL | far | risen]))) == []
     found = problems(load_run(write_run(tmp_path, [*rows, WELL | far | fallen])))
     assert set(titles(found).values()) == {True}
     assert found[0].text == "held-out reward fell: from 0.300 to 0.009"
     assert len(found) == 3
+    found = problems(load_run(write_run(tmp_path, [*rows, WELL | far | unclear])))
+    assert [problem.title for problem in found][:1] == ["KL beyond what pays"]
 
 
 def test_own_samples_and_imitation_may_be_far_from_the_reference(tmp_path: Path) -> None:
@@ -181,3 +191,45 @@ def test_a_run_that_does_not_move_says_so_while_it_trains(tmp_path: Path, capsys
     assert "What to do: a larger train.lr (now 1e-06)" in said
     assert "problem: nothing moves" in said
     assert not trainer.ended_well
+
+
+def parted(folder: Path, proxy: list[float], gold: list[float], se: float = 0.01) -> dict[str, bool]:
+    """The problems of a run whose held-out rewards are these, every tenth step."""
+    rows: list[dict[str, Any]] = []
+    for reward, part in zip(proxy, gold, strict=True):
+        parts = {"eval_reward_parts": {"proxy": reward, "gold": part}}
+        parts["eval_reward_parts_se"] = {"proxy": se, "gold": se}
+        rows += [{"eval_reward": reward, "eval_reward_se": se, **parts}, *[{}] * 9]
+    return titles(problems(load_run(write_run(folder, rows, reward={"functions": FUNCTIONS}))))
+
+
+@pytest.mark.parametrize(
+    ("proxy", "gold", "expected"),
+    [
+        ([0.1, 0.5, 0.9], [0.1, 0.4, 0.2], True),  # it rises, then falls by 14 standard errors
+        ([0.1, 0.5, 0.9], [0.1, 0.4, 0.37], False),  # by 2.1
+        ([0.1, 0.9, 0.9], [0.1, 0.4, 0.2], False),  # the reward hasn't risen since
+        ([0.1, 0.5, 0.9], [0.1, 0.4, 0.6], False),
+    ],
+)
+def test_a_part_that_is_only_measured_falls_while_the_reward_rises(tmp_path, proxy, gold, expected):
+    """Gao et al. (2210.10760): the proxy rises on, the gold reward falls from its peak."""
+    found = parted(tmp_path, proxy, gold)
+    assert ("over-optimized" in found) is expected
+    assert found.get("over-optimized", True)
+
+
+def test_two_rewards_part_in_training_without_held_out_prompts(tmp_path):
+    """Of 20 steps each: gold .5 ± .01, then .2 ± .01; too few steps say nothing."""
+    rows = []
+    for proxy, gold in ((0.2, 0.5), (0.8, 0.2)):
+        for noise in (0.05, -0.05) * 10:
+            rows.append(
+                {"reward_mean": proxy + noise, "reward_parts": {"proxy": proxy, "gold": gold + noise}}
+            )
+    run = write_run(tmp_path, [{}, *rows], reward={"functions": FUNCTIONS})
+    [problem] = [p for p in problems(load_run(run)) if p.title == "over-optimized"]
+    assert problem.value == "gold fell by 0.3 since step 20, while the reward rose by 0.6"
+    (tmp_path / "short").mkdir()
+    short = write_run(tmp_path / "short", [{}, *rows[:39]], reward={"functions": FUNCTIONS})
+    assert not [p for p in problems(load_run(short)) if p.title == "over-optimized"]

@@ -13,9 +13,9 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig
 from agro.config.secrets import REDACTED, redacted
 from agro.errors import Interrupted, Refused
+from agro.place.collector import Collector
 from agro.rewards import load_reward
 from agro.rollout.envs import load_environment
-from agro.train.collector import Collector
 from agro.types import Sample
 
 SECRET = "correct-horse-battery-9"
@@ -111,7 +111,7 @@ def test_a_variable_in_a_list_and_in_the_options_of_an_environment(tmp_path: Pat
         "class Keyed:\n"
         "    name, stop, reset, step = 'keyed', (), None, None\n"
         "    def __init__(self, key, fails=False):\n"
-        "        self.key = key\n"
+        "        self.name = 'keyed with ' + key\n"
         "        if fails:\n"
         "            raise ValueError('no')\n"
     )
@@ -122,7 +122,7 @@ def test_a_variable_in_a_list_and_in_the_options_of_an_environment(tmp_path: Pat
     reward.close()
     name = f"{tmp_path / 'keyed_options.py'}:Keyed"
     made: Any = load_environment(EnvironmentConfig(name=name, options={"key": "env:SOME_KEY"}))
-    assert made.key == "value"
+    assert made.name == "keyed with value"
     with pytest.raises(Refused) as caught:
         load_environment(EnvironmentConfig(name=name, options={"key": "env:SOME_KEY", "fails": True}))
     assert "value" not in str(caught.value)

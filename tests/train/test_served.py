@@ -20,10 +20,10 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.place.collector import Collector
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.train.check import check_config
-from agro.train.collector import Collector
 
 ROUNDED = 1e-5  # nats: float32 in batches of other shapes
 

@@ -10,10 +10,10 @@ import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
 
 from agro.api.trained import Trained
-from agro.cli.eval_command import _prompts
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.logs.prompts import load_prompts
+from agro.runs.contamination import held_out_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
@@ -203,7 +203,6 @@ def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
 def test_an_evaluation_of_the_run_asks_what_it_set_aside(tmp_path: Path) -> None:
     run = tmp_path / "run"
     BaseTrainer(asking(tmp_path, train__steps=1), run).run()
-    assert {prompt.id for prompt in _prompts(run, RunConfig.load(run / "config.json"))} == asked(run)
+    assert {prompt.id for prompt in held_out_prompts(run, RunConfig.load(run / "config.json"))} == asked(run)
     assert Trained(run).evaluate(n=1)["prompts"] == 25
-    with pytest.raises(Refused, match="set none aside"):
-        _prompts(tmp_path, RunConfig.load(run / "config.json"))
+    assert held_out_prompts(tmp_path, RunConfig.load(run / "config.json")) == []

@@ -19,7 +19,7 @@ from agro.runs.card import card
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import FILE, LONGEST, Answer, Row, SideBySide, answers_of, place, short_text
 from agro.store import Pair, Store, is_held_out
-from agro.train.monitors.reading import best_of_log
+from agro.train.monitors.outlets import best_of_log
 from agro.train.trainer import BaseTrainer
 from agro.types import Prompt, Sample
 

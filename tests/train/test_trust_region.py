@@ -14,7 +14,7 @@ from tiny_runs import metrics, tiny, weights
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Interrupted
 from agro.train.monitors import Monitor, View
-from agro.train.trust_region import KEPT, change, speed_after, within
+from agro.train.update import KEPT, change, speed_after, within
 
 BOUND = 0.005  # nats a token: a root mean square of 0.1
 

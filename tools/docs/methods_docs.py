@@ -79,9 +79,14 @@ RULES = {
     ),
     "replay and reincarnation, ReMix (2507.06892)": "two phases, recipe `remix`",
     "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
-    "reward-conditioned imitation, MBRCSL (2310.19308)": "recipe `reward_conditioned`",
+    "reward-conditioned imitation of stitched responses, MBRCSL (2310.19308)": (
+        '`search.by = "ucb"` with `explore = 0`, recipe `mbrcsl`; of a log alone, recipe `reward_conditioned`'
+    ),
     "sampler of what the store lacks, PROPS (2311.08290)": (
         "`source.props`, recipe `adaptive_sampling`; a run of its own, recipe `props`"
+    ),
+    "SharpeRatio@k of a ranking of policies by their estimates (2311.18207)": (
+        "`agro.rollout.off_policy`, as reproductions/systems ranks by it"
     ),
     "self-play against the iterate before, SPIN (2401.01335)": (
         '`policy.reference = "sampler"` with `source.sync_every` and `data.experts_win`, recipe `self_play`'
@@ -116,10 +121,10 @@ NOT_CARRIED = {
         "of its first version, and that rewards take the place of judgments is reconstructed"
     ),
     "FreshPER (2604.16918)": (
-        'draws by a priority, such as that of PER, that decays with age; `data.order = "age_weighted"` has '
-        "the decay alone. The abstract was read, not the equations"
+        "draws a response by (|r| + ε) exp(−age/τ), as its code has it: `data.order = "
+        '"age_weighted"` has the decay, and `data.spread` leaves out the groups that teach nothing, but no '
+        "group comes more often for its rewards: the store's index of groups is by age alone"
     ),
-    "GDPO (2601.05242)": "normalizes each part of a reward by itself; a batch has one reward a response",
     "Missing old logits (2605.12070)": (
         "the trainer's own log-probs of the version that sampled, from snapshots or a second model, and an "
         "average of the weights in their place (PPO-EWMA): `decoupled_ppo` has those of when the batch is "
@@ -129,19 +134,15 @@ NOT_CARRIED = {
         "an architecture of draft models; `sampler.draft` takes a causal language model, which "
         "`sampler.draft_every` trains as the policy learns"
     ),
-    "OTB (2602.07078)": (
-        "weighs returns by the norm of the gradient up to a token, from all next-token probabilities: a "
-        "stream that isn't computed"
-    ),
     "OREO (2412.16145)": (
         "path consistency from each position to the end alone, the log-ratios of later tokens being constant "
-        "in the policy's part: `prefix_consistency` has all pairs of positions, and all gradients. A summary "
-        "was read, not the equations"
+        "in the policy's part: `prefix_consistency` has all pairs of positions, and all gradients. Its "
+        "repository's stored part has no loss, and summaries no equation"
     ),
     "PEAR (2602.01058), by token and by block": (
         "SFT weighed by products of ratios to whoever wrote the data, over a response (`sft` with "
         '`weight = "behavior"`) or discounted over what comes after a token, which no weight here is. The '
-        "abstract and a summary were read"
+        "abstract and summaries were read; none has the discount's equation"
     ),
     "PMOE, a mixture of adapters (2104.09122)": (
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "
@@ -152,8 +153,8 @@ NOT_CARRIED = {
         "same tokens as the policy"
     ),
     "SPO (2509.13232): its order of prompts and its normalization over the batch": (
-        "prompts come in an order that is shuffled anew in each epoch, whatever their V̂; `rloo` with a "
-        "stored baseline is SPO without both"
+        "prompts come in an order that is shuffled anew in each epoch, whatever their V̂, since a resumed run "
+        "asks the same ones; `rloo` with a stored baseline is SPO without both"
     ),
     "ReVal (2603.23355)": (
         "TBRM's residual less the reference's V, the log of the sum of exp of its logits at the first token: "
@@ -175,14 +176,7 @@ NOT_CARRIED = {
     "model-based VIPO, MP1 (2507.10543), VolleyBots (2502.01932), ARIES (2502.21208)": (
         "no world model, nothing to carry over, or no method of training"
     ),
-    "inverse RL from demonstrations, a perspective on RLHF (2310.06147)": (
-        "no run learns a reward from demonstrations while its policy trains"
-    ),
     "ReOPD (2607.04763)": "a variant of `distill` for samples of an earlier policy; no text was read",
-    "SharpeRatio@k (2311.18207)": (
-        "judges estimators of off-policy evaluation by the policies that they rank first; there is one "
-        "estimator here, and its errors are measured in reproductions/verdict"
-    ),
 }
 SYSTEMS = """
 ## Rules and systems

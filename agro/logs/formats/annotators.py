@@ -23,12 +23,12 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.logs.fields import a_list, entry, listed, number, objects, omit, one_of, text, unpacked
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import scored
-from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
+from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.rankings import rank_judgments, tally
 from agro.types import Text
 
-CHOICES = "prompt, response, preference, scores"
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
 _CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own
 _RESPONSE = re.compile(
@@ -277,46 +277,14 @@ def _value(value: Any) -> Any:
     return value
 
 
-_FLAT_OVER = (
-    *("interchange", "prompt", "preference", "conversation", "alpaca", "unpaired", "instruction-preference"),
-    *("trl-preference", "trl-prompt-completion", "trl-unpaired", "ultrafeedback", "distilabel", "human-eval"),
+declared("argilla", _record)
+declared(
+    "argilla-datasets", _flat, lambda row: any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row)
 )
-ARGILLA_FORMATS = (
-    Format(
-        "argilla",
-        "Argilla: records as JSON, with fields and the annotators' responses",
-        "samples",
-        "Argilla 2.x, records.to_json(); 1.x, FeedbackRecord",
-        lambda row: row.keys() >= {"fields", "responses", "suggestions"},
-        _record,
-        carries=("reward", "group"),
-        weighs=True,
-        chooses=CHOICES,
-    ),
-    Format(
-        "argilla-datasets",
-        "Argilla 2.x: records as a data set, a column a field and a question",
-        "samples",
-        "Argilla 2.x, records.to_datasets(), Dataset.to_hub()",
-        lambda row: any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row),
-        _flat,
-        carries=("reward", "group"),
-        over=_FLAT_OVER,
-        weighs=True,
-        chooses=CHOICES,
-    ),
-    Format(
-        "argilla-feedback",
-        "Argilla 1.x: a feedback data set, a column a field and a question",
-        "samples",
-        'Argilla 1.x, FeedbackDataset.push_to_huggingface, format_as("datasets")',
-        lambda row: any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row),
-        _dataset,
-        carries=("reward", "group"),
-        over=_FLAT_OVER,
-        weighs=True,
-        chooses=CHOICES,
-    ),
+declared(
+    "argilla-feedback",
+    _dataset,
+    lambda row: any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row),
 )
 
 
@@ -391,16 +359,8 @@ def _order(ranker: Any) -> Any:
     return {str(id): rank for rank, id in enumerate(a_list(ranker, "ranker"), 1)}
 
 
-LABEL_STUDIO_FORMATS = (
-    Format(
-        "label-studio",
-        "Label Studio: tasks with annotations",
-        "samples",
-        "Label Studio 1.x, export as JSON",
-        lambda row: row.keys() >= {"data", "annotations"} and isinstance(row["data"], dict),
-        _task,
-        carries=("reward", "group"),
-        weighs=True,
-        chooses=CHOICES,
-    ),
+declared(
+    "label-studio",
+    _task,
+    lambda row: row.keys() >= {"data", "annotations"} and isinstance(row["data"], dict),
 )

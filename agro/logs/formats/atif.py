@@ -27,7 +27,8 @@ from agro.logs.fields import (
     plain,
     text,
 )
-from agro.logs.protocol import Context, Format, Item, Row
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row
 
 Message = dict[str, Any]
 
@@ -260,14 +261,4 @@ def _tokens(metrics: Row, name: str) -> Tokens | None:
     return Tokens(prompt, completion, numbers(logp, f"{name}.logprobs", len(completion)))
 
 
-FORMATS = (
-    Format(
-        "atif",
-        "ATIF: an agent's trajectory",
-        "episodes",
-        "atif 1.8.0, Harbor 0.25.0: TRIAL/agent/trajectory.json",
-        is_trajectory,
-        _read,
-        carries=("tokens", "behavior_logp"),
-    ),
-)
+declared("atif", _read, is_trajectory)

@@ -19,8 +19,9 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.logs.fields import call, entry, listed, objects, omit, settings, unpacked
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import Message, responses, scored, turn, unflatten
-from agro.logs.protocol import Context, Format, Item, Row, SkipRecord
+from agro.logs.protocol import Context, Item, Row, SkipRecord
 
 OPERATIONS = ("chat", "text_completion", "generate_content")
 _GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM = (
@@ -237,16 +238,4 @@ def _fits(row: Row) -> bool:
     return is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row
 
 
-OPENINFERENCE_FORMATS = (
-    Format(
-        "openinference",
-        "OpenInference: spans of Phoenix",
-        "samples",
-        "openinference-semantic-conventions 0.1.42, Phoenix's exports",
-        _fits,
-        _read,
-        carries=("reward",),
-        weighs=True,
-        chooses="scores",
-    ),
-)
+declared("openinference", _read, _fits)

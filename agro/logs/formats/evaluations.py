@@ -27,8 +27,9 @@ from agro.errors import Refused
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges, spans
 from agro.logs.fields import a_list, entry, joined_record, number, objects, omit, text, total, unpacked
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import identified, identified_by_first, responses
-from agro.logs.protocol import Context, Format, Item, Row, line_of
+from agro.logs.protocol import Context, Item, Row, line_of
 from agro.logs.record_files import grouped, unlisted
 from agro.logs.spans import described
 
@@ -108,22 +109,12 @@ def _openai_evals_fits(row: Row) -> bool:
     return row.keys() >= {"run_id", "event_id", "sample_id", "type", "data"}
 
 
-OPENAI_EVALS_FORMATS = (
-    Format(
-        "openai-evals",
-        "OpenAI Evals: logs of runs",
-        "samples",
-        "openai/evals 0041458, oaieval's record",
-        _openai_evals_fits,
-        _openai_evals_read,
-        carries=("reward",),
-        gather=_gather,
-        identity=lambda row: identified_by_first(row, "events", "run_id", "sample_id"),
-        once=True,
-        repeats="logs of OpenAI Evals",
-        weighs=True,
-        chooses="scores",
-    ),
+declared(
+    "openai-evals",
+    _openai_evals_read,
+    _openai_evals_fits,
+    gather=_gather,
+    identity=lambda row: identified_by_first(row, "events", "run_id", "sample_id"),
 )
 
 
@@ -209,22 +200,12 @@ def _promptfoo_fits(row: Row) -> bool:
     return row.keys() >= {"promptIdx", "testIdx", "prompt", "success", "score"}
 
 
-PROMPTFOO_FORMATS = (
-    Format(
-        "promptfoo",
-        "promptfoo: results of evaluations",
-        "samples",
-        "promptfoo 0011eb0, --output results.json or .jsonl",
-        _promptfoo_fits,
-        _promptfoo_read,
-        carries=("reward",),
-        over=("interchange",),
-        gather=lambda lines: unlisted(lines, _promptfoo_results),
-        identity=lambda row: identified(row, row.get("id")),
-        once=True,
-        repeats="promptfoo's results",
-        weighs=True,
-    ),
+declared(
+    "promptfoo",
+    _promptfoo_read,
+    _promptfoo_fits,
+    gather=lambda lines: unlisted(lines, _promptfoo_results),
+    identity=lambda row: identified(row, row.get("id")),
 )
 
 
@@ -294,41 +275,24 @@ def _verdict(status: Any, name: str) -> float | None:
     raise Refused(f"{name}: expected pass, fail or timeout, got {status!r:.80}")
 
 
-HUMAN_EVAL_FORMATS = (
-    Format(
-        "human-eval",
-        "HumanEval, EvalPlus: programs",
-        "samples",
-        "human-eval; EvalPlus 0.3.1",
-        lambda row: (
-            "task_id" in row
-            and not row.keys().isdisjoint({"completion", "solution"})
-            and row.keys().isdisjoint({"prompt", "reward", "base_status"})
-        ),
-        _sample,
-        carries=("reward",),
-        joins="the file of the problems",
+declared(
+    "human-eval",
+    _sample,
+    lambda row: (
+        "task_id" in row
+        and not row.keys().isdisjoint({"completion", "solution"})
+        and row.keys().isdisjoint({"prompt", "reward", "base_status"})
     ),
-    Format(
-        "evalplus-results",
-        "EvalPlus: programs with their results",
-        "samples",
-        "EvalPlus 0.3.1, evalplus.evaluate",
-        lambda row: row.keys() >= {"task_id", "solution", "base_status"},
-        _result,
-        carries=("reward",),
-        opens=lambda path: path.name.endswith("eval_results.json"),
-        records=_human_eval_results,
-        joins="the file of the problems",
-    ),
-    Format(
-        "human-eval-problems",
-        "HumanEval, EvalPlus: problems",
-        "prompts",
-        "human-eval; EvalPlus 0.3.1",
-        lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,
-        lambda row, context: [Item.of({**row, "prompt_id": row["task_id"]}, "prompt")],
-        over=("prompt",),
-        joined_by=lambda row: str(row["task_id"]),
-    ),
+)
+declared(
+    "evalplus-results",
+    _result,
+    opens=lambda path: path.name.endswith("eval_results.json"),
+    records=_human_eval_results,
+)
+declared(
+    "human-eval-problems",
+    lambda row, context: [Item.of({**row, "prompt_id": row["task_id"]}, "prompt")],
+    lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,
+    joined_by=lambda row: str(row["task_id"]),
 )

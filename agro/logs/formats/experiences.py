@@ -41,7 +41,8 @@ from agro.logs.fields import (
     text,
     token_fields,
 )
-from agro.logs.protocol import Context, Format, Item, Row, line_of, unreadable
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row, line_of, unreadable
 from agro.types.prompt import prompt_hash
 
 _TEXTS = ("prompt_text", "response_text", "messages", "chosen_messages", "rejected_messages")
@@ -209,29 +210,8 @@ def _with_tensors(item: Mapping[str, Any], values: Mapping[str, Any], prefix: st
     return {name: value for name, value in item.items() if value not in (None, [], {})} | tensors
 
 
-TRINITY_FORMATS = (
-    Format(
-        "trinity-experiences",
-        "Trinity-RFT: experiences as JSON Lines, without tokens",
-        "samples",
-        "Trinity-RFT 0.6.0, buffer/storage/file.py",
-        lambda row: row.keys() >= {"eid", "type", "prompt_length"},
-        _line,
-        carries=("reward", "version", "group"),
-        over=("conversation",),
-    ),
-    Format(
-        "trinity-sqlite",
-        "Trinity-RFT: experiences in SQLite",
-        "samples",
-        "Trinity-RFT 0.6.0, buffer/schema/sql_schema.py, common/experience.py:349-470",
-        lambda row: row.keys() >= {"table", "id", "experiences"},
-        _stored,
-        carries=("reward", "tokens", "behavior_logp", "version", "group"),
-        opens=lambda path: bool(_tables(path)),
-        records=_trinity_records,
-    ),
-)
+declared("trinity-experiences", _line)
+declared("trinity-sqlite", _stored, opens=lambda path: bool(_tables(path)), records=_trinity_records)
 
 
 _KEY = ("sampling_session_id", "seq_id", "sample_idx")
@@ -321,47 +301,22 @@ def _message(turn: dict[str, Any], number_: int) -> dict[str, Any]:
     return {"role": "user" if role == "environment" else role, "content": content}
 
 
-TINKER_FORMATS = (
-    Format(
-        "tinker-capture",
-        "tinker-cookbook: captured samples (wire.jsonl, or the store's SQLite)",
-        "samples",
-        "tinker-cookbook 9dfcc3a, capture/store/schema.py",
-        lambda row: row.keys() >= {"run_id", "prompt_tokens", "sampled_tokens", "logprobs"},
-        _captured,
-        carries=("tokens", "behavior_logp", "version", "group"),
-        opens=lambda path: "sampled_tokens" in record_files.columns(path).get("wire_rows", ()),
-        records=_tinker_records,
-        identity=_sent,
-        once=True,
-        repeats="tinker's captures",
-    ),
-    Format(
-        "tinker-annotations",
-        "tinker-cookbook: annotations of a capture, without responses",
-        "nothing",
-        "tinker-cookbook 9dfcc3a, capture/store/schema.py",
-        lambda row: row.keys() >= {"event_id", "run_id", "kind", "payload"},
-        unreadable("these are annotations of a capture, without responses; import wire.jsonl beside it"),
-    ),
-    Format(
-        "tinker-summaries",
-        "tinker-cookbook: summaries of rollouts, without text and tokens",
-        "nothing",
-        "tinker-cookbook 9dfcc3a, rl/rollout_logging.py:72-140",
-        lambda row: row.keys() >= {"schema_version", "split", "traj_idx", "steps", "total_reward"},
-        unreadable(
-            "steps: summaries of rollouts have rewards and lengths, but neither text nor tokens; capture the "
-            "run (tinker_cookbook.capture) and import capture/wire.jsonl"
-        ),
-    ),
-    Format(
-        "tinker-evaluations",
-        "tinker-cookbook: trajectories of evaluations",
-        "episodes",
-        "tinker-cookbook 9dfcc3a, eval/benchmarks/_types.py:404",
-        lambda row: row.keys() >= {"idx", "benchmark", "turns"},
-        _trajectory,
-        carries=("reward", "group"),
+declared(
+    "tinker-capture",
+    _captured,
+    opens=lambda path: "sampled_tokens" in record_files.columns(path).get("wire_rows", ()),
+    records=_tinker_records,
+    identity=_sent,
+)
+declared(
+    "tinker-annotations",
+    unreadable("these are annotations of a capture, without responses; import wire.jsonl beside it"),
+)
+declared(
+    "tinker-summaries",
+    unreadable(
+        "steps: summaries of rollouts have rewards and lengths, but neither text nor tokens; capture the "
+        "run (tinker_cookbook.capture) and import capture/wire.jsonl"
     ),
 )
+declared("tinker-evaluations", _trajectory)

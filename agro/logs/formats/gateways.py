@@ -19,6 +19,7 @@ from agro.errors import Refused
 from agro.logs import exchanges
 from agro.logs.fields import call, entry, objects, settings, text, unpacked
 from agro.logs.formats import providers
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import (
     Message,
     blocks,
@@ -28,7 +29,7 @@ from agro.logs.formats.model_calls import (
     score_key,
     scored,
 )
-from agro.logs.protocol import Context, Format, Item, Row, SkipRecord, unreadable
+from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
 from agro.logs.record_files import unlisted
 from agro.logs.spans import described
 
@@ -78,19 +79,11 @@ def _litellm_fits(row: Row) -> bool:
     return row.keys() >= _KEYS and not row.keys().isdisjoint({"id", "request_id"})
 
 
-LITELLM_FORMATS = (
-    Format(
-        "litellm",
-        "LiteLLM: logged calls, and spend logs of its proxy",
-        "samples",
-        "litellm 1.109.1, StandardLoggingPayload and LiteLLM_SpendLogs",
-        _litellm_fits,
-        _litellm_read,
-        over=("interchange", "chat-completion"),
-        identity=lambda row: identified(row, row.get("id", row.get("request_id"))),
-        once=True,
-        repeats="LiteLLM's logs",
-    ),
+declared(
+    "litellm",
+    _litellm_read,
+    _litellm_fits,
+    identity=lambda row: identified(row, row.get("id", row.get("request_id"))),
 )
 
 
@@ -186,29 +179,15 @@ def _tensorzero_fits(row: Row) -> bool:
     return row.keys() >= {"function_name", "variant_name", "episode_id", "input", "output"}
 
 
-TENSORZERO_FORMATS = (
-    Format(
-        "tensorzero",
-        "TensorZero: inferences",
-        "samples",
-        "tensorzero 7a6159a, /v1/inferences and its tables ChatInference and JsonInference",
-        _tensorzero_fits,
-        _tensorzero_read,
-        carries=("reward",),
-        gather=lambda lines: unlisted(lines, lambda row: row.get("inferences")),
-        joins="the feedback, one row each",
-        identity=lambda row: identified(row, row.get("inference_id", row.get("id"))),
-        once=True,
-        repeats="TensorZero's exports",
-        weighs=True,
-    ),
-    Format(
-        "tensorzero-feedback",
-        "TensorZero: feedback of metrics",
-        "nothing",
-        "tensorzero 7a6159a, its tables BooleanMetricFeedback and FloatMetricFeedback",
-        lambda row: row.keys() >= {"target_id", "metric_name", "value"},
-        unreadable("this is feedback without texts; import the inferences, with --join and this file"),
-        joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
-    ),
+declared(
+    "tensorzero",
+    _tensorzero_read,
+    _tensorzero_fits,
+    gather=lambda lines: unlisted(lines, lambda row: row.get("inferences")),
+    identity=lambda row: identified(row, row.get("inference_id", row.get("id"))),
+)
+declared(
+    "tensorzero-feedback",
+    unreadable("this is feedback without texts; import the inferences, with --join and this file"),
+    joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
 )

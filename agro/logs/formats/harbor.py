@@ -16,7 +16,8 @@ from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs.fields import entry, listed, objects, total
 from agro.logs.formats.atif import is_trajectory, trajectory
-from agro.logs.protocol import Context, Format, Item, Row, line_of
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
 
 _AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did
@@ -151,20 +152,10 @@ def _is_call(step: Row) -> bool:
     )
 
 
-FORMATS = (
-    Format(
-        "harbor",
-        "Harbor: a folder of a trial, or of a job with trials",
-        "episodes",
-        "Harbor 0.25.0: JOB/TRIAL/result.json and agent/trajectory.json",
-        lambda row: row.keys() >= {"trial_name", "task_name", "verifier_result", "trajectories"},
-        _read,
-        carries=("reward", "tokens", "behavior_logp", "group"),
-        opens=_opens,
-        records=_records,
-        identity=lambda row: f"harbor:{row.get('id') or row['trial_name']}",
-        once=True,
-        repeats="Harbor's trials",
-        weighs=True,
-    ),
+declared(
+    "harbor",
+    _read,
+    opens=_opens,
+    records=_records,
+    identity=lambda row: f"harbor:{row.get('id') or row['trial_name']}",
 )

@@ -26,7 +26,8 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs.fields import a_list, entry, number, objects, omit, parsed, settings, text, token_fields, total
-from agro.logs.protocol import Context, Format, Item, Row, ScoredDocument, SkipRecord, line_of
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
 
 _HEAD = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics")
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")
@@ -147,20 +148,7 @@ def _refuse_weights(weights: Mapping[str, float], count: int, noun: str) -> None
         )
 
 
-LM_EVAL_FORMATS = (
-    Format(
-        "lm-eval",
-        "lm-evaluation-harness: logged samples",
-        "samples",
-        "lm-evaluation-harness of 2026-08, --log_samples",
-        lambda row: row.keys() >= {"doc_id", "doc", "arguments", "resps", "filtered_resps"},
-        _samples,
-        carries=("reward",),
-        weighs=True,
-        scored=_lm_eval_scored,
-        chooses="filter",
-    ),
-)
+declared("lm-eval", _samples, scored=_lm_eval_scored)
 
 
 def _details(row: Row, context: Context) -> list[Item]:
@@ -243,19 +231,7 @@ def _lighteval_scored(row: Row) -> ScoredDocument:
     return ScoredDocument(str(doc.get("task_name") or ""), str(doc.get("id")), document, given, scores)
 
 
-LIGHTEVAL_FORMATS = (
-    Format(
-        "lighteval",
-        "lighteval: details of a task",
-        "samples",
-        "lighteval 0.13, --save-details",
-        lambda row: row.keys() >= {"doc", "model_response", "metric"},
-        _details,
-        carries=("reward", "tokens"),
-        weighs=True,
-        scored=_lighteval_scored,
-    ),
-)
+declared("lighteval", _details, scored=_lighteval_scored)
 
 
 _STATES, _STATS = "scenario_state.json", "per_instance_stats.json"
@@ -370,17 +346,4 @@ def _helm_gold(instance: Row) -> Any:
     return right[0] if len(right) == 1 else right or None
 
 
-HELM_FORMATS = (
-    Format(
-        "helm",
-        "HELM: the folder of a run",
-        "samples",
-        "HELM 0.5.16",
-        lambda row: row.keys() >= {"instance", "request", "train_trial_index", "stats"},
-        _state,
-        carries=("reward",),
-        opens=_opens,
-        records=_records,
-        weighs=True,
-    ),
-)
+declared("helm", _state, opens=_opens, records=_records)

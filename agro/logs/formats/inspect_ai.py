@@ -28,7 +28,8 @@ from agro.logs.fields import (
     text,
     total,
 )
-from agro.logs.protocol import Context, Format, Item, Row, ScoredDocument, line_of
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row, ScoredDocument, line_of
 from agro.logs.record_files import Archive
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
@@ -299,19 +300,4 @@ def _unknown(constant: str) -> None:
     """NaN is what an unscored sample has."""
 
 
-FORMATS = (
-    Format(
-        "inspect",
-        "Inspect AI: logs of evaluations",
-        "samples",
-        "inspect_ai 0.3.260, .eval and .json",
-        lambda row: row.keys() >= {"id", "epoch", "input", "output", "eval"},
-        read,
-        carries=("reward",),
-        opens=_opens,
-        records=_records,
-        weighs=True,
-        scored=_scored,
-        chooses="scorer",
-    ),
-)
+declared("inspect", read, opens=_opens, records=_records, scored=_scored)

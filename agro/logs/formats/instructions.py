@@ -31,8 +31,9 @@ from agro.logs.fields import (
     unpacked,
     user,
 )
+from agro.logs.formats.declared import declared
 from agro.logs.labels import LABELS, labeled
-from agro.logs.protocol import Context, Format, Item, Row
+from agro.logs.protocol import Context, Item, Row
 from agro.logs.values import is_unknown
 from agro.rewards.answers import boxes
 
@@ -115,35 +116,16 @@ def _solved(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "solution")]
 
 
-_SOURCE = "LLaMA-Factory ff6d4d1, data/README.md"
-SHAREGPT_FORMATS = (
-    Format(
-        "sharegpt",
-        "ShareGPT: conversations to imitate",
-        "demonstrations",
-        _SOURCE,
-        _is_sharegpt,
-        SHAREGPT_DEMONSTRATIONS.read,
-    ),
-    Format(
-        "sharegpt-preference",
-        "ShareGPT: a conversation, and a chosen and a rejected turn after it",
-        "pairs",
-        _SOURCE,
-        lambda row: _is_sharegpt(row) and row.keys() >= {"chosen", "rejected"},
-        SHAREGPT_PREFERENCES.read,
-        over=("sharegpt", "trl-preference", "preference"),
-    ),
-    Format(
-        "sharegpt-unpaired",
-        "ShareGPT: conversations that are desirable or not (KTO)",
-        "samples",
-        _SOURCE,
-        lambda row: _is_sharegpt(row) and not row.keys().isdisjoint(LABELS),
-        SHAREGPT_UNPAIRED.read,
-        carries=("reward",),
-        over=("sharegpt",),
-    ),
+declared("sharegpt", SHAREGPT_DEMONSTRATIONS.read, _is_sharegpt)
+declared(
+    "sharegpt-preference",
+    SHAREGPT_PREFERENCES.read,
+    lambda row: _is_sharegpt(row) and row.keys() >= {"chosen", "rejected"},
+)
+declared(
+    "sharegpt-unpaired",
+    SHAREGPT_UNPAIRED.read,
+    lambda row: _is_sharegpt(row) and not row.keys().isdisjoint(LABELS),
 )
 
 
@@ -271,71 +253,14 @@ def _each(value: Any, name: str, length: int) -> list[Any]:
     return value
 
 
-_FACTORY = "LLaMA-Factory ff6d4d1, data/README.md"
-INSTRUCTIONS_FORMATS = (
-    Format(
-        "alpaca",
-        "Alpaca: instructions with an input and an output, to imitate",
-        "demonstrations",
-        f"stanford_alpaca; {_FACTORY}",
-        lambda row: row.keys() >= {"instruction", "output"},
-        ALPACA.read,
-    ),
-    Format(
-        "unpaired",
-        "responses that are desirable or not: kto_tag, desirable, thumbs (KTO)",
-        "samples",
-        f"{_FACTORY}; axolotl 067b021, docs/rlhf.qmd",
-        _is_unpaired,
-        UNPAIRED.read,
-        carries=("reward",),
-        over=("alpaca", "interchange", "trl-prompt-completion", "swift-queries"),
-    ),
-    Format(
-        "instruction-preference",
-        "instruction, question, query or input, with a system prompt or turns before, and two responses",
-        "pairs",
-        f"{_FACTORY}; axolotl 067b021, docs/rlhf.qmd",
-        _is_preference,
-        INSTRUCTIONS_PREFERENCES.read,
-        over=("preference", "trl-preference", "prompt"),
-    ),
-    Format(
-        "messages-preference",
-        "axolotl: messages, and a chosen and a rejected message after them",
-        "pairs",
-        "axolotl 067b021, docs/rlhf.qmd, chat_template.default",
-        lambda row: row.keys() >= {"messages", "chosen", "rejected"} and isinstance(row["chosen"], dict),
-        AFTER_MESSAGES.read,
-        over=("preference", "trl-preference"),
-    ),
-    Format(
-        "distilabel",
-        "distilabel: generations with ratings",
-        "samples",
-        "distilabel 1.5, Argilla",
-        lambda row: row.keys() >= {"instruction", "generations", "ratings"},
-        _rated,
-        carries=("reward", "group"),
-    ),
-    Format(
-        "math",
-        "MATH: problems with solutions, whose answer is boxed",
-        "demonstrations",
-        "hendrycks/math, MATH-500: problem, solution, level, type or subject, answer",
-        lambda row: row.keys() >= {"problem", "solution"},
-        _solved,
-        asks=True,
-    ),
-    Format(
-        "open-r1-math",
-        "OpenR1-Math: generations to a problem, and whether each is correct",
-        "samples",
-        "open-r1/OpenR1-Math-220k",
-        lambda row: row.keys() >= {"problem", "generations", "correctness_math_verify"},
-        _verified,
-        carries=("reward", "group"),
-        over=("conversation", "openai-chat", "math"),
-        chooses="verifier",
-    ),
+declared("alpaca", ALPACA.read)
+declared("unpaired", UNPAIRED.read, _is_unpaired)
+declared("instruction-preference", INSTRUCTIONS_PREFERENCES.read, _is_preference)
+declared(
+    "messages-preference",
+    AFTER_MESSAGES.read,
+    lambda row: row.keys() >= {"messages", "chosen", "rejected"} and isinstance(row["chosen"], dict),
 )
+declared("distilabel", _rated)
+declared("math", _solved)
+declared("open-r1-math", _verified)

@@ -30,6 +30,7 @@ from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges, spans
 from agro.logs.fields import entry, listed, number, objects, omit, settings, unpacked
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import (
     identified,
     identified_by_first,
@@ -38,7 +39,7 @@ from agro.logs.formats.model_calls import (
     score_key,
     scored,
 )
-from agro.logs.protocol import Context, Format, Item, Row, SkipRecord, unreadable
+from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
 from agro.logs.record_files import grouped, unlisted
 
 _TRACE = ("traceId", "trace_id")
@@ -101,34 +102,19 @@ def _observation_id(row: Row) -> str:
     return score_key(row.get("observation_id", row.get("observationId")), row["name"])
 
 
-LANGFUSE_FORMATS = (
-    Format(
-        "langfuse",
-        "Langfuse: exported observations",
-        "samples",
-        "Langfuse 4.16, batch exports and its table of observations",
-        lambda row: row.keys() >= {"input", "output"} and not row.keys().isdisjoint(_TRACE),
-        _langfuse_read,
-        carries=("reward",),
-        over=("chat-completion",),
-        joins="its scores, one row each",
-        identity=lambda row: identified(row, row.get("id")),
-        once=True,
-        repeats="Langfuse's exports",
-        weighs=True,
-        chooses="scores",
+declared(
+    "langfuse",
+    _langfuse_read,
+    lambda row: row.keys() >= {"input", "output"} and not row.keys().isdisjoint(_TRACE),
+    identity=lambda row: identified(row, row.get("id")),
+)
+declared(
+    "langfuse-scores",
+    unreadable("these are scores without texts; import the observations, with --join and this file"),
+    lambda row: (
+        row.keys() >= {"name", "value"} and not row.keys().isdisjoint({"observation_id", "observationId"})
     ),
-    Format(
-        "langfuse-scores",
-        "Langfuse: scores of observations",
-        "nothing",
-        "Langfuse 4.16, its table of scores",
-        lambda row: (
-            row.keys() >= {"name", "value"} and not row.keys().isdisjoint({"observation_id", "observationId"})
-        ),
-        unreadable("these are scores without texts; import the observations, with --join and this file"),
-        joined_by=_observation_id,
-    ),
+    joined_by=_observation_id,
 )
 
 
@@ -168,31 +154,11 @@ def _langsmith_scores(row: Row, context: Context) -> dict[str, list[Any]]:
     return scores | joined_scores(context, "feedback", row.get("id"), columns=("score", "value"))
 
 
-LANGSMITH_FORMATS = (
-    Format(
-        "langsmith",
-        "LangSmith: runs of models",
-        "samples",
-        "langsmith-sdk bc8dd67; langchain-core 1.8.2",
-        lambda row: row.keys() >= {"run_type", "inputs", "outputs"},
-        _langsmith_read,
-        carries=("reward",),
-        joins="the runs' feedback, one row each",
-        identity=lambda row: identified(row, row.get("id")),
-        once=True,
-        repeats="LangSmith's exports",
-        weighs=True,
-        chooses="scores",
-    ),
-    Format(
-        "langsmith-feedback",
-        "LangSmith: feedback of runs",
-        "nothing",
-        "langsmith-sdk bc8dd67",
-        lambda row: row.keys() >= {"run_id", "key", "score"},
-        unreadable("this is feedback without texts; import the runs, with --join and this file"),
-        joined_by=lambda row: score_key(row["run_id"], row["key"]),
-    ),
+declared("langsmith", _langsmith_read, identity=lambda row: identified(row, row.get("id")))
+declared(
+    "langsmith-feedback",
+    unreadable("this is feedback without texts; import the runs, with --join and this file"),
+    joined_by=lambda row: score_key(row["run_id"], row["key"]),
 )
 
 
@@ -261,23 +227,12 @@ def _braintrust_fits(row: Row) -> bool:
     return row.keys() >= {"span_id", "root_span_id", "input", "output"}
 
 
-BRAINTRUST_FORMATS = (
-    Format(
-        "braintrust",
-        "Braintrust: experiments and logs",
-        "samples",
-        "Braintrust's exports and its interface; braintrust-sdk a696a72",
-        _braintrust_fits,
-        _braintrust_read,
-        carries=("reward",),
-        over=("chat-completion",),
-        gather=_gather,
-        identity=lambda row: identified_by_first(row, "spans", "root_span_id"),
-        once=True,
-        repeats="Braintrust's exports",
-        weighs=True,
-        chooses="scores",
-    ),
+declared(
+    "braintrust",
+    _braintrust_read,
+    _braintrust_fits,
+    gather=_gather,
+    identity=lambda row: identified_by_first(row, "spans", "root_span_id"),
 )
 
 
@@ -327,20 +282,4 @@ def _opik_identity(row: Row) -> str:
     return identified(row, entry(row.get("trace", row), "trace").get("id"))
 
 
-OPIK_FORMATS = (
-    Format(
-        "opik",
-        "Opik: exported traces with feedback scores",
-        "samples",
-        "opik 2.2.122, opik export and its interface",
-        _opik_fits,
-        _opik_read,
-        carries=("reward",),
-        over=("chat-completion",),
-        identity=_opik_identity,
-        once=True,
-        repeats="Opik's exports",
-        weighs=True,
-        chooses="scores",
-    ),
-)
+declared("opik", _opik_read, _opik_fits, identity=_opik_identity)

@@ -20,8 +20,9 @@ from agro.errors import Refused
 from agro.io.jsonlines import Line, content
 from agro.logs.fields import entry, integer, listed
 from agro.logs.formats import conventions
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import identified
-from agro.logs.protocol import RECORD_ERRORS, Context, Format, Item, Row, SkipRecord, line_of, reason_of
+from agro.logs.protocol import RECORD_ERRORS, Context, Item, Row, SkipRecord, line_of, reason_of
 from agro.logs.record_files import read_records
 
 _BEGINS = re.compile(rb'^(\xef\xbb\xbf)?\s*\[?\s*\{\s*"resource(Spans|Logs)"')
@@ -217,21 +218,11 @@ def _value(value: Row, name: str) -> Any:
     return None
 
 
-FORMATS = (
-    Format(
-        "otlp",
-        "OTLP JSON: traces and logs of OpenTelemetry, with calls of models",
-        "samples",
-        "opentelemetry-proto; semantic-conventions-genai; OpenInference 0.1.42",
-        lambda row: not row.keys().isdisjoint({"resourceSpans", "resourceLogs"}),
-        _read,
-        carries=("reward",),
-        opens=_opens,
-        records=_records,
-        identity=_identity,
-        once=True,
-        repeats="exported spans",
-        weighs=True,
-        chooses="scores",
-    ),
+declared(
+    "otlp",
+    _read,
+    lambda row: not row.keys().isdisjoint({"resourceSpans", "resourceLogs"}),
+    opens=_opens,
+    records=_records,
+    identity=_identity,
 )

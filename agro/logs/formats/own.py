@@ -6,9 +6,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.logs.fields import are_messages, entry, exchange, messages_in, parsed, rewarded, scores, split
+from agro.logs.formats.declared import declared
 from agro.logs.interchange import PREFERENCE
 from agro.logs.labels import number_in
-from agro.logs.protocol import Context, Format, Item, Row
+from agro.logs.protocol import Context, Item, Row
 from agro.logs.values import is_unknown, typed_fields
 
 _NO_TEXT = {  # fields that aren't text
@@ -74,38 +75,18 @@ def _conversation(row: Row, context: Context) -> list[Item]:
     return [Item.of(split(record), "messages")]
 
 
-INTERCHANGE = Format(
-    "interchange",
-    "agro's interchange record",
-    "samples",
-    "agro export, the run's store",
-    lambda row: "response" in row,
-    _response,
-    carries=("reward", "tokens", "behavior_logp", "version", "group"),
+INTERCHANGE = declared("interchange", _response, lambda row: "response" in row)
+PREFERENCES = declared(
+    "preference", _preference, lambda row: "chosen" in row and "rejected" in row and "response" not in row
 )
-PREFERENCES = Format(
-    "preference",
-    "judged pairs: prompt, chosen and rejected as text, votes",
-    "pairs",
-    "agro",
-    lambda row: "chosen" in row and "rejected" in row and "response" not in row,
-    _preference,
-)
-CONVERSATION = Format(
+CONVERSATION = declared(
     "conversation",
-    "messages, the last ones of the assistant",
-    "samples",
-    "agro",
-    lambda row: "messages" in row and row.keys().isdisjoint({"response", "chosen", "rejected"}),
     _conversation,
-    carries=("reward",),
+    lambda row: "messages" in row and row.keys().isdisjoint({"response", "chosen", "rejected"}),
 )
-PROMPT = Format(
+PROMPT = declared(
     "prompt",
-    "prompts, with whatever a reward reads",
-    "prompts",
-    "agro; TRL's prompt-only type",
-    lambda row: "prompt" in row and row.keys().isdisjoint(_RESPONSES),
     lambda row, context: [Item.of(dict(row), "prompt")],
+    lambda row: "prompt" in row and row.keys().isdisjoint(_RESPONSES),
 )
 FORMATS = (INTERCHANGE, PREFERENCES, CONVERSATION, PROMPT)

@@ -42,7 +42,8 @@ from agro.logs.fields import (
     unpacked,
     user,
 )
-from agro.logs.protocol import TIE, Context, Format, Item, Row
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import TIE, Context, Item, Row
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _HH = ("prompt", "chosen", "rejected", "response")
@@ -139,39 +140,14 @@ def _votes(row: Row, preference: int) -> tuple[float | None, float | None]:
     return sum(score < 0 for score in numbers) + ties, sum(score > 0 for score in numbers) + ties
 
 
-DIALOGUES_FORMATS = (
-    Format(
-        "hh-rlhf",
-        "HH-RLHF: dialogues as text, of which one is better",
-        "pairs",
-        "Anthropic/hh-rlhf, Dahoas/full-hh-rlhf",
-        _is_hh,
-        _hh,
-        over=("preference", "trl-preference", "interchange"),
-    ),
-    Format(
-        "helpsteer",
-        "HelpSteer and HelpSteer2: responses with ratings of attributes",
-        "samples",
-        "nvidia/HelpSteer2",
-        lambda row: row.keys() >= {"prompt", "response", "helpfulness", "correctness"},
-        HELPSTEER.read,
-        carries=("reward", "group"),
-        over=("interchange",),
-        weighs=True,
-    ),
-    Format(
-        "helpsteer-preference",
-        "HelpSteer2 and HelpSteer3: two responses, and how much better one is",
-        "pairs",
-        "nvidia/HelpSteer3, overall_preference; nvidia/HelpSteer2, preference_strength",
-        lambda row: (
-            row.keys() >= {"context", "response1", "response2", "overall_preference"}
-            or row.keys() >= {"prompt", "response_1", "response_2", "preference_strength"}
-        ),
-        _compared,
-        carries=("group",),
-        over=("prompt",),
+declared("hh-rlhf", _hh, _is_hh)
+declared("helpsteer", HELPSTEER.read)
+declared(
+    "helpsteer-preference",
+    _compared,
+    lambda row: (
+        row.keys() >= {"context", "response1", "response2", "overall_preference"}
+        or row.keys() >= {"prompt", "response_1", "response_2", "preference_strength"}
     ),
 )
 
@@ -254,27 +230,8 @@ def _bad(records: list[dict[str, Any]], context: Context) -> list[Item]:
     return [Item.of(record | {"reward": reward}, name) for record, name in zip(records, _SIDES)]
 
 
-ARENA_FORMATS = (
-    Format(
-        "arena",
-        "Chatbot Arena: two conversations and the winner",
-        "pairs",
-        "lmarena-ai/arena-human-preference-140k",
-        lambda row: row.keys() >= {*_SIDES, "winner"},
-        _conversations,
-        chooses="both_bad",
-    ),
-    Format(
-        "arena-55k",
-        "Chatbot Arena, Kaggle's table: two responses and the winner",
-        "pairs",
-        "lmarena-ai/arena-human-preference-55k",
-        lambda row: row.keys() >= {*_TEXTS, *_FLAGS},
-        _texts,
-        over=("prompt",),
-        chooses="both_bad",
-    ),
-)
+declared("arena", _conversations, lambda row: row.keys() >= {*_SIDES, "winner"})
+declared("arena-55k", _texts, lambda row: row.keys() >= {*_TEXTS, *_FLAGS})
 
 
 def _post(value: Any, name: str) -> str:
@@ -343,60 +300,9 @@ SUMMARY_AXES = Columns(
     parse=_post,
 )
 
-PREFERENCES_FORMATS = (
-    Format(
-        "shp",
-        "Stanford Human Preferences: two comments on a post, with their scores as votes",
-        "pairs",
-        "stanfordnlp/SHP, stanfordnlp/SHP-2",
-        SHP.fits,
-        SHP.read,
-    ),
-    Format(
-        "safe-rlhf",
-        "PKU-SafeRLHF: two responses, which is better and which is safer",
-        "pairs",
-        "PKU-Alignment/PKU-SafeRLHF",
-        SAFE_RLHF.fits,
-        SAFE_RLHF.read,
-        over=("prompt",),
-        chooses="preference",
-    ),
-    Format(
-        "nectar",
-        "Nectar: seven ranked responses to a dialogue",
-        "pairs",
-        "berkeley-nest/Nectar",
-        NECTAR.fits,
-        NECTAR.read,
-        carries=("reward", "group"),
-        over=("prompt",),
-        weighs=True,
-    ),
-    Format(
-        "webgpt",
-        "WebGPT comparisons: two answers with quotes, and how much one is preferred",
-        "pairs",
-        "openai/webgpt_comparisons",
-        WEBGPT.fits,
-        WEBGPT.read,
-    ),
-    Format(
-        "summarize-comparisons",
-        "Summarize from Feedback: two summaries, and the better one",
-        "pairs",
-        "openai/summarize-from-feedback 7009674, comparisons",
-        SUMMARIES.fits,
-        SUMMARIES.read,
-    ),
-    Format(
-        "summarize-axes",
-        "Summarize from Feedback: summaries rated along axes",
-        "samples",
-        "openai/summarize-from-feedback 7009674, axis_evals",
-        SUMMARY_AXES.fits,
-        SUMMARY_AXES.read,
-        carries=("reward",),
-        weighs=True,
-    ),
-)
+declared("shp", SHP.read, SHP.fits)
+declared("safe-rlhf", SAFE_RLHF.read, SAFE_RLHF.fits)
+declared("nectar", NECTAR.read, NECTAR.fits)
+declared("webgpt", WEBGPT.read, WEBGPT.fits)
+declared("summarize-comparisons", SUMMARIES.read, SUMMARIES.fits)
+declared("summarize-axes", SUMMARY_AXES.read, SUMMARY_AXES.fits)

@@ -32,7 +32,8 @@ from agro.logs.fields import (
     text,
     token_fields,
 )
-from agro.logs.protocol import Context, Format, Item, Row
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row
 
 _EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
 _COMPLETION = ("id", "object", "created", "choices", "prompt_token_ids", "prompt_text", "model")
@@ -210,54 +211,16 @@ PREFERENCES = Preference(
 )
 
 
-OPENAI_FORMATS = (
-    Format(
-        "openai-batch",
-        "OpenAI: results of a batch",
-        "samples",
-        "OpenAI's batch API; vLLM 0.32, run-batch; Mistral's batches",
-        _fits_batch,
-        _batch,
-        over=("interchange", "chat-completion"),
-        joins="the batch's input file",
-    ),
-    Format(
-        "openai-batch-input",
-        "OpenAI: requests of a batch",
-        "prompts",
-        "OpenAI's batch API; vLLM 0.32, run-batch",
-        lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row,
-        _batch_prompt,
-        joined_by=lambda row: str(row["custom_id"]),
-    ),
-    Format(
-        "chat-completion",
-        "chat completions beside their requests",
-        "samples",
-        "OpenAI's API; vLLM 0.32, SGLang and llama.cpp answer in the same form",
-        _fits_completion,
-        _completion,
-        carries=("tokens",),
-        over=("interchange", "conversation", "trl-prompt-completion"),
-    ),
-    Format(
-        "openai-chat",
-        "OpenAI: chats to fine-tune on",
-        "demonstrations",
-        "OpenAI's guide to fine-tuning",
-        lambda row: "messages" in row and row.keys() <= _FINE_TUNING,
-        _fine_tuning,
-        over=("conversation",),
-    ),
-    Format(
-        "openai-preference",
-        "OpenAI: preferences to fine-tune on",
-        "pairs",
-        "OpenAI's guide to preference fine-tuning; Azure and Fireworks take the same",
-        lambda row: row.keys() >= {"input", "preferred_output", "non_preferred_output"},
-        PREFERENCES.read,
-    ),
+declared("openai-batch", _batch, _fits_batch)
+declared(
+    "openai-batch-input",
+    _batch_prompt,
+    lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row,
+    joined_by=lambda row: str(row["custom_id"]),
 )
+declared("chat-completion", _completion, _fits_completion)
+declared("openai-chat", _fine_tuning, lambda row: "messages" in row and row.keys() <= _FINE_TUNING)
+declared("openai-preference", PREFERENCES.read)
 
 
 def _results(row: Row, context: Context) -> list[Item]:
@@ -337,27 +300,11 @@ def _tool_result(block: Row, location: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 
-ANTHROPIC_FORMATS = (
-    Format(
-        "anthropic-batch",
-        "Anthropic: results of a message batch",
-        "samples",
-        "Anthropic's batch API, as in anthropic-sdk 0.121",
-        lambda row: row.keys() >= {"custom_id", "result"},
-        _results,
-        joins="the file of the batch's requests",
-    ),
-    Format(
-        "anthropic-batch-requests",
-        "Anthropic: requests of a message batch",
-        "prompts",
-        "Anthropic's batch API, as in anthropic-sdk 0.121",
-        lambda row: row.keys() >= {"custom_id", "params"},
-        lambda row, context: [
-            Item.of(
-                {"prompt": anthropic_prompt(entry(row["params"], "params")), "custom_id": row["custom_id"]}
-            )
-        ],
-        joined_by=lambda row: str(row["custom_id"]),
-    ),
+declared("anthropic-batch", _results)
+declared(
+    "anthropic-batch-requests",
+    lambda row, context: [
+        Item.of({"prompt": anthropic_prompt(entry(row["params"], "params")), "custom_id": row["custom_id"]})
+    ],
+    joined_by=lambda row: str(row["custom_id"]),
 )

@@ -21,7 +21,8 @@ from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs.datasets import on_hub
 from agro.logs.fields import entry, exchange, listed, number, objects, omit, one_of, rating, text, total, user
-from agro.logs.protocol import Context, Format, Item, Row, SkipRecord
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.logs.rankings import rank_judgments
 from agro.logs.record_files import read_records
 from agro.store.export import ENDINGS
@@ -108,27 +109,11 @@ def _copies(chosen: list[dict[str, Any]]) -> dict[str, Any]:
     return {"prompt": chosen[-2].get("content"), "messages": chosen}
 
 
-ULTRAFEEDBACK_FORMATS = (
-    Format(
-        "ultrafeedback",
-        "UltraFeedback: four models' responses to an instruction, rated by aspect",
-        "samples",
-        "openbmb/UltraFeedback",
-        lambda row: row.keys() >= set(_COLUMNS),
-        _group,
-        carries=("reward", "group"),
-        chooses="aspect",
-    ),
-    Format(
-        "ultrafeedback-binarized",
-        "UltraFeedback, binarized: pairs with the scores of both",
-        "pairs",
-        "HuggingFaceH4/ultrafeedback_binarized",
-        lambda row: row.keys() >= set(_BINARIZED) - {"messages"} and isinstance(row["chosen"], list),
-        _pair,
-        carries=("reward", "group"),
-        over=("trl-preference", "preference"),
-    ),
+declared("ultrafeedback", _group, lambda row: row.keys() >= set(_COLUMNS))
+declared(
+    "ultrafeedback-binarized",
+    _pair,
+    lambda row: row.keys() >= set(_BINARIZED) - {"messages"} and isinstance(row["chosen"], list),
 )
 
 
@@ -244,28 +229,9 @@ def _trees(path: Path) -> Iterator[Line]:
     yield from ([tree] if tree else []) + wrong
 
 
-OASST_FORMATS = (
-    Format(
-        "oasst-trees",
-        "OpenAssistant: trees of messages with ranked replies",
-        "pairs",
-        "OpenAssistant/oasst1 and oasst2, *.trees.jsonl.gz; Open-Assistant f1e6ed9",
-        lambda row: row.keys() >= {"message_tree_id", "prompt"} or row.keys() >= {*_MESSAGE, "replies"},
-        _tree,
-        carries=("reward", "group"),
-        over=("prompt",),
-        weighs=True,
-    ),
-    Format(
-        "oasst-messages",
-        "OpenAssistant: the table of messages, each with its parent",
-        "pairs",
-        "OpenAssistant/oasst1 and oasst2, *.messages.jsonl.gz and Parquet; Open-Assistant f1e6ed9",
-        _is_message,
-        _tree,
-        carries=("reward", "group"),
-        opens=_is_table,
-        records=_trees,
-        weighs=True,
-    ),
+declared(
+    "oasst-trees",
+    _tree,
+    lambda row: row.keys() >= {"message_tree_id", "prompt"} or row.keys() >= {*_MESSAGE, "replies"},
 )
+declared("oasst-messages", _tree, _is_message, opens=_is_table, records=_trees)

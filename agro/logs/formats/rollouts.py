@@ -45,7 +45,8 @@ from agro.logs.fields import (
     split,
     text,
 )
-from agro.logs.protocol import Context, Format, Item, Row, unreadable
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row, unreadable
 from agro.types.prompt import prompt_hash
 
 _LISTS = ("content", "token_ids", "token_loss_mask", "generation_logprobs", "advantages", "prev_logprobs")
@@ -132,31 +133,8 @@ def _validated(row: Row) -> str:
     return digest(row["content"], row["rewards"])
 
 
-NEMO_FORMATS = (
-    Format(
-        "nemo-train-data",
-        "NeMo-RL: batches that were trained on (train_data_step*.jsonl)",
-        "samples",
-        "NeMo-RL 7ea279a, nemo_rl/algorithms/grpo.py:3628-3653",
-        lambda row: (
-            row.keys() >= {"content", "rewards", "token_ids", "token_loss_mask", "generation_logprobs"}
-        ),
-        _train,
-        carries=("reward", "tokens", "behavior_logp", "group"),
-        over=("nemo-validation",),
-    ),
-    Format(
-        "nemo-validation",
-        "NeMo-RL: validations (val_data_step*.jsonl)",
-        "samples",
-        "NeMo-RL 7ea279a, nemo_rl/algorithms/grpo.py",
-        lambda row: row.keys() >= {"content", "rewards", "idx"},
-        _validation,
-        carries=("reward", "group"),
-        identity=_validated,
-        repeats="NeMo-RL's validations",
-    ),
-)
+declared("nemo-train-data", _train)
+declared("nemo-validation", _validation, identity=_validated)
 
 
 _VERSIONS = ("head_version", "tail_version")
@@ -182,18 +160,7 @@ def _rollout(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "completion")]
 
 
-AREAL_FORMATS = (
-    Format(
-        "areal-rollouts",
-        "AReaL: dumps of rollouts, one file a task",
-        "samples",
-        "AReaL 1.0.4, areal/infra/workflow_executor.py:842-930",
-        lambda row: row.keys() >= {"task_id", "sample_idx", "head_version", "tail_version", "completion"},
-        _rollout,
-        carries=("reward", "version", "group"),
-        over=("trl-prompt-completion",),
-    ),
-)
+declared("areal-rollouts", _rollout)
 
 
 def _score(row: Row, context: Context) -> float | None:
@@ -244,39 +211,13 @@ def _pickled(path: Path) -> Iterator[Line]:
     )
 
 
-SKYRL_FORMATS = (
-    Format(
-        "skyrl-evaluations",
-        "SkyRL: dumps of evaluations",
-        "samples",
-        "SkyRL 0.4.0, train/utils/trainer_utils.py:328-371",
-        lambda row: row.keys() >= {"input_prompt", "output_response", "score"},
-        _evaluated,
-        carries=("reward", "group"),
-        identity=_repeated,
-        repeats="SkyRL's evaluations",
-    ),
-    Format(
-        "skyrl-metrics",
-        "SkyRL: aggregated results, means without responses",
-        "nothing",
-        "SkyRL 0.4.0, aggregated_results.jsonl",
-        lambda row: bool(row) and all(name.startswith("eval/") for name in row),
-        unreadable(
-            "these are means of an evaluation, without prompts and responses; import the files beside it"
-        ),
-    ),
-    Format(
-        "pickle",
-        "pickled batches, such as SkyRL's training input",
-        "nothing",
-        "SkyRL 0.4.0, dumped_data/global_step_*_training_input.pkl",
-        lambda row: False,
-        unreadable("a pickle isn't read"),
-        opens=_is_pickle,
-        records=_pickled,
-    ),
+declared("skyrl-evaluations", _evaluated, identity=_repeated)
+declared(
+    "skyrl-metrics",
+    unreadable("these are means of an evaluation, without prompts and responses; import the files beside it"),
+    lambda row: bool(row) and all(name.startswith("eval/") for name in row),
 )
+declared("pickle", unreadable("a pickle isn't read"), lambda row: False, opens=_is_pickle, records=_pickled)
 
 
 _SLIME_COLUMNS = (
@@ -391,19 +332,4 @@ def _tokens(row: Row) -> dict[str, Any]:
     return record
 
 
-SLIME_FORMATS = (
-    Format(
-        "slime-rollouts",
-        "slime: debug dumps of rollouts (.pt)",
-        "samples",
-        "slime 624b824, --save-debug-rollout-data and --dump-details",
-        lambda row: row.keys() >= {"group_index", "response_length", "tokens", "status"},
-        _sample,
-        carries=("reward", "tokens", "behavior_logp", "version", "group"),
-        over=("interchange",),
-        opens=_is_torch,
-        records=_records,
-        weighs=True,
-        chooses="reward",
-    ),
-)
+declared("slime-rollouts", _sample, opens=_is_torch, records=_records)

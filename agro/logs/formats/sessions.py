@@ -28,8 +28,9 @@ from agro.io.jsonlines import Line
 from agro.logs import exchanges
 from agro.logs.fields import call, entry, exchange, integer, listed, objects, omit, plain
 from agro.logs.formats import providers
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import Message, blocks, identified
-from agro.logs.protocol import Context, Format, Item, Row
+from agro.logs.protocol import Context, Item, Row
 
 
 def gather(lines: Iterator[Line]) -> Iterator[Line]:
@@ -339,44 +340,9 @@ def _identity(row: Row) -> str:
     return identified({"events": events}, session, len(events))
 
 
-SESSIONS_FORMATS = tuple(
-    Format(
-        name,
-        title,
-        "episodes",
-        written_by,
-        fits,
-        read,
-        gather=gather,
-        over=("conversation",),
-        identity=_identity,
-        once=True,
-        repeats="copies of a session",
-    )
-    for name, title, written_by, fits, read in (
-        (
-            "claude-code",
-            "Claude Code: a session",
-            "Claude Code 1.0 to 2.1: ~/.claude/projects/*/*.jsonl",
-            _fits_claude_code,
-            _claude_code,
-        ),
-        (
-            "codex",
-            "Codex CLI: a session",
-            "Codex CLI 0.40 to 0.150: ~/.codex/sessions/**/rollout-*.jsonl",
-            _fits_codex,
-            _codex,
-        ),
-        (
-            "gemini-cli",
-            "Gemini CLI: a session",
-            "gemini-cli 04741d1: ~/.gemini/tmp/*/chats/session-*.json and .jsonl",
-            lambda row: row.keys() >= {"sessionId", "projectHash"},
-            _gemini,
-        ),
-    )
-)
+declared("claude-code", _claude_code, _fits_claude_code, gather=gather, identity=_identity)
+declared("codex", _codex, _fits_codex, gather=gather, identity=_identity)
+declared("gemini-cli", _gemini, gather=gather, identity=_identity)
 
 
 _EXTRA_KEYS = (
@@ -423,22 +389,9 @@ def _mini(row: Row, context: Context) -> list[Item]:
     return responses([History(messages, fields=fields)], None, omit(row, _COLUMNS) | omit(info, ("config",)))
 
 
-SWE_AGENT_FORMATS = (
-    Format(
-        "swe-agent",
-        "SWE-agent: a trajectory (.traj)",
-        "episodes",
-        "SWE-agent 0.7 to 1.1",
-        lambda row: row.keys() >= {"trajectory", "history", "info"},
-        _swe_agent,
-    ),
-    Format(
-        "mini-swe-agent",
-        "mini-swe-agent: a trajectory (.traj.json)",
-        "episodes",
-        "mini-swe-agent 2.4.6",
-        lambda row: str(row.get("trajectory_format", "")).startswith("mini-swe-agent"),
-        _mini,
-        over=("conversation",),
-    ),
+declared("swe-agent", _swe_agent)
+declared(
+    "mini-swe-agent",
+    _mini,
+    lambda row: str(row.get("trajectory_format", "")).startswith("mini-swe-agent"),
 )

@@ -12,7 +12,8 @@ from typing import Any
 from agro.errors import Refused
 from agro.logs.columns import Columns
 from agro.logs.fields import digest, integer, objects, omit, split, text, total
-from agro.logs.protocol import Context, Format, Item, Row
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row
 
 _STEP = ("step", "gen_step")  # gen_step: of the Megatron trainer
 _NO_REWARD = (*_STEP, "advantages", "entropy", "advantage")
@@ -178,54 +179,14 @@ def _has_loss(row: Row) -> bool:
     return has_loss or "label" in row
 
 
-_DATA = "ms-swift 3602360, docs/source_en/Customization/Custom-dataset.md"
-
-FORMATS = (
-    Format(
-        "swift-completions",
-        "ms-swift: logged completions, a list a column",
-        "samples",
-        "ms-swift 3602360, log_completions of its GRPO trainers",
-        _is_columns,
-        _completions,
-        carries=("reward", "group"),
-        over=("trl-prompt-completion", "trl-completions"),
-        identity=_logged,
-        once=True,
-        repeats="ms-swift's queue",
-        weighs=True,
-    ),
-    Format(
-        "swift-preference",
-        "ms-swift: messages with a rejected response",
-        "pairs",
-        _DATA,
-        lambda row: (
-            "messages" in row and not row.keys().isdisjoint({"rejected_response", "rejected_messages"})
-        ),
-        _pair,
-        over=("conversation", "swift-turns"),
-    ),
-    Format(
-        "swift-turns",
-        "ms-swift: messages of which some are learned from, or with a label",
-        "demonstrations",
-        _DATA,
-        lambda row: _has_loss(row) and "response" not in row,
-        _turns,
-        carries=("reward",),
-        over=("conversation", "openai-chat"),
-    ),
-    Format(
-        "swift-queries",
-        "ms-swift: query, response and history; pairs of turns",
-        "demonstrations",
-        _DATA,
-        lambda row: row.keys() >= {"query", "response"} or _is_pairs(row),
-        _query,
-        over=("interchange",),
-    ),
+declared("swift-completions", _completions, _is_columns, identity=_logged)
+declared(
+    "swift-preference",
+    _pair,
+    lambda row: "messages" in row and not row.keys().isdisjoint({"rejected_response", "rejected_messages"}),
 )
+declared("swift-turns", _turns, lambda row: _has_loss(row) and "response" not in row)
+declared("swift-queries", _query, lambda row: row.keys() >= {"query", "response"} or _is_pairs(row))
 
 
 def _is_pairs(row: Row) -> bool:

@@ -21,8 +21,9 @@ from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import spans
 from agro.logs.fields import entry, listed, objects, settings, unpacked
+from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import identified, identified_by_first
-from agro.logs.protocol import Context, Format, Item, Row
+from agro.logs.protocol import Context, Item, Row
 from agro.logs.record_files import grouped
 
 _CALLS = ("LLM", "CHAT_MODEL")
@@ -134,23 +135,7 @@ def _mlflow_identity(row: Row) -> str:
     return identified(row, info.get("trace_id", info.get("request_id")))
 
 
-MLFLOW_FORMATS = (
-    Format(
-        "mlflow",
-        "MLflow: traces with assessments",
-        "samples",
-        "mlflow-tracing 3.17.2, Trace.to_json and search_traces",
-        _fits,
-        _mlflow_read,
-        carries=("reward",),
-        over=("interchange",),
-        identity=_mlflow_identity,
-        once=True,
-        repeats="MLflow's exports",
-        weighs=True,
-        chooses="scores",
-    ),
-)
+declared("mlflow", _mlflow_read, _fits, identity=_mlflow_identity)
 
 
 _REQUEST_KEYS = ("messages", "input", "prompt")
@@ -262,21 +247,9 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-WEAVE_FORMATS = (
-    Format(
-        "weave",
-        "Weave: exported calls with feedback",
-        "samples",
-        "weave 0.54, exports of calls",
-        lambda row: row.keys() >= {"op_name", "trace_id", "inputs", "output"},
-        _weave_read,
-        carries=("reward",),
-        over=("chat-completion",),
-        gather=_gather,
-        identity=lambda row: identified_by_first(row, "calls", "trace_id", "id"),
-        once=True,
-        repeats="Weave's exports",
-        weighs=True,
-        chooses="scores",
-    ),
+declared(
+    "weave",
+    _weave_read,
+    gather=_gather,
+    identity=lambda row: identified_by_first(row, "calls", "trace_id", "id"),
 )

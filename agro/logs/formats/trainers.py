@@ -24,7 +24,8 @@ from typing import Any
 from agro.errors import Refused
 from agro.logs.columns import Columns, Conversation, preference
 from agro.logs.fields import digest, exchange, integer, omit, text, total
-from agro.logs.protocol import Context, Format, Item, Row, unreadable
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row, unreadable
 
 _TURNS = ("num_turns", "__num_turns__")
 DUMP = Columns("input", "output", answer="gts", reward="score", integers=("step",), dropped=("step", "uid"))
@@ -75,28 +76,8 @@ def _verl_prompt(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "prompt")]
 
 
-VERL_FORMATS = (
-    Format(
-        "verl-rollouts",
-        "verl: rollout and validation dumps, one file a step",
-        "samples",
-        "verl 0.9.1, trainer.rollout_data_dir and trainer.validation_data_dir",
-        lambda row: row.keys() >= {"input", "output", "score", "step"},
-        _dump,
-        carries=("reward", "group"),
-        identity=_validated,
-        repeats="verl's validations",
-    ),
-    Format(
-        "verl-prompts",
-        "verl: data sets of prompts with ground truth",
-        "prompts",
-        "verl 0.9.1, verl/utils/dataset/rl_dataset.py:175",
-        lambda row: row.keys() >= {"data_source", "prompt", "reward_model"},
-        _verl_prompt,
-        over=("prompt",),
-    ),
-)
+declared("verl-rollouts", _dump, identity=_validated)
+declared("verl-prompts", _verl_prompt)
 
 
 _COMPLETION = ("step", "prompt", "completion", "advantage")
@@ -222,69 +203,24 @@ COMPLETIONS = Columns("prompt", "completion", judge=_reward, integers=("step",),
 UNPAIRED = Columns("prompt", "completion", judge=_label, dropped=("label",), messages=True)
 TRL_DEMONSTRATIONS = Columns("prompt", "completion", role="expert", messages=True)
 
-TRL_FORMATS = (
-    Format(
-        "trl-completions",
-        "TRL: logged completions",
-        "samples",
-        "TRL 1.16, log_completions of GRPOTrainer",
-        lambda row: row.keys() >= {"step", "prompt", "completion", "advantage"},
-        COMPLETIONS.read,
-        carries=("reward", "group"),
-        over=("trl-prompt-completion",),
-        identity=_queued,
-        repeats="TRL's queue",
-        weighs=True,
+declared("trl-completions", COMPLETIONS.read, identity=_queued)
+declared(
+    "trl-preference",
+    _preference,
+    lambda row: (
+        row.keys() >= {"chosen", "rejected"} and ("prompt" not in row or isinstance(row["chosen"], list))
     ),
-    Format(
-        "trl-preference",
-        "TRL: preferences as messages, or with the prompt inside",
-        "pairs",
-        "TRL 1.16, docs/source/dataset_formats.md",
-        lambda row: (
-            row.keys() >= {"chosen", "rejected"} and ("prompt" not in row or isinstance(row["chosen"], list))
-        ),
-        _preference,
-        over=("preference",),
+)
+declared("trl-unpaired", UNPAIRED.read)
+declared("trl-prompt-completion", TRL_DEMONSTRATIONS.read, TRL_DEMONSTRATIONS.fits)
+declared("trl-stepwise", _stepwise)
+declared(
+    "trl-language-modeling",
+    unreadable(
+        "text: one text, in which a prompt can't be told from a response; name them with "
+        "--map prompt=COLUMN --map response=COLUMN, or give messages"
     ),
-    Format(
-        "trl-unpaired",
-        "TRL: unpaired preferences (KTO)",
-        "samples",
-        "TRL 1.16, docs/source/dataset_formats.md",
-        lambda row: row.keys() >= {"prompt", "completion", "label"},
-        UNPAIRED.read,
-        carries=("reward",),
-        over=("trl-prompt-completion",),
-    ),
-    Format(
-        "trl-prompt-completion",
-        "TRL: prompts with completions, to imitate",
-        "demonstrations",
-        "TRL 1.16, docs/source/dataset_formats.md",
-        TRL_DEMONSTRATIONS.fits,
-        TRL_DEMONSTRATIONS.read,
-    ),
-    Format(
-        "trl-stepwise",
-        "TRL: steps of a response, each labeled",
-        "samples",
-        "TRL 1.16, docs/source/dataset_formats.md",
-        lambda row: row.keys() >= {"prompt", "completions", "labels"},
-        _stepwise,
-        carries=("reward", "tokens"),
-    ),
-    Format(
-        "trl-language-modeling",
-        "TRL: texts to imitate, without prompts",
-        "nothing",
-        "TRL 1.16, docs/source/dataset_formats.md",
-        lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
-        unreadable(
-            "text: one text, in which a prompt can't be told from a response; name them with "
-            "--map prompt=COLUMN --map response=COLUMN, or give messages"
-        ),
-    ),
+    lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
 )
 
 
@@ -317,21 +253,9 @@ def _openrlhf_prompt(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "prompt")]
 
 
-OPENRLHF_FORMATS = (
-    Format(
-        "openrlhf-demonstrations",
-        "OpenRLHF: input and output, or a conversation as input",
-        "demonstrations",
-        "OpenRLHF 0.11.2, datasets of its SFT",
-        lambda row: _is_only(row, {"input", "output"}) or (_is_only(row, {"input"}) and _is_complete(row)),
-        _demonstration,
-    ),
-    Format(
-        "openrlhf-prompts",
-        "OpenRLHF: inputs with labels",
-        "prompts",
-        "OpenRLHF 0.11.2, datasets of its PPO",
-        lambda row: _is_only(row, {"input"}) and not _is_complete(row),
-        _openrlhf_prompt,
-    ),
+declared(
+    "openrlhf-demonstrations",
+    _demonstration,
+    lambda row: _is_only(row, {"input", "output"}) or (_is_only(row, {"input"}) and _is_complete(row)),
 )
+declared("openrlhf-prompts", _openrlhf_prompt, lambda row: _is_only(row, {"input"}) and not _is_complete(row))

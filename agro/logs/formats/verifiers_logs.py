@@ -30,7 +30,8 @@ from agro.logs.fields import (
     parsed,
     split,
 )
-from agro.logs.protocol import Context, Format, Item, Row, unreadable
+from agro.logs.formats.declared import declared
+from agro.logs.protocol import Context, Item, Row, unreadable
 from agro.types.prompt import prompt_hash
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
@@ -351,38 +352,12 @@ def _is_result(row: Row) -> bool:
     return row.keys() >= {"example_id"} or row.keys() >= {"id", "generation_ms"}
 
 
-FORMATS = (
-    Format(
-        "verifiers-traces",
-        "verifiers v1 and prime-rl: traces of episodes (traces.jsonl)",
-        "episodes",
-        "verifiers 0.4.0, v1/trace.py:270-440; prime-rl 559b447, monitors/file.py:42-58",
-        lambda row: row.keys() >= {"traces", "env", "task"},
-        _episode,
-        carries=("reward", "tokens", "behavior_logp", "version", "group"),
-        identity=lambda row: str(row.get("id")),  # what is in effective/ is in all/ as well
-        repeats="verifiers' traces in all/ and effective/",
-        weighs=True,
-    ),
-    Format(
-        "verifiers-results",
-        "verifiers before v1: results of evaluations (results.jsonl)",
-        "samples",
-        "verifiers a60a606, legacy/types.py:397-427",
-        _is_result,
-        _result,
-        carries=("reward", "group"),
-        over=("trl-prompt-completion", "trl-completions", "trl-unpaired"),
-    ),
-    Format(
-        "prime-rl-tokens",
-        "prime-rl: exported tokens, without text and rewards",
-        "nothing",
-        "prime-rl 559b447, trainer/rl/token_export.py:44-100",
-        lambda row: row.keys() >= {"schema_version", "token_ids", "inference_logprobs", "loss_mask"},
-        unreadable(
-            "token_ids: exported tokens of prime-rl have neither text nor rewards (only advantages); import "
-            "the run's rollouts/step_*/train/all/traces.jsonl"
-        ),
+declared("verifiers-traces", _episode, identity=lambda row: str(row.get("id")))
+declared("verifiers-results", _result, _is_result)
+declared(
+    "prime-rl-tokens",
+    unreadable(
+        "token_ids: exported tokens of prime-rl have neither text nor rewards (only advantages); import "
+        "the run's rollouts/step_*/train/all/traces.jsonl"
     ),
 )

@@ -13,7 +13,7 @@ tokens that have a gradient, w ≤ c_high or w ≥ c_low, and raising c_low lowe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -26,10 +26,7 @@ from agro.objectives.needs import BEHAVIOR_LOGP
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
 from agro.objectives.weights import WEIGHT, Ratio, log_ratio
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 DUAL_CLIP = 3.0  # of the authors' code
 

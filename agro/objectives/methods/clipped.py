@@ -10,12 +10,12 @@ staleness too they estimate the gradient of GRPO at π_old, but for the bounds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.methodrecipe import MethodRecipe
@@ -23,10 +23,7 @@ from agro.objectives.needs import GROUPS, REWARD, Need
 from agro.objectives.options import REQUIRED, Average, Option
 from agro.objectives.reduce import Groups, average_tokens
 from agro.objectives.weights import WEIGHT, Ratio, log_ratio, needed
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 Clip = Annotated[tuple[float, float], Option("how far below and above 1 the ratio may go", "ratio", ge=0)]
 LogClip = Annotated[
@@ -93,12 +90,7 @@ def gspo(
 
 
 def gmpo(
-    streams: Streams,
-    batch: Batch,
-    *,
-    ratio: Ratio = "behavior",
-    clip: LogClip = (0.4, 0.4),
-    std: Std = True,
+    streams: Streams, batch: Batch, *, ratio: Ratio = "behavior", clip: LogClip = (0.4, 0.4), std: Std = True
 ) -> Terms:
     """GMPO (arXiv 2507.20673, eq. 4): −A (Π_t w_t)^(1/T), each token's ratio clipped before the mean.
 
@@ -139,7 +131,6 @@ ENTRIES: dict[str, Objective] = {
         grpo,
         "GRPO, arXiv 2402.03300, eq. 3",
         ratio_needs,
-        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         called='TRL loss_type = "grpo"; verl adv_estimator = "grpo"',
         metrics=("clipped_share", "ratio_max"),
@@ -156,7 +147,6 @@ ENTRIES: dict[str, Objective] = {
         gspo,
         "GSPO, arXiv 2507.18071, eqs. 5 to 7",
         ratio_needs,
-        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         called='TRL importance_sampling_level = "sequence"; verl loss_mode = "gspo"',
         metrics=("clipped_share", "ratio_max"),
@@ -173,7 +163,6 @@ ENTRIES: dict[str, Objective] = {
         gmpo,
         "GMPO, arXiv 2507.20673, eq. 4",
         ratio_needs,
-        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
@@ -189,7 +178,6 @@ ENTRIES: dict[str, Objective] = {
 }
 ENTRIES |= {
     "dr_grpo": preset(
-        "grpo",
         ENTRIES["grpo"],
         "Dr. GRPO, arXiv 2503.20783, section 3.2",
         "GRPO without its two biases: A = r − r̄, not divided by the standard deviation, and the sum over a "
@@ -209,7 +197,6 @@ ENTRIES |= {
         ),
     ),
     "dapo": preset(
-        "grpo",
         ENTRIES["grpo"],
         "DAPO, arXiv 2503.14476, eq. 8",
         "GRPO with clip-higher, ratios from 0.8 to 1.28, the mean over all tokens of the step, and no KL. "
@@ -246,7 +233,6 @@ ENTRIES |= {
         ),
     ),
     "ppo_dual_clip": preset(
-        "grpo",
         ENTRIES["grpo"],
         "Dual-clip PPO, arXiv 1912.09729, eq. 5",
         "PPO's clipped gain, bounded from below where A < 0: max(min(w A, clamp(w, 0.8, 1.2) A), 3 A). A "
@@ -266,7 +252,6 @@ ENTRIES |= {
         ),
     ),
     "luspo": preset(
-        "gspo",
         ENTRIES["gspo"],
         "LUSPO, arXiv 2602.05261",
         "GSPO with each response's loss times its length: −T min(s A, clamp(s) A), mean in a group, mean "
@@ -287,7 +272,7 @@ ENTRIES |= {
 
 def _corrected(source: str, summary: str, called: str, **options: Any) -> Objective:
     preset_options = {"ratio": "old", "beta": 0.0, "weight": "mismatch", **options}
-    return preset("grpo", ENTRIES["grpo"], source, summary, certainty="code", called=called, **preset_options)
+    return preset(ENTRIES["grpo"], source, summary, certainty="code", called=called, **preset_options)
 
 
 CORRECTION_ENTRIES: dict[str, Objective] = {

@@ -9,7 +9,7 @@ What on-policy AGRO says of its own trap (`agro.objectives.methods.consistency.a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -46,11 +46,8 @@ from agro.objectives.needs import (
 )
 from agro.objectives.options import Baseline, Beta, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
-from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, squared_norm
+from agro.types import Batch, Tensor
 
 WAY_OUT = 'likelihood_ratio = "adaptive" avoids it'
 
@@ -125,11 +122,23 @@ def regularized_reward(
     return groups.reward - beta * groups.over_tokens(streams["logp"] - batch.ref_logp, average)
 
 
-def less_baseline(groups: Groups, batch: Batch, R_N: Tensor, baseline: str) -> Tensor:
-    """[N] R_i without its baseline: the mean of the others of its group, or the prompt's stored value."""
+def less_baseline(groups: Groups, logp_BT: Tensor, R_N: Tensor, baseline: str) -> Tensor:
+    """[N] R_i without its baseline: the mean of the others of its group, the prompt's stored value, or the
+    mean of nearly least variance of the step's other groups, a constant."""
     if baseline == "stored":
-        return R_N - batch.extra["stored_value"].double()[groups.first_row]
-    return R_N - groups.mean_others(R_N)
+        return R_N - groups.batch.extra["stored_value"].double()[groups.first_row]
+    if baseline == "others":
+        return R_N - groups.mean_others(R_N)
+    if len(groups.n) < 2:
+        raise Refused(
+            'baseline = "step" compares a response with the other groups of its step: expected at least 2 '
+            f"groups, got {groups.batch.group_names[0]!r} alone. What to do: raise train.groups, or set "
+            'baseline = "others"'
+        )
+    share_N = squared_norm(groups, logp_BT.detach())
+    above_G, total_G = (groups.weight * groups.sum(v) for v in (share_N * R_N.detach(), share_N))
+    above_G, total_G = above_G.sum() - above_G, total_G.sum() - total_G
+    return R_N - torch.where(total_G > 0, above_G / total_G, 0.0)[groups.group]
 
 
 def agro(
@@ -163,7 +172,9 @@ def agro(
 
     baseline: R̄_{-i}, or "stored" for groups of one: `extra["stored_value"]` [B], from data.value_store or
     tracked (data.value_half_life). The loss is then ½ (R_i − V)². On fresh samples the expected gradient is
-    the same for any V; on others it is right for V = V* alone, and with another V it ends elsewhere.
+    the same for any V; on others it is right for V = V* alone, and with another V it ends elsewhere. "step"
+    takes Σ g R / Σ g over all other groups of the step for V, g = Σ_t (1 − π_t)²: it knows nothing of the
+    response's own reward, and so that where all responses to a prompt are right they are still raised.
 
     regularizer: how its gradient, E_π[ρ ∇log π], is estimated (section 6). "sequence" is eq. 4 and right on
     any data. The others drop or integrate what has zero mean on the policy's own fresh samples, and there
@@ -174,10 +185,10 @@ def agro(
     groups = Groups.of(batch)
     logp_BT = streams["logp"]
     R_N = regularized_reward(streams, batch, groups, beta, average)
-    if baseline == "stored":
-        loss = groups.average_responses(0.5 * less_baseline(groups, batch, R_N, baseline).square())
-    else:
+    if baseline == "others":
         loss = groups.average(0.5 * groups.variance(R_N))
+    else:
+        loss = groups.average_responses(0.5 * less_baseline(groups, logp_BT, R_N, baseline).square())
     factor = beta if scale == "loss" else 1.0
     surrogate = None
     if regularizer != "sequence" and beta != 0:
@@ -187,7 +198,7 @@ def agro(
         surrogate = groups.average_responses(gain_N) + beta * groups.average_responses(regularizer_N)
         surrogate = surrogate * factor
     elif scale == "reward":
-        advantage_N = less_baseline(groups, batch, R_N, baseline).detach()
+        advantage_N = less_baseline(groups, logp_BT, R_N, baseline).detach()
         surrogate = groups.average_responses(-advantage_N * groups.over_tokens(logp_BT, average))
     elif not loss.requires_grad:  # β = 0: the loss doesn't depend on the policy, its gradient is zero
         surrogate = 0.0 * logp_BT.sum()

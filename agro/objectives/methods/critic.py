@@ -6,12 +6,12 @@ ratios are to the policy that sampled it, also where several updates follow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import Objective, Streams, Terms, always, coupling
+from agro.objectives.core import Objective, Streams, Terms, always
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.methodrecipe import MethodRecipe
@@ -20,10 +20,7 @@ from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_VALUE, PREFIX_VALUE, REWA
 from agro.objectives.options import Average, Option
 from agro.objectives.reduce import Groups, average_tokens, in_several_rows, token_mean
 from agro.objectives.weights import log_ratio
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 
 def ppo(
@@ -58,8 +55,9 @@ def ppo(
     (NaN: none), and those up to the policy's next token count with the one before; what of a response's
     reward they don't cover comes at its last token. V_old is `old_value` [B,T].
 
-    Advantages aren't standardized, as in the paper; Adam doesn't see their scale. On fresh samples with
-    λ = γ = 1 the policy's expected gradient is that of the reward, whatever the values are.
+    Advantages aren't standardized, as in the paper; verl and TRL do so over the step, and TRL counts the
+    value's error a tenth. Adam doesn't see their scale. On fresh samples with λ = γ = 1 the policy's expected
+    gradient is that of the reward, whatever the values are.
     """
     if split := in_several_rows(batch):
         raise Refused(
@@ -131,9 +129,9 @@ ENTRIES: dict[str, Objective] = {
         ppo,
         "PPO, arXiv 1707.06347",
         always(REWARD, PREFIX_VALUE, DRAWN_VALUE, BEHAVIOR_LOGP),
-        coupling("row"),
         ingredients=(KL_TERM, IMITATION),
         metrics=("clipped_share", "ratio_max", "value_loss", "value_mean", "explained_variance"),
+        certainty="code",
         called='verl adv_estimator = "gae"; TRL PPOTrainer; OpenRLHF advantage_estimator = "gae"',
         recipe=MethodRecipe(
             "PPO (arXiv 1707.06347): the clipped ratio, with advantages by a value that is learned at every "
@@ -142,5 +140,5 @@ ENTRIES: dict[str, Objective] = {
             shown=("clip", "value_clip", "gae_lambda", "gamma"),
             settings={"sampler.n": 1, "train.groups": 128, "train.value_lr": 0.01},
         ),
-    ),
+    )
 }

@@ -8,12 +8,12 @@ What objectives share that mix own responses with those of an expert (role "expe
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
 from agro.objectives.advantage import EPS, Std, relative, standardized
-from agro.objectives.core import Objective, Options, Streams, Terms, coupling, preset
+from agro.objectives.core import Objective, Options, Streams, Terms, preset
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
@@ -29,10 +29,7 @@ from agro.objectives.needs import (
 from agro.objectives.options import Beta, Option
 from agro.objectives.reduce import Groups, mean_over, quantile
 from agro.objectives.weights import Ratio, needed
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 
 def policy_advantage(groups: Groups, std: bool) -> Tensor:
@@ -295,7 +292,6 @@ ENTRIES: dict[str, Objective] = {
         chord,
         "CHORD, arXiv 2508.11408",
         _chord_needs,
-        coupling("row"),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='Trinity-RFT algorithm "mix_chord"',
@@ -327,7 +323,6 @@ ENTRIES: dict[str, Objective] = {
         luffy,
         "LUFFY, arXiv 2504.14945, policy shaping",
         _mixed_needs,
-        coupling("row"),
         metrics=("ratio_max", "weight_mean"),
         certainty="code",
         recipe=MethodRecipe(
@@ -361,7 +356,6 @@ ENTRIES: dict[str, Objective] = {
         tempsamp_r1,
         "TempSamp-R1, arXiv 2509.18056, sections on mixed-policy sampling",
         _tempsamp_needs,
-        coupling("row"),
         metrics=("ratio_max",),
         recipe=MethodRecipe(
             "TempSamp-R1 (arXiv 2509.18056): groups of own samples and the right response, whose "
@@ -373,7 +367,6 @@ ENTRIES: dict[str, Objective] = {
     ),
 }
 ENTRIES["ampo"] = preset(
-    "luffy",
     ENTRIES["luffy"],
     "AMPO, arXiv 2510.02227",
     "AMPO: LUFFY's loss with a dual clip on own tokens. Where A ≥ 0 it is −min(w A, clamp(w, 0.8, 1.2) A), "

@@ -6,7 +6,7 @@ group (`online_dpo`). ρ is a response's log-ratio to the reference, the sum ove
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -19,10 +19,7 @@ from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, MEANING, REF_LOGP, REWA
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, Pairs
 from agro.objectives.weights import WEIGHT
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 Threshold = Annotated[float, Option("a response whose reward isn't above it isn't a good one", "reward")]
 Equivalent = Annotated[

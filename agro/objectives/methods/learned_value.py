@@ -7,39 +7,19 @@ arXiv 2503.19612, statement of consistency; DRO, arXiv 2405.19107).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import (
-    Objective,
-    Streams,
-    Terms,
-    always,
-    coupling,
-    masked,
-    regularized,
-    to_reference,
-)
+from agro.objectives.core import Objective, Streams, Terms, always, masked, regularized, to_reference
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.needs import (
-    FRESH,
-    NORMALIZER,
-    PREFIX_VALUE,
-    REF_LOGP,
-    REWARD,
-    VALUE,
-    except_experts,
-)
+from agro.objectives.needs import FRESH, NORMALIZER, PREFIX_VALUE, REF_LOGP, REWARD, VALUE, except_experts
 from agro.objectives.options import Beta, BetaAbove0, Option, Scale
 from agro.objectives.reduce import Groups, in_several_rows
 from agro.objectives.weights import WEIGHT
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 
 def dro(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") -> Terms:
@@ -170,7 +150,6 @@ ENTRIES: dict[str, Objective] = {
         dro,
         "DRO-V, arXiv 2405.19107",
         regularized(REWARD, VALUE),
-        coupling("row"),
         ingredients=(WEIGHT, IMITATION),
         anchor=to_reference,
         metrics=("value_loss", "value_mean"),
@@ -187,7 +166,6 @@ ENTRIES: dict[str, Objective] = {
         tbrm,
         "TBRM, arXiv 2505.15311, as arXiv 2603.23355 quotes it",
         always(REWARD, REF_LOGP, NORMALIZER),
-        coupling("row"),
         anchor=to_reference,
         ingredients=(),
         metrics=("value_loss", "value_mean"),
@@ -204,7 +182,6 @@ ENTRIES: dict[str, Objective] = {
         prefix_consistency,
         "AGRO, arXiv 2503.19612, for every prefix; path consistency, arXiv 1702.08892",
         regularized(REWARD, PREFIX_VALUE),
-        coupling("row"),
         ingredients=(IMITATION,),
         metrics=("value_loss", "value_mean"),
         recipe=MethodRecipe(
@@ -219,7 +196,6 @@ ENTRIES: dict[str, Objective] = {
         hnpg,
         "HNPG, arXiv 2311.08384",
         always(REWARD, VALUE, except_experts(FRESH)),
-        coupling("row"),
         ingredients=(),
         metrics=("value_loss", "value_mean"),
         certainty="code",

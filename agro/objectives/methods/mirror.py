@@ -8,7 +8,7 @@ import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import GROUPS, REF_LOGP, REWARD, Need
@@ -117,8 +117,7 @@ def props(
     w_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).exp()
     below = ((w_BT < 1 - clip) & batch.mask).sum() / batch.mask.sum()
     return Terms(
-        token_mean(batch, w_BT.clamp(min=1 - clip)),
-        metrics={"clipped_share": below, "ratio_max": w_BT.max()},
+        token_mean(batch, w_BT.clamp(min=1 - clip)), metrics={"clipped_share": below, "ratio_max": w_BT.max()}
     )
 
 
@@ -137,7 +136,6 @@ ENTRIES: dict[str, Objective] = {
         opmd,
         "OPMD, arXiv 2509.24203",
         always(REWARD, GROUPS),
-        coupling("row"),
         excludes=_opmd_conflict,
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
@@ -152,7 +150,6 @@ ENTRIES: dict[str, Objective] = {
         token_quadratic,
         "the loss dro of tinker and verl",
         _needs,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
         called='tinker loss_fn = "dro"; verl loss_mode = "dro"',
@@ -166,7 +163,6 @@ ENTRIES: dict[str, Objective] = {
         mdpo,
         "MDPO, arXiv 2005.09814",
         _needs,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="code",
@@ -181,7 +177,6 @@ ENTRIES: dict[str, Objective] = {
         props,
         "PROPS, arXiv 2311.08290",
         always(REF_LOGP),
-        coupling("row"),
         ingredients=(),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
@@ -200,7 +195,6 @@ ENTRIES: dict[str, Objective] = {
     ),
 }
 ENTRIES["opmd_token"] = preset(
-    "token_quadratic",
     ENTRIES["token_quadratic"],
     "REP-OPMD, arXiv 2509.24203",
     "−(r − r̄) log π + 0.1 (log π − log μ)² token by token, mean over all tokens: OPMD as REC's code has it. "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 
+from agro.errors import Refused
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Kind
 from agro.objectives.core import (
@@ -24,11 +25,23 @@ from agro.objectives.core import (
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.consistency import less_baseline, regularized_reward
-from agro.objectives.needs import BEHAVIOR_LOGP, FUTURE, GROUPS, KL, REWARD, STORED_VALUE, Need
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    FUTURE,
+    GROUPS,
+    KL,
+    PROPOSAL,
+    REWARD,
+    STORED_VALUE,
+    Need,
+)
 from agro.objectives.options import Baseline, Beta, Option
-from agro.objectives.reduce import Groups
+from agro.objectives.reduce import Groups, in_several_rows
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, log_ratio, of_level
 from agro.types import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def rloo(streams: Streams, batch: Batch, *, beta: Beta = 0.0, baseline: Baseline = "others") -> Terms:
@@ -36,12 +49,12 @@ def rloo(streams: Streams, batch: Batch, *, beta: Beta = 0.0, baseline: Baseline
 
     β > 0 puts k1 against the reference into the reward: r_i − β ρ_i at the present policy, without gradient.
     baseline: r̄_{-i}, or "stored" for groups of one, as SPO (arXiv 2509.13232) has it with a tracked value
-    (data.value_half_life), here without its normalization. On fresh samples the expected gradient is the same
-    for any stored value.
+    (data.value_half_life), here without its normalization, or "step", as of `agro`. On fresh samples the
+    expected gradient is the same for all.
     """
     groups = Groups.of(batch)
     R_N = regularized_reward(streams, batch, groups, beta).detach()
-    advantage_N = less_baseline(groups, batch, R_N, baseline)
+    advantage_N = less_baseline(groups, streams["logp"], R_N, baseline)
     return Terms(groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"])))
 
 
@@ -69,7 +82,7 @@ def reinforce(
     if baseline == "none":
         advantage_N = groups.reward - 0.0
     elif baseline == "stored":
-        advantage_N = less_baseline(groups, batch, groups.reward, baseline)
+        advantage_N = less_baseline(groups, streams["logp"], groups.reward, baseline)
     elif isinstance(baseline, str):
         advantage_N = advantages.advantage(groups, baseline)
     else:
@@ -139,6 +152,40 @@ def _reinforce_needs(options: Options) -> set[Need]:
     return advantages.needs_of(baseline) if named else {REWARD}
 
 
+def otb(streams: Streams, batch: Batch) -> Terms:
+    """−(1/n) Σ_i Σ_t (r_i − b_t) log π(y_it), b_t = Σ_i W_it r_i / Σ_i W_it over the responses with a t-th
+    token (OTB, arXiv 2602.07078).
+
+    W_t = Σ_{s≤t} (1 − 2π(y_s) + Σ_a π(a)²) is the squared norm of the gradient in the logits up to a token:
+    where it is the same for all, b is the group's mean. As in verl, b is 0 at tokens that one response alone
+    has after a shorter one. Σ_a π² is π(y)²/q(y) of q ∝ π²; where q is below what numbers can hold, it counts
+    as 0.
+    """
+    if split := in_several_rows(batch):
+        raise Refused(
+            f"objective otb needs each response in one row, but that of {split} is in several rows; use opo "
+            "or rloo"
+        )
+    groups, mask_BT = Groups.of(batch), batch.mask
+    logp_BT = torch.where(mask_BT, streams["logp"].detach(), 0.0)
+    q_BT = torch.where(mask_BT, streams["proposal"].detach().double(), 0.0)
+    squares_BT = torch.where(q_BT > 0, (2 * logp_BT).exp() / q_BT, 0.0)
+    energy_BT = torch.where(mask_BT, 1 - 2 * logp_BT.exp() + squares_BT, 0.0).cumsum(1)
+    number_BT = torch.where(mask_BT, mask_BT.cumsum(1) - 1, 0)  # t
+    slot_BT = batch.group[:, None] * mask_BT.shape[1] + number_BT
+
+    def of_others(v_BT: Tensor) -> Tensor:
+        """[B,T] the sum over the t-th tokens of the responses of a group."""
+        totals = torch.zeros(batch.n_groups * mask_BT.shape[1], dtype=torch.float64, device=v_BT.device)
+        return totals.index_add(0, slot_BT[mask_BT], v_BT[mask_BT].double())[slot_BT]
+
+    reward_BT = groups.at_tokens(groups.reward)
+    baseline_BT = of_others(energy_BT * reward_BT) / of_others(energy_BT)
+    alone_BT = (of_others(torch.ones_like(energy_BT)) == 1) & (groups.n[batch.group] > 1)[:, None]
+    advantage_BT = reward_BT - torch.where(mask_BT & ~alone_BT, baseline_BT, 0.0)
+    return Terms(groups.average_responses(-groups.sum_tokens(advantage_BT * streams["logp"])))
+
+
 def fpa(
     streams: Streams,
     batch: Batch,
@@ -192,7 +239,6 @@ ENTRIES: dict[str, Objective] = {
         reinforce,
         "REINFORCE, Williams 1992",
         _reinforce_needs,
-        coupling("row"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         called='Trinity advantage_fn = "reinforce"',
         recipe=MethodRecipe(
@@ -204,7 +250,6 @@ ENTRIES: dict[str, Objective] = {
         kl_pg,
         "AGRO, arXiv 2503.19612, section 8",
         always(REWARD, GROUPS, KL),
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("kl_sampled_prefixes",),
         recipe=MethodRecipe(
@@ -218,7 +263,6 @@ ENTRIES: dict[str, Objective] = {
         fpa,
         "FPA, arXiv 2509.19893, with SimPER's weights, arXiv 2502.00883",
         _fpa_needs,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         certainty="notes",
         recipe=MethodRecipe(
@@ -234,11 +278,24 @@ ENTRIES: dict[str, Objective] = {
             },
         ),
     ),
+    "otb": Objective(
+        otb,
+        "OTB, arXiv 2602.07078",
+        always(REWARD, GROUPS, PROPOSAL.at(0.5)),
+        coupling("group"),
+        ingredients=(IMITATION, SINGLETONS),
+        certainty="code",
+        called='verl adv_estimator = "optimal_token_baseline"',
+        recipe=MethodRecipe(
+            "OTB (arXiv 2602.07078): REINFORCE on fresh samples with a baseline for each token, in which a "
+            "response weighs as the squared norm of its gradient up to there.",
+            settings={"train.updates": 1},
+        ),
+    ),
     "topr": Objective(
         topr,
         "TOPR, arXiv 2503.14286, eqs. 4 and 7",
         always(REWARD, BEHAVIOR_LOGP),
-        coupling("row"),
         ingredients=(IMITATION,),
         metrics=("weight_mean",),
         certainty="notes",
@@ -265,7 +322,6 @@ ENTRIES: dict[str, Objective] = {
     ),
 }
 ENTRIES["maxrl"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "MaxRL, arXiv 2602.02710",
     "−(1/n) Σ_i A_i log π(y_i), A_i = (r_i − r̄)/|r̄|: `reinforce` with baseline maxrl. Of rewards of 0 and 1 "
@@ -281,7 +337,6 @@ ENTRIES["maxrl"] = preset(
     ),
 )
 ENTRIES["opo"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "OPO, arXiv 2505.23585",
     "−(1/n) Σ_i (r_i − b) log π(y_i), b = Σ T r / Σ T over the group, T tokens: `reinforce` with the "
@@ -296,7 +351,6 @@ ENTRIES["opo"] = preset(
     ),
 )
 ENTRIES["asymre"] = preset(
-    "reinforce",
     ENTRIES["reinforce"],
     "AsymRE, arXiv 2506.20520",
     "−(1/n) Σ_i (r_i − r̄ − δV) log π(y_i), δV = −0.1: `reinforce` with the group's mean and a shift of the "

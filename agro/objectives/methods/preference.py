@@ -11,7 +11,7 @@ What objectives on judged pairs share: options, log-ratios, the likelihood of a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -31,10 +31,7 @@ from agro.objectives.needs import (
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.reduce import Groups, Pairs
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE_OF_PAIRS
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP}
 BetaOfJudgments = Annotated[
@@ -208,6 +205,33 @@ def dpo(
     return Terms(pairs.average(loss_P), metrics=metrics)
 
 
+def gpo(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: BetaOfJudgments,
+    loss: Annotated[
+        Literal["exponential", "truncated_square", "savage"],
+        Option("f(m): exp(−m), max(0, 1 − m)², or σ(−m)², which isn't convex"),
+    ] = "exponential",
+) -> Terms:
+    """f(β h): the losses of GPO (arXiv 2402.05749, table 1) that no method had; others are those of `dpo`,
+    `slic` and `ipo`.
+
+    On judgments as Bradley–Terry has them the margins at the optimum are those of `dpo` at 2β with
+    "exponential", and at β with "savage".
+    """
+    pairs = Pairs.of(batch)
+    margin_P = beta * pairs.gap(log_ratio(streams, batch, pairs.groups))
+    losses = {
+        "exponential": (-margin_P).exp(),
+        "truncated_square": (1 - margin_P).clamp(min=0).square(),
+        "savage": (-margin_P).sigmoid().square(),
+    }
+    metrics = ordered(pairs, margin_P) | ranked(streams, batch, pairs, "reference")
+    return Terms(pairs.average(losses[loss]), metrics=metrics)
+
+
 def slic(
     streams: Streams,
     batch: Batch,
@@ -369,6 +393,18 @@ ENTRIES: dict[str, Objective] = {
         ),
         'TRL DPOTrainer, loss_type = "hinge"',
     ),
+    "gpo": _judged(
+        gpo,
+        "GPO, arXiv 2402.05749, table 1",
+        RANKED,
+        MethodRecipe(
+            "GPO (arXiv 2402.05749) on judged pairs with a loss of its own: exp(−β h), whose gradient grows "
+            "where a judgment is missed by far.",
+            base="pairs",
+            options={"beta": 0.1},
+            shown=("loss",),
+        ),
+    ),
     "seppo": Objective(
         seppo,
         "SePPO, arXiv 2410.05255",
@@ -402,7 +438,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "vipo": preset(
-        "ipo",
         _IPO,
         "VIPO (votes), VPO, arXiv 2410.22891",
         "(h − (2p − 1)/(2β))², p = (v_w + 1)/(v_w + v_l + 2): p (h − 1/(2β))² + (1 − p) (h + 1/(2β))² less "
@@ -419,7 +454,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "vdpo": preset(
-        "dpo",
         _DPO,
         "VDPO, VPO, arXiv 2410.22891",
         "−p log σ(βh) − (1 − p) log σ(−βh), p = (v_w + 1)/(v_w + v_l + 2): DPO with a label "
@@ -436,7 +470,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "agent_q": preset(
-        "dpo",
         _DPO,
         "Agent Q, arXiv 2408.07199",
         "DPO on pairs of actions tried in one state of a search tree (`agro.rollout.tree.step_pairs`), with "
@@ -484,7 +517,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "opa_dpo": preset(
-        "dpo",
         _DPO,
         "OPA-DPO, arXiv 2501.09695",
         "DPO against a reference that was first fine-tuned on both sides of each pair (the "

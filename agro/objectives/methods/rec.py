@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
 from agro.objectives.weights import log_ratio
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 Mask = Annotated[
     Literal["none", "one_side", "two_side", "ring"], Option("which tokens are masked, by their ratio")
@@ -99,7 +96,6 @@ ENTRIES: dict[str, Objective] = {
         rec,
         "REC, arXiv 2509.24203",
         _needs,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
@@ -116,7 +112,6 @@ ENTRIES: dict[str, Objective] = {
         red_weight,
         "RED-Weight, arXiv 2509.24203",
         always(REWARD, GROUPS),
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
         called='Trinity policy_loss_fn = "rec" with weight advantage',
@@ -128,7 +123,6 @@ ENTRIES: dict[str, Objective] = {
     ),
 }
 ENTRIES["rec_one_side"] = preset(
-    "rec",
     ENTRIES["rec"],
     "REC-OneSide, arXiv 2509.24203",
     "−sg[M] (r − r̄) log π, M = 1 where A ≥ 0 and w ≤ 1.2, or A ≤ 0 and w ≥ 0.8: the mask of PPO's clip "
@@ -146,7 +140,6 @@ ENTRIES["rec_one_side"] = preset(
     ),
 )
 ENTRIES["rec_two_side"] = preset(
-    "rec",
     ENTRIES["rec"],
     "REC-TwoSide, arXiv 2509.24203",
     "−sg[M] (r − r̄) log π, M = 1 where 0.8 ≤ w ≤ 1.2, whatever the sign of A: it also drops tokens that "
@@ -162,7 +155,6 @@ ENTRIES["rec_two_side"] = preset(
     ),
 )
 ENTRIES["rec_ring"] = preset(
-    "rec",
     ENTRIES["rec"],
     "REC-Ring, arXiv 2509.24203",
     "−sg[M] (r − r̄) log π, M as in `rec_two_side`, and 1 where A ≥ 0 and w ≤ 0.4, or A ≤ 0 and w ≥ 3: tokens "
@@ -178,7 +170,6 @@ ENTRIES["rec_ring"] = preset(
     ),
 )
 ENTRIES["red_drop"] = preset(
-    "rec",
     ENTRIES["rec"],
     "RED-Drop, arXiv 2509.24203",
     "−A log π, mean over all tokens: where more responses of a group are below r̄ than not, the surplus is "
@@ -193,7 +184,6 @@ ENTRIES["red_drop"] = preset(
     ),
 )
 ENTRIES["reinforce_pp"] = preset(
-    "rec",
     ENTRIES["rec"],
     "REINFORCE++, arXiv 2501.03262",
     "PPO's clip with A = (r − mean)/std over all tokens of the step: `rec` with the one-sided mask and the "
@@ -208,5 +198,35 @@ ENTRIES["reinforce_pp"] = preset(
         "REINFORCE++ (arXiv 2501.03262): PPO's clip with rewards normalized over the step, without groups.",
         base="ratios",
         shown=("clip", "advantage"),
+    ),
+)
+ENTRIES["gdpo"] = preset(
+    ENTRIES["rec"],
+    "GDPO, arXiv 2601.05242",
+    "PPO's clip with an advantage that standardizes each part of a reward in its group by itself, adds them "
+    "up with their weights, and standardizes the sum over all tokens of the step: `rec` with the one-sided "
+    "mask and the ratio as weight. The rewards on condition of another, which the paper has beside it, are a "
+    "function of one's own.",
+    certainty="code",
+    called='TRL multi_objective_aggregation = "normalize_then_sum"; verl adv_estimator = "gdpo"',
+    mask="one_side",
+    token_weight="is",
+    advantage="gdpo",
+    recipe=MethodRecipe(
+        "GDPO (arXiv 2601.05242): PPO's clip with several rewards, each normalized in its group by itself.",
+        base="ratios",
+        shown=("clip",),
+        settings={
+            "reward.functions": [
+                {"name": "exact"},
+                {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}},
+            ],
+        },
+        notes={"reward.functions": "two or more; yours as file.py:function, with a weight"},
+        commands=(
+            "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
+            "  --out runs/{name}",
+        ),
+        required="policy.model, and data.prompts with the answers.",
     ),
 )

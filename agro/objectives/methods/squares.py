@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import (
-    SINGLETONS,
-    Coupling,
-    Objective,
-    Options,
-    Streams,
-    Terms,
-    always,
-    coupling,
-    preset,
-)
+from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
@@ -34,10 +24,7 @@ from agro.objectives.needs import (
 from agro.objectives.options import NATS, BetaAbove0, Option
 from agro.objectives.reduce import Groups
 from agro.objectives.weights import WEIGHT
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
 
@@ -171,13 +158,12 @@ ENTRIES: dict[str, Objective] = {
             options={"beta": 0.05},
             shown=("anchor", "baseline", "scale"),
         ),
-    ),
+    )
 }
 ENTRIES["qrpo"] = Objective(
     qrpo,
     "QRPO, arXiv 2507.08068, eq. 11",
     always(REF_LOGP, STORED_QUANTILE),
-    coupling("row"),
     ingredients=(WEIGHT,),
     certainty="code",
     called="CLAIRE-Labo/quantile-reward-policy-optimization",
@@ -201,7 +187,6 @@ ENTRIES["qrpo"] = Objective(
 )
 _SQUARES = ENTRIES["squared_consistency"]
 ENTRIES["gvpo"] = preset(
-    "squared_consistency",
     _SQUARES,
     "GVPO, arXiv 2504.19599",
     "½ · sample variance in a group of r − β log π/μ: AGRO's loss with the behavior policy as the anchor. "
@@ -219,7 +204,6 @@ ENTRIES["gvpo"] = preset(
     ),
 )
 ENTRIES["vargrad"] = preset(
-    "squared_consistency",
     _SQUARES,
     "trajectory balance with VarGrad, TBA, arXiv 2503.18929",
     "(log Z + log π/π_ref − r/β)², the mean over a group, log Z the group's mean of r/β − log π/π_ref: "
@@ -235,7 +219,6 @@ ENTRIES["vargrad"] = preset(
     ),
 )
 ENTRIES["copg"] = preset(
-    "squared_consistency",
     _SQUARES,
     "CoPG, arXiv 2406.19185; Command A (n samples), arXiv 2504.00698",
     "Σ over pairs of (R_i − R_j)²/(n−1), R = r − β log π/π_ref: 2n times AGRO's loss, for n = 2 (R_1 "
@@ -249,7 +232,6 @@ ENTRIES["copg"] = preset(
     ),
 )
 ENTRIES["rebel"] = preset(
-    "squared_consistency",
     _SQUARES,
     "REBEL, arXiv 2404.16767, Algorithm 1",
     "((r_1 − r_2) − β (e_1 − e_2))², e = log π/π_old of a response, β = 1/η: the regression of "
@@ -270,7 +252,6 @@ ENTRIES["rebel"] = preset(
     ),
 )
 ENTRIES["kimi"] = preset(
-    "squared_consistency",
     _SQUARES,
     "Kimi k1.5, arXiv 2501.12599, eq. 3; Kimi K2, arXiv 2507.20534",
     "(r − r̄ − τ log π/μ)², the mean over a group, β = τ. r̄, the mean reward, stands for τ log Z, which is "
@@ -290,7 +271,6 @@ ENTRIES["kimi"] = preset(
     ),
 )
 ENTRIES["oapl"] = preset(
-    "squared_consistency",
     _SQUARES,
     "OAPL, arXiv 2602.19362, eqs. 2 and 3",
     "(β₂ log π/μ − (r − V))², V = β₁ log mean exp(r/β₁) of the group; β = β₂, value_beta = β₁. With one β "
@@ -316,7 +296,6 @@ ENTRIES["oapl"] = preset(
     ),
 )
 ENTRIES["apo"] = preset(
-    "squared_consistency",
     _SQUARES,
     "A*PO, arXiv 2505.20686",
     "(β₂ log π/π_ref − (r − V*))², V* = β₁ log mean exp(r/β₁) over samples of the reference that were made "

@@ -6,7 +6,7 @@ Imitation of the given responses, whatever their rewards.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -16,10 +16,7 @@ from agro.objectives.needs import BEHAVIOR_LOGP, KL, OLD_LOGP, PROPOSAL, PROPOSA
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, mean_over, quantile, token_mean
 from agro.objectives.weights import WEIGHT, log_ratio
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 
 def sft(streams: Streams, batch: Batch) -> Terms:
@@ -32,7 +29,6 @@ SUPERVISED_ENTRIES: dict[str, Objective] = {
         sft,
         "maximum likelihood (SFT); iw-SFT with a weight, arXiv 2507.12856",
         always(),
-        coupling("row"),
         ingredients=(WEIGHT,),
         certainty="code",
         called="TRL SFTTrainer",
@@ -41,7 +37,7 @@ SUPERVISED_ENTRIES: dict[str, Objective] = {
             "run on rewards.",
             base="supervised",
         ),
-    ),
+    )
 }
 
 
@@ -208,7 +204,6 @@ ENTRIES: dict[str, Objective] = {
         otr,
         "OTR, arXiv 2509.26313",
         _otr_needs,
-        coupling("row"),
         ingredients=(),
         excludes=_otr_excludes,
         metrics=("weight_mean",),
@@ -230,7 +225,6 @@ ENTRIES: dict[str, Objective] = {
         distill,
         "on-policy distillation, arXiv 2306.13649 (GKD) and 2306.08543 (MiniLLM)",
         _distill_needs,
-        coupling("row"),
         ingredients=(),
         excludes=_distill_excludes,
         metrics=("ratio_max",),
@@ -274,7 +268,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "sophia": preset(
-        "sft",
         SUPERVISED_ENTRIES["sft"],
         "SOPHIA, arXiv 2507.16814",
         "SOPHIA: −log π of the shortest right response to each prompt among those whose parent, an "
@@ -303,7 +296,6 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
     "reward_conditioned": preset(
-        "sft",
         SUPERVISED_ENTRIES["sft"],
         "return-conditioned supervised learning, MBRCSL, arXiv 2310.19308",
         "−log π(y | reward, x): imitation of all responses with their reward in front of the prompt. The "
@@ -312,9 +304,8 @@ ENTRIES: dict[str, Objective] = {
         certainty="paper",
         recipe=MethodRecipe(
             "Return-conditioned imitation (MBRCSL, arXiv 2310.19308): the prompt begins with the "
-            "reward, then asks for the best.",
+            "reward, then asks for the best. The recipe mbrcsl has its rollouts, which stitch.",
             base="supervised",
-            missing="the stitching of responses by a model.",
             commands=(
                 "agro import log.jsonl --store log.db "
                 "--map \"prompt=join('', ['reward ', to_string(reward), ': ', prompt])\"",

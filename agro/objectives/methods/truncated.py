@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -17,10 +17,7 @@ from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, in_several_rows, token_mean
 from agro.objectives.weights import Ratio, log_ratio, needed
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 Clip = Annotated[tuple[float, float], Option("how far below and above 1 the weight may go", "ratio", ge=0)]
 Gamma = Annotated[tuple[float, float], Option("k and λ of the weight of these responses", "number", gt=0)]
@@ -247,7 +244,6 @@ ENTRIES: dict[str, Objective] = {
         cispo,
         "CISPO, MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5",
         ratio_and_advantage,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
@@ -264,7 +260,6 @@ ENTRIES: dict[str, Objective] = {
         minpro,
         "MinPRO, arXiv 2601.22718",
         ratio_and_advantage,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",
@@ -280,7 +275,6 @@ ENTRIES: dict[str, Objective] = {
         vespo,
         "VESPO, arXiv 2602.10693",
         ratio_and_advantage,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("weight_mean",),
         certainty="code",
@@ -317,7 +311,6 @@ ENTRIES: dict[str, Objective] = {
         raft_pp,
         "RAFT++, arXiv 2504.11343",
         _raft_needs,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",
@@ -332,7 +325,6 @@ ENTRIES: dict[str, Objective] = {
         nested_reft,
         "Nested-ReFT, arXiv 2508.10123",
         _nested_needs,
-        coupling("row"),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="reconstructed",
@@ -346,7 +338,6 @@ ENTRIES: dict[str, Objective] = {
     ),
 }
 ENTRIES["aipo"] = preset(
-    "cispo",
     ENTRIES["cispo"],
     "AIPO, LlamaRL, arXiv 2505.24034",
     "−min(w, ρ) A log π, w = π/μ token by token and constant, A = r − r̄: `cispo` with an upper limit ρ alone "

@@ -3,22 +3,12 @@ than PPO's clip."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import (
-    SINGLETONS,
-    Objective,
-    Options,
-    Streams,
-    Terms,
-    always,
-    coupling,
-    preset,
-    regularized,
-)
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset, regularized
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.methodrecipe import MethodRecipe
@@ -27,10 +17,7 @@ from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD, Nee
 from agro.objectives.options import Average, Beta, Option
 from agro.objectives.reduce import Groups, average_tokens
 from agro.objectives.weights import WEIGHT, Ratio, log_ratio
-from agro.types import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agro.types import Batch, Tensor
 
 
 def deepseek_v32(
@@ -212,7 +199,6 @@ ENTRIES: dict[str, Objective] = {
         deepseek_v32,
         "DeepSeek-V3.2, arXiv 2512.02556, eqs. 7 to 9",
         lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
-        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
@@ -231,7 +217,6 @@ ENTRIES: dict[str, Objective] = {
         kimi_k25,
         "Kimi K2.5, arXiv 2602.02276",
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
-        coupling("row"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="code",
@@ -247,7 +232,6 @@ ENTRIES: dict[str, Objective] = {
         sapo,
         "SAPO, arXiv 2511.20347, eqs. 5 and 6",
         ratio_needs,
-        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="code",
@@ -264,7 +248,6 @@ ENTRIES: dict[str, Objective] = {
         dppo,
         "DPPO, arXiv 2602.04879",
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
-        coupling("row"),
         ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
@@ -279,14 +262,12 @@ ENTRIES: dict[str, Objective] = {
         remix,
         "ReMix, arXiv 2507.06892",
         _remix_needs,
-        coupling("row"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",
     ),
 }
 ENTRIES["dppo_kl"] = preset(
-    "dppo",
     ENTRIES["dppo"],
     "DPPO, arXiv 2602.04879",
     "DPPO with the KL of two outcomes: a token is masked where the gradient leads away from μ and μ log(μ/π) "

@@ -6,9 +6,10 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from agro.config import deciding
 from agro.errors import Refused
 from agro.rollout.evaluate import t_quantile
+from agro.runs.metrics import METRICS
 from agro.runs.paired_results import PairedSets
 from agro.runs.results import Result
 from agro.runs.rundata import RunData, Values, load_run, to_array
 
-Measure = Literal["eval_reward", "reward_mean"]
+HELD_OUT, TRAINING = "eval_reward", "reward_mean"
 UNSET = "not set"
 LONGEST = 48  # characters of a label
 
@@ -72,12 +74,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """`differences`: each line's value by dotted key. `without_heldout`: runs without held-out reward.
+    """`measure`: a metric of metrics.jsonl. `differences`: each line's value by dotted key.
+    `without_heldout`: runs without held-out reward.
 
     `paired`: the other runs against the first on the same prompts; `unpaired`: why it isn't known.
     """
 
-    measure: Measure
+    measure: str
     lines: tuple[Curve, ...]
     differences: dict[str, list[Any]]
     without_heldout: tuple[RunData, ...]
@@ -93,8 +96,15 @@ class RunComparison:
         return Interval.of(np.array(pairs)) if len(pairs) > 1 else None
 
 
-def compare(folders: Sequence[Path]) -> RunComparison:
-    """Read runs and group them. Raises `Refused` where one can't be read, or two have the same seed."""
+def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison:
+    """Read runs and group them. Raises `Refused` where one can't be read, or two have the same seed.
+
+    `metric`: a number of metrics.jsonl; without it held-out reward, or training reward where a run has none.
+    """
+    if metric is not None and (metric not in METRICS or METRICS[metric].kind != "number"):
+        near = get_close_matches(metric, METRICS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise Refused(f"--metric: expected a number of metrics.jsonl of these runs, got {metric!r}{hint}")
     if len({f.resolve() for f in folders}) < len(folders):
         raise Refused(f"compare: expected different runs, got {', '.join(map(str, folders))}")
     runs = [load_run(folder) for folder in folders]
@@ -114,7 +124,7 @@ def compare(folders: Sequence[Path]) -> RunComparison:
                     f"({a.config.train.seed}), so they are one run made twice; give one of them"
                 )
     without = tuple(r for r in runs if not np.isfinite(r.column("eval_reward")).any())
-    measure: Measure = "reward_mean" if without else "eval_reward"
+    measure = metric or (TRAINING if without else HELD_OUT)
     differences = differing([flat(settings(g[0])) for g in groups])
     labels = _labels(groups, differences)
     lines = tuple(_line(label, group, measure) for label, group in zip(labels, groups, strict=True))
@@ -188,7 +198,7 @@ def to_text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Curve:
+def _line(label: str, runs: Sequence[RunData], measure: str) -> Curve:
     measured: list[dict[int, float]] = []
     for run in runs:
         pairs = zip(run.column("step"), run.column(measure), strict=True)
@@ -200,9 +210,9 @@ def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Curve:
             f"{'all of them have' if len(runs) > 1 else 'it has'} {measure}, got none"
         )
     values = np.array([[k[s] for s in steps] for k in measured])
-    if measure == "eval_reward":
+    if measure.startswith("eval_"):
         finals = values[:, -1]
-        se = to_array([run.value_at(steps[-1], "eval_reward_se") for run in runs])
+        se = to_array([run.value_at(steps[-1], f"{measure}_se") for run in runs])
     else:
         finals = values[:, -tail(len(steps)) :].mean(1)
         se = np.full(len(runs), math.nan)
@@ -210,5 +220,5 @@ def _line(label: str, runs: Sequence[RunData], measure: Measure) -> Curve:
 
 
 def tail(steps: int) -> int:
-    """Steps whose mean training reward is the final one: the last tenth, because a single step is noisy."""
+    """Steps whose mean is the final value of what isn't held out: the last tenth: single steps are noisy."""
     return max(1, steps // 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from agro.pages.run.axes import (
     scale_axes,
     style_axes,
 )
-from agro.pages.run.compare import Curve, Interval, RunComparison, to_text
+from agro.pages.run.compare import HELD_OUT, TRAINING, Curve, Interval, RunComparison, to_text
 from agro.pages.run.curves import smoothing
 from agro.pages.run.figures import COLUMNS, png, running_mean, svg
 from agro.pages.run.hover import HoverColumn, hover
@@ -39,8 +40,14 @@ from agro.runs.rundata import Values
 
 COLORS = (*look.COLORS, INK)
 DASHES = ("-", "--", ":", "-.")
-NAMES = {"eval_reward": "held-out reward", "reward_mean": "training reward"}
+NAMES = {HELD_OUT: "held-out reward", TRAINING: "training reward"}
 LONGEST = 30  # characters of a label in the figure
+BANDS = 3  # seeds: the t-interval of two is 12.7 standard errors wide and would fill the figure
+
+
+def measure_name(comparison: RunComparison) -> str:
+    """Of the metric, for people."""
+    return NAMES.get(comparison.measure, comparison.measure)
 
 
 def color_of(number: int) -> str:
@@ -58,7 +65,7 @@ def short_labels(comparison: RunComparison, longest: int) -> list[str]:
 
 
 def figure(comparison: RunComparison, size: Size = WIDE, longest: int = LONGEST) -> Figure:
-    """Means over seeds against steps, their 95 % t-intervals as bands, single seeds thin.
+    """Means over seeds against steps, single seeds thin; of `BANDS` seeds or more their 95 % t-intervals.
 
     Each line's label, of at most `longest` characters, stands at its end.
     """
@@ -71,7 +78,7 @@ def figure(comparison: RunComparison, size: Size = WIDE, longest: int = LONGEST)
     shown = []
     ends: list[tuple[int, float]] = []  # of each line
     for i, line in enumerate(comparison.lines):
-        width = smoothing(len(line.steps)) if comparison.measure == "reward_mean" else 1
+        width = 1 if comparison.measure.startswith("eval_") else smoothing(len(line.steps))
         values = np.array([running_mean(v, width) for v in line.values])
         _draw_line(axes, line, values, color_of(i), DASHES[i // len(COLORS) % len(DASHES)])
         shown.append(values.ravel())
@@ -79,9 +86,9 @@ def figure(comparison: RunComparison, size: Size = WIDE, longest: int = LONGEST)
     every = np.concatenate(shown)
     scale_axes(axes, every)
     low, high = every.min(), every.max()
-    room = 0.25 * (high - low) or 0.5  # a band of two seeds is so wide that it would flatten the lines
+    room = 0.25 * (high - low) or 0.5  # a band may be so wide that it would flatten the lines
     axes.set_ylim(0.0 if low >= 0 else low - room, high + room)
-    name_axes(axes, "step", NAMES[comparison.measure], bold=True)
+    name_axes(axes, "step", measure_name(comparison), bold=True)
     at_edge = []
     for i, (text, (step, value)) in enumerate(zip(labels, ends)):
         if step == end:
@@ -114,7 +121,8 @@ def values_under_pointer(comparison: RunComparison) -> list[HoverColumn]:
 def _draw_line(axes: Any, line: Curve, values: Values, color: str, dash: str) -> None:
     """`values`: [S,K]."""
     if len(values) > 1:
-        axes.plot(line.steps, values.T, color=color, linewidth=0.5, alpha=0.4)
+        axes.plot(line.steps, values.T, color=color, linewidth=0.5, alpha=0.6)
+    if len(values) >= BANDS:
         intervals = [Interval.of(v) for v in values.T]
         low, high = [x.low for x in intervals], [x.high for x in intervals]
         axes.fill_between(line.steps, low, high, color=color, alpha=0.15, linewidth=0)
@@ -124,13 +132,21 @@ def _draw_line(axes: Any, line: Curve, values: Values, color: str, dash: str) ->
 
 
 def write(comparison: RunComparison, folder: Path) -> list[Path]:
-    """Write compare.png, compare.svg and compare.html into `folder`, and return their paths."""
+    """Write compare.png, .svg, .pdf, .csv and .html into `folder`, and return their paths."""
     _make(folder)
-    paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "html")]
+    paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "pdf", "csv", "html")]
     png(figure(comparison), paths[0])
-    with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # the same runs give the same file
-        figure(comparison).savefig(paths[1], format="svg", facecolor="white", metadata={"Date": None})
-    paths[2].write_text(page(comparison), encoding="utf-8")
+    for path, date in ((paths[1], "Date"), (paths[2], "CreationDate")):
+        with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # the same runs give the same file
+            figure(comparison).savefig(path, facecolor="white", metadata={date: None})
+    with paths[3].open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["line", "run", "seed", "step", comparison.measure])
+        for line in comparison.lines:
+            for run, values in zip(line.runs, line.values, strict=True):
+                rows = zip(line.steps.tolist(), values.tolist(), strict=True)
+                writer.writerows([line.label, run.folder, run.config.train.seed, *row] for row in rows)
+    paths[4].write_text(page(comparison), encoding="utf-8")
     return paths
 
 
@@ -153,18 +169,19 @@ def _make(folder: Path) -> None:
 def notes(comparison: RunComparison) -> list[str]:
     """What a reader has to know about the numbers."""
     texts = [comparison.unpaired] if comparison.unpaired else []
-    if comparison.measure == "reward_mean":
+    if comparison.measure == TRAINING:
         names = ", ".join(str(r.folder) for r in comparison.without_heldout)
         texts.append(
             f"Training reward is compared, because there is no held-out reward in {names}. It is measured on "
-            "the responses that each run trained on, of any source. The final reward is the mean of the last "
-            "tenth of the steps."
+            "the responses that each run trained on, of any source."
         )
+    if not comparison.measure.startswith("eval_"):
+        texts.append("The final value is the mean of the last tenth of the steps.")
     single = [line.label for line in comparison.lines if len(line.runs) == 1]
     if single:
         lines_named = "each line" if len(single) == len(comparison.lines) else "; ".join(single)
         note = f"There is a single seed of {lines_named}, so there is no interval over seeds."
-        if comparison.measure == "eval_reward":
+        if comparison.measure == HELD_OUT:
             note += " ± is the run's own standard error over held-out prompts."
         texts.append(note)
     for line in comparison.lines:
@@ -252,7 +269,7 @@ def page(comparison: RunComparison) -> str:
         "compare.html",
         paired=comparison.paired,
         runs=sum(len(line.runs) for line in comparison.lines),
-        measure=NAMES[comparison.measure],
+        measure=measure_name(comparison),
         notes=notes(comparison),
         curves=curves,
         rows=rows,

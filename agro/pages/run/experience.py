@@ -10,6 +10,7 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.pages.run.responses import Responses, choose
+from agro.rewards.protocol import by_cause
 from agro.runs.rundata import RunData, Values, to_array
 from agro.store import Draw, Store
 from agro.store.location import READ_SECONDS, Location, exists, located
@@ -25,6 +26,7 @@ class RunExperience:
     path: Location
     draws: list[Draw] = field(default_factory=list)
     responses: Responses | None = None
+    failures: list[tuple[str, int]] = field(default_factory=list)  # why rewards failed, and how often
     problem: str = ""
 
     @classmethod
@@ -39,7 +41,7 @@ class RunExperience:
                 if isinstance(name, str):
                     versions = _versions(run)
                     draws = [d for d in store.draws.drawn(name, versions) if d.step in versions]
-                return cls(path, draws, choose(store, name))
+                return cls(path, draws, choose(store, name), _failures(store, name))
         except Refused as error:  # damaged, not a store, or its owner has ended
             return cls(path, draws, problem=str(error))
 
@@ -104,6 +106,15 @@ def source_of(draw: Draw) -> str:
     if not draw.is_own:
         return draw.source or draw.role
     return "fresh samples" if draw.staleness == 0 else "this run's earlier samples"
+
+
+def _failures(store: Store, run: str | None) -> list[tuple[str, int]]:
+    """The causes of a run's failed rewards, the most frequent first, each by one of its errors."""
+    if run is None:
+        return []
+    failed = store.samples(run=run, state="failed", skip_damaged=True)
+    causes = by_cause((sample, str(sample.meta.get("reward_error"))) for sample in failed)
+    return [(cases[0][1], len(cases)) for cases in causes]
 
 
 def _versions(run: RunData) -> dict[int, int | None]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from agro.io.numbers import count, percent
-from agro.pages.run.axes import MUTED, SECOND
+from agro.pages.run.axes import MUTED, SECOND, cut
+from agro.pages.run.experience import RunExperience
 from agro.pages.run.figures import Look
 from agro.pages.run.panels import caption, panel, present, training
 from agro.pages.run.render import Fact, Panel
@@ -18,16 +19,16 @@ from agro.runs.rundata import RunData
 from agro.runs.signal import way_out, without_share, without_signal
 
 
-def health(run: RunData, problems: Sequence[Problem]) -> dict[str, Any]:
+def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
     """`problems`: of the run."""
     explained = [Fact(p.title, p.value, p.detail, bad=True) for p in problems if p.detail]
     return {
-        "facts": [*explained, *_counts(run), _equal_groups(run), *_signal(run)],
+        "facts": [*explained, *_counts(run, experience), _equal_groups(run), *_signal(run)],
         "panels": present([_gradient(run), _difference(run)]),
     }
 
 
-def _counts(run: RunData) -> list[Fact]:
+def _counts(run: RunData, experience: RunExperience) -> list[Fact]:
     reasons: Counter[str] = Counter()
     for row in run.rows:
         reasons.update(row.get("dropped_reasons") or {})
@@ -37,6 +38,8 @@ def _counts(run: RunData) -> list[Fact]:
         note = ""
         if name == "dropped":
             note = ", ".join(f"{reason}: {count(k)}" for reason, k in reasons.most_common())
+        if name == "rewards_failed":
+            note = "; ".join(f"{count(k)} × {cut(error, 200)}" for error, k in experience.failures[:3])
         facts.append(Fact(title, None if n is None else count(n), note, bad=bool(n)))
     return facts
 

@@ -30,13 +30,21 @@ REFERENCES = {
 }
 
 
+PARTS = {
+    "reward_parts": "Parts of the reward",
+    "eval_reward_parts": "Parts of the held-out reward",
+    "reward_shares": "What the reward's differences are made of",
+}
+
+
 def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
     """What the template's first section shows."""
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
     curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
         curves = _curves(run, experience)
-    panels = (_ranking(run), _best_and_worst(run), _stored(run), _own(run), _regret(run), _parts(run))
+    panels = (_ranking(run), _best_and_worst(run), _stored(run), _own(run), _regret(run))
+    parts = [_parts(run, metric, title) for metric, title in PARTS.items()]
     return {
         "curves": curves,
         "stored_only": stored_only,
@@ -46,7 +54,7 @@ def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
         "averages": _averages(run),
         "reference": REFERENCES[run.config.policy.reference],
         "phases": [_phase(run, span) for span in run.spans],
-        "panels": present(panels),
+        "panels": present([*panels, *parts]),
     }
 
 
@@ -176,21 +184,25 @@ def _regret(run: RunData) -> Panel | None:
     return panel(run, "Estimated regret", series, text, Look(METRICS["regret"].unit))
 
 
-def _parts(run: RunData) -> Panel | None:
-    """The parts of the reward, where there are several."""
-    parts = [row.get("reward_parts") or {} for row in run.rows]
+def _parts(run: RunData, metric: str, title: str) -> Panel | None:
+    """A metric of the parts of the reward, where there are several."""
+    parts = [row.get(metric) or {} for row in run.rows]
     names = list(dict.fromkeys(name for row in parts for name in row))
     if len(names) < 2:
         return None
+    points = metric.startswith("eval_")
+    errors = [row.get(f"{metric}_se") or {} for row in run.rows]
     series = []
     for name, color in zip(names, COLORS, strict=False):
         values = to_array([row.get(name) for row in parts])
-        series.append(Series(cut(name, 16), values, color, smooth=smoothing(len(run.rows))))
-    text = caption("reward_parts")
+        width = 1 if points else smoothing(len(run.rows))
+        se = to_array([row.get(name) for row in errors]) if points else None
+        series.append(Series(cut(name, 16), values, color, se=se, points=points, smooth=width))
+    text = caption(metric)
     more = len(names) - len(series)
     if more:
         text += f" {more} more in metrics.jsonl."
-    return panel(run, "Parts of the reward", series, text)
+    return panel(run, title, series, text, Look(METRICS[metric].unit))
 
 
 def nearness(run: RunData) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from base64 import b64encode
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.pages.run.page import page
-from agro.pages.run.render import render
+from agro.pages.run.render import render, with_script
+from agro.pages.run.store_samples import SampleQuery, samples_page
 from agro.place.status import TITLES, RunStatus
 from agro.runs.rundata import load_run
 
@@ -34,6 +34,7 @@ const look = async () => {
       document.body.replaceChildren(...next.body.children);
       chosen.forEach(id => { const e = document.getElementById(id); if (e) e.checked = true; });
       document.querySelectorAll('details').forEach((e, i) => { e.open = !!opened[i]; });
+      document.dispatchEvent(new Event('replaced'));
       seen = answer.headers.get('ETag');
     }
   } catch (error) { /* the server has ended: the page stays as it is */ }
@@ -41,7 +42,6 @@ const look = async () => {
 };
 look();
 """
-DIGEST = b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 
 
 @dataclass
@@ -93,13 +93,12 @@ class LivePage:
         if status is not None:
             shown = {"titles": list(TITLES), "rows": status.rows(), "sentence": status.sentence()}
             text = text.replace("<main>", f"<main>\n{render('processes.html', **shown)}", 1)
-        allowed = f"script-src 'sha256-{DIGEST}'; connect-src 'self'; style-src"
-        text = text.replace("style-src", allowed, 1)
-        return text.replace("</head>", f"<script>{SCRIPT}</script>\n</head>", 1)
+        text = text.replace("<main>", '<main>\n<p><a href="/samples">All samples of the run</a></p>', 1)
+        return with_script(text.replace("style-src ", "connect-src 'self'; style-src ", 1), SCRIPT)
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one page, at /, to this machine."""
+    """Serves a run's page, at /, and its samples, at /samples, to this machine."""
 
     daemon_threads = True
 
@@ -121,7 +120,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET / answers with the page, or with 304 where it hasn't changed."""
+    """GET / answers with the page, or with 304 where it hasn't changed; GET /samples with the store's."""
 
     server: PageServer
 
@@ -129,13 +128,24 @@ class Handler(BaseHTTPRequestHandler):
         host = self.headers.get("Host", "").rpartition(":")[0]
         if host not in NAMES:
             self.send_error(403, "only for this machine")
-        elif self.path != "/":
-            self.send_error(404)
-        else:
+            return
+        path, _, query = self.path.partition("?")
+        if self.path == "/":
             self._send_page(*self.server.live.current())
+        elif path == "/samples":
+            self._send_samples(query)
+        else:
+            self.send_error(404)
 
-    def _send_page(self, text: str, tag: str) -> None:
-        if self.headers.get("If-None-Match") == tag:
+    def _send_samples(self, query: str) -> None:
+        try:
+            text = samples_page(self.server.live.folder, SampleQuery.parse(query))
+        except Refused as error:
+            text = render("waiting.html", name="samples", reason=str(error))
+        self._send_page(text)
+
+    def _send_page(self, text: str, tag: str = "") -> None:
+        if tag and self.headers.get("If-None-Match") == tag:
             self.send_response(304)
             self.end_headers()
             return
@@ -144,7 +154,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        self.send_header("ETag", tag)
+        if tag:
+            self.send_header("ETag", tag)
         self.end_headers()
         self.wfile.write(body)
 

@@ -10,7 +10,7 @@ from agro.io.numbers import count, percent
 from agro.pages.run.axes import COLORS, FIRST, MUTED, SECOND, css
 from agro.pages.run.curves import smoothing
 from agro.pages.run.experience import RunExperience, begin_and_end
-from agro.pages.run.figures import Look, svg
+from agro.pages.run.figures import Look, Series, svg
 from agro.pages.run.panels import caption, panel, present, training
 from agro.pages.run.render import Fact, Panel
 from agro.pages.run.shares import histogram, sources
@@ -119,7 +119,15 @@ def _panels(run: RunData, experience: RunExperience) -> list[Panel]:
     for metric, title in MECHANISMS.items():
         look = Look(METRICS[metric].unit)
         panels.append(panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look))
-    return present(panels)
+    return present([*panels, _critic_panel(run)])
+
+
+def _critic_panel(run: RunData) -> Panel | None:
+    """Of an objective with a critic, whose metric it is."""
+    explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
+    text = "Share of the variance of the value's targets that the value explained before the step. 0 is no "
+    series = Series("training", np.array(explained, dtype=np.float64))
+    return panel(run, "Variance explained by the critic", [series], f"{text}better than a constant.")
 
 
 def _sources_panel(run: RunData, experience: RunExperience) -> Panel | None:

@@ -11,40 +11,36 @@ from agro.io.numbers import count, fixed, percent, with_error
 from agro.pages.run.course import course
 from agro.pages.run.experience import RunExperience
 from agro.pages.run.health import health
-from agro.pages.run.held_out import held_out
+from agro.pages.run.held_out_samples import LONGEST, held_out_samples
 from agro.pages.run.learning import learning, nearness
 from agro.pages.run.material import material
-from agro.pages.run.render import Fact, render
+from agro.pages.run.render import Fact, render, script, with_script
 from agro.pages.run.responses import LATE
 from agro.runs.metrics import FOLLOWED
 from agro.runs.outcome import Outcome
 from agro.runs.problems import problems
 from agro.runs.rundata import RunData, load_run
-from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
 from agro.types import Sample, Text
-
-LONGEST = 2000  # characters of a prompt or response
 
 
 def page(run: RunData) -> str:
     """The page as text."""
-    experience, report = RunExperience.of(run), problems(run)
-    return render(
+    experience, report, shown = RunExperience.of(run), problems(run), held_out_samples(run)
+    text = render(
         "page.html",
         run=run,
         model=_model(run),
         problems=report,
         outcome=Outcome.of(run),
         verdict=Verdict.of(run),
-        shown=SideBySide.load(run.folder),
+        shown=shown,
         learning=learning(run, experience),
         nearness=nearness(run),
         course=course(run),
         material=material(run, experience),
-        health=health(run, report),
+        health=health(run, report, experience),
         experience=experience,
-        held_out=held_out(run),
         late=LATE,
         longest=LONGEST,
         facts=_facts(run),
@@ -52,6 +48,7 @@ def page(run: RunData) -> str:
         summarize=summarize,
         prompt_text=prompt_text,
     )
+    return text if shown is None else with_script(text, script("samples.js"))
 
 
 def _model(run: RunData) -> str:
@@ -82,7 +79,7 @@ def _facts(run: RunData) -> list[Fact]:
 
 def summarize(sample: Sample) -> str:
     """A response's reward, answer, source and version in a line."""
-    parts = [f"reward {sample.reward:g}"]
+    parts = [] if sample.reward is None else [f"reward {sample.reward:g}"]
     if sample.meta.get("answer") is not None:
         parts.append(f"answer {sample.meta['answer']!s:.80}")
     if sample.meta.get("finish") == "length":

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from base64 import b64encode
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from agro.io import numbers
+from agro.io.version import __version__
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,38 @@ def _environment() -> jinja2.Environment:
     filters = (numbers.fixed, numbers.count, numbers.duration, numbers.percent)
     environment.filters |= {f.__name__: f for f in filters}
     environment.tests["known"] = numbers.is_known
+    environment.globals["guide"] = _guide()
     return environment
+
+
+def _guide() -> str | None:
+    """The address of the guide's page about reports: below AGRO_GUIDE, or in the checkout's build/docs."""
+    address = os.environ.get("AGRO_GUIDE", "")
+    built = Path(__file__).parents[3] / "build/docs" / __version__
+    if not address and built.is_dir():
+        address = built.as_uri()
+    if not address.startswith(("https://", "http://", "file://")):
+        return None
+    return f"{address.rstrip('/')}/guide/reading-the-report.html"
 
 
 def render(template: str, **context: Any) -> str:
     """A page. Lone surrogates, which UTF-8 can't encode, become escapes such as \\ud800."""
     text = _environment().get_template(template).render(**context)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def script(name: str) -> str:
+    """A script of the templates' folder."""
+    return (files("agro.pages.run") / "templates" / name).read_text(encoding="utf-8")
+
+
+def with_script(page: str, source: str) -> str:
+    """The page with a script in its head, which its policy allows by the hash of its text, and no other."""
+    allowed = f"'sha256-{b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+    head, end, remaining = page.partition("</head>")
+    if "script-src " in head:
+        head = head.replace("script-src ", f"script-src {allowed} ", 1)
+    else:
+        head = head.replace("style-src ", f"script-src {allowed}; style-src ", 1)
+    return f"{head}<script>{source}</script>\n{end}{remaining}"

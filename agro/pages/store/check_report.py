@@ -13,9 +13,11 @@ from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives.needs import REWARD
 from agro.pages.store.check_survey import StoreSurvey, survey
 from agro.pages.store.findings import Findings
+from agro.pages.store.ranking import rank
 from agro.pages.store.raters import explaining
 from agro.pages.store.verdicts import DataVerdict, verdicts
 from agro.store import Counts, Store
+from agro.store.location import Location
 from agro.train import trainable
 from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
@@ -48,6 +50,8 @@ class Report(Findings):
             values |= self.measured.to_json()
         if self.own_reward is not None:
             values["own_reward"] = self.own_reward.to_json()
+        if self.ranking is not None:
+            values["ranking"] = self.ranking.to_json()
         verdicts_json = [{"level": v.level, "text": v.text, "todo": v.todo} for v in self.verdicts]
         return values | {"verdicts": verdicts_json}
 
@@ -56,14 +60,15 @@ class Report(Findings):
         lines = [*_survey_lines(self), *_source_lines(self), *_model_lines(self), *_own_reward_lines(self)]
         width = max(len(name) for name, _ in lines)
         text = [f"{name:<{width}}  {value}" for name, value in lines]
-        return "\n".join([*text, "", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")])
+        text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
+        return "\n".join([*text, "", *self.ranking.lines()] if self.ranking is not None else text)
 
 
 def check_store(
     store: Store,
     config: RunConfig,
     *,
-    path: Path | None = None,
+    path: Location | None = None,
     held_out: Path | None = None,
     licenses: dict[str, str | None] | None = None,
 ) -> Report:
@@ -82,7 +87,7 @@ def check_store(
     phase = Phase("", config, 0, 1)
     objective, options = config.objective.name, options_at(config.objective.options, 0)
     phase.entry.checked(objective, options)
-    log = path if path is not None and path != store.path else None
+    log = path if isinstance(path, Path) and path != store.path else None
     problem = ""
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
@@ -105,6 +110,7 @@ def check_store(
         options=options,
         completes=config.data.complete_groups,
         explaining=explaining(store) if uses_rewards and is_single else None,
+        ranking=rank(store, log, config.policy.model) if counts.samples else None,
         instead=instead(config, store, log).strip(),
     )
 

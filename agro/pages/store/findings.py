@@ -13,6 +13,7 @@ from agro.train.reward_scales import ScaleConflict
 if TYPE_CHECKING:
     from agro.pages.store.measurements import Measurements
     from agro.pages.store.own_reward import OwnReward
+    from agro.pages.store.ranking import Ranking
     from agro.pages.store.raters import Explaining
 
 
@@ -32,6 +33,7 @@ class Findings:
     completes: int | None = None  # data.complete_groups
     own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
     explaining: Explaining | None = None  # what explains the rewards of single responses
+    ranking: Ranking | None = None  # what can train on it
     instead: str = ""  # what to do with a log of single responses or of judged pairs
 
     @property

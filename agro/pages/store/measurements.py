@@ -164,7 +164,7 @@ def measure(
         valid = select_valid(DrawnGroups(samples), policy.encoder, None, set())
         if not valid.samples:
             continue
-        batch = collate(valid.samples, 0).to(policy.device)
+        batch = collate(valid.samples, 0)
         logp_BT = streams_of(policy, batch, ["logp"], PASSES)["logp"]
         ref_logp_BT = torch.zeros_like(logp_BT)
         if reference is not None:
@@ -216,7 +216,7 @@ def _measure_pairs(store: Store, policy: Policy) -> dict[str, Any]:
         groups = DrawnGroups(list(store.samples(prompt_id=prompt_id)), pairs)
         valid = select_valid(groups, policy.encoder, None, {PAIRS})
         if valid.pairs:
-            batch = collate(valid.samples, 0, valid.pairs).to(policy.device)
+            batch = collate(valid.samples, 0, valid.pairs)
             logp_BT = streams_of(policy, batch, ["logp"], PASSES)["logp"]
             gaps.append(_gaps(Pairs.of(batch), logp_BT))
     right = np.concatenate(gaps) >= 0

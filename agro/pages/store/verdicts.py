@@ -50,6 +50,12 @@ def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
     entry = get(report.objective)
     if report.problem:
         yield DataVerdict("problem", report.problem)
+    elif nothing := _nothing_to_learn(report, entry):
+        yield DataVerdict(
+            "problem",
+            f"{report.objective} can run on this, but there is nothing to learn: {nothing}.",
+            "A graded reward, or responses of which some are better (agro score, agro sample).",
+        )
     else:
         yield DataVerdict("note", f"{report.objective} can train on this.")
     yield from _groups(report, entry)
@@ -62,6 +68,24 @@ def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
     yield from _held_out(report)
     yield from _copies(report)
     yield from _unknown(report, entry)
+
+
+def _nothing_to_learn(report: Findings, entry: Objective) -> str:
+    """Why an objective on rewards has no signal; "" where it has some."""
+    survey, needs = report.survey, entry.needed(report.options)
+    if REWARD not in needs or report.completes:
+        return ""
+    rewards = {
+        x for source in survey.sources.values() for x in (source.rewards.lowest, source.rewards.highest)
+    }
+    known = rewards - {None}
+    if len(known) == 1 and report.counts.scored > 1:
+        return f"all {count(report.counts.scored)} rewards are {next(iter(known)):g}"
+    if grouping(needs) is None or report.options.get("singletons") == "pool":
+        return ""
+    if survey.scored_groups and survey.equal == survey.scored_groups:
+        return f"in all {count(survey.equal)} groups the rewards are equal"
+    return ""
 
 
 def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
@@ -78,7 +102,7 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
         yield DataVerdict(
             "note",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
-            '(objective.singletons = "drop").',
+            "(objective.singletons=drop).",
             _otherwise(report) + "data.complete_groups = 3 samples fresh ones to these prompts.",
         )
     elif alone and compares:
@@ -86,8 +110,8 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             "warning",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
             "compares the responses to a prompt.",
-            _otherwise(report) + "data.complete_groups = 3 samples fresh ones to these prompts; "
-            'objective.singletons = "drop" leaves them out.',
+            _otherwise(report) + "data.complete_groups=3 samples fresh ones to these prompts;"
+            f" objective.singletons=drop leaves them out:{_dropping(report)}",
         )
     elif PAIRS not in needs and report.counts.pairs and _otherwise(report):
         yield DataVerdict(
@@ -99,6 +123,17 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
+
+
+def _dropping(report: Findings) -> str:
+    """The command that leaves groups of one response out; "" where nothing else is left."""
+    ranked = () if report.ranking is None else (*report.ranking.recommended, *report.ranking.possible)
+    names = ("log", report.objective)
+    found = [each.command for name in names for each in ranked if each.name == name]
+    if not found:
+        return " nothing is left then."
+    extra = "" if " log " in found[0] or "singletons=drop" in found[0] else " objective.singletons=drop"
+    return f"\n  {found[0]}{extra}"
 
 
 def _raters(report: Findings) -> Iterator[DataVerdict]:

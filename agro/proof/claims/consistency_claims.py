@@ -26,6 +26,7 @@ from agro.proof.families import (
     prefix_claims,
     soft_claims,
     squares_claims,
+    step_claims,
     stored_claims,
     weighted,
 )
@@ -92,6 +93,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             imitation_reward=0.5,
         ),
         stored_claims(),
+        step_claims(),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(
             formulas.half_variance_of_means,

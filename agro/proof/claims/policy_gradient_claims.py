@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from agro.proof import formulas
 from agro.proof.claim import DESCENT, Claims
 from agro.proof.claims import truncated_claims
@@ -14,10 +17,12 @@ from agro.proof.families import (
     baseline_claims,
     one,
     reinforce_claims,
+    step_claims,
     stored_claims,
     topr_claims,
     weighted,
 )
+from agro.proof.formulas import Situation
 
 
 def _advantage(
@@ -39,13 +44,40 @@ def _advantage(
     )
 
 
+def token_baselines(s: Situation) -> Tensor:
+    """−E Σ_t (r − b_t) log π of the first response of a group, b_t the mean of those with a t-th token, by
+    weights of the squared norm of the gradient in the logits up to it (OTB)."""
+    space, first_K = s.policy.space, s.groups[:, 0]
+    logits_XYTV = s.policy.logp_next().detach()[:, space.places]
+    squares_XYT = logits_XYTV.exp().square().sum(-1)
+    energy_XYT = (1 - 2 * s.policy.logp_tokens().detach().exp() + squares_XYT) * space.mask
+    W_XKnT = (energy_XYT.cumsum(2) * space.mask)[:, s.groups]
+    r_XKn1 = s.reward[:, s.groups][..., None]
+    alone_KT = space.mask[s.groups].sum(1) == 1
+    b_XKT = torch.where(alone_KT, 0.0, ((W_XKnT * r_XKn1).sum(2) / W_XKnT.sum(2)).nan_to_num())
+    gain_XKT = (r_XKn1[:, :, 0] - b_XKT) * s.policy.logp_tokens()[:, first_K]
+    return -s.mean_groups(torch.where(space.mask[first_K], gain_XKT, 0.0).sum(2))
+
+
 CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "otb": (
+        Claims(
+            token_baselines,
+            "elsewhere",
+            ("reward", "groups", "proposal"),
+            shift=False,
+            n=(2, 3),
+            episodes=False,
+            updates=0,
+        ),
+    ),
     "rloo": (
         Claims(lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}),
         Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED, policy_gradient=one),
         weighted(Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED), "reference", 4.0, 0),
         baseline_claims("lower", 2.0, updates=0),
         stored_claims(),
+        step_claims(),
     ),
     "reinforce": (
         replace(reinforce_claims(0.0, baseline="none"), updates=1200, end=BY_REWARD),

@@ -81,6 +81,25 @@ def likelihood(s: Situation, ratio_XY: Tensor, p: float = 1.0) -> Tensor:
     )
 
 
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "exponential": lambda z: 1 / z.exp(),
+    "truncated_square": lambda z: torch.where(z < 1, (z - 1) ** 2, 0.0),
+    "savage": lambda z: 1 / (1 + z.exp()) ** 2,
+}
+
+
+def _of_loss(name: str, **options: str) -> Claims:
+    """E f(βh), f one of GPO's losses."""
+    return Claims(
+        lambda s: on_pairs(s, lambda w, x: LOSSES[name](s.beta * (w - x)), s.d),
+        "elsewhere",
+        JUDGED,
+        options,
+        n=(2,),
+        updates=0,
+    )
+
+
 def winners(s: Situation) -> Tensor:
     """E −log σ(βρ) of the winner of two draws."""
     return 2 * s.mean(wins(s) * F.softplus(-s.beta * s.d))
@@ -244,6 +263,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             updates=0,
         ),
     ),
+    "gpo": (_of_loss("exponential"), *(_of_loss(loss, loss=loss) for loss in ("truncated_square", "savage"))),
     "ipo": (
         Claims(lambda s: square(s, s.d), "elsewhere", JUDGED, n=(2,), updates=300, end=BY_WINS),
         Claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, {"votes": "mean"}, n=(2,), updates=0),

@@ -19,7 +19,9 @@ def _rec(mask: str, weight: str, options: Mapping[str, Any], noise: bool = False
 
 
 def _advantage(kind: str) -> Claims:
-    needs = ("reward",) if kind == "reinforce_pp" else GROUPS
+    needs = {"reinforce_pp": ("reward",), "gdpo": ("reward_parts", "part_weights", "groups")}.get(
+        kind, GROUPS
+    )
     return over_tokens(kind, _PLAIN, {"advantage": kind}, needs, noise=kind in ("others", "opo"))
 
 
@@ -35,7 +37,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             {"mask": "ring", "clip": (0.1, 0.4), "ring": (0.3, 0.7), "advantage": "standardized"},
         ),
         *(_advantage(kind) for kind in ("others", "maxrl", "opo", "red_drop")),
-        *(_advantage(kind) for kind in ("reinforce_pp", "reinforce_pp_baseline")),
+        *(_advantage(kind) for kind in ("reinforce_pp", "reinforce_pp_baseline", "gdpo")),
     ),
     "rec_one_side": (_rec("one_side", "none", {}, updates=DESCENT),),
     "rec_two_side": (_rec("two_side", "none", {}, noise=True, updates=DESCENT),),
@@ -45,6 +47,14 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         over_tokens("mean", lambda w, A: (A / 0.5).exp(), {"temperature": 0.5}, GROUPS),
     ),
     "red_drop": (over_tokens("red_drop", _PLAIN, needs=GROUPS, updates=DESCENT),),
+    "gdpo": (
+        over_tokens(
+            "gdpo",
+            formulas.masked("one_side", "is", 0.8, 1.2),
+            needs=("reward_parts", "part_weights", "groups", "behavior_logp"),
+            updates=DESCENT,
+        ),
+    ),
     "reinforce_pp": (
         over_tokens(
             "reinforce_pp",

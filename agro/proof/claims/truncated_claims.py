@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agro.proof.claim import DESCENT, Claims
+from agro.proof.expectation import PART_WEIGHTS, parts_of
 from agro.proof.families import BEHAVIOR, OLD
 from agro.proof.formulas import EPS, Situation
 
@@ -31,6 +32,8 @@ def advantage_of_first(s: Situation, kind: str) -> Tensor:
         return _over_all_tokens(s, r_XK)
     if kind == "reinforce_pp_baseline":
         return _over_all_tokens(s, r_XK - mean_XK)
+    if kind == "gdpo":
+        return _over_all_tokens(s, _by_part(s))
     if kind == "others":
         return r_XK - r_XKn[..., 1:].mean(-1)
     if kind == "opo":
@@ -43,6 +46,16 @@ def advantage_of_first(s: Situation, kind: str) -> Tensor:
     if kind == "standardized":
         return off_XK / (r_XKn.std(-1) + EPS)
     return off_XK / mean_XK.abs() if kind == "maxrl" else off_XK
+
+
+def _by_part(s: Situation) -> Tensor:
+    """[X,K] the sum over the parts of rewards, with their weights, of r − r̄ over the standard deviation."""
+    total_XK = torch.zeros_like(s.reward[:, s.groups[:, 0]])
+    for part_XY, weight in zip(parts_of(s.reward).unbind(2), PART_WEIGHTS, strict=True):
+        r_XKn = part_XY[:, s.groups]
+        spread_XK = r_XKn.std(-1)
+        total_XK = total_XK + weight * (r_XKn[..., 0] - r_XKn.mean(-1)) / (spread_XK + EPS)
+    return total_XK
 
 
 def _over_all_tokens(s: Situation, v_XK: Tensor) -> Tensor:

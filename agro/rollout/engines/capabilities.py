@@ -1,14 +1,13 @@
 """What engines can do beyond decoding, and the settings that need it.
 
-An engine declares in `can` what it can do. Whatever it doesn't declare is refused before anything is
-computed, so that a new engine begins with nothing.
+`ENGINES` declares what one can do. Whatever it doesn't declare is refused before anything is computed, so
+that a new engine begins with nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from agro.config.section import Section
@@ -22,10 +21,10 @@ CAPABILITIES: dict[Capability, str] = {
     "drafts": "loads a draft model",
     "serves_collectors": "is loaded by each collector (agro collect)",
 }
-ENGINES = {
-    "hf": ("agro.rollout.engines.hf", "HF"),
-    "server": ("agro.rollout.engines.server", "Server"),
-}  # by engine.kind
+ENGINES: dict[str, frozenset[Capability]] = {  # what those of each engine.kind can do
+    "hf": frozenset(CAPABILITIES),
+    "server": frozenset(("serves_collectors",)),
+}
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ REQUIREMENTS = (
 
 def capabilities(kind: str) -> frozenset[Capability]:
     """What the engines of this `engine.kind` can do."""
-    module, name = ENGINES[kind]
-    return declared(getattr(import_module(module), name))
+    return ENGINES[kind]
 
 
 def declared(engine: Any) -> frozenset[Capability]:

@@ -1,5 +1,8 @@
 """The batch that is being decoded.
 
+Tokens, log-probs and noise are on the CPU. The model's device has keys and values, and which of them each row
+attends to. A step sends it the noise and copies back tokens and log-probs: a GPU is waited for once.
+
 All rows write into the same column of preallocated buffers, so shorter rows are padded on the left, and a
 step is one forward pass over [b,1] tokens. A row that finishes is removed at once, and the last row moves
 into its place. For a row that is added, the keys and values of all prompt tokens except the last are computed
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.models.packing import NAME as PACKED
 from agro.models.packing import read_prompts
 from agro.models.policy import Policy
 from agro.models.tiles import Head
@@ -42,7 +47,7 @@ class Stops:
         self.policy, self.texts = policy, texts
         self._least = max((len(text.encode()) for text in texts), default=0) + 8  # tokens
 
-    def found(self, tokens: Tensor, start: int, end: int) -> bool:
+    def found(self, tokens: NDArray[np.int64], start: int, end: int) -> bool:
         """Whether `tokens[first:end]` has a stop text that its last token completes.
 
         The text is new, so only the last tokens are decoded. `tokens` has at least one token before `start`.
@@ -51,7 +56,7 @@ class Stops:
         tail = self.policy.decode(ids, [previous])
         return any(text in tail for text in self.texts)
 
-    def _last(self, tokens: Tensor, start: int, end: int) -> list[int]:
+    def _last(self, tokens: NDArray[np.int64], start: int, end: int) -> list[int]:
         """The last tokens of a response, enough of them with text, and the token before them."""
         special = self.policy.encoder.special
         count = self._least
@@ -64,6 +69,7 @@ class Stops:
             count = self._least + without_text
 
 
+HAS_KEYS = attrgetter("is_initialized")  # before the first pass no layer, later all that aren't skipped
 _SLACK = 256  # columns beyond what a row may need, so that moving to the left is rare
 
 
@@ -72,6 +78,17 @@ class Finished(NamedTuple):
     tokens: NDArray[np.int64]  # [T] of its response
     logp: NDArray[np.float64]  # [T]
     kept: list[Ids] | None  # [T] see `Continuation.kept`
+
+
+def close_ranks(live: list[Request], done: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Remove the rows `done` from `live`; the last ones move in. Returns which were free, and which moved."""
+    remaining = len(live) - len(done)
+    holes = [i for i in done if i < remaining]
+    movers = [i for i in range(remaining, len(live)) if i not in set(done)]
+    for hole, mover in zip(holes, movers, strict=True):
+        live[hole] = live[mover]
+    del live[remaining:]
+    return holes, movers
 
 
 class ColumnsLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -141,17 +158,21 @@ class Rows:
             self.columns += _SLACK
         self.end = self.longest
         self.low = self.longest
-        device = policy.device
-        self.tokens = torch.zeros((self.size, self.columns), dtype=torch.long, device=device)
-        self.logp = torch.zeros((self.size, self.columns), dtype=torch.float64, device=device)
-        # Columns at or after the row's start.
-        self.seen = torch.zeros((self.size, self.columns), dtype=torch.bool, device=device)
-        self.noise = torch.zeros((self.size, room), dtype=torch.float64, device=device)
-        self.start, self.first, self.limit = torch.zeros((3, self.size), dtype=torch.long, device=device)
-        self.places = torch.arange(self.columns, device=device)
-        self.eos = torch.tensor(policy.eos_ids, dtype=torch.long, device=device)
+        self.tokens = np.zeros((self.size, self.columns), np.int64)
+        self.logp = np.zeros((self.size, self.columns))
+        self.noise = np.zeros((self.size, room))
+        self.start, self.first, self.limit = np.zeros((3, self.size), np.int64)
+        self.number = np.arange(self.size)
+        self.eos = np.array(policy.eos_ids, np.int64)
+        self.device = policy.device
+        # The last token of each row, and what is added to its attention: -inf in columns before its start.
+        self.last = torch.zeros(0, dtype=torch.long, device=self.device)
+        self.mask = torch.zeros((self.size, self.columns), dtype=policy.dtype, device=self.device)
         config = policy.model.config.get_text_config()
         self.cache = Cache(layers=[_RowsLayer(self) for _ in range(config.num_hidden_layers)])
+        self.attention = policy.model.config.get_text_config()._attn_implementation
+        kinds = {type(layer) for layer in DynamicCache(config=policy.model.config).layers}
+        self.is_global = kinds == {DynamicLayer}  # whether all layers attend to all columns
         self.head = Head.of(policy.model)
         self.fused = FusedStep(policy, self.size) if fused else None
         self.stops = Stops(policy, sampler.stop)
@@ -159,11 +180,6 @@ class Rows:
     @property
     def free(self) -> int:
         return self.size - len(self.live)
-
-    @property
-    def _layers(self) -> list[CacheLayerMixin]:
-        """Those with keys and values: before the first pass none, later all that aren't skipped."""
-        return [layer for layer in self.cache.layers if layer.is_initialized]
 
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
@@ -173,32 +189,40 @@ class Rows:
             self._widen(longest)
         if not self.live:
             self.end = self.longest
-        b, e, device = len(self.live), self.end, self.policy.device
+        b, e = len(self.live), self.end
         new = slice(b, b + len(wave))
-        lengths = torch.tensor([len(r.ids) for r in wave], device=device)
-        width = int(lengths.max())
-        padded = [[0] * (width - len(r.ids)) + r.ids for r in wave]
-        self.tokens[new, e - width : e] = torch.tensor(padded, device=device)
+        for row, r in enumerate(wave, b):
+            self.tokens[row, e - len(r.ids) : e] = r.ids
+        lengths = np.array([len(r.ids) for r in wave])
         self.start[new] = e - lengths
         self.first[new] = e
-        self.limit[new] = e + torch.tensor([r.room for r in wave], device=device)
-        self.seen[new] = self.places >= self.start[new, None]
+        self.limit[new] = e + np.array([r.room for r in wave])
         numbers, positions = [r.number for r in wave], [r.position for r in wave]
-        noise = uniforms(self.seed, numbers, self.noise.shape[1], positions)
-        self.noise[new] = torch.from_numpy(noise).to(device)
+        self.noise[new] = uniforms(self.seed, numbers, self.noise.shape[1], positions)
+        self.last = torch.cat([self.last, self._sent(self.tokens[new, e - 1])])
+        self._hide(new)
         self._prefill(wave, b)
         self.live += wave
-        self._find_low()
+        self.low = int(self.start[: len(self.live)].min())
+
+    def _sent(self, values: NDArray[Any]) -> Tensor:
+        """The numbers on the model's device, without waiting for it."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
+
+    def _hide(self, rows: slice) -> None:
+        """Let these rows attend to the columns from their starts."""
+        hidden = np.arange(self.columns) < self.start[rows, None]
+        self.mask[rows] = 0
+        self.mask[rows].masked_fill_(self._sent(hidden), -torch.inf)
 
     def _prefill(self, wave: list[Request], b: int) -> None:
         """Put the keys and values of the prompts, except for their last tokens, before the current column."""
-        device = self.policy.device
         prompts = {id(r.ids): r.ids[:-1] for r in wave if len(r.ids) > 1}
         if not prompts:
             return
         width = max(map(len, prompts.values()))
-        ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts.values()], device=device)
-        lengths = torch.tensor([len(p) for p in prompts.values()], device=device)
+        ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts.values()])
+        lengths = torch.tensor([len(p) for p in prompts.values()])
         read = read_prompts(self.policy.model, ids, lengths, packs=self.policy.packs)
         if not read.cache.layers:
             raise Refused(
@@ -206,11 +230,11 @@ class Rows:
                 "caches none; sample from it elsewhere and import the responses"
             )
         number = {key: i for i, key in enumerate(prompts)}
-        pairs = [(b + i, number[id(r.ids)]) for i, r in enumerate(wave) if len(r.ids) > 1]
-        to, source = torch.tensor(pairs, device=device).T
+        pairs = np.array([(b + i, number[id(r.ids)]) for i, r in enumerate(wave) if len(r.ids) > 1])
         # Where a row is shorter than `width`, the columns before its start get any finite values: they are
         # masked.
-        positions = (torch.arange(-width, 0, device=device) + lengths[source, None]).clamp(min=0)
+        places = (np.arange(-width, 0) + lengths.numpy()[pairs[:, 1], None]).clip(min=0)
+        (to, source), positions = self._sent(pairs.T), self._sent(places)
         window = slice(self.end - 1 - width, self.end - 1)
         for mine, theirs in zip(self.cache.layers, read.cache.layers):
             if not theirs.is_initialized:  # a skipped layer
@@ -226,28 +250,33 @@ class Rows:
         if self.end == self.columns:
             self._move_left()
         b, e = len(self.live), self.end
-        noise = self.noise[:b].gather(1, (e - self.first[:b])[:, None])[:, 0]
-        logits = self._logits(self.tokens[:b, e - 1], e - 1 - self.start[:b], self.seen[:b, self.low : e])
-        tokens, logp = draw(logits, noise, self.sampler)
+        noise = self.noise[self.number[:b], e - self.first[:b]]
+        logits = self._logits(self._sent(e - 1 - self.start[:b]), self.mask[:b, self.low : e])
+        self.last, logp = draw(logits, self._sent(noise), self.sampler)
         if self.kept is not None:
             for request, ids in zip(self.live, kept_sets(logits), strict=True):
                 self.kept.setdefault(request.number, []).append(ids)
-        self.tokens[:b, e] = tokens
-        self.logp[:b, e] = logp
+        found = torch.stack([self.last.double(), logp.double()]).cpu().numpy()
+        self.tokens[:b, e], self.logp[:b, e] = found
         self.end = e + 1
-        finished = (self.limit[:b] == self.end) | (tokens[:, None] == self.eos).any(1)
-        done = finished.nonzero()[:, 0].tolist()
+        finished = (self.limit[:b] == self.end) | (self.tokens[:b, e, None] == self.eos).any(1)
+        done = finished.nonzero()[0].tolist()
         if self.sampler.stop:
             done = sorted({*done, *self._stopped()})
         return self._remove(done) if done else []
 
-    def _logits(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """[b] tokens at `positions` [b], which attend to the columns `seen` [b,L] -> [b,V]."""
+    def _logits(self, positions: Tensor, mask: Tensor) -> Tensor:
+        """[b,V] after the last tokens, at `positions` [b]; `mask` [b,L] is added to attention."""
         if self.fused is not None:
-            return self.fused.logits(tokens, positions, seen, self.cache)
+            return self.fused.logits(self.last, positions, mask, self.cache)
+        attention_mask = mask == 0
+        if self.device.type != "cpu" and self.is_global and self.attention in ("sdpa", "eager", PACKED):
+            attention_mask = mask[
+                :, None, None
+            ]  # others are read to see whether they are needed, which waits
         hidden = self.policy.model.base_model(
-            input_ids=tokens[:, None],
-            attention_mask=seen,
+            input_ids=self.last[:, None],
+            attention_mask=attention_mask,
             position_ids=positions[:, None],
             past_key_values=self.cache,
             use_cache=True,
@@ -256,46 +285,40 @@ class Rows:
 
     def _stopped(self) -> list[int]:
         """Rows whose text now has a stop text."""
-        starts = self.first[: len(self.live)].tolist()
+        starts = self.first[: len(self.live)]
         return [i for i, start in enumerate(starts) if self.stops.found(self.tokens[i], start, self.end)]
 
     def _remove(self, done: list[int]) -> list[Finished]:
-        starts = self.first[: len(self.live)].tolist()
         results: list[Finished] = []
         for i in done:
-            response = slice(starts[i], self.end)
-            tokens = self.tokens[i, response].cpu().numpy().copy()  # a copy: another row moves in
-            logp = self.logp[i, response].cpu().numpy().copy()
+            response = slice(self.first[i], self.end)
             kept = None if self.kept is None else self.kept.pop(self.live[i].number)
+            # Copies: another row moves in.
+            tokens, logp = self.tokens[i, response].copy(), self.logp[i, response].copy()
             results.append(Finished(self.live[i], tokens, logp, kept))
-        remaining = len(self.live) - len(done)
-        holes = [i for i in done if i < remaining]
-        movers = [i for i in range(remaining, len(self.live)) if i not in set(done)]
+        holes, movers = close_ranks(self.live, done)
         if holes:
-            for buffer in (self.tokens, self.logp, self.seen, self.noise, self.start, self.first, self.limit):
-                buffer[holes] = buffer[movers]
+            for array in (self.tokens, self.logp, self.noise, self.start, self.first, self.limit):
+                array[holes] = array[movers]
+            to, source = self._sent(np.array([holes, movers]))
+            self.last[to] = self.last[source]
+            self.mask[to] = self.mask[source]
             window = slice(self.low, self.end)
-            for layer in self._layers:
-                layer.keys[holes, :, window] = layer.keys[movers, :, window]
-                layer.values[holes, :, window] = layer.values[movers, :, window]
-        for hole, mover in zip(holes, movers):
-            self.live[hole] = self.live[mover]
-        del self.live[remaining:]
-        self._find_low()
-        return results
-
-    def _find_low(self) -> None:
-        """The first column in use."""
+            for layer in filter(HAS_KEYS, self.cache.layers):
+                layer.keys[to, :, window] = layer.keys[source, :, window]
+                layer.values[to, :, window] = layer.values[source, :, window]
+        self.last = self.last[: len(self.live)]
         if self.live:
-            self.low = int(self.start[: len(self.live)].min())
+            self.low = int(self.start[: len(self.live)].min())  # the first column in use
+        return results
 
     def _widen(self, longest: int) -> None:
         """Add columns at the left for prompts of `longest` tokens; twice as many as before, so it is rare."""
         columns = max(longest - self.longest, self.longest)
-        self.tokens, self.logp, self.seen = (
-            pad(x, (columns, 0)) for x in (self.tokens, self.logp, self.seen)
-        )
-        for layer in self._layers:
+        self.tokens = np.pad(self.tokens, ((0, 0), (columns, 0)))
+        self.logp = np.pad(self.logp, ((0, 0), (columns, 0)))
+        self.mask = pad(self.mask, (columns, 0))
+        for layer in filter(HAS_KEYS, self.cache.layers):
             layer.keys, layer.values = (pad(x, (0, 0, columns, 0)) for x in (layer.keys, layer.values))
         for start in (self.start, self.first, self.limit):
             start += columns
@@ -303,19 +326,19 @@ class Rows:
         self.columns += columns
         self.low += columns
         self.end += columns
-        self.places = torch.arange(self.columns, device=self.places.device)
+        self._hide(slice(0, len(self.live)))
 
     def _move_left(self) -> None:
         """Move the live columns to the left, but keep as many as the longest prompt may need."""
         columns = min(self.low, self.end - self.longest)
         b, old, new = len(self.live), slice(self.low, self.end), slice(self.low - columns, self.end - columns)
         for buffer in (self.tokens, self.logp):
-            buffer[:b, new] = buffer[:b, old].clone()
-        for layer in self._layers:
+            buffer[:b, new] = buffer[:b, old].copy()
+        for layer in filter(HAS_KEYS, self.cache.layers):
             layer.keys[:b, :, new] = layer.keys[:b, :, old].clone()
             layer.values[:b, :, new] = layer.values[:b, :, old].clone()
         for start in (self.start, self.first, self.limit):
             start -= columns
         self.low -= columns
         self.end -= columns
-        self.seen[:b] = self.places >= self.start[:b, None]
+        self._hide(slice(0, b))

@@ -14,14 +14,17 @@ each token of the vocabulary, .68.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from agro.config import SamplerConfig
 from agro.models.policy import Policy
-from agro.rollout.engines.decoding_rows import Finished, Stops
+from agro.rollout.engines.decoding_rows import Finished, Stops, close_ranks
 from agro.rollout.engines.draw import draw, uniforms
 from agro.rollout.engines.lane import Lane
 from agro.rollout.engines.protocol import Request
@@ -43,12 +46,14 @@ class DraftDecoder:
         columns = max(len(r.ids) for r in requests) + self.room
         self.target = Lane(policy, self.size, columns)
         self.draft = Lane(draft, self.size, columns)
-        device = policy.device
-        self.tokens = torch.zeros((self.size, columns), dtype=torch.long, device=device)
-        self.logp = torch.zeros((self.size, columns), dtype=torch.float64, device=device)
-        self.noise = torch.zeros((self.size, self.room), dtype=torch.float64, device=device)
-        self.first, self.length, self.limit = torch.zeros((3, self.size), dtype=torch.long, device=device)
-        self.eos = torch.tensor(policy.eos_ids, dtype=torch.long, device=device)
+        self.device = policy.device
+        # On the CPU: tokens and log-probs of the rows, where responses begin, and how long rows may get.
+        self.found = np.zeros((self.size, columns), np.int64)
+        self.logp = np.zeros((self.size, columns))
+        self.first, self.length, self.limit = np.zeros((3, self.size), np.int64)
+        self.eos = np.array(policy.eos_ids, np.int64)
+        self.tokens = torch.zeros((self.size, columns), dtype=torch.long, device=self.device)
+        self.noise = torch.zeros((self.size, self.room), dtype=torch.float64, device=self.device)
         self.stops = Stops(policy, sampler.stop)
         self.proposed = 0
         self.accepted = 0
@@ -62,118 +67,123 @@ class DraftDecoder:
         """Add requests, at most `free`."""
         missing = max(len(r.ids) for r in wave) + self.room - self.tokens.shape[1]
         if missing > 0:
-            self.tokens, self.logp = pad(self.tokens, (0, missing)), pad(self.logp, (0, missing))
+            self.found = np.pad(self.found, ((0, 0), (0, missing)))
+            self.logp = np.pad(self.logp, ((0, 0), (0, missing)))
+            self.tokens = pad(self.tokens, (0, missing))
             self.target.widen(missing)
             self.draft.widen(missing)
-        b, device = len(self.live), self.policy.device
+        b = len(self.live)
         new = slice(b, b + len(wave))
-        width = max(len(r.ids) for r in wave)
-        padded = [r.ids + [0] * (width - len(r.ids)) for r in wave]
-        self.tokens[new, :width] = torch.tensor(padded, device=device)
-        lengths = torch.tensor([len(r.ids) for r in wave], device=device)
-        self.first[new] = lengths
-        self.length[new] = lengths
-        self.limit[new] = lengths + torch.tensor([r.room for r in wave], device=device)
+        for row, r in enumerate(wave, b):
+            self.found[row, : len(r.ids)] = r.ids
+        self.tokens[new] = self._sent(self.found[new])
+        self.first[new] = self.length[new] = [len(r.ids) for r in wave]
+        self.limit[new] = self.first[new] + [r.room for r in wave]
         numbers, positions = [r.number for r in wave], [r.position for r in wave]
-        noise = uniforms(self.seed, numbers, self.room, positions)
-        self.noise[new] = torch.from_numpy(noise).to(device)
+        self.noise[new] = self._sent(uniforms(self.seed, numbers, self.room, positions))
         self._prefill(wave, b)
         self.live += wave
 
+    def _sent(self, values: NDArray[Any]) -> Tensor:
+        """The numbers on the models' device, without waiting for it."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
+
     def _prefill(self, wave: list[Request], b: int) -> None:
         """Read the prompts, except for their last tokens, each once for all of its rows."""
-        device = self.policy.device
         prompts = {id(r.ids): r.ids[:-1] for r in wave}
         width = max(map(len, prompts.values()))
         if width == 0:
             return
-        ids = torch.tensor([p + [0] * (width - len(p)) for p in prompts.values()], device=device)
-        positions = torch.arange(width, device=device).expand(ids.shape)
+        ids = self._sent(np.array([p + [0] * (width - len(p)) for p in prompts.values()]))
+        positions = torch.arange(width, device=self.device).expand(ids.shape)
         number = {key: b + i for i, key in enumerate(prompts)}
-        source = torch.tensor([number[id(r.ids)] for r in wave], device=device)
+        rows = np.array([(b + i, number[id(r.ids)]) for i, r in enumerate(wave)])
         for lane in (self.target, self.draft):
-            lane.hidden(ids, positions, first=b)
-            lane.copy(torch.arange(b, b + len(wave), device=device), source)
+            lane.hidden(ids, positions, width, first=b)
+            lane.copy(*self._sent(rows.T))
 
     @torch.no_grad()
     def step(self) -> list[Finished]:
         """One or more tokens for every row; removes and returns the rows that finished."""
         b, k = len(self.live), self.count
-        length = self.length[:b]
-        proposed = self._propose()
-        offsets = torch.arange(k + 1, device=length.device)
+        ends = self.length[:b]
+        sent = self._sent(np.stack([ends, ends - self.first[:b]]))  # and tokens of the response so far
+        length, noise = sent[0], self.noise[:b]
+        proposed = self._propose(length, noise, sent[1])
+        offsets = torch.arange(k + 1, device=self.device)
         positions = length[:, None] - 1 + offsets
-        logits = self.target.head.logits(self.target.hidden(self.tokens[:b].gather(1, positions), positions))
-        tokens, logp = draw(logits.flatten(0, 1), self._noise(positions + 1).flatten(), self.sampler)
+        read = self.tokens[:b].gather(1, positions)
+        logits = self.target.head.logits(self.target.hidden(read, positions, int(ends.max()) + k))
+        own_noise = noise.gather(1, sent[1][:, None] + offsets)
+        tokens, logp = draw(logits.flatten(0, 1), own_noise.flatten(), self.sampler)
         tokens, logp = tokens.view(b, k + 1), logp.view(b, k + 1)
-        agreed = (tokens[:, :k] == proposed).int().cumprod(1).sum(1)
-        new, finished = self._count(tokens, agreed + 1)
         self.tokens[:b].scatter_(1, positions + 1, tokens)
-        self.logp[:b].scatter_(1, positions + 1, logp.double())
+        # One copy, which waits: tokens, their log-probs, and what was proposed.
+        copied = torch.cat([tokens.double(), logp.double(), proposed.double()], 1).cpu().numpy()
+        drawn, agreed = copied[:, : k + 1], copied[:, :k] == copied[:, 2 * k + 2 :]
+        at = ends[:, None] + np.arange(k + 1)
+        self.found[np.arange(b)[:, None], at] = drawn
+        self.logp[np.arange(b)[:, None], at] = copied[:, k + 1 : 2 * k + 2]
+        agreed = agreed.cumprod(1).sum(1)
+        new, finished = self._count(drawn, agreed + 1)
         if self.sampler.stop:
-            new, finished = self._stopped(new, finished)
+            self._shorten(new, finished)
         self.length[:b] += new
         self.proposed += b * k
-        self.accepted += int(torch.minimum(agreed, new).sum())
-        finished = finished | (self.length[:b] == self.limit[:b])
-        done = finished.nonzero()[:, 0].tolist()
+        self.accepted += int(np.minimum(agreed, new).sum())
+        done = (finished | (self.length[:b] == self.limit[:b])).nonzero()[0].tolist()
         return self._remove(done) if done else []
 
-    def _propose(self) -> Tensor:
-        """[b,k] tokens that the draft draws, which are also put after the rows' tokens."""
-        b = len(self.live)
-        length = self.length[:b, None]
+    def _propose(self, length: Tensor, noise: Tensor, sampled: Tensor) -> Tensor:
+        """[b,k] tokens that the draft draws, which are also put after the rows' tokens.
+
+        `length` [b] tokens of the rows, `sampled` [b] of them in the response.
+        """
+        b, longest = len(self.live), int(self.length[: len(self.live)].max())
         # It hasn't read the last token but one where the policy accepted all that it proposed.
-        positions = torch.cat([length - 2, length - 1], 1).clamp(min=0)
+        positions = torch.stack([length - 2, length - 1], 1).clamp(min=0)
+        proposed = []
         for i in range(self.count):
-            hidden = self.draft.hidden(self.tokens[:b].gather(1, positions), positions)[:, -1]
+            read = self.tokens[:b].gather(1, positions)
+            hidden = self.draft.hidden(read, positions, longest + i)[:, -1]
             logits = self.draft.head.logits(hidden)[:, : self.policy.vocab_size]
-            positions = length + i
-            tokens, _ = draw(logits, self._noise(positions)[:, 0], self.sampler)
+            tokens, _ = draw(logits, noise.gather(1, sampled[:, None] + i)[:, 0], self.sampler)
+            proposed.append(tokens)
+            positions = length[:, None] + i
             self.tokens[:b].scatter_(1, positions, tokens[:, None])
-        return self.tokens[:b].gather(1, length + torch.arange(self.count, device=length.device))
+        return torch.stack(proposed, 1)
 
-    def _noise(self, positions: Tensor) -> Tensor:
-        """The noise of the tokens in columns `positions` [b,q]."""
-        b = len(positions)
-        return self.noise[:b].gather(1, positions - self.first[:b, None])
-
-    def _count(self, tokens: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    def _count(self, tokens: NDArray[Any], new: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """How many of at most `new` [b] tokens a response gets, and whether an end token ends it."""
         b = len(tokens)
-        new = torch.minimum(new, self.limit[:b] - self.length[:b])
+        new = np.minimum(new, self.limit[:b] - self.length[:b])
         is_end = (tokens[:, :, None] == self.eos).any(2)
-        before_end = (is_end.int().cumsum(1) == 0).sum(1)
-        return torch.minimum(new, before_end + 1), before_end < new
+        before_end = (is_end.cumsum(1) == 0).sum(1)
+        return np.minimum(new, before_end + 1), before_end < new
 
-    def _stopped(self, new: Tensor, finished: Tensor) -> tuple[Tensor, Tensor]:
-        """`_count`'s result, shortened where a stop text ends a response earlier."""
-        new, finished = new.clone(), finished.clone()
-        b = len(new)
-        rows = zip(self.first[:b].tolist(), self.length[:b].tolist(), new.tolist())
-        for i, (start, length, count) in enumerate(rows):
+    def _shorten(self, new: NDArray[Any], finished: NDArray[Any]) -> None:
+        """Change `_count`'s result, in place, where a stop text ends a response earlier."""
+        for i, count in enumerate(new.tolist()):
+            start, length = self.first[i], self.length[i]
             for more in range(1, count + 1):
-                if self.stops.found(self.tokens[i], start, length + more):
+                if self.stops.found(self.found[i], start, length + more):
                     new[i], finished[i] = more, True
                     break
-        return new, finished
 
     def _remove(self, done: list[int]) -> list[Finished]:
         results: list[Finished] = []
         for i in done:
-            response = slice(int(self.first[i]), int(self.length[i]))
+            response = slice(self.first[i], self.length[i])
             # A copy: another row moves in.
-            tokens, logp = self.tokens[i, response].clone(), self.logp[i, response].clone()
-            results.append(Finished(self.live[i], tokens.cpu().numpy(), logp.cpu().numpy(), None))
-        remaining = len(self.live) - len(done)
-        holes = [i for i in done if i < remaining]
-        movers = [i for i in range(remaining, len(self.live)) if i not in set(done)]
+            tokens, logp = self.found[i, response].copy(), self.logp[i, response].copy()
+            results.append(Finished(self.live[i], tokens, logp, None))
+        holes, movers = close_ranks(self.live, done)
         if holes:
-            for buffer in (self.tokens, self.logp, self.noise, self.first, self.length, self.limit):
-                buffer[holes] = buffer[movers]
+            for array in (self.found, self.logp, self.first, self.length, self.limit):
+                array[holes] = array[movers]
+            to, source = self._sent(np.array([holes, movers]))
+            for buffer in (self.tokens, self.noise):
+                buffer[to] = buffer[source]
             for lane in (self.target, self.draft):
-                lane.copy(torch.tensor(holes), torch.tensor(movers))
-        for hole, mover in zip(holes, movers):
-            self.live[hole] = self.live[mover]
-        del self.live[remaining:]
+                lane.copy(to, source)
         return results

@@ -32,7 +32,7 @@ def draw(logits: Tensor, uniform: Tensor, sampler: SamplerConfig) -> tuple[Tenso
     if sampler.temperature == 0:
         tokens = logits.argmax(1)
         return tokens, torch.zeros_like(logits[:, 0])
-    rows = max(1, _CACHED // logits.shape[1])
+    rows = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     chunks = [_draw(z, u, sampler) for z, u in zip(logits.split(rows), uniform.split(rows))]
     return torch.cat([tokens for tokens, _ in chunks]), torch.cat([logp for _, logp in chunks])
 

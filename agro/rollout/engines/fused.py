@@ -30,7 +30,7 @@ def is_fusable(policy: Policy) -> bool:
     home = type(base).__module__
     if home not in {f"transformers.models.{name}.modeling_{name}" for name in _FAMILIES}:
         return False
-    if policy.device.type != "cpu" or head.scale != 1 or head.cap is not None:
+    if head.scale != 1 or head.cap is not None:
         return False
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=base.config).layers):
         return False
@@ -61,16 +61,17 @@ class FusedStep:
         self.head = _Product([head], rows)
         self.dtype = sum_dtype(head.weight)
 
-    def logits(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: Cache) -> Tensor:
+    def logits(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         """[b] tokens at `positions` [b], of which `cache` is given keys and values -> [b,V] float32 logits.
 
-        `seen` [b,L] are the columns that each row attends to. Logits of float64 weights are float64.
+        `mask` [b,L] is added to attention: 0 in the columns that a row attends to, else -inf. Logits of
+        float64 weights are float64.
         """
         x = self.embedding[tokens]
         cos, sin = self.rotary(x, positions[:, None])
         half = sin.shape[2] // 2
         sin[:, :, :half].neg_()  # of the halves of a head, the second with a minus takes the first's place
-        mask = torch.zeros(seen.shape, dtype=x.dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
+        mask = mask[:, None, None]
         for layer, cached in zip(self.layers, cache.layers, strict=True):
             layer.attend(x, (cos, sin), mask, cached)
             layer.feed(x)
@@ -146,11 +147,14 @@ class _Product:
         if len(layers) > 1:
             self.weight = torch.cat([layer.weight for layer in layers])
             self.bias = None if self.bias is None else torch.cat([layer.bias for layer in layers])
-        self.has_mkl = self.weight.dtype == torch.float32 and torch.backends.mkl.is_available()
+        on_cpu = self.weight.device.type == "cpu"
+        self.has_mkl = on_cpu and self.weight.dtype == torch.float32 and torch.backends.mkl.is_available()
         is_large = self.has_mkl and self.weight.numel() >= LARGE
-        packs = is_large or self.weight.dtype == torch.bfloat16
+        packs = on_cpu and (is_large or self.weight.dtype == torch.bfloat16)
         self.has_onednn = packs and torch.backends.mkldnn.is_available()
-        if self.weight.dtype == torch.bfloat16:  # oneDNN refuses to pack it on a CPU without AVX-512
+        if (
+            packs and self.weight.dtype == torch.bfloat16
+        ):  # oneDNN refuses to pack it on a CPU without AVX-512
             self.has_onednn = self.has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self.fewest = FEW if self.has_mkl else 1
 

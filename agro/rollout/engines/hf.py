@@ -17,6 +17,7 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import probed_lengths, refusing_errors
+from agro.rollout.engines.capabilities import ENGINES
 from agro.rollout.engines.decoding_rows import Rows
 from agro.rollout.engines.drafted import DraftDecoder
 from agro.rollout.engines.fused import is_fusable
@@ -38,9 +39,7 @@ class HF:
     The weights must not change while an iterator of `decode` is read.
     """
 
-    can: ClassVar[frozenset[Capability]] = frozenset(
-        ("shares_weights", "reports_kept_sets", "skips_layers", "drafts", "serves_collectors")
-    )
+    can: ClassVar[frozenset[Capability]] = ENGINES["hf"]
 
     def __init__(self, policy: Policy, version: int = -1, *, fused: bool = True) -> None:
         """Raises `Refused` for an architecture whose decoded log-probs differ from the trained ones.

@@ -63,11 +63,13 @@ class Lane:
         self.cache = Cache(layers=[_LaneLayer(self) for _ in range(count)])
         self.head = Head.of(policy.model)
 
-    def hidden(self, tokens_bq: Tensor, at_bq: Tensor, first: int = 0) -> Tensor:
-        """[b,q] tokens at positions `at_bq` of the sequences first, first + 1, … -> [b,q,H] hidden states."""
+    def hidden(self, tokens_bq: Tensor, at_bq: Tensor, end: int, first: int = 0) -> Tensor:
+        """[b,q] tokens at positions `at_bq` of the sequences first, first + 1, … -> [b,q,H] hidden states.
+
+        `end`: one more than the largest of these positions.
+        """
         b, q = tokens_bq.shape
-        self.rows, self.at_bq = slice(first, first + b), at_bq
-        self.end = int(at_bq.max()) + 1
+        self.rows, self.at_bq, self.end = slice(first, first + b), at_bq, end
         seen = torch.arange(self.end, device=at_bq.device) <= at_bq[:, :, None]
         dtype = self.policy.dtype
         mask = torch.zeros((b, 1, q, self.end), dtype=dtype, device=at_bq.device)

@@ -22,6 +22,7 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder
 from agro.models.published import Probe
+from agro.rollout.engines.capabilities import ENGINES
 from agro.rollout.engines.connection import Lost
 from agro.rollout.engines.host import Host
 from agro.rollout.engines.protocol import Capability, Continuation, NoServer, Request
@@ -36,7 +37,7 @@ class Server:
     A request that fails is counted and sent again.
     """
 
-    can: ClassVar[frozenset[Capability]] = frozenset(("serves_collectors",))
+    can: ClassVar[frozenset[Capability]] = ENGINES["server"]
 
     def __init__(
         self,

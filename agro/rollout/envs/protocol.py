@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agro.io.strictjson import dumps
 from agro.types import Prompt
 
 
@@ -54,3 +56,19 @@ class Environment(Protocol):
         It is called for every turn, also for the last one allowed and for truncated ones.
         """
         ...
+
+
+def checked(reply: Any, cut: bool) -> Turn:
+    """Raise unless `reply` is a `Turn` with which the episode can continue."""
+    if not isinstance(reply, Turn):
+        raise TypeError(f"step returned {reply!r:.80}, expected agro.rollout.envs.Turn")
+    reward = reply.reward
+    if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
+        raise ValueError(f"reward: expected a finite number or None, got {reward!r:.80}")
+    if reply.observation is not None and not isinstance(reply.observation, str):
+        raise TypeError(f"observation: expected text or None, got {reply.observation!r:.80}")
+    (reply.observation or "").encode()  # raises for half of a surrogate pair, which has no tokens
+    if not (reply.done or cut) and not reply.observation:
+        raise ValueError("step was neither done nor gave an observation")
+    dumps(dict(reply.info), "info")
+    return reply

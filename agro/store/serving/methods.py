@@ -12,22 +12,27 @@ def named(**parts: str) -> frozenset[str]:
 
 # These may simply be repeated.
 READS = named(
-    experience="samples_page last_id check_ids check_prompts find numbered_in_ledger rewards next_number "
+    experience="samples_page last_id check_ids check_prompts find in_ledger rewards next_number "
     "pairs_page pairs_between known_ids ids_of",
     survey="group_rows_page prompts_page begun_groups groups_page summaries_page counts scales meetings",
-    draws="pick candidates require recorded_groups look drawn uses trained tally "
-    "count_groups first_groups groups_between groups_of_version",
+    draws="candidates require recorded_groups look drawn uses trained tally",
     requests="collectors ready backlog",
     ledger="commits committed knows fingerprint last_reference_logp reference_logp",
     imports="provenance",
     tables="check damage damaged",
     leases="alive",
     clusters="of",
-    shard="fits plan",
+    shard="fits place plan",
 )
+# These too: they bring an order of groups up to date, which can be made again.
+ORDERS = named(draws="pick count_groups first_groups groups_between groups_of_version")
 # These too: what they write is their answer. A step has one draw, a run its clusters, a name one lease.
 REPEATABLE = named(
-    draws="draw_picked", clusters="keep", leases="renew release", shard="join keep_plan", requests="note"
+    draws="draw_picked",
+    clusters="keep",
+    leases="renew release",
+    shard="join agree drop_plan",
+    requests="note",
 )
 # The answers of these are kept in the transaction that writes, and given again.
 ONCE = named(
@@ -38,4 +43,4 @@ ONCE = named(
     shard="reserve",
 )
 WRITES = REPEATABLE | ONCE
-METHODS = READS | WRITES
+METHODS = READS | ORDERS | WRITES

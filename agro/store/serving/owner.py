@@ -13,13 +13,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from agro.errors import Refused
 from agro.store.parts import parts_of_file
 from agro.store.sample_rows import SampleRow
-from agro.store.serving.methods import METHODS, ONCE, WRITES
+from agro.store.serving.methods import METHODS, ONCE, ORDERS, WRITES
 from agro.store.serving.wire import PROTOCOL, pack, unpack
 
 TOGETHER = 64  # calls that one transaction has at most
@@ -119,11 +120,12 @@ class Owner:
             future.set_result(answer)
 
     def _answer_all(self, calls: Sequence[Call]) -> list[Answer]:
-        if not any(call.method in WRITES for call in calls):
+        methods = {call.method for call in calls}
+        if methods.isdisjoint(WRITES | ORDERS):
             return [self._answer(call) for call in calls]
         self.counts.transactions += 1
         try:
-            with self._database.transaction():
+            with self._database.transaction(durable=not methods.isdisjoint(WRITES)):
                 return [self._answer(call) for call in calls]
         except Refused as error:  # nothing of them was stored: the disk is full, or another process writes
             return [Answer.refusal(error)] * len(calls)
@@ -135,12 +137,12 @@ class Owner:
                 return Answer(200, pack(PROTOCOL))
             if call.method not in METHODS:
                 raise Refused(f"expected a method of the owner of a store, got {call.method!r:.80}")
-            if call.method not in WRITES:
+            if call.method not in WRITES | ORDERS:
                 return Answer(200, self._result(call))
             with self._database.savepoint():
                 return Answer(200, self._once(call) if call.method in ONCE else self._result(call))
         except Refused as error:
-            if not self._database.in_transaction and call.method in WRITES:
+            if not self._database.in_transaction and call.method in WRITES | ORDERS:
                 raise  # SQLite gave up the complete transaction
             self.counts.refused += 1
             return Answer.refusal(error)
@@ -163,12 +165,17 @@ class Owner:
         return result
 
     def _result(self, call: Call) -> bytes:
-        part, name = call.method.split(".")
-        method: Callable[..., Any] = getattr(getattr(self._parts, part), name)
+        part_name, name = call.method.split(".")
+        part = getattr(self._parts, part_name)
         try:
-            inspect.signature(method).bind(*call.args, **call.kwargs)
-            return pack(method(*call.args, **call.kwargs))
+            _signature(getattr(type(part), name)).bind(part, *call.args, **call.kwargs)
+            return pack(getattr(part, name)(*call.args, **call.kwargs))
         except Refused:
             raise
         except Exception as error:  # of the arguments, whatever they are: other calls go on
             raise Refused(f"{call.method}: {type(error).__name__}: {error!s:.300}") from error
+
+
+@cache
+def _signature(method: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(method)

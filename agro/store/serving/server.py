@@ -34,6 +34,8 @@ def serve(path: Path, host: str, port: int, token: str, say: Callable[[str], Non
             Application(owner, token, beside(path)).app,
             log_level="warning",
             access_log=False,
+            server_header=False,  # which clients don't read
+            date_header=False,
             lifespan="off",
             timeout_keep_alive=75,
             timeout_graceful_shutdown=END_SECONDS,

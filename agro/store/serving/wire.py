@@ -30,6 +30,7 @@ from agro.store.records import (
     Draw,
     DrawnGroups,
     Group,
+    LedgerSample,
     Pair,
     Rewind,
     RunUse,
@@ -39,7 +40,7 @@ from agro.store.sample_rows import Origin, SampleRow, from_row
 from agro.store.survey import Scale, SurveyRow
 from agro.types import Sample
 
-PROTOCOL = 2  # of the calls and answers; another one isn't understood
+PROTOCOL = 3  # of the calls and answers; another one isn't understood
 # MessagePack's codes of what it doesn't have itself
 TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = CODES = range(7)
 RECORDS: dict[str, type] = {
@@ -56,6 +57,7 @@ RECORDS: dict[str, type] = {
             DrawRule,
             DrawnGroups,
             Group,
+            LedgerSample,
             Origin,
             Page,
             Pair,

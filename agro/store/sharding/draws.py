@@ -134,14 +134,13 @@ class ShardedDraws(DrawReader):
         """`draw` of groups that were picked by several rules, each a group of another prompt."""
         groups = list(dict.fromkeys(chain(*(picked.groups for picked in picks))))
         shares = self._shares(picks, made)
-        recorded = self._group.each("draws.recorded_groups", at)
-        if any(recorded):
-            groups, planned = self._planned(at) or (groups, made)
-            for number in (number for number, rows in enumerate(recorded) if not rows):
-                shares[number] = self._missing(shares[number], groups, planned, at)
-        else:
-            self._group.first.call("shard.keep_plan", at.run, at.step, groups, list(made))
+        planned_groups, planned_made = self._agree(groups, made, at)
+        if (planned_groups, planned_made) == (groups, list(made)):
             shares = {number: share for number, share in shares.items() if share.draws}
+        else:  # recorded by some, and not by those where it was cut off
+            groups, recorded = planned_groups, self._group.each("draws.recorded_groups", at)
+            for number in (number for number, rows in enumerate(recorded) if not rows):
+                shares[number] = self._missing(shares[number], groups, planned_made, at)
         calls = {number: (share.picks, at, share.made, joining) for number, share in shares.items()}
         drawn = self._group.some("draws.draw_picked", calls)
         for number, part in drawn.items():
@@ -196,6 +195,15 @@ class ShardedDraws(DrawReader):
     def _too_few(self, rule: DrawRule, got: int, at: At) -> str:
         tallies = self._group.each("draws.tally", rule, at)
         return too_few(self._group.name, rule, got, [sum(numbers) for numbers in zip(*tallies, strict=True)])
+
+    def _agree(self, groups: Sequence[str], made: Sequence[int], at: At) -> tuple[list[str], list[int]]:
+        """The groups and the samples made that the step draws: others where a shard has recorded those."""
+        plan = at.run, at.step, list(groups), list(made)
+        agreed = self._group.first.call("shard.agree", *plan)
+        if agreed != [*plan[2:]] and not any(self._group.each("draws.recorded_groups", at)):
+            self._group.first.call("shard.drop_plan", at.run, at.step)
+            agreed = self._group.first.call("shard.agree", *plan)
+        return agreed[0], agreed[1]
 
     def _planned(self, at: At) -> list[list[Any]]:
         planned: list[list[Any]] = self._group.first.call("shard.plan", at.run, at.step)

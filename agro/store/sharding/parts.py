@@ -17,7 +17,7 @@ from agro.store.ledger import Ledger, Requests
 from agro.store.location import Shards
 from agro.store.parts import Parts
 from agro.store.queries import Filter
-from agro.store.records import Commit, Counts, Damage, Group, Pair, Rewind, SampleSummary
+from agro.store.records import Commit, Counts, Damage, Group, LedgerSample, Pair, Rewind, SampleSummary
 from agro.store.sample_rows import Origin, SampleRow
 from agro.store.samples import Experience, SampleReader, scored_columns
 from agro.store.serving.remote import RemotePart
@@ -120,9 +120,9 @@ class ShardedExperience(SampleReader):
         """See `Experience.find`."""
         return sorted(chain(*self._group.each("experience.find", **chosen)))
 
-    def numbered_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[list[int]]:
-        """See `Experience.numbered_in_ledger`."""
-        return sorted(chain(*self._group.each("experience.numbered_in_ledger", ledger, list(numbers))))
+    def in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[LedgerSample]:
+        """See `Experience.in_ledger`."""
+        return sorted(chain(*self._group.each("experience.in_ledger", ledger, list(numbers))))
 
     def rewards(
         self, run: str, prompt_ids: Iterable[str], *, without: Collection[int]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from agro.config import RunConfig
-from agro.models.encoding import Encoder, InvalidSample
+from agro.models.encoding import Encoder
 from agro.rollout import Activity, Rollout
 from agro.store import Store
 from agro.store.draw_rules import noise
@@ -16,6 +16,7 @@ from agro.train.diagnostics import log_ratios, summary
 from agro.train.learner import Learner
 from agro.train.monitors.base import Monitor, View
 from agro.train.phases import Phase, derive
+from agro.train.source import can_be_asked
 from agro.types import Prompt
 
 
@@ -102,13 +103,5 @@ def first_prompts(
         return [Prompt(s.prompt, s.prompt_id) for s in stored if s.context_tokens is None]
 
     order = sorted(first_ids or prompts_by_id, key=place)
-    valid = (prompt for p in order for prompt in load(p) if _has_room(prompt, encoder))
+    valid = (prompt for p in order for prompt in load(p) if can_be_asked(prompt, encoder))
     return list(islice(valid, count))
-
-
-def _has_room(prompt: Prompt, encoder: Encoder) -> bool:
-    try:
-        encoder.checked_prompt(prompt)
-    except InvalidSample:
-        return False
-    return True

@@ -24,8 +24,8 @@ def needed(kind: str) -> int:
 def advantages(case: Case, kind: str) -> list[tuple[Group, list[float]]]:
     """The groups, and the advantages of their responses."""
     groups = groups_of(case, needed(kind))
-    per_group = [of_group(kind, g) for g in groups]
-    if kind in ("reinforce_pp", "reinforce_pp_baseline"):
+    per_group = [by_part(case, g) if kind == "gdpo" else of_group(kind, g) for g in groups]
+    if kind in ("reinforce_pp", "reinforce_pp_baseline", "gdpo"):
         counts = [g.weight * len(y.places) for g in groups for y in g.responses]
         values = [a for group in per_group for a in group]
         mean = fsum(c * a for c, a in zip(counts, values)) / fsum(counts)
@@ -56,6 +56,19 @@ def of_group(kind: str, group: Group) -> list[float]:
     if kind == "red_drop":
         return after_drops(r)
     return off
+
+
+def by_part(case: Case, group: Group) -> list[float]:
+    """Σ_k w_k of what `standardized` makes of the k-th part of the rewards."""
+    rows = [y.places[0][0] for y in group.responses]
+    weights = case.part_weights[rows[0]]
+    total = [0.0] * len(rows)
+    for k, weight in enumerate(weights):
+        r = [case.reward_parts[row][k] for row in rows]
+        off = [0.0 if max(r) == min(r) else x - mean_of(r) for x in r]
+        spread = math.sqrt(fsum(x * x for x in off) / (len(r) - 1))
+        total = [a + weight * x / (spread + 1e-6) for a, x in zip(total, off)]
+    return total
 
 
 def after_drops(r: list[float]) -> list[float]:

@@ -53,6 +53,8 @@ class Case:
     normalizer: np.ndarray | None = None  # [B,T]
     future: np.ndarray | None = None  # [B,T]
     stored_quantile: Sequence[float] = ()  # [B], one value a response
+    reward_parts: Sequence[Sequence[float]] = ()  # [B][K], one value a response
+    part_weights: Sequence[Sequence[float]] = ()  # [B][K], the same in all rows
 
 
 @dataclass
@@ -97,6 +99,25 @@ def total(stream: np.ndarray, response: Response) -> float:
 def others_mean(values: list[float], i: int) -> float:
     """The leave-one-out mean."""
     return fsum(v for j, v in enumerate(values) if j != i) / (len(values) - 1)
+
+
+def less_baseline(
+    case: Case, groups: list[Group], i: int, R: list[list[float]], baseline: str
+) -> list[float]:
+    """R_j − b of group i, `R` of all groups; b is the mean of the group's others, the stored value, or for
+    "step" Σ w g R / Σ w g of all other groups, g = Σ_t (1 − exp l_t)², w the weight of a group."""
+    if baseline == "others":
+        return [a - others_mean(R[i], j) for j, a in enumerate(R[i])]
+    if baseline == "stored":
+        return [a - float(case.stored_value[groups[i].responses[0].places[0][0]]) for a in R[i]]
+    above, total = [], []
+    for k, g in enumerate(groups):
+        for y, a in zip(g.responses, R[k], strict=True):
+            norm = g.weight * fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) * (k != i)
+            above.append(norm * a)
+            total.append(norm)
+    b = fsum(above) / fsum(total) if any(total) else 0.0
+    return [a - b for a in R[i]]
 
 
 def half_variance(values: list[float]) -> float:

@@ -14,6 +14,7 @@ from independent.base import (
     Result,
     groups_of,
     half_variance,
+    less_baseline,
     others_mean,
     regularized,
 )
@@ -32,20 +33,16 @@ def agro(
     d ½Var(R) / d R_i = (R_i - R̄) / (n-1) = (R_i - R̄_{-i}) / n, and d R_i / d l_it = -β.
 
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
-    baseline="stored": ½ (R_i - V)² / n, whose derivative is (R_i - V) / n · -β.
+    Another baseline than the others: ½ (R_i - b)² / n, whose derivative is (R_i - b) / n · -β.
     """
-    stored = baseline == "stored"
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1 if stored else 2)
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2 if baseline == "others" else 1)
     kl_grad, mean_grad, square_grad = (np.zeros(case.logp.shape) for _ in range(3))
     W = fsum(g.weight for g in groups)
-    for g in groups:
-        R = regularized(case, g, beta, average)
-        n = len(R)
-        value = float(case.stored_value[g.responses[0].places[0][0]])
-        if stored:
-            loss += g.weight / W * fsum((a - value) ** 2 for a in R) / (2 * n)
-        else:
-            loss += g.weight / W * half_variance(R)
+    every = [regularized(case, g, beta, average) for g in groups]
+    for at, (g, R) in enumerate(zip(groups, every, strict=True)):
+        n, off = len(R), less_baseline(case, groups, at, every, baseline)
+        of_group = half_variance(R) if baseline == "others" else fsum(a * a for a in off) / (2 * n)
+        loss += g.weight / W * of_group
         rho = [
             fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.ref_logp[p])))
             for y in g.responses
@@ -76,7 +73,7 @@ def agro(
                     kl_grad[place] = g.weight / W * factor / n * beta if regularizer == "local" else 0.0
                 continue
             for place in y.places:
-                grad[place] = g.weight / W * -(factor / n) * (R[i] - (value if stored else others_mean(R, i)))
+                grad[place] = g.weight / W * -(factor / n) * off[i]
     others = {"local": {"kl": kl_grad}, "reference": {"ref_mean": mean_grad, "ref_square": square_grad}}
     return loss, {"logp": grad} | (others.get(regularizer, {}) if beta else {})
 

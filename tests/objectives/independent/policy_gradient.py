@@ -12,6 +12,7 @@ from independent.base import (
     Group,
     Result,
     groups_of,
+    less_baseline,
     others_mean,
     regularized,
     total,
@@ -19,17 +20,14 @@ from independent.base import (
 
 
 def rloo(case: Case, beta: float = 0.0, baseline: str = "others") -> Result:
-    """-(1/n) Σ_i (a_i - b_i) l_i, where a_i = r_i - β (l_i - f_i) is a number, not a function of l; b_i is
-    ā_{-i}, or stored."""
-    stored = baseline == "stored"
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1 if stored else 2)
+    """-(1/n) Σ_i (a_i - b_i) l_i, where a_i = r_i - β (l_i - f_i) is a number, not a function of l; for b_i
+    see `less_baseline`."""
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2 if baseline == "others" else 1)
     W = fsum(g.weight for g in groups)
-    for g in groups:
-        a = regularized(case, g, beta)
-        n = len(a)
-        for i, y in enumerate(g.responses):
-            value = float(case.stored_value[y.places[0][0]])
-            advantage = a[i] - (value if stored else others_mean(a, i))
+    every = [regularized(case, g, beta) for g in groups]
+    for at, g in enumerate(groups):
+        n, off = len(every[at]), less_baseline(case, groups, at, every, baseline)
+        for advantage, y in zip(off, g.responses, strict=True):
             loss += g.weight / W * -advantage / n * total(case.logp, y)
             for place in y.places:
                 grad[place] = g.weight / W * -advantage / n
@@ -140,3 +138,24 @@ def fpa(case: Case, extrapolation: float = 1.0) -> Result:
             for place in y.places:
                 grad[place] = -gain / len(y.places)
     return loss, {"logp": grad} if extrapolation == 0 else {"logp": grad, "future": np.zeros(case.logp.shape)}
+
+
+def otb(case: Case) -> Result:
+    """-(1/n) Σ_i Σ_t (r_i - b_t) l_it; b_t weighs rewards by Σ_{s≤t} (1 - 2π + π²/q)."""
+    grad, loss = np.zeros(case.logp.shape), 0.0
+    groups = groups_of(case, 2)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        energies = []
+        for y in g.responses:
+            pi = [exp(float(case.logp[place])) for place in y.places]
+            terms = [1 - 2 * p + p * p / float(case.proposal[at]) for p, at in zip(pi, y.places)]
+            energies.append([fsum(terms[: t + 1]) for t in range(len(terms))])
+        for y in g.responses:
+            for t, place in enumerate(y.places):
+                there = [(z.reward, e[t]) for z, e in zip(g.responses, energies) if t < len(e)]
+                b = fsum(r * e for r, e in there) / fsum(e for _, e in there)
+                A = y.reward - (b if len(there) > 1 else 0.0)
+                grad[place] = -g.weight / W / len(g.responses) * A
+                loss += grad[place] * float(case.logp[place])
+    return loss, {"logp": grad, "proposal": np.zeros(case.logp.shape)}

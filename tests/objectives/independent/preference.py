@@ -132,6 +132,21 @@ def dpo(
     return on_pairs(case, terms)
 
 
+def gpo(case: Case, beta: float, loss: str = "exponential") -> Result:
+    """f(z), z = β h. The slope is -exp(-z) for exp(-z), -2 max(0, 1 - z) for its square, and
+    -2 σ(-z)² σ(z) for σ(-z)²."""
+    terms: list[Term] = []
+    for j in judgments(case, case.ref_logp):
+        z = beta * j.h
+        value, slope = {
+            "exponential": (exp(-z), -exp(-z)),
+            "truncated_square": (max(0.0, 1 - z) ** 2, -2 * max(0.0, 1 - z)),
+            "savage": (sigmoid(-z) ** 2, -2 * sigmoid(-z) ** 2 * sigmoid(z)),
+        }[loss]
+        terms.append((j, value, beta * slope, -beta * slope))
+    return on_pairs(case, terms)
+
+
 def ipo(
     case: Case, beta: float, votes: str = "ignore", anchor: str = "reference", average: str = "sum"
 ) -> Result:

@@ -66,7 +66,7 @@ def red_drop(case: Case) -> Result:
     return weighed(case, "red_drop", lambda y, p, a: 1.0)
 
 
-def reinforce_pp(case: Case) -> Result:
+def reinforce_pp(case: Case, advantage: str = "reinforce_pp") -> Result:
     """The gradient of −min(w A, clamp(w, 0.8, 1.2) A) is −w A where that is the first, else 0."""
 
     def term(y: Response, place: Place, a: float) -> Pair:
@@ -74,4 +74,8 @@ def reinforce_pp(case: Case) -> Result:
         k = w if w * a <= min(max(w, 0.8), 1.2) * a else 0.0
         return -k * a * float(case.logp[place]), -k * a
 
-    return over_all_tokens(case, "reinforce_pp", term)
+    return over_all_tokens(case, advantage, term)
+
+
+def gdpo(case: Case) -> Result:
+    return reinforce_pp(case, "gdpo")

@@ -1,0 +1,103 @@
+"""β and the learning rate of a run that names neither: from lengths, rewards and the size of the model."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agro.config import RunConfig
+from agro.io.numbers import short
+from agro.objectives import get
+from agro.objectives.options import described
+from agro.store import Store
+from agro.store.location import exists, location_of
+
+# The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. It goes with the rewards and 1/length.
+PER_TOKEN = 0.01 * 256
+LARGEST = 0.1  # for rewards from 0 to 1: the optimum of a success in 100 is then 99 in 100
+LETTERS = 4  # of a token, about, where a log has none
+# 1e-6 for a billion weights, 3e-4 for three million: inversely as many.
+PER_WEIGHT, HIGHEST_RATE, UNKNOWN_RATE = 1e-6 * 1e9, 1e-3, 1e-6
+ADAPTER = 10  # times the rate of all weights (Schulman et al., LoRA Without Regret, 2025)
+
+
+class Chosen(NamedTuple):
+    """Settings by dotted key, and a sentence on each."""
+
+    settings: dict[str, Any]
+    notes: list[str]
+
+
+def choose(values: Mapping[str, Any]) -> Chosen:
+    """What nested values of a run leave open, of `objective.beta` and `train.lr`."""
+    config = RunConfig.of(values, "agro.train")
+    chosen = Chosen({}, [])
+    entry = get(config.objective.name)
+    is_asked = described(entry.options).get("beta", {}).get("required", False)
+    if is_asked and "beta" not in config.objective.options:
+        length, of_length = _length(config)
+        spread, of_spread = _spread(config)
+        beta = float(short(spread * min(LARGEST, PER_TOKEN / length)))
+        chosen.settings["objective.beta"] = beta
+        chosen.notes.append(f"objective.beta = {beta:g}, for {of_spread} and {of_length}")
+    if "lr" not in values.get("train", {}):
+        weights = _weights(config)
+        rate, of_weights = UNKNOWN_RATE, "a model of unknown size"
+        if weights:
+            rate, of_weights = (
+                min(HIGHEST_RATE, PER_WEIGHT / weights),
+                f"{short(weights / 1e6)} million weights",
+            )
+        if config.policy.lora is not None:
+            rate, of_weights = min(HIGHEST_RATE, ADAPTER * rate), f"an adapter of {of_weights}"
+        chosen.settings["train.lr"] = float(f"{rate:.1g}")
+        chosen.notes.append(f"train.lr = {rate:.1g}, for {of_weights}")
+    return chosen
+
+
+def _length(config: RunConfig) -> tuple[float, str]:
+    """Tokens of a response: the mean of a log, else the most that are sampled."""
+    with_store = _store(config)
+    if with_store is None or config.data.replay_at(0) == 0:
+        return config.sampler.max_new, f"responses of at most {config.sampler.max_new} tokens"
+    with with_store as store:
+        rows = (row for group in store.survey.each_group_rows() for row in group)
+        lengths = [row.length or len(row.response) / LETTERS for row in rows]
+    mean = max(1.0, math.fsum(lengths) / max(1, len(lengths)))
+    return mean, f"responses of {short(mean)} tokens on average"
+
+
+def _spread(config: RunConfig) -> tuple[float, str]:
+    """Of the rewards: from the lowest to the highest of a log; of 0 to 1 where nothing is known."""
+    with_store = _store(config)
+    if with_store is not None:
+        with with_store as store:
+            found = store.survey.spread_of_rewards()
+        if found is not None and found[1] > found[0]:
+            return found[1] - found[0], f"rewards from {found[0]:g} to {found[1]:g}"
+    return 1.0, "rewards from 0 to 1 (taken to be; none is known yet)"
+
+
+def _store(config: RunConfig) -> Store | None:
+    location = None if config.data.store is None else location_of(config.data.store)
+    return None if location is None or not exists(location) else Store.open(location, read_only=True)
+
+
+def _weights(config: RunConfig) -> int | None:
+    """Of the model's files, from their headers; None of a model of the hub."""
+    if config.policy.model is None:
+        return None
+    files = list(Path(config.policy.model).glob("*.safetensors"))
+    return sum(map(_in_file, files)) or None
+
+
+def _in_file(path: Path) -> int:
+    """Numbers in a file of safetensors: a length of 8 bytes, then that many of JSON."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -1,0 +1,288 @@
+"""`agro off-policy`: what a log says of a model that didn't write it, before the model serves."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
+from agro.cli.run_models import START, MeasuredModel, located, working_in
+from agro.errors import Refused
+from agro.io.numbers import chance, fixed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from agro.cli.measuring import Measurement
+    from agro.cli.rescored_log import Log, RescoredLog
+    from agro.models.policy import Policy
+    from agro.rollout.off_policy_values import LoggedResponses
+
+FITTED, CRITIC = "fitted", "critic"
+AUTHOR = "what wrote the log"
+
+
+def off_policy(
+    log: Annotated[
+        Path, typer.Option("--log", help="A store, or a file as `agro import` takes it: scored responses.")
+    ],
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run: its model, and the β of its objective."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Folder or hub name of a model, or RUN/checkpoints/step-N."),
+    ] = None,
+    values: Annotated[
+        str,
+        typer.Option(
+            "--values",
+            help="V of the doubly robust estimate: fitted to the log's other responses, critic (the value "
+            "head of a checkpoint, as of dro), or a store, whose mean reward of a prompt it is.",
+        ),
+    ] = FITTED,
+    clip: Annotated[
+        float | None, typer.Option("--clip", min=1.0, help="The largest weight of the clipped estimate; √N.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference", help="start (the run's), or a model: for the idealized ranking accuracy."
+        ),
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option("--beta", min=0.0, help="In reward per nat; that of the run's objective.")
+    ] = None,
+    checkpoints: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoints",
+            help="Rank the run's checkpoints by the log, sample each, and say SharpeRatio@k of the ranking.",
+        ),
+    ] = False,
+    reward: Annotated[str | None, REWARD] = None,
+    option: RewardOption = None,
+    n: Annotated[int, typer.Option("-n", "--responses", min=1, help="With --checkpoints.")] = 8,
+    seed: Seed = 0,
+    policy: PolicySetting = None,
+    as_json: Json = False,
+) -> None:
+    from agro.cli.rescored_log import Log
+
+    logged = Log.read(log)
+    subject = MeasuredModel.of(run, model, policy)
+    document: dict[str, Any] = {"log": str(log), "values": values}
+    if checkpoints:
+        from agro.cli.measuring import Measurement
+        from agro.rewards import load_reward
+        from agro.rollout.rollout import EpisodeReward
+
+        scoring, sampler = subject.reward(reward, options(option)), subject.sampler(n, 1.0, None)
+        with working_in(subject.reward_folder(reward)):
+            scorer = EpisodeReward(load_reward(scoring))
+        with closing(scorer):
+            measurement = Measurement(scorer, sampler, seed)
+            document |= _rank_checkpoints(subject, logged, values, measurement)
+    else:
+        document |= {"model": subject.name, **_estimate(subject, logged, values, clip, reference, beta)}
+    if as_json:
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    elif checkpoints:
+        _print_ranking(document)
+    else:
+        _print(document)
+
+
+def _estimate(
+    subject: MeasuredModel,
+    log: Log,
+    values: str,
+    clip: float | None,
+    reference: str | None,
+    beta: float | None,
+) -> dict[str, Any]:
+    """The value of the model by the log, and how it ranks the log's pairs."""
+    from agro.cli.measuring import policy_of
+    from agro.cli.rescored_log import RescoredLog
+
+    rescored = RescoredLog.of(log, _policy(subject, values))
+    other = None
+    if reference is not None:
+        other = RescoredLog.of(
+            log, policy_of(subject.other(reference if reference == START else located(reference)))
+        )
+        if len(other.responses) != len(rescored.responses):
+            raise Refused(
+                f"--reference {reference}: expected a model that reads the same {len(rescored.responses)} "
+                f"responses, got one that reads {len(other.responses)}; leave --reference out"
+            )
+    if beta is None and subject.config is not None:
+        beta = subject.config.objective.options.get("beta")
+    scored = rescored.scored()
+    seen = subject.seen(log.prompts())
+    return {
+        "responses": len(scored.responses),
+        "dropped": scored.dropped,
+        "seen": None if seen is None else {**seen.to_json(), "sentence": seen.sentence},
+        "value": _value(scored, values, clip),
+        "ranking_accuracy": _ranking(log, rescored, other, beta),
+    }
+
+
+def _policy(subject: MeasuredModel, values: str) -> Policy:
+    """With the value head of its checkpoint, where that is V."""
+    from agro.cli.measuring import policy_of
+    from agro.train.stored_tensors import assign, exists
+
+    policy, folder = policy_of(subject.rollout()), Path(subject.path)
+    if values == CRITIC:
+        if not exists(folder, "value"):
+            raise Refused(
+                f"--values critic: expected a checkpoint with a value head (RUN/checkpoints/step-N of dro or "
+                f"ppo), got {folder}; leave --values out, and V is fitted to the log"
+            )
+        policy.add_value()
+        assign(folder, "value", policy.value_weights())
+    return policy
+
+
+def _value(scored: RescoredLog, values: str, clip: float | None) -> dict[str, Any]:
+    """As JSON; where nothing can be estimated the reason, and what to do instead."""
+    from agro.rollout.off_policy_values import WAY_OUT, value_on_log
+
+    obstacle = scored.obstacle()
+    if obstacle:
+        return {"answer": "not estimable", "obstacle": obstacle, "instead": WAY_OUT}
+    logged = scored.logged()
+    return value_on_log(logged, _values(values, scored, logged), clip).to_json()
+
+
+def _values(kind: str, scored: RescoredLog, logged: LoggedResponses) -> NDArray[np.float64] | None:
+    """V [N,T]; None: fitted to the log."""
+    import numpy as np
+
+    from agro.runs.results import results_at
+
+    if kind == FITTED:
+        return None
+    if kind == CRITIC:
+        return scored.critic_values()
+    [result] = results_at(Path(kind))
+    [of_prompt] = result.scores.values()
+    rewards = [of_prompt.get(response[0].prompt_id) for response in scored.responses]
+    if None in rewards:
+        missing = scored.responses[rewards.index(None)][0].prompt_id
+        raise Refused(
+            f"--values {kind}: expected scored responses to each prompt of the log, got none to "
+            f"those of {rewards.count(None)}, such as {missing}; leave --values out: V is fitted to the log"
+        )
+    return logged.until_end(np.array(rewards, dtype=np.float64))
+
+
+def _ranking(
+    log: Log, rescored: RescoredLog, reference: RescoredLog | None, beta: float | None
+) -> dict[str, Any] | None:
+    """None where the log has no pairs."""
+    from agro.rollout.ranking_accuracy import RankingAccuracy
+
+    pairs = rescored.pairs(log)
+    if not pairs:
+        return None
+    ref_logp = None if reference is None else reference.totals
+    groups, totals, lengths = rescored.clusters, rescored.totals, rescored.lengths
+    return {**RankingAccuracy.of(pairs, groups, totals, lengths, ref_logp, beta).to_json(), "beta": beta}
+
+
+def _rank_checkpoints(
+    subject: MeasuredModel, log: Log, values: str, measurement: Measurement
+) -> dict[str, Any]:
+    """Of each checkpoint the estimate by the log, and the mean reward of its own responses to the log's
+    prompts; of the ranking SharpeRatio@k. What wrote the log is a candidate too."""
+    import numpy as np
+
+    from agro.cli.rescored_log import RescoredLog
+    from agro.rollout.off_policy_values import HEADLINE, sharpe_ratio
+
+    if subject.run is None:
+        raise Refused("--checkpoints: expected the folder of a run, got --model alone")
+    folders = sorted((subject.run / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))
+    if not folders:
+        raise Refused(f"{subject.run}: expected checkpoints/step-N, got none; train.keep keeps more of them")
+    candidates: list[dict[str, Any]] = []
+    for path in folders:
+        checkpoint = replace(subject, name=str(path), path=located(str(path)))
+        rescored = RescoredLog.of(log, _policy(checkpoint, values))
+        found = _value(rescored.scored(), values, None)
+        row: dict[str, Any] = {"name": path.name, "estimated": None, "obstacle": found["obstacle"]}
+        if row["obstacle"] is None:
+            row["estimated"] = found["estimates"][HEADLINE]["value"]
+        row["measured"] = measurement.of(checkpoint.rollout(), path.name, log.prompts()).mean
+        candidates.append(row)
+    mean = float(np.nanmean(rescored.rewards))
+    candidates.append({"name": AUTHOR, "estimated": mean, "obstacle": None, "measured": mean})
+    ranked = [row for row in candidates if row["estimated"] is not None and not math.isnan(row["measured"])]
+    estimated, measured = (np.array([row[key] for row in ranked]) for key in ("estimated", "measured"))
+    author = len(ranked) - 1
+    ratios = {k: sharpe_ratio(estimated, measured, author, k) for k in range(2, len(ranked) + 1)}
+    return {
+        "candidates": [{k: None if x != x else x for k, x in row.items()} for row in candidates],
+        "sharpe_ratio": {str(k): None if math.isnan(ratio) else ratio for k, ratio in ratios.items()},
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    print(f"{document['model']} by {document['responses']} responses of {document['log']}")
+    if document["dropped"]:
+        print("dropped: " + ", ".join(f"{count} ({why})" for why, count in document["dropped"].items()))
+    if document["seen"] is not None:
+        print(f"seen in training: {document['seen']['sentence']}")
+    value, accuracy = document["value"], document["ranking_accuracy"]
+    if value["answer"] == "not estimable":
+        print(f"Not estimable: {value['obstacle']}. What to do: {value['instead']}")
+    else:
+        _print_value(value)
+    if accuracy is None:
+        return
+    print(f"ranking accuracy of {accuracy['pairs']} pairs to {accuracy['groups']} prompts")
+    for name in ("plain", "length_normalized", "idealized"):
+        text = "unknown; it needs --reference, a β, and rewards or votes"
+        if accuracy[name] is not None:
+            text = _with_interval(accuracy[name])
+        print(f"  {name.replace('_', ' ')}: {text}")
+
+
+def _print_value(value: dict[str, Any]) -> None:
+    gain, estimates = value["gain"], value["estimates"]
+    change = f"{_with_interval(gain)}, {chance(gain['p'])}"
+    author = f"what wrote the log, whose mean reward is {fixed(value['behavior'])}"
+    print(f"{value['answer'].capitalize()} against {author}: {change} (doubly robust)")
+    count = f"{value['ess']:.0f} of {value['responses']} responses count"
+    print(
+        f"{count}, of {value['clusters']} prompts; the mean weight is {_with_interval(value['mean_weight'])}"
+    )
+    for name, estimate in estimates.items():
+        print(f"  {name.replace('_', ' ')}: {_with_interval(estimate)}")
+    low, high = value["clipping_bias"]
+    print(f"clipped: at {value['clip']:.3g}, which changes the value by {low:+.4f} to {high:+.4f}")
+
+
+def _with_interval(row: dict[str, Any]) -> str:
+    if row["low"] is None:
+        return fixed(row["value"])
+    return f"{fixed(row['value'])} [{fixed(row['low'])}, {fixed(row['high'])}]"
+
+
+def _print_ranking(document: dict[str, Any]) -> None:
+    for row in document["candidates"]:
+        by_log = f"not estimable ({row['obstacle']})" if row["obstacle"] else fixed(row["estimated"])
+        print(f"{row['name']}: by the log {by_log}, measured {fixed(row['measured'])}")
+    for k, ratio in document["sharpe_ratio"].items():
+        print(f"SharpeRatio@{k}: {fixed(ratio)}")

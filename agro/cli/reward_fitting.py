@@ -1,0 +1,225 @@
+"""`agro fit-reward`: a reward model from judged pairs or ratings, with what it is worth."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agro.cli.common import Json, Model, Seed
+from agro.errors import Refused
+from agro.io.files import write
+
+if TYPE_CHECKING:
+    from agro.rewards.fitting import Judged
+    from agro.rewards.model import RewardModel
+
+KINDS = ("pairs", "ratings", "groups")
+PAGE = "reward.html"
+
+
+def fit_reward(
+    store: Annotated[Path, typer.Argument(help="Judged pairs, or responses with rewards.")],
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the reward model, new or empty.")],
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            help="pairs: judgments; ratings: rewards, by regression; groups: pairs of unequal rewards to one "
+            "prompt. Pairs where the store has some, else groups.",
+        ),
+    ] = "",
+    hold_out: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="Share of the prompts that it is measured on.")
+    ] = 0.1,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the comparisons or ratings.")] = 1,
+    lr: Annotated[float, typer.Option(help="Learning rate; small models want more, such as 1e-3.")] = 2e-5,
+    batch: Annotated[int, typer.Option(min=1, help="Comparisons or ratings of an update.")] = 16,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and response; longer ones are left out, and counted.")
+    ] = None,
+    template: Annotated[str, typer.Option(help="auto, chat or plain: how texts become one.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    import torch
+
+    from agro.rewards import fitting
+    from agro.rewards.model import SETTINGS, RewardModel
+
+    if on not in ("", *KINDS):
+        raise Refused(f"--on: expected {', '.join(KINDS)}, got {on!r}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise Refused(f"--out {out}: expected a new or empty folder")
+    torch.manual_seed(seed)  # of the new head
+    start = RewardModel.load(model, device=device, template=template, max_length=max_length, new=True)
+    data = _read(store, start, on, hold_out)
+    kind: fitting.Kind = "ratings" if data.on == "ratings" else "pairs"
+    options = fitting.Fitting(kind, epochs, batch, lr, seed)
+    fitted = fitting.fit(start, data.train, options, say=_progress(quiet=as_json))
+    result = {
+        "model": {"from": model, "template": template, "scale": fitted.scale, "shift": fitted.shift},
+        "data": data.described(),
+        "held_out": measured(fitted, data.held_out, batch),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    fitted.model.save_pretrained(out)
+    fitted.tokenizer.save_pretrained(out)
+    write(out / SETTINGS, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write(out / PAGE, page(out.name, result))
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    for line in summary(result):
+        print(line)
+    print(f'{out / PAGE}; as a reward: reward.name = "model", reward.options = {{ path = "{out}" }}')
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a store has for a reward model."""
+
+    on: str
+    train: Judged
+    held_out: Judged
+    dropped: Counter[str]
+
+    def described(self) -> dict[str, Any]:
+        sizes = {}
+        for name, part in (("trained", self.train), ("held_out", self.held_out)):
+            prompts = {c.prompt for c in part.comparisons} | {prompt for _, _, prompt in part.ratings}
+            sizes[name] = {
+                "prompts": len(prompts),
+                "comparisons": len(part.comparisons),
+                "ratings": len(part.ratings),
+            }
+        return {"on": self.on, **sizes, "left_out": dict(self.dropped)}
+
+
+def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
+    """The store's pairs or ratings, split by prompts; near-copies of a prompt go with it."""
+    from agro.config import DataConfig
+    from agro.rewards.fitting import Comparison, Judged, by_rating, posterior_mean
+    from agro.store import Store
+
+    dropped: Counter[str] = Counter()
+    rows: list[list[int]] = []
+    length: list[int] = []
+    ratings: list[tuple[int, float, str]] = []
+    places: dict[int, tuple[int, str]] = {}
+    comparisons: list[Comparison] = []
+    with Store.open(path, read_only=True, create=False) as store:
+        pairs = [] if on in ("ratings", "groups") else list(store.pairs())
+        on = on or ("pairs" if pairs else "groups")
+        judged = {i for pair in pairs for i in (pair.winner, pair.loser)}
+        for sample in store.samples(ids=judged) if on == "pairs" else store.samples(scored=True):
+            assert sample.id is not None
+            try:
+                rows.append(model.ids(sample.prompt, sample.response))
+            except LookupError as error:
+                dropped["too long" if "tokens" in str(error) else str(error)] += 1
+                continue
+            length.append(len(sample.response))
+            places[sample.id] = len(rows) - 1, sample.prompt_id
+            if sample.reward is not None and on != "pairs":
+                ratings.append((len(rows) - 1, sample.reward, sample.prompt_id))
+        for pair in pairs:
+            if pair.winner not in places or pair.loser not in places:
+                dropped["pairs without one of the two"] += 1
+                continue
+            p = 1.0
+            if pair.votes_winner is not None and pair.votes_loser is not None:
+                p = posterior_mean(pair.votes_winner, pair.votes_loser)
+            first, prompt = places[pair.winner]
+            comparisons.append(Comparison(first, places[pair.loser][0], p, prompt))
+        if on != "pairs":
+            comparisons = by_rating(ratings)
+        is_held_out = store.split.held_out(DataConfig(store=str(path), hold_out=share))
+        train, held_out = Judged(rows, length, comparisons, ratings).split(is_held_out)
+    return Data(on, train, held_out, dropped)
+
+
+def measured(model: RewardModel, held_out: Judged, batch: int) -> dict[str, Any] | None:
+    """What the model is worth on the comparisons that were held out; None where there are none."""
+    from agro.rewards.fitting import Ranked
+    from agro.rollout.evaluate import interval
+
+    if not held_out.comparisons:
+        return None
+    used = sorted({place for c in held_out.comparisons for place in (c.first, c.second)})
+    values = dict(zip(used, model.values([held_out.rows[place] for place in used], batch), strict=True))
+    ranked = Ranked.of(held_out, values)
+    by_prompt = ranked.by_prompt()
+    low, high = interval(by_prompt)
+    return {
+        "accuracy": {"value": float(by_prompt.mean()), "low": low, "high": high},
+        "comparisons": len(ranked.prompts),
+        "prompts": len(by_prompt),
+        "calibration": ranked.calibration(),
+        "length": ranked.length_bias(),
+    }
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """In words, for terminal and page."""
+    data, found = result["data"], result["held_out"]
+    trained = data["trained"]
+    unit = "ratings" if data["on"] == "ratings" else "comparisons"
+    lines = [f"trained on {trained[unit]:,} {unit} of {trained['prompts']:,} prompts ({data['on']})"]
+    lines += [f"left out: {reason}: {n:,}" for reason, n in data["left_out"].items()]
+    if found is None:
+        return [*lines, "nothing was held out, so its accuracy isn't known (--hold-out)"]
+    accuracy, length = found["accuracy"], found["length"]
+    lines.append(
+        f"held-out accuracy {accuracy['value']:.3f} ({accuracy['low']:.3f} to {accuracy['high']:.3f}) on "
+        f"{found['comparisons']:,} comparisons of {found['prompts']:,} prompts; chance is 0.5"
+    )
+    if length["baseline"] is not None:
+        lines.append(
+            f"length: the longer response is judged better in {length['longer_judged']:.3f} of them, and "
+            f"ranked higher in {length['longer_ranked']:.3f}; length alone has the accuracy "
+            f"{length['baseline']:.3f}"
+        )
+    return lines
+
+
+def page(name: str, result: dict[str, Any]) -> str:
+    from agro.pages.run.render import Fact, render
+
+    found = result["held_out"]
+    length = [] if found is None else [(key, value) for key, value in found["length"].items()]
+    names = {
+        "n": "pairs of different length",
+        "longer_judged": "the longer one is judged better",
+        "longer_ranked": "the model ranks the longer one higher",
+        "right_longer": "accuracy where the longer one is better",
+        "right_shorter": "accuracy where the shorter one is better",
+        "baseline": "accuracy of length alone",
+    }
+    facts = [
+        Fact(names[key], None if value is None else f"{value:,}" if key == "n" else f"{value:.3f}")
+        for key, value in length
+    ]
+    return render("reward.html", name=name, said=summary(result), found=found, length=facts)
+
+
+def _progress(*, quiet: bool) -> Callable[[int, int, float], None]:
+    """Says the mean loss ten times."""
+    losses: list[float] = []
+
+    def say(update: int, updates: int, loss: float) -> None:
+        losses.append(loss)
+        if not quiet and (update % max(1, updates // 10) == 0 or update == updates):
+            print(f"update {update} of {updates}: loss {fmean(losses):.4f}", file=sys.stderr)
+            losses.clear()
+
+    return say

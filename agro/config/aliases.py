@@ -1,0 +1,110 @@
+"""TRL's names of settings, where they mean the same here: accepted at every door, and said once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from agro.config.messages import section_at
+from agro.errors import Refused
+from agro.io import peers
+
+THEIRS = frozenset((*peers.ALIASES, *peers.BATCH))
+DEFAULT_N = 4  # of sampler.n
+_said: set[str] = set()
+
+
+def without_aliases(
+    values: Mapping[str, Any], location: str, config: type[BaseModel], n: int = DEFAULT_N
+) -> dict[str, Any]:
+    """Nested values with agro's names in place of TRL's, at the root and in sections.
+
+    `n`: responses a prompt, where the values don't say it. Raises `Refused` where a setting has both names,
+    and for a batch that isn't of whole groups.
+    """
+    theirs = _theirs(values, config)
+    if not theirs:
+        return dict(values)
+    result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    for section, key in theirs:
+        value = (result if section is None else result[section]).pop(key)
+        if key in peers.BATCH:
+            result.setdefault("", {})[key] = value  # taken when the number of responses is known
+            continue
+        ours = peers.ALIASES[key]
+        if key == "reward_funcs" and isinstance(value, list | tuple):
+            ours, value = "reward.functions", [{"name": name} for name in value]
+        _put(result, ours, _translated(key, value), key, location)
+    batch = result.pop("", {})
+    if batch:
+        groups = _groups(batch, result.get("sampler", {}).get("n", n), location)
+        _put(result, "train.groups", groups, " and ".join(batch), location)
+    return result
+
+
+def renamed(items: Iterable[str]) -> list[str]:
+    """`KEY=VALUE` texts of the command line with agro's keys, so that they replace those of a recipe."""
+    found = []
+    for item in items:
+        key, equals, value = item.partition("=")
+        name = key.strip().rpartition(".")[2]
+        is_theirs = equals and name in peers.ALIASES and not key.startswith("phases.")
+        is_theirs = is_theirs and (key.strip() == name or name != "beta")  # evaluate.beta is ours
+        if is_theirs:
+            _say(name, peers.ALIASES[name])
+            item = f"{peers.ALIASES[name]}={_translated(name, value)}"
+        found.append(item)
+    return found
+
+
+def _theirs(values: Mapping[str, Any], config: type[BaseModel]) -> list[tuple[str | None, str]]:
+    """Section, None at the root, and key of each of TRL's names."""
+    found: list[tuple[str | None, str]] = [(None, key) for key in values if key in THEIRS]
+    for section, inside in values.items():
+        model = section_at(config, section)
+        if model is None or not isinstance(inside, Mapping):
+            continue
+        ours = {*model.model_fields, *(["beta"] if section == "objective" else [])}
+        found += [(section, key) for key in inside if key in THEIRS and key not in ours]
+    return found
+
+
+def _put(values: dict[str, Any], ours: str, value: Any, theirs: str, location: str) -> None:
+    section, _, key = ours.partition(".")
+    target = values.setdefault(section, {})
+    if key in target:
+        raise Refused(
+            f"{location}: {theirs} is {ours} here, which is given too, as {target[key]!r:.40}; leave one out"
+        )
+    target[key] = value
+    _say(theirs, ours)
+
+
+def _translated(key: str, value: Any) -> Any:
+    """Of a name of a loss its name here."""
+    if key == "loss_type" and isinstance(value, str):
+        return peers.method(value)
+    return value
+
+
+def _groups(batch: Mapping[str, Any], n: Any, location: str) -> int:
+    """Prompts a step, of completions a step and `n` of each prompt."""
+    completions = 1
+    for value in batch.values():
+        completions *= value if isinstance(value, int) else 0
+    if not isinstance(n, int) or completions < n or completions % n:
+        named = " × ".join(f"{key} = {value}" for key, value in batch.items())
+        raise Refused(
+            f"{location}: {named}: expected completions of whole groups, a multiple of sampler.n = {n}; "
+            "train.groups is the number of prompts a step"
+        )
+    return completions // n
+
+
+def _say(theirs: str, ours: str) -> None:
+    if theirs not in _said:
+        _said.add(theirs)
+        print(f"note: TRL's {theirs} is {ours} here", file=sys.stderr)

@@ -1,0 +1,140 @@
+// Search, filter and compare the responses to held-out prompts. The page reads without it.
+(() => {
+  const state = {text: '', kind: 'all', low: '', high: '', step: null, difference: true, at: -1};
+  const WORDS = 500; // of a text that is compared word by word; longer ones are shown as they are
+  const find = (selector, inside = document) => inside.querySelector(selector);
+  let data = null;
+
+  const shown = index => data.responses[index][state.step];
+  const words = text => text.split(/(\s+)/);
+  const element = (name, text) => {
+    const made = document.createElement(name);
+    made.textContent = text;
+    return made;
+  };
+
+  // The longest common subsequence of two lists of words, as pieces: [element's name or null, text].
+  const difference = (before, after) => {
+    const [a, b] = [words(before), words(after)];
+    if (a.length > WORDS || b.length > WORDS) return [[null, after]];
+    const longest = Array.from({length: a.length + 1}, () => new Uint16Array(b.length + 1));
+    for (let i = a.length - 1; i >= 0; i--)
+      for (let j = b.length - 1; j >= 0; j--)
+        longest[i][j] = a[i] === b[j] ? longest[i + 1][j + 1] + 1
+                                      : Math.max(longest[i + 1][j], longest[i][j + 1]);
+    const pieces = [];
+    const add = (name, word) => {
+      const last = pieces.at(-1);
+      if (last && last[0] === name) last[1] += word;
+      else pieces.push([name, word]);
+    };
+    let [i, j] = [0, 0];
+    while (i < a.length || j < b.length) {
+      if (i < a.length && j < b.length && a[i] === b[j]) { add(null, b[j]); i++; j++; }
+      else if (j < b.length && (i === a.length || longest[i][j + 1] > longest[i + 1][j])) add('ins', b[j++]);
+      else add('del', a[i++]);
+    }
+    const common = pieces.some(([name, piece]) => !name && piece.trim());
+    return common ? pieces : [[null, after]];
+  };
+
+  const KINDS = {
+    all: () => true,
+    changed: (start, now) => start && now && start[0] !== now[0],
+    better: (start, now) => start && now && now[1] > start[1],
+    worse: (start, now) => start && now && now[1] < start[1],
+  };
+
+  const fits = (index, article) => {
+    const now = shown(index);
+    const reward = now ? now[1] : null;
+    if (!KINDS[state.kind](data.responses[index][0], now)) return false;
+    if ((state.low !== '' || state.high !== '') && reward === null) return false;
+    if (state.low !== '' && reward < Number(state.low)) return false;
+    if (state.high !== '' && reward > Number(state.high)) return false;
+    const text = article.dataset.prompt + '\n' + (now ? now[0] : '');
+    return text.toLowerCase().includes(state.text.toLowerCase());
+  };
+
+  const fill = (index, article) => {
+    const now = shown(index);
+    const start = data.responses[index][0];
+    const reward = now && now[1] !== null ? ` · reward ${Number(now[1].toPrecision(6))}` : '';
+    find('.now .aside', article).textContent = `step ${data.steps[state.step]}${reward}`;
+    const text = find('.now pre', article);
+    const compared = state.difference && start && now && state.step > 0;
+    const pieces = compared ? difference(start[0], now[0]) : [[null, now ? now[0] : 'none']];
+    text.replaceChildren(...pieces.map(([name, piece]) => name ? element(name, piece) : piece));
+  };
+
+  const apply = () => {
+    if (!find('#evaluations')) return;
+    data = JSON.parse(find('#evaluations').textContent);
+    const last = data.steps.length - 1;
+    if (state.step === null || state.step > last) state.step = last;
+    const bar = find('.toolbar');
+    bar.hidden = false;
+    document.body.classList.add('scripted');
+    find('[name=step]', bar).max = last;
+    for (const control of bar.querySelectorAll('[name]')) {
+      if (control.type === 'checkbox') control.checked = state[control.name];
+      else control.value = state[control.name];
+    }
+    find('output', bar).textContent = `step ${data.steps[state.step]}`;
+    const articles = [...document.querySelectorAll('article.sample')];
+    let count = 0;
+    articles.forEach((article, index) => {
+      article.hidden = !fits(index, article);
+      if (!article.hidden) { count++; fill(index, article); }
+    });
+    const filtered = state.text || state.kind !== 'all' || state.low !== '' || state.high !== '';
+    if (filtered) open();
+    find('.count', bar).textContent = `${count} of ${articles.length} prompts`;
+  };
+
+  const change = event => {
+    const control = event.target;
+    if (!control.name || !control.closest('.toolbar')) return;
+    if (control.type === 'checkbox') state[control.name] = control.checked;
+    else state[control.name] = control.name === 'step' ? Number(control.value) : control.value;
+    apply();
+  };
+
+  const open = () => {
+    const remaining = find('details.remaining');
+    if (remaining) remaining.open = true;
+  };
+
+  const go = by => {
+    open();
+    const visible = [...document.querySelectorAll('article.sample:not([hidden])')];
+    if (!visible.length) return;
+    state.at = Math.min(Math.max(state.at + by, 0), visible.length - 1);
+    visible[state.at].focus();
+    visible[state.at].scrollIntoView({block: 'center'});
+  };
+
+  const turn = by => {
+    state.step = Math.min(Math.max(state.step + by, 0), data.steps.length - 1);
+    apply();
+  };
+
+  const KEYS = {
+    j: () => go(1),
+    k: () => go(-1),
+    '[': () => turn(-1),
+    ']': () => turn(1),
+    d: () => { state.difference = !state.difference; apply(); },
+    '/': () => find('.toolbar [name=text]').focus(),
+  };
+
+  document.addEventListener('input', change);
+  document.addEventListener('keydown', event => {
+    if (event.key === 'Escape') document.activeElement.blur();
+    if (!data || event.target.closest?.('input, select') || event.ctrlKey || event.metaKey || event.altKey) return;
+    const action = KEYS[event.key];
+    if (action) { event.preventDefault(); action(); }
+  });
+  document.addEventListener('DOMContentLoaded', apply);
+  document.addEventListener('replaced', apply); // by the page of a run that still trains
+})();

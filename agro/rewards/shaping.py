@@ -1,0 +1,143 @@
+"""From the parts of a reward to the number that is trained on: caps, gates, weights, whitening and clipping.
+
+Caps, gates and weights make the reward that is stored. Whitening and clipping compare the responses of a step
+with each other, so a step applies them to what it draws, and held-out rewards are without them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agro.config import RewardConfig, RewardPart
+from agro.errors import Refused
+from agro.types import Sample
+
+Values = NDArray[np.float64]
+
+
+def labeled(parts: Sequence[RewardPart]) -> dict[str, RewardPart]:
+    """The parts by their names in store and metrics."""
+    return {part.label or part.name: part for part in parts}
+
+
+def counted(values: Mapping[str, float], parts: Mapping[str, RewardPart]) -> dict[str, float]:
+    """What each part counts with, before its weight: its value within its caps.
+
+    It is 0 behind a gate that isn't reached: where a part with a `gate` is below it, only parts with gates
+    count.
+    """
+    is_open = all(values[name] >= part.gate for name, part in parts.items() if part.gate is not None)
+    amounts = {}
+    for name, part in parts.items():
+        if part.weight:
+            value = values[name] if is_open or part.gate is not None else 0.0
+            amounts[name] = float(np.clip(value, part.at_least, part.at_most))
+    return amounts
+
+
+def shaped(samples: Sequence[Sample], config: RewardConfig) -> list[Sample]:
+    """The samples of a step with the rewards that are trained on, see `reward.whiten` and `reward.clip`.
+
+    A sample without a reward stays without one.
+    """
+    scored = [i for i, sample in enumerate(samples) if sample.reward is not None]
+    reward = np.array([samples[i].reward for i in scored], dtype=np.float64)
+    if config.whiten != "none":
+        some = [samples[i] for i in scored]
+        weights, columns = _columns(some, config)
+        whitened = [_whitened(column, some, config.whiten) for column in columns.values()]
+        reward = np.array(list(weights.values())) @ np.array(whitened)
+    if config.clip is not None:
+        reward = reward.clip(*config.clip)
+    result = list(samples)
+    for i, value in zip(scored, reward.tolist(), strict=True):
+        result[i] = samples[i].replace(reward=value)
+    return result
+
+
+def per_token(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with the rewards of their tokens in place of the sum of these, see `reward.per_token`."""
+    result = list(samples)
+    for i, sample in enumerate(samples):
+        values = sample.meta.get("token_rewards")
+        if values is not None and sample.reward is not None and sample.action is not None:
+            rewards = np.full(len(sample.action), np.nan, np.float32)
+            rewards[sample.action] = values
+            result[i] = sample.replace(reward=None, token_reward=rewards)
+    return result
+
+
+def shares(samples: Sequence[Sample], config: RewardConfig) -> dict[str, float | None]:
+    """Each part's share of the variance of the reward within the groups: Cov(part, reward) / Var(reward).
+
+    The shares add up to 1. A part that others outweigh has nearly 0, and one that works against them less.
+    None where no two responses to one prompt differ.
+    """
+    parts = labeled(config.functions)
+    some = [s for s in samples if s.reward is not None and not _unrecorded(s, parts)]
+    weights, columns = _columns(some, config)
+    columns = {name: weights[name] * _centered(column, some) for name, column in columns.items()}
+    total = np.sum(list(columns.values()), axis=0)
+    variance = float(np.square(total).sum())
+    if not variance:
+        return dict.fromkeys(columns)
+    return {name: float(column @ total) / variance for name, column in columns.items()}
+
+
+def _columns(samples: Sequence[Sample], config: RewardConfig) -> tuple[dict[str, float], dict[str, Values]]:
+    """The weight of each part that has one, and [N] what it counts with; or the one reward with 1."""
+    if not config.functions:
+        return {"": 1.0}, {"": np.array([sample.reward for sample in samples], dtype=np.float64)}
+    parts = labeled(config.functions)
+    for sample in samples:
+        if missing := _unrecorded(sample, parts):
+            raise Refused(
+                f"sample {sample.id} (prompt {sample.prompt_id}) has a reward, but of its part {missing[0]} "
+                "nothing is recorded. What to do: remove reward.whiten, or draw only what a run with these "
+                "reward.functions has made (data.sources)"
+            )
+    rows = [counted(sample.meta["reward_parts"], parts) for sample in samples]
+    weights = {name: part.weight for name, part in parts.items() if part.weight}
+    return weights, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in weights}
+
+
+def _unrecorded(sample: Sample, parts: Mapping[str, RewardPart]) -> list[str]:
+    """The parts that count and have no value on record, as in an imported log."""
+    recorded: Any = sample.meta.get("reward_parts")
+    values = recorded if isinstance(recorded, dict) else {}
+    counts = [name for name, part in parts.items() if part.weight or part.gate is not None]
+    return [name for name in counts if not isinstance(values.get(name), int | float)]
+
+
+def _whitened(column: Values, samples: Sequence[Sample], over: str) -> Values:
+    """[N] (x − mean) / standard deviation over the group or the step; 0 where all are equal.
+
+    The rows of one episode have one reward, and are counted as often as there are.
+    """
+    result = np.zeros_like(column)
+    for rows in _groups(samples) if over == "group" else [list(range(len(samples)))]:
+        values = column[rows]
+        spread = values.std() if rows else 0.0
+        if spread > 0:
+            result[rows] = (values - values.mean()) / spread
+    return result
+
+
+def _centered(column: Values, samples: Sequence[Sample]) -> Values:
+    result = column.copy()
+    for rows in _groups(samples):
+        result[rows] -= result[rows].mean()
+    return result
+
+
+def _groups(samples: Sequence[Sample]) -> list[list[int]]:
+    """The positions of each prompt's samples."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, sample in enumerate(samples):
+        groups[sample.prompt_id].append(i)
+    return list(groups.values())

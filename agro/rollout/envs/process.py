@@ -1,0 +1,114 @@
+"""An environment in a process of its own, which may hang or crash without the run."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from agro import config
+from agro.config import from_environment
+from agro.errors import Refused
+from agro.io.worker import WrongResult
+from agro.rewards.workers import START_SECONDS, Pool
+from agro.rollout.envs.protocol import Turn
+from agro.types import Prompt
+
+LOST = "lost"  # as in `agro.rollout.envs.playing`, which only the process imports
+
+
+@dataclass(eq=False)
+class PlayedEpisode:
+    """An episode, whose state is in the process: enough to play it again in another one."""
+
+    number: int
+    prompt: Prompt
+    turns: list[tuple[str, Any]] = field(default_factory=list)  # each text, and what was answered
+
+
+class EnvironmentProcess:
+    """An environment whose calls have a time limit.
+
+    Where a call hangs or the process dies, its episode fails with the cause. The other episodes go on in a
+    new process: the same prompt and turns give the same observations, so they are played again there.
+    """
+
+    def __init__(self, name: str, options: dict[str, Any], timeout: float) -> None:
+        """`timeout`: seconds of one call. Raises `Refused` where there is no such environment."""
+        self._timeout = timeout
+        self._numbers = count()
+        self._over: list[int] = []  # numbers of episodes that ended since the last call
+        given = {"name": name, "options": options}
+        file = Path(__file__).resolve().with_name("playing.py")  # by its path it starts without torch
+        self._pool = Pool(f"{file}:play", given, timeout=timeout, setting="environment.name")
+        opened = self._open()
+        self.name: str = opened["name"]
+        self.stop: tuple[str, ...] = tuple(opened["stop"])
+        self.maximum: float | None = opened["maximum"]
+
+    def reset(self, prompt: Prompt) -> PlayedEpisode:
+        episode = PlayedEpisode(next(self._numbers), prompt)
+        weakref.finalize(episode, self._over.append, episode.number)
+        self._reset(episode)
+        return episode
+
+    def step(self, state: PlayedEpisode, text: str) -> Turn:
+        reply = self._step(state, text)
+        if reply == LOST:
+            self._play_again(state)
+            reply = self._step(state, text)
+        state.turns.append((text, reply))
+        return Turn(**reply)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _play_again(self, episode: PlayedEpisode) -> None:
+        self._reset(episode)
+        for text, answered in episode.turns:
+            if self._step(episode, text) != answered:
+                raise WrongResult(
+                    "its process ended in another episode, and when the turns of this one were played again "
+                    "in a new one, it answered otherwise"
+                )
+
+    def _reset(self, episode: PlayedEpisode) -> None:
+        asked = episode.prompt
+        prompt = {"text": asked.text, "id": asked.id, "columns": dict(asked.columns)}
+        request = {"do": "reset", "episode": episode.number, "prompt": prompt}
+        if self._call(request) == LOST:
+            self._open()
+            self._call(request)
+
+    def _step(self, episode: PlayedEpisode, text: str) -> Any:
+        return self._call({"do": "step", "episode": episode.number, "text": text})
+
+    def _open(self) -> dict[str, Any]:
+        self._pool.timeout = START_SECONDS
+        try:
+            opened: dict[str, Any] = self._call({"do": "open"})
+        except WrongResult as error:
+            raise Refused(f"environment.name: {error}") from None
+        finally:
+            self._pool.timeout = self._timeout
+        if "refused" in opened:
+            raise Refused(opened["refused"])
+        return opened
+
+    def _call(self, request: dict[str, Any]) -> Any:
+        over, self._over[:] = list(self._over), []
+        [(reply, error)] = self._pool.call({"request": [{**request, "over": over}]}, 1, how="value")
+        if error is not None:
+            raise WrongResult(error)
+        return reply
+
+
+def load_environment(config: config.EnvironmentConfig) -> EnvironmentProcess:
+    """The environment that a configuration names, in its process.
+
+    Raises `Refused` where there is no such environment, or where it has no such option.
+    """
+    options = from_environment(config.options, "environment.options")
+    return EnvironmentProcess(config.name, options, config.timeout)

@@ -1,0 +1,184 @@
+"""Several stores from one, and one from several: rows are copied as they are, with their ids and checksums.
+
+What belongs to a prompt is in the store of the prompt; what belongs to none, such as requests, in the first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from agro.errors import Refused
+from agro.store.database import BUSY_TIMEOUT, LEDGERS, Database
+from agro.store.location import Shards, exists, url_of
+from agro.store.sample_rows import SAMPLE, decode_text
+from agro.store.shard_record import ShardRecord
+from agro.store.sharding.group import shard_of
+from agro.store.split import TABLE as CLUSTERS
+
+COLUMNS = {table: (*columns, "checksum") for table, columns in LEDGERS.items()}
+COLUMNS |= {"samples": SAMPLE, "reference_logp": ("sample", "key", "run", "step", "logp", "checksum")}
+OF_PROMPT = ("samples", "pairs", "group_uses")
+OF_NONE = ("requests", "reference_logp", "commits")  # which the first store has
+OF_FILE = ("imports", "identities")  # of which each store may have the same
+FILES = ("", "-wal", "-shm")  # of a store, by the end of its name
+
+
+def merge(shards: Shards, out: Path) -> None:
+    """Make the store `out` of all that is in several, which stay as they are.
+
+    Raises `Refused` where `out` exists, and where these aren't all of the stores, in order.
+    """
+    paths = _files(shards, missing=False)
+    for number, path in enumerate(paths):
+        with _opened(path, read_only=True) as database:
+            if not ShardRecord(database).fits(number, len(paths)):
+                raise Refused(f"{path}: expected one of {len(paths)} stores, got one that is complete alone")
+    parts = [f"part{number}" for number in range(len(paths))]
+    with _made(out) as database:
+        for part, path in zip(parts, paths, strict=True):
+            database.run(f"ATTACH ? AS {part}", [str(path)])
+        with database.transaction():
+            for part in parts:
+                for table in (*OF_PROMPT, *OF_FILE):
+                    _copy(database, part, table)
+            for table in OF_NONE:
+                _copy(database, parts[0], table)
+            _copy_clusters(database, parts[0])
+            draws = (f"SELECT *, '{part}' AS part, rowid AS place FROM {part}.draws" for part in parts)
+            columns = ", ".join(COLUMNS["draws"])
+            database.run(
+                f"INSERT INTO draws ({columns}) SELECT {columns} FROM ({' UNION ALL '.join(draws)}) "
+                "ORDER BY run, step, part, place"
+            )
+
+
+def split(one: Path, shards: Shards) -> None:
+    """Share the samples of a store out to new ones, by their prompts. The store stays as it is.
+
+    Raises `Refused` where one of `shards` exists, and for a judgment of responses to two prompts that belong
+    to different ones.
+    """
+    paths = _files(shards, missing=True)
+    with _removed_on_failure(paths):
+        for number, path in enumerate(paths):
+            with _made(path) as database:
+                _fill(database, one, number, len(paths))
+
+
+def _fill(database: Database, one: Path, number: int, count: int) -> None:
+    """Make a new store the one of this number."""
+    ShardRecord(database).join(number, count)
+    database.define("shard_of", lambda prompt_id: shard_of(decode_text(prompt_id), count))
+    database.run("ATTACH ? AS one", [str(one)])
+    with database.transaction():
+        prompts = "SELECT DISTINCT prompt_id FROM one.samples"
+        database.run("CREATE TEMP TABLE own (prompt_id PRIMARY KEY) WITHOUT ROWID")
+        database.run(
+            f"INSERT INTO temp.own SELECT * FROM ({prompts}) WHERE shard_of(prompt_id) = ?", [number]
+        )
+        is_own = "prompt_id IN (SELECT prompt_id FROM temp.own)"
+        _copy(database, "one", "samples", is_own)
+        has = "IN (SELECT id FROM main.samples)"
+        split_up = database.run(
+            f"SELECT winner, loser FROM one.pairs WHERE (winner {has}) <> (loser {has}) LIMIT 1"
+        )
+        if split_up:
+            raise Refused(
+                f"{one}: pair of {split_up[0][0]} and {split_up[0][1]}: expected responses to one prompt, "
+                "which are in one of several stores, got two prompts'"
+            )
+        _copy(database, "one", "pairs", f"winner {has}")
+        _copy(database, "one", "group_uses", is_own)
+        _copy(database, "one", "draws", f"sample {has}")
+        for table in ("imports", "commits", "requests"):  # which all know
+            _copy(database, "one", table)
+        _copy_clusters(database, "one")
+        if number == 0:
+            _copy(database, "one", "identities")
+            _copy(database, "one", "reference_logp")
+            database.run("UPDATE shard SET newest = (SELECT ifnull(max(id), 0) FROM one.samples)")
+
+
+@contextmanager
+def joined(shards: Shards) -> Iterator[Path]:
+    """One store with what several have, new ones nothing; in the end they have what it has then.
+
+    Where it raises they stay as they are. Raises `Refused` where another process has one of them open.
+    """
+    paths = _files(shards, missing=None)
+    first = Path(paths[0])
+    with TemporaryDirectory(dir=first.parent, prefix=f".{first.name}.") as folder:
+        one = Path(folder) / "one" / first.name  # the name is in messages
+        one.parent.mkdir()
+        if any(map(exists, paths)):
+            for path in filter(exists, paths):
+                with _opened(path, read_only=False) as database, database.alone():
+                    assert not database.in_transaction
+            merge(shards, one)
+        yield one
+        new = [Path(folder) / f"{number}.db" for number in range(len(paths))]
+        split(one, Shards(tuple(new)))
+        for source, path in zip(new, paths, strict=True):
+            os.replace(source, path)
+
+
+def _copy(database: Database, source: str, table: str, clause: str = "TRUE") -> None:
+    columns = ", ".join(COLUMNS[table])
+    repeated = "OR IGNORE " if table in OF_FILE else ""
+    database.run(
+        f"INSERT {repeated}INTO main.{table} ({columns}) SELECT {columns} FROM {source}.{table} "
+        f"WHERE {clause} ORDER BY rowid"
+    )
+
+
+def _copy_clusters(database: Database, source: str) -> None:
+    """Of runs, see `agro.store.split`; a store may have none."""
+    if database.run(f"SELECT 1 FROM {source}.sqlite_master WHERE name = 'clusters'"):
+        database.run(CLUSTERS)
+        database.run(f"INSERT INTO main.clusters SELECT * FROM {source}.clusters")
+
+
+def _files(shards: Shards, *, missing: bool | None) -> list[Path]:
+    """The files of stores. Raises `Refused` for owners, and where one is there that should be `missing`, or
+    isn't and should be there; None: either."""
+    paths = []
+    for location in shards.locations:
+        if url_of(location) is not None:
+            raise Refused(
+                f"{location}: expected a file, got the URL of its owner. What to do: end the owner, and give "
+                "the file"
+            )
+        path = Path(location)
+        if missing is not None and exists(path) is missing:
+            raise Refused(f"{path}: {'is there already' if missing else 'no such store'}; give another path")
+        paths.append(path)
+    return paths
+
+
+def _opened(path: Path, *, read_only: bool) -> Database:
+    return Database(path, read_only=read_only, create=not read_only, timeout=BUSY_TIMEOUT)
+
+
+@contextmanager
+def _made(path: Path) -> Iterator[Database]:
+    """A new store, of which nothing is left where it raises."""
+    if exists(path):
+        raise Refused(f"{path}: is there already; give another path")
+    with _removed_on_failure([path]), _opened(path, read_only=False) as database:
+        yield database
+
+
+@contextmanager
+def _removed_on_failure(paths: list[Path]) -> Iterator[None]:
+    """Remove stores that are made inside where it raises."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            for end in FILES:
+                Path(f"{path}{end}").unlink(missing_ok=True)
+        raise

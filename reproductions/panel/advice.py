@@ -1,0 +1,91 @@
+"""The table of the guide: which method won, by the data that a job gives to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from reproductions import harness
+from reproductions.panel.jobs import JOBS, Job
+from reproductions.panel.methods import METHODS, NOTHING, OTHER_RECIPES
+
+Run = Mapping[str, Any]
+GUIDE = harness.ROOT / "docs" / "guide" / "choosing.md"
+BEGIN = "<!-- begin: made by reproductions/panel/run.py --record -->"
+END = "<!-- end: made by reproductions/panel/run.py --record -->"
+IMITATION, DEFAULT = "imitation of the good", "the default"
+RATES = (1e-3, 3e-3)
+
+
+def data_of(job: Job) -> str:
+    """What a job gives to train on, in the words of the guide."""
+    if job.data == "fresh":
+        return "fresh samples" + (", graded" if job.rewards == "graded" else "")
+    if job.data == "pairs":
+        return "judged pairs"
+    if job.data == "one each":
+        return "one rating or thumb a prompt"
+    author = author_of(job)
+    if author == "a better author":
+        return f"log of a better author, {'noisy grades' if job.noise else '0/1'}"
+    if author == "a worse author":
+        return f"log of a much worse author, {'graded' if job.rewards == 'graded' else '0/1'}"
+    if job.rewards == "graded":
+        return "log of several authors, noisy grades"
+    if job.wrong:
+        return "log of two authors, some 0/1 rewards wrong"
+    return f"log of the policy, 0/1, {'50 and 200 tokens' if job.max_new > 50 else 'short'}"
+
+
+def author_of(job: Job) -> str:
+    """Whether one other author wrote the log, who is right more or less often than the start."""
+    if len(job.authors) > 1 or job.logs_start:
+        return ""
+    return "a better author" if job.authors[0].slip < job.teacher.slip else "a worse author"
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Held-out reward: a mean over the seeds of a job and over jobs, where all jobs of a row have a run."""
+    cells = _cells(runs)
+    rows: dict[str, list[str]] = {}
+    for name in JOBS:
+        if any((name, DEFAULT, rate) in cells for rate in RATES):
+            rows.setdefault(data_of(JOBS[name]), []).append(name)
+    lines = [
+        "| data | jobs | the start | imitation | the recipe | at 3e-3: imitation | the recipe "
+        "| best other, 1e-3 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for data, jobs in rows.items():
+        found = [_over(cells, jobs, NOTHING, None)]
+        found += [_over(cells, jobs, name, rate) for rate in RATES for name in (IMITATION, DEFAULT)]
+        values = " | ".join("–" if value is None else f"{value:.2f}" for value in found)
+        lines.append(f"| {data} | {len(jobs)} | {values} | {_best_other(cells, jobs)} |")
+    return "\n".join(lines)
+
+
+def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, float | None], list[float]]:
+    cells: dict[tuple[str, str, float | None], list[float]] = {}
+    for run in runs:
+        cells.setdefault((run["job"], run["method"], run["rate"]), []).append(run["reward"] or 0.0)
+    return cells
+
+
+def _over(cells: Mapping[Any, Sequence[float]], jobs: Sequence[str], method: str, rate: float | None) -> Any:
+    """Mean over the jobs; None unless all of them have the method at this rate."""
+    if not all((job, method, rate) in cells for job in jobs):
+        return None
+    return mean(mean(cells[job, method, rate]) for job in jobs)
+
+
+def _best_other(cells: Mapping[Any, Sequence[float]], jobs: Sequence[str]) -> str:
+    """The best published method that was run on all of these jobs."""
+    ours = (NOTHING, IMITATION, *(name + ending for name in OTHER_RECIPES for ending in ("", ", bounded")))
+    others = [name for name, of in METHODS.items() if not of.candidate and name not in ours]
+    found = {name: _over(cells, jobs, name, RATES[0]) for name in others}
+    known = {name: value for name, value in found.items() if value is not None}
+    if not known:
+        return "–"
+    best = max(known, key=lambda name: known[name])
+    return f"{best} {known[best]:.2f}"

@@ -1,0 +1,128 @@
+"""`agro off-policy`: estimates, refusals, ranking of checkpoints; entropy and KL of `agro eval`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import done, refused
+
+from agro.config import NewModel
+from agro.models.newmodel import new_model
+from agro.store import Store
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models a and b, prompts, and 40 responses of a to each of 5 prompts, scored by their first digit."""
+    here = tmp_path_factory.mktemp("off_policy")
+    for seed, name in enumerate("ab"):
+        new_model(
+            here / name, NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=32), seed
+        )
+    rows = ({"prompt": f"{i}>", "answer": str(i)} for i in range(5))
+    (here / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ("--model", here / "a", "--prompts", here / "prompts.jsonl", "-n", 40, "--max-new", 3)
+    done("sample", *asked, "--out", here / "log.db")
+    with Store.open(here / "log.db") as store:
+        store.set_rewards((s.id or 0, float(s.response[:1] < "5"), {}) for s in list(store.samples()))
+    return here
+
+
+def test_of_its_own_log_a_model_is_worth_what_it_got(folder: Path) -> None:
+    found = json.loads(
+        done("off-policy", "--model", folder / "a", "--log", folder / "log.db", "--json").stdout
+    )
+    value = found["value"]
+    assert (value["responses"], value["ess"], value["clusters"]) == (200, pytest.approx(200), 5)
+    for name in ("ips", "clipped", "self_normalized", "per_decision", "doubly_robust"):
+        assert value["estimates"][name]["value"] == pytest.approx(value["behavior"], abs=1e-5)
+    assert value["answer"] == "not shown"
+
+
+def test_another_model_is_worth_what_its_own_responses_get(folder: Path) -> None:
+    """200 responses of a: the interval of b's value holds the share of its own 600 responses, made here."""
+    out = folder / "own.db"
+    done(
+        *("sample", "--model", folder / "b", "--prompts", folder / "prompts.jsonl", "-n", 120),
+        *("--max-new", 3, "--out", out),
+    )
+    with Store.open(out) as store:
+        own = np.mean([s.response[:1] < "5" for s in store.samples()])
+    asked = ("off-policy", "--model", folder / "b", "--log", folder / "log.db")
+    found = json.loads(done(*asked, "--reference", folder / "a", "--beta", 0.5, "--json").stdout)
+    best = found["value"]["estimates"]["doubly_robust"]
+    assert best["low"] - 0.05 <= own <= best["high"] + 0.05  # the share's own standard error is .02
+    accuracy = found["ranking_accuracy"]
+    assert accuracy["groups"] == 5
+    assert all(0 < accuracy[name]["value"] < 1 for name in ("plain", "length_normalized", "idealized"))
+    assert accuracy["idealized"]["value"] > accuracy["plain"]["value"]
+    said = done(*asked, "--values", folder / "log.db", "--clip", 2).stdout
+    assert "doubly robust: " in said
+    assert "clipped: at 2, which changes the value by" in said
+    assert "idealized: unknown; it needs --reference" in said
+
+
+def test_what_cant_be_estimated_says_what_to_do(folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rows = ({"prompt": f"{i}>", "response": "1", "reward": i % 2} for i in range(5))
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = done("off-policy", "--model", folder / "a", "--log", log).stdout
+    assert "Not estimable: the log has no log-probs of what wrote it for 5 of its 5 responses" in said
+    assert "agro eval --model M --prompts FILE --reward NAME" in said
+    with Store.open(tmp_path / "few.db") as few, Store.open(folder / "log.db") as store:
+        few.append([s.replace(id=None) for s in store.samples() if s.meta["index"] % 40 < 4])
+    found = json.loads(
+        done("off-policy", "--model", folder / "b", "--log", tmp_path / "few.db", "--json").stdout
+    )
+    assert found["value"]["answer"] == "not estimable"
+    assert "of the log's responses count, and 30 are needed" in found["value"]["obstacle"]
+    assert found["value"]["estimates"] is None
+    asked = ("off-policy", "--model", folder / "a", "--log")
+    assert "expected a checkpoint with a value head" in refused(*asked, log, "--values", "critic")
+    log.write_text(json.dumps({"prompt": "0>", "response": "1", "reward": 1}) + "\n")
+    assert "expected scored responses to each prompt" in refused(*asked, folder / "log.db", "--values", log)
+    assert "no such file" in refused(*asked, tmp_path / "none.db")
+    assert "--checkpoints: expected the folder of a run" in refused(
+        *asked, folder / "log.db", "--checkpoints", "--reward", "exact"
+    )
+
+
+def test_checkpoints_are_ranked_with_what_wrote_the_log(folder: Path, tmp_path: Path) -> None:
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(
+        '[sampler]\nn = 4\nmax_new = 3\n[objective]\nname = "agro"\nbeta = 0.1\n'
+        '[reward]\nname = "exact"\n[train]\nsteps = 2\ngroups = 2\ncheckpoint_every = 1\n'
+    )
+    files = (f"policy.model={folder / 'a'}", f"data.prompts={folder / 'prompts.jsonl'}")
+    done("train", recipe, *files, "--out", run)
+    asked = ("off-policy", run, "--log", folder / "log.db", "--checkpoints", "-n", 2)
+    found = json.loads(done(*asked, "--json").stdout)
+    names = [row["name"] for row in found["candidates"]]
+    assert names[-2:] == ["step-00000002", "what wrote the log"]
+    assert list(found["sharpe_ratio"]) == [str(k) for k in range(2, len(names) + 1)]
+
+
+def test_eval_measures_entropy_and_kl_along_its_samples(folder: Path) -> None:
+    """KL of a model from itself is 0; entropy is at most the log of the vocabulary."""
+    asked = (
+        "eval",
+        "--model",
+        folder / "a",
+        "--prompts",
+        folder / "prompts.jsonl",
+        "--reward",
+        "exact",
+        "-n",
+        2,
+    )
+    of_itself = json.loads(done(*asked, "--max-new", 3, "--against", folder / "a", "--json").stdout)
+    assert of_itself["kl"]["value"] == pytest.approx(0, abs=1e-6)
+    assert 1 < of_itself["entropy"]["value"] < np.log(20)
+    other = json.loads(done(*asked, "--max-new", 3, "--against", folder / "b", "--json").stdout)
+    assert other["kl"]["value"] > 0.01
+    assert other["before"]["reward_mean"]["value"] is not None
+    assert "kl" not in json.loads(done(*asked, "--max-new", 3, "--json").stdout)
+    assert ", before " in done(*asked, "--max-new", 3, "--against", folder / "b").stdout
