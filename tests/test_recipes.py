@@ -40,6 +40,15 @@ OWN = {  # instead of these
         *("train.groups=2", "sampler.max_new=2", "objective.high=1", "train.warmup=1"),
     ],
     "dapo": [*SMALL, "data.spread=false"],  # the rewards of a random model don't differ
+    "mbrcsl": [
+        *(f"phases.{name}.train.steps=1" for name in ("imitate", "stitch")),
+        *(
+            "phases.imitate.train.groups=2",
+            "phases.stitch.search.expansions=3",
+            "phases.stitch.search.theta=0",
+        ),
+        *("train.groups=2", "sampler.max_new=2", "train.warmup=1"),
+    ],
     "multi_turn": [
         "phases.sft.train.steps=1",
         "phases.sft.train.groups=4",

@@ -44,7 +44,7 @@ def choose(values: Mapping[str, Any]) -> Chosen:
         beta = float(short(spread * min(LARGEST, PER_TOKEN / length)))
         chosen.settings["objective.beta"] = beta
         chosen.notes.append(f"objective.beta = {beta:g}, for {of_spread} and {of_length}")
-    if "lr" not in values.get("train", {}):
+    if "lr" not in config.train.model_fields_set:
         weights = _weights(config)
         rate, of_weights = UNKNOWN_RATE, "a model of unknown size"
         if weights:

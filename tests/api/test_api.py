@@ -367,7 +367,7 @@ def test_names_of_trl_are_arguments(objects) -> None:
         objects,
         train_dataset=PROMPTS,
         reward_funcs=[length],
-        loss_type="dr_grpo",
+        loss_type="grpo",
         num_generations=4,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
@@ -377,6 +377,6 @@ def test_names_of_trl_are_arguments(objects) -> None:
     )
     config = json.loads((trained.folder / "config.json").read_text())
     assert (config["train"]["groups"], config["sampler"]["n"], config["sampler"]["max_new"]) == (4, 4, 3)
-    assert config["objective"]["name"] == "dr_grpo"
+    assert config["objective"]["name"] == "grpo"
     with pytest.raises(Refused, match="train_dataset is prompts here, which is given too"):
         agro.train(objects, PROMPTS, train_dataset=PROMPTS)

@@ -51,7 +51,8 @@ def blocks(page: Path) -> Iterator[Block]:
     """Fenced and indented code. A first line `# NAME` or title="NAME" makes it a file."""
     before = ""
     for token in tokens(page):
-        if token.type in ("fence", "code_block"):
+        is_code = token.type in ("fence", "code_block")
+        if is_code and not token.content.startswith("```"):  # the first page's tabs, of files that one has
             assert token.map is not None
             title = re.search(r'title="([^"]+)"', token.info)
             first, _, rest = token.content.partition("\n")

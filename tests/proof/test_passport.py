@@ -154,7 +154,7 @@ def test_a_flipped_sign_or_a_wrong_denominator_is_named(name: str, how, monkeypa
 
 # Responses of a group with one another, or of the step; or with the mean of the policy's own ones, which is
 # another function.
-COMPARED = {"online_dpo", "gepo", "oorl", "raft_pp", "chord"}
+COMPARED = {"online_dpo", "gepo", "oorl", "raft_pp", "chord", "otb"}
 BASELINES = [
     n
     for n in FUNCTIONS
