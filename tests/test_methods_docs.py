@@ -131,7 +131,7 @@ ACCEPTED = [  # TRL's name and value, and what they are here
     ("beta", 0.3, "objective.beta", 0.3),
     ("max_completion_length", 33, "sampler.max_new", 33),
     ("per_device_train_batch_size", 24, "train.groups", 3),  # of 8 responses each
-    ("gradient_accumulation_steps", 16, "train.groups", 2),
+    ("gradient_accumulation_steps", 16, "train.groups", 16),  # times 8, TRL's default of the other
     ("num_train_epochs", 2.0, "train.epochs", 2.0),
     ("reward_funcs", "math", "reward.name", "math"),
     ("train_dataset", "p.jsonl", "data.prompts", "p.jsonl"),
@@ -171,6 +171,10 @@ def test_a_setting_has_one_of_its_names(tmp_path: Path) -> None:
         RunConfig.of({"learning_rate": 0.2, "train": {"lr": 0.1}})
     with pytest.raises(Refused, match=r"a multiple of sampler\.n = 4"):
         RunConfig.of({"per_device_train_batch_size": 6})
+    with pytest.raises(
+        Refused, match=r"per_device_train_batch_size = 8 × gradient_accumulation_steps = 4\.3"
+    ):
+        RunConfig.of({"gradient_accumulation_steps": 4.3})
     with pytest.raises(Refused, match="grpo with average"):
         RunConfig.of({"loss_type": "bnpo"})
     assert RunConfig.of({"evaluate": {"beta": 0.2}}).evaluate.beta == 0.2

@@ -175,8 +175,14 @@ def _values(kind: str, scored: RescoredLog, logged: LoggedResponses) -> NDArray[
         return None
     if kind == CRITIC:
         return scored.critic_values()
-    [result] = results_at(Path(kind))
-    [of_prompt] = result.scores.values()
+    results = results_at(Path(kind))
+    found = [(result.name, name) for result in results for name in result.scores]
+    if len(found) != 1:
+        raise Refused(
+            f"--values {kind}: expected one set with one reward, got {len(found)}: "
+            f"{', '.join(f'{one} of {of}' for of, one in found) or 'none'}; give a file that has one"
+        )
+    [of_prompt] = results[0].scores.values()
     rewards = [of_prompt.get(response[0].prompt_id) for response in scored.responses]
     if None in rewards:
         missing = scored.responses[rewards.index(None)][0].prompt_id

@@ -118,6 +118,7 @@ def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
     places: dict[int, tuple[int, str]] = {}
     comparisons: list[Comparison] = []
     with Store.open(path, read_only=True, create=False) as store:
+        store.require_all()
         pairs = [] if on in ("ratings", "groups") else list(store.pairs())
         on = on or ("pairs" if pairs else "groups")
         judged = {i for pair in pairs for i in (pair.winner, pair.loser)}

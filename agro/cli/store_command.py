@@ -39,8 +39,15 @@ def store(
         list[Path] | None,
         typer.Option("--out", help="The new store; of split several times, in order."),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0: all of them.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Of serve: the address to listen at; 127.0.0.1 where it isn't given, 0.0.0.0: all."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Of serve: a free one where it isn't given, or 0.")
+    ] = None,
 ) -> None:
     expected = {Action.serve: (1, 0), Action.split: (1, 2), Action.merge: (2, 1)}[action]
     out = out or []
@@ -52,8 +59,10 @@ def store(
             f"{len(out)}"
         )
     if action is Action.serve:
-        _serve(files[0], host, port)
+        _serve(files[0], host or LOOPBACK[0], port or 0)
         return
+    if (host, port) != (None, None):
+        raise Refused(f"agro store {action.value}: --host and --port are of serve; leave them out")
     from agro.store.location import Shards
     from agro.store.sharding.files import merge, split
 

@@ -9,11 +9,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from agro.config.messages import section_at
+from agro.config.rollout_config import SamplerConfig
 from agro.errors import Refused
 from agro.io import peers
 
 THEIRS = frozenset((*peers.ALIASES, *peers.BATCH))
-DEFAULT_N = 4  # of sampler.n
+PER_DEVICE = 8  # TRL's own default of per_device_train_batch_size
+DEFAULT_N = SamplerConfig().n
 _said: set[str] = set()
 
 
@@ -40,7 +42,8 @@ def without_aliases(
         _put(result, ours, _translated(key, value), key, location)
     batch = result.pop("", {})
     if batch:
-        groups = _groups(batch, result.get("sampler", {}).get("n", n), location)
+        complete = {"per_device_train_batch_size": PER_DEVICE, **batch}
+        groups = _groups(complete, result.get("sampler", {}).get("n", n), location)
         _put(result, "train.groups", groups, " and ".join(batch), location)
     return result
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +24,11 @@ from agro.models.policy import Policy
 from agro.rewards.discriminator import Discriminator, Fit, Pool
 from agro.rollout import CollectResult
 from agro.store import Store
-from agro.train.abilities import SourceCapability
 from agro.train.collate import staleness
 from agro.train.learner import Learner
 from agro.train.monitors import Monitor
 from agro.train.phases import derive
-from agro.train.source import FillRequest, InlineSource, Source
+from agro.train.source import FillRequest, Source
 from agro.train.stored_tensors import from_text, to_text
 from agro.types import Sample
 
@@ -39,7 +38,6 @@ HELD_OUT = 5  # of as many prompts one isn't fitted to: the discriminator is mea
 class AdversarialSource(Monitor):
     """Scores what another source samples by a discriminator, which it fits every so often."""
 
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
     name = "adversary"
 
     def __init__(self, sampler: Source, policy: Policy, store: Store, config: RunConfig) -> None:

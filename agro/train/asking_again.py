@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from agro.config import AgainConfig, RunConfig
 from agro.errors import Refused
@@ -22,7 +21,6 @@ from agro.rollout import CollectResult, Rollout
 from agro.rollout.hinted import hinted
 from agro.rollout.rollout import embedded
 from agro.store import Store
-from agro.train.abilities import SourceCapability
 from agro.train.assessing import comprehended
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
@@ -64,8 +62,6 @@ class SecondSampling:
 
 class AskingAgainSource:
     """The groups of another source. Those that fail have other responses, in part or as a whole."""
-
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
 
     def __init__(self, first: Source, inline: InlineSource, prompts: Sequence[Prompt]) -> None:
         """`first`: of the first responses; `inline`: one in this process, from which that of another model is

@@ -10,7 +10,7 @@ from agro.objectives.needs import REF_LOGP, REWARD_PARTS
 from agro.rollout.engines.capabilities import capabilities, check_section
 from agro.train.abilities import check_source, lags, source_capabilities
 from agro.train.check_objective import check_followed, check_phase
-from agro.train.phases import Phase
+from agro.train.phases import Phase, options_at
 from agro.types import ROLES
 
 
@@ -46,6 +46,14 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         if phase.config.source.props or phase.config.sampler.draft_every:
             _check_second(phase.config, prefix)
         _check_shaped(phase, prefix)
+        if (
+            options_at(phase.config.objective.options, 0).get("baseline") == "step"
+            and phase.config.train.groups == 1
+        ):
+            raise Refused(
+                f'{prefix}objective.baseline = "step" compares a response with the step\'s other groups, and '
+                'train.groups is 1. What to do: raise train.groups, or set objective.baseline = "others"'
+            )
         if phase.config.reward.learned or phase.config.reward.flow:
             _check_learned(phase.config, prefix)
     _check_used(config, phases)
@@ -328,6 +336,11 @@ def _check_shaped(phase: Phase, prefix: str) -> None:
     }
     makers = {f"reward.whiten = {reward.whiten}": lost if whitens and reward.functions else {}}
     if REWARD_PARTS in phase.needs:
+        if not reward.functions:
+            raise Refused(
+                f"{prefix}the advantage of gdpo normalizes each of several rewards, but reward.functions "
+                "names none. What to do: list them there, or choose another advantage"
+            )
         more = {"reward.whiten": whitens, "reward.clip": clips, "reward.flow": reward.flow}
         makers["the advantage of gdpo"] = {**lost, **more}
     for maker, others in makers.items():

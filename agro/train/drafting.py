@@ -12,13 +12,12 @@ needs them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from agro.io.files import complete_folder
 from agro.objectives import get
 from agro.rollout import CollectResult
 from agro.runs.folder import Run
-from agro.train.abilities import SourceCapability
 from agro.train.collate import collate
 from agro.train.lagging import Copies
 from agro.train.learner import Learner, Local
@@ -33,7 +32,6 @@ OPTIONS = get("sft").resolve("sft", {})
 class DraftSource(Monitor):
     """Samples in this process, and trains the draft model of the engine."""
 
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
     name = "draft"
 
     def __init__(self, sampler: InlineSource, folder: Run, say: Callable[[str], None]) -> None:

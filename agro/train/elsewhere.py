@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import ClassVar
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -23,7 +22,6 @@ from agro.rollout import Activity, CollectResult
 from agro.store import Store
 from agro.store.records import LedgerSample
 from agro.store.sample_rows import ledger_of
-from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
@@ -40,8 +38,6 @@ def ahead(config: RunConfig) -> int:
 
 class CollectorSource:
     """Waits until collectors have added the fresh groups of a step."""
-
-    can: ClassVar[frozenset[SourceCapability]] = SOURCES["elsewhere"]
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from agro.config import FlowConfig
 from agro.models.policy import Policy
 from agro.rewards.flow import ROWS, FlowReward
 from agro.rollout import CollectResult, Rollout
-from agro.train.abilities import SourceCapability
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
 from agro.train.monitors import Monitor
@@ -53,7 +52,6 @@ class FlowRollout(Rollout):
 class FlowSource(Monitor):
     """Samples in this process, step by step, and fits the flow that rewards tokens."""
 
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
     name = "flow"
 
     def __init__(self, sampler: InlineSource, policy: Policy) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 from agro.io.files import remove
 from agro.models.published import load_published
@@ -20,7 +19,6 @@ from agro.rollout import CollectResult
 from agro.rollout.rollout import Rollout, embedded
 from agro.runs.folder import Run
 from agro.store import Pair, Store
-from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.learner import Learner
 from agro.train.phases import derive
 from agro.train.source import FillRequest, InlineSource, Source
@@ -70,8 +68,6 @@ class LaggingSource:
 
     Versions and log-probs of its samples are those of the copy, which is in RUN/weights/synced.
     """
-
-    can: ClassVar[frozenset[SourceCapability]] = SOURCES["lagging"]
 
     def __init__(self, current: InlineSource, folder: Run) -> None:
         """`current`: the source without a lag, whose engine monitors use."""
@@ -131,8 +127,6 @@ class JudgingSource:
     A fresh response of the same text has a judgment too, in which neither becomes more probable.
     """
 
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can
-
     sampler: Source
     store: Store
 
@@ -150,5 +144,5 @@ class JudgingSource:
             name = sample.prompt_id
             if name not in experts:
                 found = self.store.samples(prompt_id=name, roles=("expert",), skip_damaged=True)
-                experts[name] = [expert.id or 0 for expert in found]
-            yield from (Pair(expert, sample.id or 0) for expert in experts[name])
+                experts[name] = [expert.stored_id for expert in found]
+            yield from (Pair(expert, sample.stored_id) for expert in experts[name])

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -24,7 +24,6 @@ from agro.objectives import get
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
 from agro.rollout.rollout import Rollout, embedded
-from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.collate import collate
 from agro.train.learner import Learner, Local
 from agro.train.monitors import Monitor
@@ -35,7 +34,6 @@ from agro.types import Batch, Sample
 class PropsSource(Monitor):
     """Samples in this process with a copy of the policy that is trained before each step."""
 
-    can: ClassVar[frozenset[SourceCapability]] = SOURCES["props"]
     name = "props"
 
     def __init__(self, current: InlineSource, policy: Policy, say: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from agro.errors import Refused
 from agro.objectives.needs import PAIRS
@@ -19,7 +19,6 @@ from agro.rollout import CollectResult
 from agro.rollout.envs.protocol import Environment, Turn, checked
 from agro.rollout.search import Action, State, Tree, best_first, by_ucb
 from agro.rollout.tree import Attempt, step_pairs
-from agro.train.abilities import SourceCapability
 from agro.train.assessing import answer_probabilities
 from agro.train.learner import Learner
 from agro.train.phases import Phase
@@ -29,8 +28,6 @@ from agro.types import Prompt, Sample
 
 class SearchingSource:
     """Fresh groups are states of search trees, and their responses turns."""
-
-    can: ClassVar[frozenset[SourceCapability]] = InlineSource.can - {"samples_chosen_prompts"}
 
     def __init__(self, source: InlineSource, turns: Source, environment: Environment) -> None:
         """`source`: the one in this process, whose prompts are searched; `turns`: one that samples turns to
@@ -62,7 +59,7 @@ class SearchingSource:
             tried += len(states)
         actions = [action for tree in trees for action in tree.actions]
         self._write(actions)
-        right = {action.sample.id or 0 for action in actions if action.best >= search.right}
+        right = {action.sample.stored_id for action in actions if action.best >= search.right}
         ids = self._judge(trees) if search.train == "pairs" else right
         return replace(joined(parts, tuple(sorted(ids))), searched=tried)
 
@@ -150,7 +147,7 @@ class SearchingSource:
         for action in actions:
             value = action.mean if self.search.train == "pairs" else action.best
             tree = {"visits": action.visits, "searched": action.mean, "critic": action.critic}
-            rows.append((action.sample.id or 0, value if action.visits else None, {"tree": tree}))
+            rows.append((action.sample.stored_id, value if action.visits else None, {"tree": tree}))
         self.store.set_rewards(rows)
 
     def _judge(self, trees: Sequence[Tree]) -> set[int]:
@@ -165,7 +162,7 @@ class SearchingSource:
 
 
 def _attempt(action: Action) -> Attempt:
-    return Attempt(action.sample.id or 0, action.mean, action.critic)
+    return Attempt(action.sample.stored_id, action.mean, action.critic)
 
 
 def of_turns(source: InlineSource, environment: Environment) -> InlineSource:

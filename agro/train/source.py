@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -20,7 +20,6 @@ from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.store import Selection, Store
-from agro.train.abilities import SOURCES, SourceCapability
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
 from agro.train.phases import derive
@@ -40,9 +39,7 @@ class FillRequest:
 
 
 class Source(Protocol):
-    """Where fresh samples come from. `can` is what it can do beyond that, see `agro.train.abilities`."""
-
-    can: ClassVar[frozenset[SourceCapability]]
+    """Where fresh samples come from. What else one can do is declared in `agro.train.abilities`."""
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         """Return once the store has the requested groups, with the ids of their samples.
@@ -78,8 +75,6 @@ class PromptOrder:
 @dataclass
 class InlineSource:
     """Samples in this process, step by step."""
-
-    can: ClassVar[frozenset[SourceCapability]] = SOURCES["inline"]
 
     config: RunConfig
     rollout: Rollout

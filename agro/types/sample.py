@@ -195,6 +195,12 @@ class Sample:
             raise self._refusal(wrong)
 
     @property
+    def stored_id(self) -> int:
+        """The id of a sample that is in a store."""
+        assert self.id is not None
+        return self.id
+
+    @property
     def mask(self) -> NDArray[np.bool_] | None:
         """[T] tokens to take a gradient from."""
         return self.action if self.learn is None else self.learn

@@ -44,13 +44,11 @@ def outcome(found):
 def alive(pid):
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        if sys.platform != "linux":
+            return True
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):  # it may end between the two
         return False
-    return (
-        Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        if sys.platform == "linux"
-        else True
-    )
 
 
 def gone(pid, seconds=30.0):

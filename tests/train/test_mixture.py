@@ -269,3 +269,9 @@ def test_groups_of_one_learn_with_a_tracked_value(tmp_path: Path) -> None:
     rewards = [m["reward_mean"] for m in metrics(tmp_path / "run") if m["step"]]
     assert np.mean(rewards[:5]) < 0.2
     assert np.mean(rewards[-5:]) > 0.5
+
+
+def test_a_step_of_one_group_has_no_other_to_compare_with(tmp_path: Path) -> None:
+    config = tiny(tmp_path, objective={"name": "agro", "beta": 0.1, "baseline": "step"}, train__groups=1)
+    with pytest.raises(Refused, match=r'baseline = "step" compares .* train\.groups is 1'):
+        Trainer(config, tmp_path / "run")
