@@ -40,7 +40,7 @@ from reproductions.panel.jobs import JOBS, Model  # noqa: E402
 GOAL = 1.6  # times
 CORES = 2
 # Responses of 200 tokens cost each side about as much, and much more than their way through the store.
-# Those of the demo's task, 8 tokens, cost too little: three seeds on two quiet cores took .81 to 1.10 of the time.
+# Those of the demo's task, 8 tokens, don't: three seeds on two quiet cores were .81 to 1.10 times as fast.
 JOB = replace(
     JOBS["very long"], name="asynchrony", data="fresh", model=Model(128, 1), warm_up=120, prompts=4000
 )
