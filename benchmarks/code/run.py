@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import platform
 import sys
 import time
 from contextlib import closing
@@ -25,6 +24,7 @@ from attacks import ESCAPES, FORGERIES, HONEST, TESTS  # noqa: E402
 
 from agro.rewards.code import CodeReward, code  # noqa: E402
 from agro.types import Sample  # noqa: E402
+from benchmarks import recording  # noqa: E402
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -54,7 +54,10 @@ def measure(reward: CodeReward, name: str, samples: list[Sample], verdicts: list
     ]
     print(f"{name}: {len(samples) - len(differing)} of {len(samples)} as expected", file=sys.stderr)
     per_second = round(len(samples) / seconds, 1)
-    return {"name": name, "n": len(samples), "differing": differing, "programs_per_second": per_second}
+    share = 1 - len(differing) / len(samples)
+    return recording.row(
+        name, [share], goal=1.0, n=len(samples), differing=differing, programs_per_second=per_second
+    )
 
 
 def main() -> None:
@@ -86,16 +89,11 @@ def main() -> None:
             programs = [human_eval(row, row["solution"]) for row in logged]
             verdicts = [float(row["is_solved"]) for row in logged]
             results.append(measure(reward, file.name.removesuffix(".jsonl.gz"), programs, verdicts))
-    report = {
-        "machine": platform.processor() or platform.machine(),
-        "level": args.level,
-        "workers": args.workers,
-    }
-    text = json.dumps(report | {"results": results}, indent=1)
+    results = [{**row, "level": args.level, "workers": args.workers} for row in results]
     if args.out:
-        args.out.write_text(text + "\n")
+        recording.write(args.out, results)
     if args.json:
-        print(text)
+        print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from placed import ENVIRONMENT, last_step  # noqa: E402
 
 from agro.config import RunConfig  # noqa: E402
 from agro.place.record import PlacedRecord  # noqa: E402
+from benchmarks import recording  # noqa: E402
 from reproductions.panel import logs  # noqa: E402
 from reproductions.panel.jobs import JOBS, Model  # noqa: E402
 
@@ -158,9 +159,18 @@ def main() -> None:
                 run = measure(folder, recipe, seed, words, arguments.timeout)
                 rows[name].append(run.until(arguments.target) | {"load": os.getloadavg()[0]})
                 print(name, json.dumps(rows[name][-1]), flush=True)
-    result = {"name": "asynchrony", "goal": GOAL, "target": arguments.target, **summary(rows), **rows}
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(summary(rows)))
+    found = summary(rows)
+    seconds = {name: [run["seconds"] for run in rows[name]] for name in WAYS}
+    row = recording.row(
+        "time to equal accuracy of a collector beside the trainer",
+        seconds["asynchronous"],
+        peer=seconds["synchronous"],
+        goal=GOAL,
+        ratio=found["ratio_median"],
+        **{"target": arguments.target, **found, **rows},
+    )
+    recording.write(arguments.out, [row])
+    print(json.dumps(found))
 
 
 def summary(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ else the machine does matters little; memory that others use makes it longer.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -29,11 +28,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agro.config import DataConfig
-from agro.store import At, DrawRule, Origin, Selection, Store
-from agro.types import Sample
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from agro.config import DataConfig  # noqa: E402
+from agro.store import At, DrawRule, Origin, Selection, Store  # noqa: E402
+from agro.types import Sample  # noqa: E402
+from benchmarks import recording  # noqa: E402
+
 FOLDER = ROOT / "build/owner"
 RESULTS = ROOT / "benchmarks/results/owner.json"
 TOKEN = "benchmark"
@@ -150,32 +152,22 @@ def measure(length: Length, repeats: int) -> list[dict[str, Any]]:
         alone = [draw(file, "file", lambda: 0.0, repeat) for repeat in range(repeats + 1)][1:]
     parts = {name: [seconds[name] / count for seconds in added] for name in added[0]}
     return [
-        {
-            "name": f"samples of {length.tokens} tokens, added",
-            "goal": length.goal,
-            "ours": [count / seconds["append"] for seconds in added],
-            "seconds_per_sample": parts,
-        },
-        {
-            "name": f"draw of {DRAWN} samples of {length.tokens} tokens",
-            "goal": DRAW_SECONDS,
-            "unit": "CPU s at most",
-            "ours": [seconds["owner"] + seconds["client"] for seconds in draws],
-            "owner": [seconds["owner"] for seconds in draws],
-            "client": [seconds["client"] for seconds in draws],
-            "file": [seconds["client"] for seconds in alone],
-        },
+        recording.row(
+            f"samples of {length.tokens} tokens, added",
+            [count / seconds["append"] for seconds in added],
+            goal=length.goal,
+            seconds_per_sample=parts,
+        ),
+        recording.row(
+            f"draw of {DRAWN} samples of {length.tokens} tokens",
+            [seconds["owner"] + seconds["client"] for seconds in draws],
+            goal=DRAW_SECONDS,
+            unit="CPU s at most",
+            owner=[seconds["owner"] for seconds in draws],
+            client=[seconds["client"] for seconds in draws],
+            file=[seconds["client"] for seconds in alone],
+        ),
     ]
-
-
-def machine() -> str:
-    model = next(
-        line.partition(": ")[2]
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    )
-    version = ".".join(map(str, sys.version_info[:3]))
-    return f"{model}, {os.cpu_count()} cores, Python {version}"
 
 
 def main() -> None:
@@ -185,16 +177,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     os.environ["AGRO_TOKEN"] = TOKEN
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
     rows = []
     for length in LENGTHS:
         for row in measure(length, args.repeats):
-            rows.append({**row, "commit": commit, "machine": machine()})
+            rows.append(row)
             value = statistics.median(row["ours"])
             print(f"{row['name']}: {value:.4g} (goal {row['goal']:g})", flush=True)
-    RESULTS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    recording.write(RESULTS, rows)
 
 
 if __name__ == "__main__":

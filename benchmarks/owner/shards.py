@@ -11,14 +11,13 @@ turns. Writes benchmarks/results/shards.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
 from contextlib import ExitStack
 from typing import Any
 
-from run import ROOT, TOKEN, ServedStore, machine, served
+from run import ROOT, TOKEN, ServedStore, recording, served
 
 from agro.store import At, DrawRule, Selection, Store
 from agro.store.location import location_of
@@ -49,6 +48,11 @@ def draws(store: Store, owners: list[ServedStore], steps: range) -> dict[str, fl
     }
 
 
+def recorded(row: dict[str, Any]) -> recording.Row:
+    name = f"draws a second of {row['samples']} samples in {row['owners']} stores"
+    return recording.row(name, [repeat["draws"] for repeat in row["repeats"]], **row)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -76,14 +80,10 @@ def main() -> None:
                 row["repeats"].append(draws(*stores[row["owners"]], steps))
     for row in rows:
         medians = {name: statistics.median(r[name] for r in row["repeats"]) for name in row["repeats"][0]}
-        row |= {"medians": medians, "machine": machine()}
-        print(
-            row["owners"],
-            "owners:",
-            {name: round(v, 2) for name, v in medians.items()},
-            f"first {row['first']:.2f}",
-        )
-    RESULTS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+        row["medians"] = medians
+        shown = {name: round(value, 2) for name, value in medians.items()}
+        print(row["owners"], "owners:", shown, f"first {row['first']:.2f}")
+    recording.write(RESULTS, map(recorded, rows))
 
 
 if __name__ == "__main__":

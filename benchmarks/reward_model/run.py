@@ -1,6 +1,6 @@
 """A reward model trained on logged answers of four models to GSM8K, and its accuracy on held-out questions.
 
-    python benchmarks/reward_model/run.py LOG MODEL [--json] [--max-length N] [--lr RATE] [--epochs N]
+    python benchmarks/reward_model/run.py LOG MODEL [--out FILE] [--max-length N] [--lr RATE] [--epochs N]
 
 LOG is gsm8k_openai_6b_175b.jsonl.gz of openai/grade-school-math: 1,319 questions, of each four answers that
 are right or wrong. Pairs are a right and a wrong answer to one question. Three tenths of the questions are
@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from agro.store import Store  # noqa: E402
 from agro.types import Sample  # noqa: E402
+from benchmarks import recording  # noqa: E402
 
 
 def write_store(log: Path, path: Path) -> None:
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=320)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store, out = Path(folder) / "answers.db", Path(folder) / "judge"
@@ -63,11 +64,11 @@ def main() -> None:
     result: dict[str, Any] = json.loads(done.stdout)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     result["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)
-    if options.json:
-        print(json.dumps(result))
-        return
     found = result["held_out"]
     accuracy = found["accuracy"]
+    if options.out:
+        row = recording.row("held-out accuracy of a fitted reward", [accuracy["value"]], **result)
+        recording.write(options.out, [row])
     print(f"{result['data']['trained']['comparisons']} comparisons trained on, {result['cpu_seconds']} CPU s")
     print(
         f"held-out accuracy {accuracy['value']:.3f} ({accuracy['low']:.3f} to {accuracy['high']:.3f}), "

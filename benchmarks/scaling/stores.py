@@ -20,9 +20,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import recording  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/stores.json"
 TABLE = ROOT / "benchmarks/scaling/stores.md"
 SIZES = [10**n for n in range(5, 10)]
@@ -96,12 +99,6 @@ def table(rows: list[dict[str, float]], note: str) -> str:
     return "\n".join([*lines, "", note, ""])
 
 
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    return f"{cpu}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.0f}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, nargs="+", default=[10**5, 10**6])
@@ -117,11 +114,9 @@ def main() -> None:
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
-    named = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(named, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    note = f"`python benchmarks/scaling/stores.py`, commit {commit}, {machine()}"
-    kept: list[dict[str, Any]] = [row | {"commit": commit, "machine": machine()} for row in rows]
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    made = [recording.row(f"store of {row['samples']} samples", [row["draw"]], **row) for row in rows]
+    recording.write(RESULTS, made)
+    note = f"`python benchmarks/scaling/stores.py`, commit {recording.commit()}, {recording.machine()}"
     TABLE.write_text(table(rows, note))
     print(TABLE.read_text())
 
