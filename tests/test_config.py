@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from agro import RunConfig
 from agro.cli.common import options
 from agro.config import deciding, shared
-from agro.config.resume import marked
+from agro.config.run import marked
 from agro.errors import Refused
 
 RECIPE = """

@@ -15,9 +15,9 @@ from agro import objectives
 from agro.api.settings import configured
 from agro.config import RunConfig, aliases
 from agro.config.messages import section_at
+from agro.config.recipes import recipes
 from agro.errors import Refused
 from agro.io import peers
-from agro.recipes import recipes
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,12 +14,12 @@ from tiers import first_of_each
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from agro import objectives, recipes
+from agro import objectives
 from agro.api.reporting_trainer import Trainer
 from agro.cli import app
-from agro.config import NewModel, RunConfig
+from agro.config import NewModel, RunConfig, recipes
+from agro.config.recipes.methodtext import method_values
 from agro.models.newmodel import new_model
-from agro.recipes.methodtext import method_values
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(recipes.recipes())

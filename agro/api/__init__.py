@@ -17,11 +17,11 @@ from agro.api.reward_argument import Function, RewardArgument, check_pooled, rew
 from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.config import RunConfig
+from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.files import new_run_folder, remove
 from agro.logs.importing import import_files
-from agro.recipes.bases import HELD_OUT
 from agro.store import Store
 from agro.store.location import is_store
 from agro.train.process_group import world_size

@@ -30,8 +30,8 @@ class Trainer(BaseTrainer):
         self.ended_well = present(self.out, self.config.train, self.progress.say)
 
     def plan(self) -> dict[str, Any]:
-        """What `run` would do. All is loaded and checked, and nothing is written; see `agro.plan.plan`."""
-        from agro.plan.plan import plan
+        """What `run` would do. All is loaded and checked, nothing is written; see `agro.api.plan.plan`."""
+        from agro.api.plan.plan import plan
 
         def say(text: str) -> None:
             print(text, file=sys.stderr, flush=True)

@@ -39,7 +39,7 @@ def recipes(
     whole: Whole = False,
     as_json: Json = False,
 ) -> None:
-    from agro.recipes import get
+    from agro.config.recipes import get
 
     if name is not None:
         recipe = get(name)
@@ -54,7 +54,7 @@ def recipes(
 def _rows() -> list[dict[str, Any]]:
     """Tasks, then recipes. `minutes`: None where they depend on the model."""
     from agro.cli.tasks import TASKS
-    from agro.recipes import recipes
+    from agro.config.recipes import recipes
 
     rows: list[dict[str, Any]] = []
     for name, task in TASKS.items():

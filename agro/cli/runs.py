@@ -71,7 +71,7 @@ def train(
 
     trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
     if dry_run:
-        from agro.plan.plan import describe
+        from agro.api.plan.plan import describe
 
         plan = trainer.plan()
         print(json.dumps(plan, ensure_ascii=False) if as_json else describe(plan))

@@ -79,8 +79,8 @@ def store(
 
 
 def _serve(file: Path, host: str, port: int) -> None:
+    from agro.store.serving.app import serve
     from agro.store.serving.http import TOKEN
-    from agro.store.serving.server import serve
 
     token = os.environ.get(TOKEN)
     if not token:

@@ -5,53 +5,29 @@ A recipe is TOML. `RunConfig.load(path, overrides)` reads one, or a run's own `c
 phase, or those listed under `[[phases]]`, each of which changes some values of the sections above it.
 """
 
-from agro.config.again import AgainConfig
 from agro.config.data import DataConfig
 from agro.config.messages import check_values
 from agro.config.override import override, parse
-from agro.config.place import PlaceConfig
 from agro.config.policy_config import ChatConfig, LoRA, NewModel, PolicyConfig
-from agro.config.resume import deciding, ending, shared, take_length
 from agro.config.reward_config import FlowConfig, LearnedReward, RewardConfig, RewardPart
 from agro.config.rollout_config import (
+    AgainConfig,
     EngineConfig,
     EnvironmentConfig,
+    PlaceConfig,
     PropsConfig,
     SamplerConfig,
+    SearchConfig,
     SourceConfig,
 )
-from agro.config.run import PhaseConfig, RunConfig
-from agro.config.search import SearchConfig
+from agro.config.run import PhaseConfig, RunConfig, deciding, ending, shared, take_length
 from agro.config.secrets import check_texts, from_environment
 from agro.config.section import Count, Positive, Section, Share, field
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 
-__all__ = [
-    "AgainConfig",
-    "ChatConfig",
-    "Count",
-    "DataConfig",
-    "EngineConfig",
-    "EnvironmentConfig",
-    "EvaluateConfig",
-    "FlowConfig",
-    "GuardConfig",
-    "LearnedReward",
-    "LoRA",
-    "NewModel",
-]
-__all__ += [
-    "ObjectiveConfig",
-    "PhaseConfig",
-    "PlaceConfig",
-    "PolicyConfig",
-    "Positive",
-    "PropsConfig",
-    "RewardConfig",
-    "RewardPart",
-    "RunConfig",
-    "SamplerConfig",
-]
-__all__ += ["SearchConfig", "Section", "Share", "SourceConfig", "TrackConfig", "TrainConfig"]
-__all__ += ["check_texts", "from_environment"]
+__all__ = ["AgainConfig", "ChatConfig", "Count", "DataConfig", "EngineConfig", "EnvironmentConfig"]
+__all__ += ["EvaluateConfig", "FlowConfig", "GuardConfig", "LearnedReward", "LoRA", "NewModel"]
+__all__ += ["ObjectiveConfig", "PhaseConfig", "PlaceConfig", "PolicyConfig", "Positive", "PropsConfig"]
+__all__ += ["RewardConfig", "RewardPart", "RunConfig", "SamplerConfig", "SearchConfig", "Section", "Share"]
+__all__ += ["SourceConfig", "TrackConfig", "TrainConfig", "check_texts", "from_environment"]
 __all__ += ["check_values", "deciding", "ending", "field", "override", "parse", "shared", "take_length"]

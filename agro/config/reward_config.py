@@ -121,11 +121,8 @@ class RewardConfig(Section):
                     "functions, or no functions",
                     {"key": key},
                 )
-        return (
-            values
-            if values.get("functions") or values.get("name") is not None
-            else values | {"name": "exact"}
-        )
+        is_given = values.get("functions") or values.get("name") is not None
+        return values if is_given else values | {"name": "exact"}
 
     @model_validator(mode="after")
     def _parts_differ(self) -> Self:
@@ -158,6 +155,4 @@ class RewardConfig(Section):
     @property
     def title(self) -> str:
         """For people: the name, or the sum."""
-        return self.name or " + ".join(
-            f"{part.weight:g} · {part.label or part.name}" for part in self.functions
-        )
+        return self.name or " + ".join(f"{p.weight:g} · {p.label or p.name}" for p in self.functions)

@@ -1,26 +1,32 @@
-"""The configuration of a run: its sections, its phases, and how it is loaded."""
+"""The configuration of a run: its sections, its phases, how it is loaded, and what of it may change
+when a run is resumed, and from phase to phase."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agro.config.again import AgainConfig
 from agro.config.aliases import THEIRS, renamed, without_aliases
 from agro.config.data import DataConfig
-from agro.config.messages import check_values, explain
-from agro.config.override import drop_replaced, merge, override
-from agro.config.place import PlaceConfig
+from agro.config.messages import check_values, explain, section_at
+from agro.config.override import as_list, drop_replaced, merge, override
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
-from agro.config.rollout_config import EngineConfig, EnvironmentConfig, SamplerConfig, SourceConfig
-from agro.config.search import SearchConfig
+from agro.config.rollout_config import (
+    AgainConfig,
+    EngineConfig,
+    EnvironmentConfig,
+    PlaceConfig,
+    SamplerConfig,
+    SearchConfig,
+    SourceConfig,
+)
 from agro.config.secrets import redacted
 from agro.config.section import Section
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
@@ -83,7 +89,7 @@ class RunConfig(Section):
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts.
 
-        `path`: the file, or the name of a recipe that agro brings along (`agro.recipes`).
+        `path`: the file, or the name of a recipe that agro brings along (`agro.config.recipes`).
         """
         path = Path(path)
         values = _of_user(_read(path))
@@ -124,11 +130,7 @@ class RunConfig(Section):
         return copied
 
     def _validate(self, name: str, location: str) -> RunConfig:
-        changes: dict[str, Any] = {}
-        for phase in self.phases:
-            if phase.name == name:
-                changes = dict(phase.model_extra or {})
-                break
+        changes = next(dict(phase.model_extra or {}) for phase in self.phases if phase.name == name)
         for key in ("phases", "track"):
             if key in changes:
                 raise Refused(f"{location}: phase {name}: {key}: a phase has none of its own")
@@ -176,7 +178,22 @@ def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = _text(path)
+    """Of the file; of the recipe of that name where there is no such file."""
+    expected = "expected a TOML recipe or a run's config.json, or a recipe's name (agro recipes)"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
+    except OSError as error:
+        from agro.config import (
+            recipes,  # here: recipes of methods are declared by objectives, which import torch
+        )
+
+        recipe = None if path.is_file() else recipes.recipes().get(str(path))
+        if recipe is None:
+            near = recipes.nearest(str(path))
+            raise Refused(f"{path}: can't be read: {error.strerror}; {expected}{near}") from None
+        text = recipe.text
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits
@@ -186,18 +203,51 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _text(path: Path) -> str:
-    """Of the file; of the recipe of that name where there is no such file."""
-    expected = "expected a TOML recipe or a run's config.json, or a recipe's name (agro recipes)"
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
-    except OSError as error:
-        from agro import recipes  # here: recipes of methods are declared by objectives, which import torch
+def marked(mark: str) -> Iterator[tuple[str, str]]:
+    """(section, key) of every value that is declared with a mark, see `agro.config.section.field`."""
+    for section in RunConfig.model_fields:
+        model = section_at(RunConfig, section)
+        assert model is not None
+        for key, info in model.model_fields.items():
+            if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get(mark):
+                yield section, key
 
-        table = recipes.recipes()
-        if str(path) in table and not path.is_file():
-            return table[str(path)].text
-        near = recipes.nearest(str(path))
-        raise Refused(f"{path}: can't be read: {error.strerror}; {expected}{near}") from None
+
+def shared() -> Iterator[tuple[str, str]]:
+    """(section, key) of every value that is one for the complete run, so that a phase can't change it."""
+    return marked("shared")
+
+
+def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration, as in `config.json`, that decides what a step computes."""
+    free = set(marked("resume"))
+    sections = {section: _without(free, section, values[section]) for section in RunConfig.model_fields}
+    phases = [
+        {section: _without(free, section, value) for section, value in phase.items()}
+        for phase in as_list(values.get("phases"))
+    ]
+    return sections | {"phases": phases}
+
+
+def take_length(values: dict[str, Any]) -> int | None:
+    """Take the last phase's number of steps, which may grow, out of what `deciding` returns.
+
+    None where the last phase has none of its own.
+    """
+    phases = values["phases"]
+    section = phases[-1].get("train", {}) if phases else values["train"]
+    steps: int | None = section.pop("steps", None)
+    return steps
+
+
+def ending(config: RunConfig) -> list[tuple[float | None, ...]]:
+    """What decides when each phase, or the run in it, ends: steps, patience, target, KL."""
+    phases = [config.phase(name) for name in config.phase_names]
+    rules = [p.evaluate for p in phases]
+    return [(p.train.steps, r.patience, r.target, r.target_kl) for p, r in zip(phases, rules, strict=True)]
+
+
+def _without(free: set[tuple[str, str]], section: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: item for key, item in value.items() if (section, key) not in free}

@@ -143,7 +143,7 @@ class Objective:
     preset: Options = field(default_factory=dict)  # its defaults that differ from that function's
     about: str = ""  # of a preset: what it is, with its equation
     recipe: MethodRecipe | None = None
-    """What `agro train NAME` trains with; None where the recipe of this name is a file of `agro/recipes/`."""
+    """What `agro train NAME` trains with; None where its recipe is a file of `agro/config/recipes/`."""
 
     @cached_property
     def options(self) -> type[BaseModel]:

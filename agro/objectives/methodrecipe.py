@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MethodRecipe:
-    """What the recipe of a method says beyond its base, one of `agro.recipes.bases.BASES`."""
+    """What the recipe of a method says beyond its base, one of `agro.config.recipes.bases.BASES`."""
 
     title: str
     """the method and its paper, in a sentence or two"""

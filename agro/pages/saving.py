@@ -9,9 +9,8 @@ from agro.config import TrainConfig
 from agro.io.files import writing
 from agro.pages.run import report
 from agro.runs.card import push, write_cards
-from agro.runs.outcome import Outcome
 from agro.runs.problems import problems
-from agro.runs.rundata import RunData, load_run
+from agro.runs.rundata import Outcome, RunData, load_run
 from agro.runs.side_by_side import SideBySide, short_text
 from agro.runs.verdict import Verdict
 

@@ -53,9 +53,14 @@ def write_cards(run_folder: Path) -> None:
 
 def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
     """The card of the model in `folder`."""
-    adapter = is_adapter(str(folder))
-    base = _base(run)
-    best = _best(folder)
+    adapter, file, best, chosen_by = is_adapter(str(folder)), folder / "best.json", None, ""
+    if file.exists():
+        best = dict(json.loads(file.read_text(encoding="utf-8")))
+        followed = FOLLOWED[best["metric"]]
+        chosen_by = f"{'lowest' if followed.lower else 'highest'} {followed.title}"
+    base = run.config.policy.model  # None: random weights
+    if base is not None and is_adapter(base):
+        base = base_of(base)
     data = huggingface_hub.ModelCardData(
         base_model=_hub_name(base),
         library_name="peft" if adapter else "transformers",
@@ -71,7 +76,7 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         adapter=adapter,
         base="random weights" if base is None else _named(base),
         best=best,
-        chosen_by=_chosen_by(best),
+        chosen_by=chosen_by,
         problems=problems(run),
         training=_training(run),
         results=_results(run, best),
@@ -81,20 +86,6 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         **_chat(run),
     )
     return model_card
-
-
-def _chosen_by(best: dict[str, Any] | None) -> str:
-    """What the weights in best/ have most or least of; empty for other weights."""
-    if best is None:
-        return ""
-    followed = FOLLOWED[best["metric"]]
-    return f"{'lowest' if followed.lower else 'highest'} {followed.title}"
-
-
-def _base(run: RunData) -> str | None:
-    """Folder or hub name of the model that the run started from; None: random weights."""
-    model = run.config.policy.model
-    return base_of(model) if model is not None and is_adapter(model) else model
 
 
 def _hub_name(model: str | None) -> str | None:
@@ -133,9 +124,8 @@ def _training(run: RunData) -> dict[str, str]:
     if weights != _weights(None):
         facts["weights"] = weights
     if c.policy.lora is not None:
-        facts["adapter"] = "continued from another"
-        if c.policy.lora.start is None:
-            facts["adapter"] = f"rank {c.policy.lora.rank}"
+        is_new = c.policy.lora.start is None
+        facts["adapter"] = f"rank {c.policy.lora.rank}" if is_new else "continued from another"
     return facts
 
 
@@ -170,14 +160,13 @@ def _reference(policy: PolicyConfig) -> str:
 
 def _objective(run: RunData, span: PhaseSpan) -> str:
     config = run.config.phase(span.name)
-    text = config.objective.name
-    if config.objective.options:
-        text += f" ({', '.join(f'{name} = {value}' for name, value in config.objective.options.items())})"
-    text = literal(text)
+    text, options = config.objective.name, config.objective.options
+    if options:
+        text += f" ({', '.join(f'{name} = {value}' for name, value in options.items())})"
     share = "fresh samples"
     if config.data.draws_stored:
         share = f"{config.data.replay_text} of the groups from the store"
-    return f"{text}, {share}, steps {span.begins + 1} to {span.ends}"
+    return f"{literal(text)}, {share}, steps {span.begins + 1} to {span.ends}"
 
 
 def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
@@ -186,10 +175,10 @@ def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
     results = {
         "held-out reward before": _reward(run, run.heldout(0, 0)),
         f"held-out reward after {end} steps": _reward(run, run.heldout(end, end)),
-        "KL to the reference then, nats per response": UNKNOWN,
+        "KL to the reference then, nats per response": (
+            UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
+        ),
     }
-    if kl is not None:
-        results["KL to the reference then, nats per response"] = f"{fixed(kl)}, on the held-out prompts"
     name = run.followed
     if name is not None and name != "eval_reward":
         for step, when in ((0, "before"), (end, f"after {end} steps")):
@@ -230,23 +219,12 @@ def _chat(run: RunData) -> dict[str, str]:
     return {"messages": json.dumps(messages, ensure_ascii=False), "chat_options": options}
 
 
-def _best(folder: Path) -> dict[str, Any] | None:
-    path = folder / "best.json"
-    if not path.exists():
-        return None
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
 def literal(text: str) -> str:
     """Markdown code that shows a text of any origin as it is, in one line."""
     shown = " ".join(visible(text).split())
     fence = "`" * (max(map(len, re.findall("`+", shown)), default=0) + 1)
     padding = " " if shown.startswith("`") or shown.endswith("`") else ""
     return f"{fence}{padding}{shown}{padding}{fence}" if shown else "(empty)"
-
-
-def _file(path: str) -> str:
-    return literal(Path(path).name)
 
 
 def _held_out(data: DataConfig) -> str:
@@ -256,7 +234,7 @@ def _held_out(data: DataConfig) -> str:
 
 
 def _files(paths: Sequence[str]) -> str:
-    return ", ".join(map(_file, paths)) or "none"
+    return ", ".join(literal(Path(path).name) for path in paths) or "none"
 
 
 def _total(run: RunData, metric: str) -> str:

@@ -45,10 +45,8 @@ class Contamination:
     @property
     def sentence(self) -> str:
         parts = []
-        for ids, what in (
-            (self.exact, "were trained on"),
-            (self.near, "are near-copies of training prompts"),
-        ):
+        kinds = (self.exact, "were trained on"), (self.near, "are near-copies of training prompts")
+        for ids, what in kinds:
             named = f" ({', '.join(ids[:NAMED])}{', …' if len(ids) > NAMED else ''})" if ids else ""
             parts.append(f"{len(ids)} {what}{named}")
         return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"

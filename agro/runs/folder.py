@@ -69,9 +69,7 @@ class Run:
             raise Refused(
                 f"{folder}: another process is training in this folder; wait for it, or set another --out"
             ) from None
-        self.id = str(
-            previous.get("run", uuid.uuid4().hex)
-        )  # a run killed before its first step keeps its id
+        self.id = str(previous.get("run", uuid.uuid4().hex))  # killed before its first step it keeps its id
         self.record = {
             **config.record(),
             "versions": versions(),
@@ -79,8 +77,7 @@ class Run:
             "inputs": dict(inputs or {}),
             "started_in": os.path.relpath(Path.cwd(), folder),  # where its paths begin
         }
-        made_of = epochs or previous.get("epochs")
-        if made_of:
+        if made_of := epochs or previous.get("epochs"):
             self.record["epochs"] = made_of
         try:
             with writing(folder):

@@ -12,7 +12,6 @@ import numpy as np
 from agro.errors import Refused
 from agro.io.numbers import fixed
 from agro.rollout.paired import Comparison, compare, holm
-from agro.runs.by_prompt import Rewards
 from agro.runs.results import HELD_OUT, REWARD, WAY_OUT, Result
 from agro.runs.verdict import Verdict
 
@@ -83,8 +82,8 @@ class PairedResults:
             )
         pairs = matching.pairs
         scores_a, scores_b = a.scores[chosen], b.scores[chosen]
-        before = np.array([_or_nan(scores_a, key) for key, _ in pairs])
-        after = np.array([_or_nan(scores_b, key) for _, key in pairs])
+        before = np.array([scores_a.get(key) for key, _ in pairs], np.float64)  # None is NaN there
+        after = np.array([scores_b.get(key) for _, key in pairs], np.float64)
         unscored = tuple(key for (key, _), x in zip(pairs, before + after, strict=True) if math.isnan(x))
         numbers: dict[str, int] = {}
         clusters = [numbers.setdefault(a.clusters.get(key, key), len(numbers)) for key, _ in pairs]
@@ -108,19 +107,23 @@ class PairedResults:
     @property
     def notes(self) -> list[str]:
         """What a reader has to know about the sentence."""
-        return [self._matched(), *self._not_compared(), *self._scored(), *self._about()]
-
-    def _matched(self) -> str:
-        n, least = self.comparison.n, self.comparison.detectable
-        text = f"Matched: {n} prompts."
-        if self.comparison.clusters < n:
-            text = f"Matched: {n} prompts in {self.comparison.clusters} clusters of near-copies."
-        if least > 0 and self.verdict.answer != "not shown":  # whose sentence says it
-            text += f" So many show a difference of {fixed(least)} or more four times out of five."
+        x, answer = self.comparison, self.verdict.answer
+        copies = f" in {x.clusters} clusters of near-copies" if x.clusters < x.n else ""
+        text = f"Matched: {x.n} prompts{copies}."
+        if x.detectable > 0 and answer != "not shown":  # whose sentence says it
+            text += f" So many show a difference of {fixed(x.detectable)} or more four times out of five."
         if self.family > 1:
-            alone = fixed(self.comparison.p, 4)
-            text += f" p is adjusted for {self.family} comparisons (Holm); alone it is {alone}."
-        return text
+            text += f" p is adjusted for {self.family} comparisons (Holm); alone it is {fixed(x.p, 4)}."
+        notes = [text, *self._not_compared(), *self._scored()]
+        if answer == "not shown" and x.low * x.high > 0:
+            notes.append(
+                f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
+            )
+        if self.a.step is not None or self.b.step is not None:
+            notes.append(
+                "This is about these two models: what another seed would give isn't in the interval."
+            )
+        return notes
 
     def _not_compared(self) -> list[str]:
         found = self.matching
@@ -166,16 +169,6 @@ class PairedResults:
             )
         return texts
 
-    def _about(self) -> list[str]:
-        x, texts = self.comparison, []
-        if self.verdict.answer == "not shown" and x.low * x.high > 0:
-            texts.append(
-                f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
-            )
-        if self.a.step is None and self.b.step is None:
-            return texts
-        return [*texts, "This is about these two models: what another seed would give isn't in the interval."]
-
     def row(self) -> dict[str, Any]:
         """As JSON; None where unknown. `p` and `verdict` are adjusted for all comparisons."""
         values = {name: getattr(self.comparison, name) for name in ROW} | {"p": self.p}
@@ -200,11 +193,6 @@ class PairedResults:
             "unreadable": [*self.a.unreadable, *self.b.unreadable],
             "notes": self.notes,
         }
-
-
-def _or_nan(scores: Rewards, key: str) -> float:
-    value = scores.get(key)
-    return math.nan if value is None else value
 
 
 def metric_of(a: Result, b: Result, named: str | None) -> str:
@@ -261,9 +249,8 @@ class PairedSets:
             raise Refused("\n".join(notes))
         adjusted = holm([pair.comparison.p for pair in pairs])
         family = len(pairs)
-        return cls(
-            tuple(replace(x, p=p, family=family) for x, p in zip(pairs, adjusted, strict=True)), tuple(notes)
-        )
+        final = [replace(x, p=p, family=family) for x, p in zip(pairs, adjusted, strict=True)]
+        return cls(tuple(final), tuple(notes))
 
     def to_json(self) -> dict[str, Any]:
         return {

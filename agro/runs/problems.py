@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import fmean, median, stdev
 from typing import Any, get_args
 
-from agro.config import RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.io.numbers import count, fixed, is_known
 from agro.objectives import get
 from agro.objectives.needs import REWARD
 from agro.runs.metrics import GAIN
 from agro.runs.rundata import Row, RunData
-from agro.runs.signal import Shortfall, without_share, without_signal
 
 COUNTED = {
     "skipped": "updates skipped",
@@ -57,7 +58,14 @@ class Problem:
 def problems(run: RunData) -> list[Problem]:
     """The problems of a run; those that make the headline first."""
     rows = [row for row in run.rows if row["phase"] == run.spans[-1].name]
-    report = _heldout_problems(run.rows)
+    report, row = list[Problem](), _compared(run.rows)
+    if row is not None and row[f"{GAIN}_high"] < 0:
+        detail = (
+            "The policy is worse than it was before. What to do: a lower train.lr; evaluate.keep_best keeps "
+            "the best model, and evaluate.patience ends a run that gets worse"
+        )
+        value = f"from {fixed(row['eval_reward'] - row[GAIN])} to {fixed(row['eval_reward'])}"
+        report.append(Problem("held-out reward fell", value, detail, serious=True))
     if run.spans[-1].name in run.config.phase_names:
         report += phase_problems(rows, run.config.phase(run.spans[-1].name))
     totals = {title: run.total(name) for name, title in COUNTED.items()}
@@ -84,26 +92,11 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     if config.reward.learned is not None:
         measured_alone = [] if config.reward.learned.own else [config.reward.title]
     report += [_parted(rows, name) for name in measured_alone]
-    if REWARD in get(config.objective.name).needed(config.objective.options) and not _has_risen(rows):
+    row = _compared(rows)
+    has_risen = row is not None and row[f"{GAIN}_low"] > 0
+    if REWARD in get(config.objective.name).needed(config.objective.options) and not has_risen:
         report += [_distance(rows, config), _ratios(rows, config)]
     return [problem for problem in report if problem is not None]
-
-
-def _heldout_problems(rows: Sequence[Row]) -> list[Problem]:
-    row = _compared(rows)
-    if row is None or row[f"{GAIN}_high"] >= 0:
-        return []
-    detail = (
-        "The policy is worse than it was before. What to do: a lower train.lr; evaluate.keep_best keeps the "
-        "best model, and evaluate.patience ends a run that gets worse"
-    )
-    value = f"from {fixed(row['eval_reward'] - row[GAIN])} to {fixed(row['eval_reward'])}"
-    return [Problem("held-out reward fell", value, detail, serious=True)]
-
-
-def _has_risen(rows: Sequence[Row]) -> bool:
-    row = _compared(rows)
-    return row is not None and row[f"{GAIN}_low"] > 0
 
 
 def _compared(rows: Sequence[Row]) -> Row | None:
@@ -307,3 +300,78 @@ def toward_reference(ratio: float | None) -> str:
 
 def steps_of(missing: Shortfall) -> str:
     return f"{count(missing.count)} of {count(missing.steps)}"
+
+
+# Why nothing can be learned from a step (metric `no_signal`), and what to do: for terminal and page.
+PATIENCE = 3  # steps in a row without a signal that are worth a warning; single ones are common
+
+WAYS_OUT = {
+    "no valid response": (
+        "see why responses are dropped (dropped_reasons; agro check on the store); correct these records, or "
+        "raise train.max_length"
+    ),
+    "all rewards are 0": (
+        "check that the reward of a right response isn't 0 (agro show, agro score); then easier prompts, a "
+        "reward with intermediate values, or sft on good responses first"
+    ),
+    "equal rewards within groups": (
+        "prompts that are solved sometimes, a reward with intermediate values, or more responses of a prompt "
+        "(sampler.n; data.group_size of a store). Where all prompts are solved, the task is learned"
+    ),
+    "a gradient of 0": (
+        "see whether groups of one response are dropped (agro check on the store; agro train feedback takes "
+        "them), and whether all weights of responses have fallen to 0; then a new run with a lower train.lr"
+    ),
+}
+
+
+SPREAD = (
+    "where other groups of the store have rewards that differ: data.spread = true, which draws only those. "
+    "Otherwise "
+)
+
+
+def way_out(reason: str, data: DataConfig) -> str:
+    """What to do about a reason, a key of `WAYS_OUT`; `data`: of the phase."""
+    is_equal = reason in ("all rewards are 0", "equal rewards within groups")
+    prefix = SPREAD if is_equal and data.draws_stored and not data.spread else ""
+    return prefix + WAYS_OUT[reason]
+
+
+def longest_run(flags: Sequence[bool]) -> int:
+    """The most true values in a row."""
+    return max((len(list(same)) for flag, same in groupby(flags) if flag), default=0)
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Steps without something: `count` of `steps`, `in_a_row` of them at most in a row, by reason."""
+
+    count: int
+    steps: int
+    in_a_row: int
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the run warned about it."""
+        return self.in_a_row >= min(PATIENCE, self.steps)
+
+
+def without_signal(run: RunData) -> Shortfall | None:
+    """The steps from which nothing could be learned; None where that wasn't recorded."""
+    rows = [row for row in run.rows if "no_signal" in row and row["step"]]
+    if not rows:
+        return None
+    reasons = [row["no_signal"] for row in rows]
+    counts = Counter(reason for reason in reasons if reason)
+    in_a_row = longest_run([bool(reason) for reason in reasons])
+    return Shortfall(counts.total(), len(rows), in_a_row, tuple(reason for reason, _ in counts.most_common()))
+
+
+def without_share(run: RunData) -> Shortfall | None:
+    """The steps for which the store had fewer groups than asked for; None where that wasn't recorded."""
+    missing = [row["replay_missing"] for row in run.rows if row.get("replay_missing") is not None]
+    if not missing:
+        return None
+    return Shortfall(sum(n > 0 for n in missing), len(missing), longest_run([n > 0 for n in missing]))

@@ -99,11 +99,9 @@ class Display(Progress):
         self.remaining_seconds: float | None = None
         self.stage_name = self.stage_text = ""  # the stage, without and with how far it is
         self.redraw_time = 0.0
+        redirects = sys.stdout.isatty()
         self.live = Live(
-            get_renderable=self._render,
-            console=self.console,
-            auto_refresh=False,
-            redirect_stdout=sys.stdout.isatty(),
+            get_renderable=self._render, console=self.console, auto_refresh=False, redirect_stdout=redirects
         )
 
     def say(self, text: str) -> None:
@@ -172,12 +170,10 @@ class Display(Progress):
 def _events(m: Mapping[str, Any]) -> list[str]:
     """What a step has in addition to its usual numbers."""
     events = []
-    if m.get("eval_reward") is not None:
-        events.append(f"held-out {with_error(m['eval_reward'], m['eval_reward_se'])}")
-    if m.get("eval_consistency") is not None:
-        events.append(f"held-out ½Var(R) {with_error(m['eval_consistency'], m['eval_consistency_se'], 5)}")
-    if m.get("eval_auc") is not None:
-        events.append(f"held-out AUC {with_error(m['eval_auc'], m['eval_auc_se'])}")
+    titles = {"eval_reward": ("", 3), "eval_consistency": ("½Var(R) ", 5), "eval_auc": ("AUC ", 3)}
+    for name, (title, digits) in titles.items():
+        if m.get(name) is not None:
+            events.append(f"held-out {title}{with_error(m[name], m[f'{name}_se'], digits)}")
     if m["dropped"]:
         events.append("dropped " + ", ".join(f"{n} ({reason})" for reason, n in m["dropped_reasons"].items()))
     if m["skipped"]:
@@ -208,16 +204,13 @@ def _curve(values: Sequence[float | None]) -> str:
     finite = [v for v in values if v is not None and math.isfinite(v)]
     if not finite:
         return ""
-    low, span = min(finite), max(finite) - min(finite)
-    top = len(BARS) - 1
+    low, span, top = min(finite), max(finite) - min(finite), len(BARS) - 1
     bars = ""
     for value in values:
         if value is None or not math.isfinite(value):
             bars += " "
-        elif span:
-            bars += BARS[round((value - low) / span * top)]
         else:
-            bars += BARS[top // 2]
+            bars += BARS[round((value - low) / span * top) if span else top // 2]
     return bars
 
 
@@ -313,14 +306,12 @@ class Watchdog:
     def _location(self) -> str:
         """The innermost line of agro in the watched thread."""
         frame = sys._current_frames().get(self._watched)
-        if frame is None:
-            return ""
-        frames = [f for f in traceback.extract_stack(frame) if f.filename.startswith(PACKAGE)]
-        if not frames:
-            return ""
-        innermost = frames[-1]
-        path = Path(innermost.filename).relative_to(PACKAGE)
-        return f"; it is in {path}:{innermost.lineno} ({innermost.name})"
+        stack = [] if frame is None else traceback.extract_stack(frame)
+        for innermost in reversed(stack):
+            if innermost.filename.startswith(PACKAGE):
+                path = Path(innermost.filename).relative_to(PACKAGE)
+                return f"; it is in {path}:{innermost.lineno} ({innermost.name})"
+        return ""
 
 
 class RunActivity:

@@ -7,7 +7,7 @@ file of one task, or the folder of several), or any other log that `agro import`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from agro.config import DataConfig
 from agro.errors import Refused
-from agro.io.jsonlines import Line, lines
+from agro.io.jsonlines import lines
 from agro.io.near_copies import cluster_names
 from agro.io.strictjson import loads
 from agro.logs.format_table import Recognizer, format_at, lines_of
@@ -209,9 +209,14 @@ def _of_harness(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]
     file_of: dict[str, Path] = {}
     unreadable: dict[Path, list[str]] = {path: [] for path, _ in files}
     for path, format in files:
+        assert format.scored is not None
         named = LM_EVAL_NAME.match(path.name)
-        for line, scored in _documents(path, format):
-            if isinstance(scored, str):
+        for line in lines_of(path, format):
+            try:
+                scored: ScoredDocument | str = line.error or format.scored(line.value)
+            except RECORD_ERRORS as error:
+                scored = reason_of(error)
+            if isinstance(scored, str):  # why the record can't be read
                 unreadable[path].append(f"{line.where}: {scored}")
                 continue
             task = scored.task or (named[1] if named else "")
@@ -226,13 +231,3 @@ def _of_harness(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]
         reasons = [reason for reasons in unreadable.values() for reason in reasons] or ["got no record"]
         raise Refused(f"{name}: expected scored documents; {reasons[0]}")
     return [found.result(name, task, unreadable[file_of[task]]) for task, found in tasks.items()]
-
-
-def _documents(path: Path, format: Format) -> Iterator[tuple[Line, ScoredDocument | str]]:
-    """Those of a file, or why a record can't be read."""
-    assert format.scored is not None
-    for line in lines_of(path, format):
-        try:
-            yield line, line.error or format.scored(line.value)
-        except RECORD_ERRORS as error:
-            yield line, reason_of(error)

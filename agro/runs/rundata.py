@@ -1,4 +1,4 @@
-"""A run folder as data: its configuration and one row of metrics per step."""
+"""A run folder as data: its configuration, one row of metrics per step, and where it was best."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io.numbers import fixed
 from agro.io.strictjson import loads
 from agro.runs.folder import SET_ASIDE
 from agro.runs.metrics import FOLLOWED, METRICS
@@ -156,6 +157,49 @@ class RunData:
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The best of several measurements of the held-out metric that a run follows, and the latest.
+
+    `has_model`: the model of the best is in best/.
+    """
+
+    metric: str
+    best: Measurement
+    latest: Measurement
+    at_end: bool  # whether the latest one is of the run's last step
+    has_model: bool
+
+    @classmethod
+    def of(cls, run: RunData) -> Outcome | None:
+        """None where the metric was measured less than twice."""
+        metric, row = run.followed, run.best_row
+        if metric is None or row is None:
+            return None
+        measured = np.flatnonzero(np.isfinite(run.column(metric)))
+        if len(measured) < 2:
+            return None
+        rows = [run.rows[int(index)] for index in (row, measured[-1])]
+        best, latest = (Measurement(r[metric], r.get(f"{metric}_se"), r["step"]) for r in rows)
+        chosen = run.best_model
+        has_model = chosen is not None and (chosen.metric, chosen.measured.step) == (metric, best.step)
+        return cls(metric, best, latest, latest.step == run.steps, has_model)
+
+    @property
+    def title(self) -> str:
+        """The metric for people."""
+        return FOLLOWED[self.metric].title
+
+    @property
+    def text(self) -> str:
+        """One line for the terminal."""
+        best = f"best {self.metric} {fixed(self.best.value)} at step {self.best.step}"
+        if self.best.step == self.latest.step:
+            return f"{best}, the last measurement"
+        end = "the end" if self.at_end else f"step {self.latest.step}"
+        return f"{best}; {end} {fixed(self.latest.value)}"
+
+
 def to_array(values: Sequence[float | None]) -> Values:
     """Numbers, NaN for None."""
     return np.array([math.nan if v is None else v for v in values], np.float64)
@@ -201,8 +245,11 @@ def _read_metrics(path: Path) -> tuple[list[Row], bool]:
     lines = _read_bytes(path).split(b"\n")
     if not lines[-1]:
         lines.pop()
-    else:
-        torn = not _is_json(lines[-1])  # without its newline: a kill in the middle of writing leaves that
+    else:  # without its newline: a kill in the middle of writing leaves that
+        try:
+            loads(lines[-1].decode("utf-8"))
+        except ValueError:
+            torn = True
     for number, line in enumerate(lines[: len(lines) - torn], 1):
         row = _read_row(line, f"{path}:{number}")
         _check(row, rows[-1]["step"] if rows else -1, f"{path}:{number}")
@@ -210,14 +257,6 @@ def _read_metrics(path: Path) -> tuple[list[Row], bool]:
     if not rows:
         raise Refused(f"{path} has no steps yet: expected at least one")
     return rows, torn
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        loads(line.decode("utf-8"))
-    except ValueError:
-        return False
-    return True
 
 
 def _read_row(line: bytes, location: str) -> Any:

@@ -115,13 +115,13 @@ class SideBySide:
 
 def _row(values: dict[str, Any]) -> Row:
     """Texts are made visible again: somebody may have changed the file."""
-    answers: dict[str, Answer | None] = {}
+    answers: dict[str, Answer] = {}
     for side in SIDES:
-        given = values[side]
-        reward = None if given is None else given["reward"]
-        if reward is not None:
-            reward = float(reward)
-        answers[side] = None if given is None else Answer(visible(given["response"]), reward)
+        if values[side] is not None:
+            reward = values[side]["reward"]
+            answers[side] = Answer(
+                visible(values[side]["response"]), None if reward is None else float(reward)
+            )
     return Row(visible(values["prompt_id"]), visible(values["prompt"]), **answers)
 
 

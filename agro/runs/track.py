@@ -29,9 +29,8 @@ class TensorBoard:
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._writer is None:  # the steps of a resumed run replace those before
-            self._writer = _module("torch.utils.tensorboard").SummaryWriter(
-                str(self._folder), purge_step=step
-            )
+            tensorboard = importlib.import_module("torch.utils.tensorboard")
+            self._writer = tensorboard.SummaryWriter(str(self._folder), purge_step=step)
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -45,7 +44,7 @@ class WandB:
     """A run at Weights & Biases, or in RUN/wandb with WANDB_MODE=offline; resuming continues it."""
 
     def __init__(self, run: Run, config: RunConfig) -> None:
-        wandb = _module("wandb")
+        wandb = importlib.import_module("wandb")
         self._run = wandb.init(
             project=config.track.project,
             name=_name(run, config),
@@ -67,7 +66,7 @@ class Trackio:
     """A run in trackio's local database (TRACKIO_DIR). It identifies runs by their names alone."""
 
     def __init__(self, run: Run, config: RunConfig) -> None:
-        self._trackio = _module("trackio")
+        self._trackio = importlib.import_module("trackio")
         self._trackio.init(
             project=config.track.project,
             name=f"{_name(run, config)}-{run.id[:8]}",
@@ -145,10 +144,6 @@ def _reported(name: str, say: Callable[[str], None]) -> Iterator[None]:
 
 def _name(run: Run, config: RunConfig) -> str:
     return config.track.name or run.folder.resolve().name
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

@@ -199,18 +199,14 @@ def _ranking(run: RunData) -> str:
     """What else was measured, and that it doesn't answer the question."""
     if run.latest("eval_auc") is None:
         return ""
-    return (
+    text = (
         ": the only held-out measurement is how it ranks logged responses (AUC), which says nothing about "
-        f"what it writes{_not_estimable(run)}"
+        "what it writes"
     )
-
-
-def _not_estimable(run: RunData) -> str:
-    """Why there is no off-policy estimate, where the log has behavior log-probs."""
     ess, weight = run.latest(f"{LOGGED}_ess"), run.latest(f"{LOGGED}_weight")
-    if ess is None or weight is None:
-        return ""
+    if ess is None or weight is None:  # the log has no behavior log-probs
+        return text
     return (
-        f"; the log says nothing either, off-policy: {fixed(ess, 0)} of its responses count, and their mean "
-        f"weight is {weight:.2g}, instead of {LEAST:g} or more and 1"
+        f"{text}; the log says nothing either, off-policy: {fixed(ess, 0)} of its responses count, and their "
+        f"mean weight is {weight:.2g}, instead of {LEAST:g} or more and 1"
     )

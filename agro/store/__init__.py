@@ -18,24 +18,6 @@ from agro.store.recover import RecoveryReport, recover
 from agro.store.sample_rows import Origin
 from agro.store.sqlite import Store
 
-__all__ = [
-    "At",
-    "Commit",
-    "Counts",
-    "Damage",
-    "DamagedSample",
-    "Draw",
-    "DrawRule",
-    "DrawnGroups",
-    "Group",
-    "Origin",
-    "Pair",
-    "RecoveryReport",
-    "Rewind",
-    "SampleSummary",
-    "Selection",
-    "Store",
-    "is_held_out",
-    "recover",
-    "write_samples",
-]
+__all__ = ["At", "Commit", "Counts", "Damage", "DamagedSample", "Draw", "DrawRule", "DrawnGroups", "Group"]
+__all__ += ["Origin", "Pair", "RecoveryReport", "Rewind", "SampleSummary", "Selection", "Store"]
+__all__ += ["is_held_out", "recover", "write_samples"]

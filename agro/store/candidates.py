@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
@@ -97,7 +96,8 @@ class Candidates:
         seen, newest = self._seen(), self._newest(at)
         if self._number and seen == newest:
             return
-        with self._writing():
+        transaction = self._database.transaction(durable=False)  # an order can be made again
+        with self._database.savepoint() if self._schema == "temp" else transaction:
             seen, newest = self._seen(), self._newest(at)
             if self._number:
                 self._renew(seen, newest, condition)
@@ -155,16 +155,6 @@ class Candidates:
     @property
     def _table(self) -> str:
         return f"{self._schema}.order_{self._number}"
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction, whose order can be made again, so that it needn't be on the disk at its end."""
-        if self._schema == "temp":
-            transaction = self._database.savepoint()
-        else:
-            transaction = self._database.transaction(durable=False)
-        with transaction:
-            yield
 
     def _seen(self) -> Seen:
         """Sets the number of the order: 0 where it isn't there."""

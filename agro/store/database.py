@@ -237,10 +237,8 @@ class Database:
         return Page(items, None)
 
     def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        try:
+        with self._plainly():
             self._connection.executemany(sql, rows)
-        except _ERRORS as error:
-            self._refuse(error)
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:
@@ -264,8 +262,8 @@ class Database:
         raise kind(f"{self.path}: {reason} ({error})") from error
 
     def _connect(self, mode: str, *options: str) -> sqlite3.Connection:
+        uri = f"{self.path.absolute().as_uri()}?{'&'.join([f'mode={mode}', *options])}"
         with self._plainly():
-            uri = f"{self.path.absolute().as_uri()}?{'&'.join([f'mode={mode}', *options])}"
             connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=self.timeout)
         connection.text_factory = read_text
         return connection

@@ -144,24 +144,21 @@ def _uniform(groups: DrawableGroups, n: int, at: At, taken: Collection[str]) -> 
         free = [group for group in groups.first(groups.count) if group not in taken]
         return sorted(free, key=lambda group: (noise(at.seed, at.step, group), group))[:n]
     intervals = 2 ** ((groups.count // PER_INTERVAL).bit_length() - 1)
+    width = 2**PLACE_BITS // intervals
     looks = n * SLOTS // PER_INTERVAL  # in one query
     picked: dict[str, None] = {}
     trial = 0
     while len(picked) < n:
-        slots = [_random_slot(intervals, at, number) for number in range(trial, trial + looks)]
+        slots = []
+        for number in range(trial, trial + looks):
+            interval, slot = divmod(noise(at.seed, at.step, "trial", number), SLOTS)
+            start = interval % intervals * width
+            slots.append((start, start + width - 1, slot))
         for group in groups.between(slots):
             if group is not None and group not in taken:
                 picked[group] = None
         trial += looks
     return list(picked)[:n]
-
-
-def _random_slot(intervals: int, at: At, trial: int) -> tuple[int, int, int]:
-    """The lowest and the highest place of one of the intervals, and a number of a group in it."""
-    interval, slot = divmod(noise(at.seed, at.step, "trial", trial), SLOTS)
-    width = 2**PLACE_BITS // intervals
-    start = interval % intervals * width
-    return start, start + width - 1, slot
 
 
 def _by_age(groups: DrawableGroups, n: int, decay: float, at: At, taken: Collection[str]) -> list[str]:

@@ -14,10 +14,11 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.store import queries
-from agro.store.candidates import Candidates, PlacedGroup, drop_orders
+from agro.store.candidates import Candidates, PlacedGroup
 from agro.store.draw_rules import (
     At,
     Candidate,
+    DrawableGroups,
     DrawRule,
     Selection,
     pick_groups,
@@ -94,20 +95,15 @@ class DrawReader:
         return self.draw_picked(picks, at, made, joining)
 
 
-class Draws(DrawReader):
-    """What runs drew, and what they may draw."""
+class DrawPicker(DrawReader):
+    """A draw of a store that is asked here: of one file, or of several stores together."""
 
-    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
-        self._tables, self._database, self._experience = tables, tables.database, experience
-        self._split = split
-        self._orders: dict[str, Candidates] = {}  # by rule and run
+    location: Location
+    candidates: Callable[[DrawRule, str, int], list[Candidate]]
+    tally: Callable[[DrawRule, At], list[float]]
+    _ordered: Callable[[DrawRule, At], DrawableGroups]
 
-    def pick(
-        self,
-        rule: DrawRule,
-        at: At,
-        taken: Collection[str] = (),
-    ) -> list[str]:
+    def pick(self, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 
         Raises `Refused` where there are fewer, and reports what the store has. Of those that there are now:
@@ -120,7 +116,22 @@ class Draws(DrawReader):
         if len(picked) >= rule.groups or rule.fewer:
             return picked
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
-        raise Refused(waited + too_few(self._database.path, rule, len(picked), self.tally(rule, at)))
+        raise Refused(waited + too_few(self.location, rule, len(picked), self.tally(rule, at)))
+
+    def require(self, rule: DrawRule, at: At) -> None:
+        """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
+        count = len(self.candidates(rule, at.run, at.version))
+        if count < rule.groups:
+            raise Refused(too_few(self.location, rule, count, self.tally(rule, at)))
+
+
+class Draws(DrawPicker):
+    """What runs drew, and what they may draw."""
+
+    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
+        self._tables, self._database, self._experience = tables, tables.database, experience
+        self.location, self._split = tables.database.path, split
+        self._orders: dict[str, Candidates] = {}  # by rule and run
 
     def count_groups(self, rule: DrawRule, at: At) -> dict[int, int]:
         """How many groups `pick` chooses from, by the version of their newest samples."""
@@ -148,12 +159,6 @@ class Draws(DrawReader):
         candidates = [Candidate(decode_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
         is_held_out = self._split.held_out(rule.data, run)
         return [c for c in candidates if not is_held_out(c.prompt_id)]
-
-    def require(self, rule: DrawRule, at: At) -> None:
-        """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
-        count = len(self.candidates(rule, at.run, at.version))
-        if count < rule.groups:
-            raise Refused(too_few(self._database.path, rule, count, self.tally(rule, at)))
 
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
@@ -224,12 +229,8 @@ class Draws(DrawReader):
             changed = [group for group in before | after if before.get(group) != after.get(group)]
             self._tables.note_groups(changed)
 
-    def forget_orders(self) -> None:
-        """Remove the orders of groups, which name prompts."""
-        drop_orders(self._database)
-
     def _ordered(self, rule: DrawRule, at: At) -> Candidates:
-        """The same groups, in an order that is kept from draw to draw, up to date."""
+        """The groups that may be drawn, in an order that is kept from draw to draw, up to date."""
         self._tables.check_once("structure", "group_uses")
         key = repr((at.run, at.seed, rule.min_group, rule.scored_only, rule.pairs, rule.ties, rule.data))
         if key not in self._orders:
@@ -258,11 +259,12 @@ class Draws(DrawReader):
             others = self._database.run(queries.OF_OTHER_RUNS, [encode_text(at.run), json.dumps(ids)])
             rules = [picked.rule for picked in picks]
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
-        foreign = {i for (i,) in others}
-        intact = [valid[i] for i in ids if i in valid]
+        for (i,) in others:  # whose versions count other steps
+            if i in valid:
+                valid[i] = _without_version(valid[i])
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
         pairs.sort(key=samples_of)
-        return DrawnGroups([_without_version(s) if s.id in foreign else s for s in intact], pairs, damaged)
+        return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
         """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
@@ -312,16 +314,11 @@ class Draws(DrawReader):
     def _fits(self, rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
         """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not."""
         fits, args = queries.eligible(rule, run, version)
-        if not self._database.run(
-            "SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [encode_text(run)]
-        ):
+        name, ledger = encode_text(run), encode_text(ledger_of(run))
+        if not self._database.run("SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [name]):
             return fits, args
         waiting = "file IS ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
-        return f"({fits} AND NOT ifnull({waiting}, 0))", [
-            *args,
-            encode_text(ledger_of(run)),
-            encode_text(run),
-        ]
+        return f"({fits} AND NOT ifnull({waiting}, 0))", [*args, ledger, name]
 
     def _choose(self, picked: Selection, at: At, made: frozenset[int]) -> dict[int, DamagedSample]:
         """The samples to draw of the picked groups."""
@@ -366,27 +363,19 @@ class Draws(DrawReader):
     ) -> dict[str, dict[str | int, list[int]]]:
         """Of each group the ids of the samples of each eligible response, by episode or id; oldest first."""
         groups: dict[str, dict[str | int, list[int]]] = {prompt_id: {} for prompt_id in picked}
-        broken: dict[str, set[str | int]] = {prompt_id: set() for prompt_id in picked}
-        for prompt_id, i, episode, ok in self._rows_of(picked, fits, args):
-            group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)
-            groups[group].setdefault(key, []).append(i)
-            if not ok or i in made:
-                broken[group].add(key)
-        return {
-            group: {key: ids for key, ids in responses.items() if key not in broken[group]}
-            for group, responses in groups.items()
-        }
-
-    def _rows_of(self, picked: Sequence[str], fits: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The rows of these groups, oldest first, and whether each may be drawn."""
-        names = list(map(encode_text, picked))
-        rows: list[tuple[Any, ...]] = []
-        for start in range(0, len(names), ASKED):
-            chunk = names[start : start + ASKED]
-            chosen = f"prompt_id IN ({', '.join('?' * len(chunk))}) AND NOT redone"
+        broken = set[tuple[str, str | int]]()
+        for start in range(0, len(picked), ASKED):
+            names = list(map(encode_text, picked[start : start + ASKED]))
+            chosen = f"prompt_id IN ({', '.join('?' * len(names))}) AND NOT redone"
             sql = f"SELECT prompt_id, id, episode, {fits} FROM samples WHERE {chosen} {queries.BY_NUMBER}"
-            rows += self._database.run(sql, [*args, *chunk])
-        return rows
+            for prompt_id, i, episode, ok in self._database.run(sql, [*args, *names]):
+                group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)
+                groups[group].setdefault(key, []).append(i)
+                if not ok or i in made:
+                    broken.add((group, key))
+        for group, key in broken:
+            del groups[group][key]
+        return groups
 
     def tally(self, rule: DrawRule, at: At) -> list[float]:
         """What `too_few` reports: rows, groups, chosen rows, of which unscored and failed, eligible rows."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.io.files import replacing
@@ -30,23 +29,20 @@ ROWS = 1024  # a row group
 
 def write_samples(path: str | Path, samples: Iterable[Sample]) -> int:
     """Write samples to a file of the format of its ending, completely or not at all. Returns how many."""
-    path = Path(path)
+    path, records = Path(path), map(to_record, samples)
     if not path.name.endswith(ENDINGS):
         raise Refused(f"{path}: expected a name that ends with {', '.join(ENDINGS)}")
     try:
         with replacing(path) as file:
-            return _write(path, file, map(to_record, samples))
+            if path.suffix == ".parquet":
+                return _write_parquet(file, records)
+            if path.suffix != ".gz":
+                return _write_lines(file, records)
+            # Without name and time inside: the same samples make the same file.
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                return _write_lines(packed, records)
     except OSError as error:
         raise Refused(f"{path}: can't be written: {error.strerror or error}") from None
-
-
-def _write(path: Path, file: BinaryIO, records: Iterable[dict[str, Any]]) -> int:
-    if path.suffix == ".parquet":
-        return _write_parquet(file, records)
-    if path.suffix == ".gz":  # without name and time inside: the same samples make the same file
-        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-            return _write_lines(packed, records)
-    return _write_lines(file, records)
 
 
 def _write_lines(file: Any, records: Iterable[dict[str, Any]]) -> int:
@@ -64,6 +60,7 @@ def _write_lines(file: Any, records: Iterable[dict[str, Any]]) -> int:
 def to_record(sample: Sample) -> dict[str, Any]:
     """What `from_record` gives an equal sample for. Unknown fields are dropped, `reward` excepted."""
     meta = dict(sample.meta)
+    is_unknown = isinstance(sample.version, int) and sample.version == UNKNOWN_VERSION
     answer = meta.pop("answer") if meta.get("answer") is not None else None
     record = {
         "prompt": sample.prompt,
@@ -86,14 +83,10 @@ def to_record(sample: Sample) -> dict[str, Any]:
         "kept_count": _list(sample.kept_count),
         "context_tokens": _list(sample.context_tokens),
         "token_reward": _list(sample.token_reward),
-        "version": None if _is_unknown(sample.version) else _list(sample.version),
+        "version": None if is_unknown else _list(sample.version),
         "meta": meta or None,
     }
     return record | {name: value for name, value in optional.items() if value is not None}
-
-
-def _is_unknown(version: int | NDArray[np.int32]) -> bool:
-    return isinstance(version, int) and version == UNKNOWN_VERSION
 
 
 def _list(value: Any) -> Any:
@@ -139,19 +132,12 @@ def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
     for name in ("behavior_logp", "token_reward"):
         if name in row:
             row[name] = [float("nan") if x is None else x for x in row[name]]
-    exact = {name: row[name] for name in TEXTS if isinstance(row.get(name), str) and not _plain(row[name])}
-    if exact:
-        row |= {name: text.encode("utf-8", "replace").decode() for name, text in exact.items()}
-        row["exact"] = exact
+    texts = {name: row[name] for name in TEXTS if isinstance(row.get(name), str)}
+    plain = {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+    if plain != texts:
+        row |= plain
+        row["exact"] = {name: text for name, text in texts.items() if plain[name] != text}
     for name in JSON:
         if name in row:
             row[name] = dumps(row[name], f"{prefix}: {name}", ascii=True)
     return row
-
-
-def _plain(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from agro.io.strictjson import dumps, loads
 from agro.store import queries
+from agro.store.candidates import drop_orders
 from agro.store.database import Database
 from agro.store.drawing import Draws
 from agro.store.ledger import Ledger
@@ -102,11 +103,8 @@ class Imports:
         )
         report = []
         for source, file, count in rows:
-            imported = self.imported(decode_text(file))
-            if imported is not None:
-                report.append(
-                    Provenance(decode_text(source), count, imported.name, imported.file, imported.license)
-                )
+            for known in self._imports("file = ?", [decode_text(file)]):
+                report.append(Provenance(decode_text(source), count, known.name, known.file, known.license))
         return report
 
     def file_samples(self, file: str) -> tuple[list[int], int]:
@@ -132,9 +130,12 @@ class Imports:
         [(groups,)] = self._database.run("SELECT count(*) FROM temp.new_groups")
         repeats = 0
         for start in range(0, groups, PAGE_GROUPS):
-            rows = self._database.run(queries.NEW_GROUP_ROWS, [last_id, names, start, start + PAGE_GROUPS])
-            for _, group in groupby(rows, key=itemgetter(0)):
-                repeats += _count_new_repeats(group)
+            found = self._database.run(queries.NEW_GROUP_ROWS, [last_id, names, start, start + PAGE_GROUPS])
+            for _, group in groupby(found, key=itemgetter(0)):
+                rows = sorted(group, key=itemgetter(1))
+                if len({response for _, _, response, _ in rows}) < len(rows):
+                    equal = are_repeats(response for _, _, response, _ in rows)
+                    repeats += sum(is_new for is_repeat, (*_, is_new) in zip(equal, rows) if is_repeat)
         return groups, repeats
 
     def _imports(self, clause: str, args: Sequence[Any]) -> list[ImportedFile]:
@@ -164,9 +165,11 @@ class Imports:
             self._erase(ids, forget=True)
             for run in runs:
                 self._draws.recount_uses(run)
-            self._forget_names()
+            remaining = "SELECT 1 FROM samples s WHERE s.file = imports.file AND NOT s.redone"
+            for file, *_ in self._tables.entries("imports", f"NOT EXISTS ({remaining})", []):
+                self._tables.put("imports", [(file, "", "{}", None)])  # nothing is left of it
             self._database.run("DELETE FROM changes")  # which name prompts
-            self._draws.forget_orders()
+            drop_orders(self._database)  # and so do these
 
     def _reopen_requests(self, ids: list[int]) -> None:
         """Let collectors sample again what the run hasn't committed."""
@@ -182,12 +185,6 @@ class Imports:
             for request in self._tables.entries("requests", clause, [run, number, committed_step]):
                 self._tables.put("requests", [(*request[:2], "forgotten", 0, None)])
 
-    def _forget_names(self) -> None:
-        """Erase the names and options of files of which nothing is left."""
-        remaining = "SELECT 1 FROM samples s WHERE s.file = imports.file AND NOT s.redone"
-        for file, _, _, _ in self._tables.entries("imports", f"NOT EXISTS ({remaining})", []):
-            self._tables.put("imports", [(file, "", "{}", None)])
-
     def _erase(self, ids: Sequence[int], *, forget: bool) -> None:
         """Empty the rows of samples, and delete their judgments and cached log-probs."""
         columns = ", ".join(f"{name} = ?" for name in SAMPLE[1:])
@@ -196,12 +193,9 @@ class Imports:
             args = [json.dumps(ids[start : start + PAGE_ROWS])]
             self._database.run(f"DELETE FROM pairs WHERE winner IN {chosen} OR loser IN {chosen}", args)
             self._database.run(f"DELETE FROM reference_logp WHERE sample IN {chosen}", args)
-            rows = [
-                _erased(row, forget) for row in self._database.run(f"{SELECT} WHERE id IN {chosen}", args)
-            ]
-            self._database.run_many(
-                f"UPDATE samples SET {columns} WHERE id = ?", [(*row[1:], row[0]) for row in rows]
-            )
+            stored = self._database.run(f"{SELECT} WHERE id IN {chosen}", args)
+            erased = [(*row[1:], row[0]) for row in (_erased(row, forget) for row in stored)]
+            self._database.run_many(f"UPDATE samples SET {columns} WHERE id = ?", erased)
 
 
 class KeyCounts:
@@ -224,16 +218,6 @@ class KeyCounts:
         return numbers
 
 
-def _count_new_repeats(group: Iterable[tuple[Any, int, bytes, int]]) -> int:
-    """The new ones among the rows (prompt_id, id, response, is new) that have an earlier one's response."""
-    rows = list(group)
-    if len({response for _, _, response, _ in rows}) == len(rows):
-        return 0
-    rows.sort(key=itemgetter(1))
-    equal = are_repeats(response for _, _, response, _ in rows)
-    return sum(is_new for is_repeat, (_, _, _, is_new) in zip(equal, rows) if is_repeat)
-
-
 def forgotten(origin: Origin) -> Origin:
     """What stands in place of the origin of a sample that was forgotten, so that it isn't taken again."""
     digest = blake2b(origin.part.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -243,15 +227,16 @@ def forgotten(origin: Origin) -> Origin:
 def _erased(row: Sequence[Any], forget: bool) -> tuple[Any, ...]:
     """A row of `SAMPLE` that says only that there was one, and for forgotten records of a file which."""
     original = dict(zip(SAMPLE, row, strict=True))
-    erased: dict[str, Any] = dict.fromkeys(SAMPLE)
-    erased |= {name: original[name] for name in ("id", "version", "run", "step")}
-    erased |= dict.fromkeys(("state", "knows_behavior", "knows_tokens", "knows_kept"), 0)
-    erased |= dict.fromkeys(("prompt_id", "prompt", "response"), "")
-    erased["role"] = original["role"] if original["role"] in ROLES else ROLES[0]
-    erased["source"] = "(forgotten)" if forget else "(replaced)"
-    erased["redone"] = 1
-    erased |= {"meta": _number(original["meta"], "index") or "{}"}
-    erased |= {"sampling": _number(original["sampling"], "seed")}
+    erased: dict[str, Any] = dict.fromkeys(SAMPLE) | {
+        **{name: original[name] for name in ("id", "version", "run", "step")},
+        **dict.fromkeys(("state", "knows_behavior", "knows_tokens", "knows_kept"), 0),
+        **dict.fromkeys(("prompt_id", "prompt", "response"), ""),
+        "role": original["role"] if original["role"] in ROLES else ROLES[0],
+        "source": "(forgotten)" if forget else "(replaced)",
+        "redone": 1,
+        "meta": _number(original["meta"], "index") or "{}",
+        "sampling": _number(original["sampling"], "seed"),
+    }
     file = original["file"]
     if forget and isinstance(file, str) and not file.startswith("run:"):
         origin = forgotten(Origin(file, original["record"], decode_text(original["part"])))

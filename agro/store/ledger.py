@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,23 +72,22 @@ class Ledger:
 
     def knows(self, run: str) -> bool:
         """Whether there is anything of a run: samples, draws or commits."""
-        name = encode_text(run)
         tables = ("samples", "draws", "commits")
-        return any(
-            self._database.run(f"SELECT 1 FROM {table} WHERE run = ? LIMIT 1", [name]) for table in tables
-        )
+        queries_of = [f"SELECT 1 FROM {table} WHERE run = ? LIMIT 1" for table in tables]
+        return any(self._database.run(sql, [encode_text(run)]) for sql in queries_of)
 
     def fingerprint(self) -> str:
         """SHA-256 over the checksums of all samples and pairs."""
         total = hashlib.sha256()
         for table in ("samples", "pairs"):
             sql = f"SELECT rowid, checksum FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT {PAGE_ENTRIES}"
-            for row in read_pages(partial(self._checksums_page, sql)):
+
+            def read(cursor: int, sql: str = sql) -> Page[tuple[Any, ...]]:
+                return self._database.page(sql, [cursor], rows=PAGE_ENTRIES)
+
+            for row in read_pages(read):
                 total.update(f"{table} {row}\n".encode())
         return total.hexdigest()
-
-    def _checksums_page(self, sql: str, cursor: int) -> Page[tuple[Any, ...]]:
-        return self._database.page(sql, [cursor], rows=PAGE_ENTRIES)
 
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewind:
         """Take `run` back to a commit: delete its later draws, mark its later samples as redone.
@@ -111,18 +109,11 @@ class Ledger:
                 )
             if target is not None and self._database.run(queries.LAST_STEP, [name]) != [(target.step,)]:
                 self._append_commit(run, target)
-            last_step = step
-            if last_step is None and target is not None:
-                last_step = target.step
-            draws = self._database.run(
-                "DELETE FROM draws WHERE run = ?1 AND (?2 IS NULL OR step > ?2) RETURNING rowid",
-                [name, last_step],
-            )
-            self._database.run(
-                "DELETE FROM reference_logp WHERE run = ?1 AND (?2 IS NULL OR step > ?2)", [name, last_step]
-            )
-            later = "run = ?1 AND step IS NOT NULL AND (?2 IS NULL OR step > ?2)"
-            requests = self._tables.entries("requests", later, [name, last_step])
+            last_step = target.step if step is None and target is not None else step
+            args, later = [name, last_step], "run = ?1 AND (?2 IS NULL OR step > ?2)"
+            draws = self._database.run(f"DELETE FROM draws WHERE {later} RETURNING rowid", args)
+            self._database.run(f"DELETE FROM reference_logp WHERE {later}", args)
+            requests = self._tables.entries("requests", f"{later} AND step IS NOT NULL", args)
             self._tables.put("requests", [(*request, None) for *request, _ in requests])
             waiting = "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?))"
             numbers = json.dumps([number for _, number, *_ in requests])
@@ -171,14 +162,11 @@ class Ledger:
     ) -> None:
         """Add log-probs to the cache; `rewind` deletes those that a run added after the step that it goes
         back to."""
-        entries = [
-            (i, key, encode_text(run), step, logp.astype("<f4").tobytes()) for i, logp in logps.items()
-        ]
-        columns = ("sample", "key", "run", "step", "logp", "checksum")
+        name, columns = encode_text(run), ("sample", "key", "run", "step", "logp", "checksum")
+        entries = [(i, key, name, step, logp.astype("<f4").tobytes()) for i, logp in logps.items()]
+        insert = insert_into("reference_logp", columns)
         with self._database.transaction():
-            self._database.run_many(
-                insert_into("reference_logp", columns), [(*e, checksum(e)) for e in entries]
-            )
+            self._database.run_many(insert, [(*entry, checksum(entry)) for entry in entries])
 
     def _append_commit(self, run: str, c: Commit) -> None:
         files = dumps(c.files, "files of a commit")
@@ -241,9 +229,8 @@ class Requests:
 
     def collectors(self, run: str) -> list[str]:
         """Those that have claimed requests which aren't done."""
-        return sorted(
-            {claim.collector for claim in self._requests("run = ? AND NOT done", [encode_text(run)])}
-        )
+        claims = self._requests("run = ? AND NOT done", [encode_text(run)])
+        return sorted({claim.collector for claim in claims})
 
     def finish(self, run: str, numbers: Collection[int]) -> None:
         """Mark requests as done: all their responses are stored and scored."""

@@ -189,9 +189,7 @@ class DrawnGroups:
     """What a step trains on, as it came out of the store."""
 
     samples: list[Sample]
-    pairs: list[Pair] = field(
-        default_factory=list
-    )  # judgments of these samples, where the rule asks for pairs
+    pairs: list[Pair] = field(default_factory=list)  # judgments of these samples, where the rule has pairs
     damaged: list[DamagedSample] = field(default_factory=list)  # samples that aren't as they were written
 
 
@@ -203,10 +201,14 @@ class OtherPrompt(Refused):
 
     def __init__(self, prompt_id: str, prompt: Text, location: str, got: Text) -> None:
         """`location`: of the prompt that the id names, `got`: the other one."""
-        expected_text, text = _apart(_text(prompt), _text(got))
+        texts = [p if isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in (prompt, got)]
+        a, b = texts
+        difference = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+        start = max(0, difference - AROUND)
+        first, second = (("…" if start else "") + text[start : start + 80] for text in texts)
         super().__init__(
-            f"prompt_id: expected {prompt_id} to name one prompt, {expected_text!r} ({location}), got "
-            f"{text!r}; give ids that are unique, or leave prompt_id out so that the prompt's hash is used"
+            f"prompt_id: expected {prompt_id} to name one prompt, {first!r} ({location}), got {second!r}; "
+            "give ids that are unique, or leave prompt_id out so that the prompt's hash is used"
         )
 
 
@@ -218,15 +220,3 @@ def are_repeats(responses: Iterable[str | bytes]) -> list[bool]:
         repeats.append(response in seen)
         seen.add(response)
     return repeats
-
-
-def _text(prompt: Text) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-
-
-def _apart(a: str, b: str) -> tuple[str, str]:
-    """80 characters of each of two texts, from shortly before their first difference."""
-    difference = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-    start = max(0, difference - AROUND)
-    dots = "…" if start else ""
-    return dots + a[start : start + 80], dots + b[start : start + 80]

@@ -108,7 +108,9 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
             part = Path(f"{path}{ending}")
             if part.exists():
                 shutil.copyfile(part, f"{copy}{ending}")
-        with Store.open(new) as store, closing(_open(path, copy, _fresh(Path(folder)))) as damaged:
+        fresh = Path(folder) / "fresh.db"
+        Store.open(fresh).close()
+        with Store.open(new) as store, closing(_open(path, copy, fresh)) as damaged:
             report = _copy_all(damaged, store, copy.stat().st_size)
         if not report.samples:
             raise Refused(NOTHING.format(path=path))
@@ -121,7 +123,10 @@ def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryR
     report = RecoveryReport()
     with store.transaction():
         end = _end(damaged, "samples", size, report)
-        ids = _copy_samples(damaged, store, end)
+        ids = set[int]()
+        for row in _rows(damaged, "samples", SAMPLE, end):
+            if row is not None and is_valid_sample(row[1:]) and _insert(store, INSERT, row[1:]):
+                ids.add(row[0])
         if "samples" in report.may_miss:
             end = max(ids, default=0)
         report.samples = len(ids)
@@ -144,15 +149,6 @@ WHERE s.file LIKE 'run:%' GROUP BY s.file, s.record
 """
 
 
-def _copy_samples(damaged: sqlite3.Connection, store: Store, end: int) -> set[int]:
-    """Copy the samples up to rowid `end`, and return the ids of those that could be copied."""
-    ids = set[int]()
-    for row in _rows(damaged, "samples", SAMPLE, end):
-        if row is not None and is_valid_sample(row[1:]) and _insert(store, INSERT, row[1:]):
-            ids.add(row[0])
-    return ids
-
-
 def _copy_ledger(
     damaged: sqlite3.Connection, store: Store, table: str, end: int, ids: set[int]
 ) -> tuple[int, int]:
@@ -161,17 +157,14 @@ def _copy_ledger(
     insert = insert_into(table, ("rowid", *columns))
     copied = lost = 0
     for row in _rows(damaged, table, columns, end):
-        if row is not None and _is_intact(table, row[1:], ids) and _insert(store, insert, row):
-            copied += 1
+        if row is not None and is_valid(row[1:]):
+            values = dict(zip(columns, row[1:]))
+            named = {values[column] for column in SAMPLES_OF.get(table, ())}
+            is_copied = named <= ids and _insert(store, insert, row)
         else:
-            lost += 1
+            is_copied = False
+        copied, lost = copied + is_copied, lost + (not is_copied)
     return copied, lost
-
-
-def _is_intact(table: str, row: Row, ids: set[int]) -> bool:
-    """Whether a row of a small table is as it was written, and the samples that it names were copied."""
-    values = dict(zip(LEDGERS[table], row))
-    return is_valid(row) and ids.issuperset(values[column] for column in SAMPLES_OF.get(table, ()))
 
 
 def _insert(store: Store, insert: str, row: Row) -> bool:
@@ -181,12 +174,6 @@ def _insert(store: Store, insert: str, row: Row) -> bool:
     except sqlite3.IntegrityError:
         return False
     return True
-
-
-def _fresh(folder: Path) -> Path:
-    path = folder / "fresh.db"
-    Store.open(path).close()
-    return path
 
 
 def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
@@ -203,22 +190,16 @@ def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
             if same and columns_fit(connection):
                 return connection
         connection.close()
-        _replace_first_page(copy, fresh)
+        page = bytearray(fresh.read_bytes()[:PAGE_SIZE])
+        page[PAGE_COUNT] = math.ceil(copy.stat().st_size / PAGE_SIZE).to_bytes(4, "big")  # its own
+        page[CHANGE_COUNTER] = page[PAGE_COUNT_VALID_FOR]
+        with copy.open("r+b") as file:
+            file.write(page)
     raise Refused(NOTHING.format(path=path))
 
 
 def _schema(connection: sqlite3.Connection) -> list[Row]:
     return connection.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rootpage").fetchall()
-
-
-def _replace_first_page(copy: Path, fresh: Path) -> None:
-    """Give the copy the first page of a new store, with the number of its own pages."""
-    page = bytearray(fresh.read_bytes()[:PAGE_SIZE])
-    pages = math.ceil(copy.stat().st_size / PAGE_SIZE)
-    page[PAGE_COUNT] = pages.to_bytes(4, "big")
-    page[CHANGE_COUNTER] = page[PAGE_COUNT_VALID_FOR]
-    with copy.open("r+b") as file:
-        file.write(page)
 
 
 def _end(damaged: sqlite3.Connection, table: str, size: int, report: RecoveryReport) -> int:

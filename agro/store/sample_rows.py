@@ -249,15 +249,10 @@ def _check_types(types: tuple[type, ...]) -> None:
 def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:
     versions = sample.version if isinstance(sample.version, np.ndarray) else None
     return (
-        _blob(sample.tokens, "<i4"),
-        _bits(sample.action),
-        _bits(sample.learn),
-        _blob(sample.behavior_logp, "<f4"),
-        _blob(sample.context_tokens, "<i4"),
-        _blob(sample.token_reward, "<f4"),
-        _blob(versions, "<i4"),
-        _packed(sample.kept),
-        _packed(sample.kept_count),
+        *(_blob(sample.tokens, "<i4"), _bits(sample.action), _bits(sample.learn)),
+        *(_blob(sample.behavior_logp, "<f4"), _blob(sample.context_tokens, "<i4")),
+        *(_blob(sample.token_reward, "<f4"), _blob(versions, "<i4")),
+        *(_packed(sample.kept), _packed(sample.kept_count)),
     )
 
 

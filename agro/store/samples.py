@@ -209,10 +209,8 @@ class Experience(SampleReader):
         `origins`: of each sample. One whose origin is stored isn't added again: its id is that of the stored
         sample, so that an append can be repeated. `ids`: of each sample, where this store is a shard.
         """
-        rows = [  # before the lock is taken
-            sample if isinstance(sample, SampleRow) else SampleRow.of(sample, sealed=False)
-            for sample in samples
-        ]
+        # Before the lock is taken.
+        rows = [s if isinstance(s, SampleRow) else SampleRow.of(s, sealed=False) for s in samples]
         with self._database.transaction():
             append = AppendTransaction(self._database, {row.prompt_id for row in rows})
             stored, keys = dict[Any, int](), origins or range(len(rows))
@@ -256,14 +254,12 @@ class Experience(SampleReader):
         records: dict[str, set[int]] = {}
         for origin in origins:
             records.setdefault(origin.file, set()).add(origin.record)
-        sql = (
-            "SELECT record, part, id FROM samples WHERE file = ? "
-            "AND record IN (SELECT value FROM json_each(?))"
-        )
-        stored = {}
+        chosen = "file = ? AND record IN (SELECT value FROM json_each(?))"
+        stored: dict[Origin, int] = {}
         for file, numbers in records.items():
-            for record, part, i in self._database.run(sql, [file, json.dumps(list(numbers))]):
-                stored[Origin(file, record, decode_text(part))] = i
+            args = [file, json.dumps(list(numbers))]
+            rows = self._database.run(f"SELECT record, part, id FROM samples WHERE {chosen}", args)
+            stored |= {Origin(file, record, decode_text(part)): i for record, part, i in rows}
         return stored
 
     def check_prompts(self, prompts: Iterable[tuple[str, Text]]) -> None:
@@ -336,8 +332,8 @@ class Experience(SampleReader):
             [encode_text(ledger), json.dumps(list(numbers))],
         )
         return [
-            LedgerSample(number, i, version, bool(has_reward), int.from_bytes(action, "big").bit_count())
-            for number, i, version, has_reward, action in rows
+            LedgerSample(number, i, version, bool(scored), int.from_bytes(action, "big").bit_count())
+            for number, i, version, scored, action in rows
         ]
 
     def set_aside(self, ledger: str, numbers: Sequence[int]) -> None:
@@ -384,9 +380,8 @@ class Experience(SampleReader):
         unscored again. The error and the parts of an earlier reward are dropped. With `once` a sample that
         has a reward, or whose reward failed, keeps it.
         """
-        scores = list(scores)
+        scores, rows = list(scores), []
         ids = [i for i, _, _ in scores]
-        rows = []
         columns = ", ".join(("id", *REWARD, "checksum"))
         sql = f"SELECT {columns} FROM samples WHERE id IN (SELECT value FROM json_each(?))"
         with self._database.transaction():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -101,9 +102,7 @@ class Split:
 def clusters_in(prompts: Iterable[tuple[str, Text]], near_copies: float) -> dict[str, str]:
     """Of prompts with near-copies the smallest id among them. The order of prompts doesn't matter."""
     names = cluster_names(dict(prompts), near_copies)
-    sizes: dict[str, int] = {}
-    for name in names.values():
-        sizes[name] = sizes.get(name, 0) + 1
+    sizes = Counter(names.values())
     return {prompt_id: name for prompt_id, name in names.items() if sizes[name] > 1}
 
 

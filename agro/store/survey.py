@@ -132,7 +132,10 @@ class Survey(SurveyReader):
         """The prompts of groups after that of the sample `cursor`."""
         ids, following = self._next_groups(cursor)
         rows = self._database.run(PROMPTS, [json.dumps(ids)])
-        prompts = {i: (decode_text(name), _to_prompt(prompt, messages)) for i, name, prompt, messages in rows}
+        prompts: dict[int, tuple[str, Text]] = {}
+        for i, name, prompt, messages in rows:
+            text = decode_text(prompt) if messages is None else loads(decode_text(messages))
+            prompts[i] = decode_text(name), text
         return Page([prompts[i] for i in ids], following)
 
     def begun_groups(self, **chosen: Unpack[Filter]) -> list[tuple[int, Group]]:
@@ -221,41 +224,22 @@ def _to_group(row: tuple[Any, ...]) -> Group:
     return Group(decode_text(prompt_id), *numbers)
 
 
-def _to_prompt(prompt: Any, messages: Any) -> Text:
-    text: Text = decode_text(prompt) if messages is None else loads(decode_text(messages))
-    return text
-
-
 def _to_summary(row: tuple[Any, ...]) -> SampleSummary:
     i, prompt_id, scored, knows_behavior, sampling, knows_kept, episode, role = row
-    return SampleSummary(
-        i,
-        decode_text(prompt_id),
-        bool(scored),
-        bool(knows_behavior),
-        "" if sampling is None else _truncation(sampling, knows_kept),
-        decode_text(episode),
-        role,
-    )
+    truncated = "" if sampling is None else _truncation(sampling, knows_kept)
+    known = bool(scored), bool(knows_behavior)
+    return SampleSummary(i, decode_text(prompt_id), *known, truncated, decode_text(episode), role)
 
 
 def _to_survey_row(row: tuple[Any, ...]) -> SurveyRow:
-    i, prompt_id, episode, reward, role, source, version, behavior, tokens, action, finish, response = row
-    length = None if action is None else int.from_bytes(action, "big").bit_count()
-    return SurveyRow(
-        i,
-        decode_text(prompt_id),
-        decode_text(episode),
-        reward,
-        role,
-        decode_text(source),
-        version,
-        bool(behavior),
-        bool(tokens),
-        length,
-        finish,
-        decode_text(response),
-    )
+    values = dict(zip(SurveyRow._fields, row, strict=True))
+    for name in ("prompt_id", "episode", "source", "response"):
+        values[name] = decode_text(values[name])
+    for name in ("knows_behavior", "knows_tokens"):
+        values[name] = bool(values[name])
+    if values["length"] is not None:  # of the bits of `action`
+        values["length"] = int.from_bytes(values["length"], "big").bit_count()
+    return SurveyRow(**values)
 
 
 @lru_cache(maxsize=1024)

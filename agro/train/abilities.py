@@ -6,11 +6,9 @@ Settings that need what isn't declared are refused before anything is computed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Literal
 
-from agro.config import RunConfig, SourceConfig
-from agro.errors import Refused
+from agro.config import SourceConfig
 
 SourceCapability = Literal[
     "follows_phases", "samples_current_weights", "samples_chosen_prompts", "shares_engine"
@@ -22,6 +20,9 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
     "samples_chosen_prompts": "samples to prompts that the step chooses, such as those of stored groups",
     "shares_engine": "samples in the trainer's process, whose engine monitors can use too",
 }
+
+# Settings that need a source which samples to chosen prompts, and what to remove where it doesn't.
+ON_CHOSEN_PROMPTS = {"data.complete_groups": "it", "again.by": "[again]", "search.by": "[search]"}
 
 # By source.kind; lagging: inline with source.sync_every or sync_from; props: inline with source.props.
 SOURCES: dict[str, frozenset[SourceCapability]] = {
@@ -41,19 +42,3 @@ def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
 def lags(source: SourceConfig) -> bool:
     """Whether fresh samples in this process may be of earlier weights."""
     return source.kind == "inline" and max(source.sync_every, source.sync_from) > 1
-
-
-ON_CHOSEN_PROMPTS = {"data.complete_groups": "it", "again.by": "[again]", "search.by": "[search]"}
-
-
-def check_source(config: RunConfig, can: Collection[SourceCapability], prefix: str = "") -> None:
-    """Raise `Refused` for a setting that needs what the source of `source.kind` can't do."""
-    for setting, name in ON_CHOSEN_PROMPTS.items():
-        section, key = setting.split(".")
-        value = getattr(getattr(config, section), key, None)
-        if "samples_chosen_prompts" not in can and value is not None:
-            raise Refused(
-                f"{prefix}{setting} = {value} needs a source that "
-                f"{SOURCE_CAPABILITIES['samples_chosen_prompts']}, but source.kind is "
-                f'"{config.source.kind}". What to do: remove {name}, or use source.kind = "inline"'
-            )

@@ -11,6 +11,7 @@ The last fit and the ids of the newest responses are in checkpoints, as the stat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +92,12 @@ class AdversarialSource(Monitor):
         experts = []
         for prompt_id in dict.fromkeys(sample.prompt_id for sample in samples):
             if prompt_id not in self.experts:
-                self.experts[prompt_id] = list(self._encoded(prompt_id))
+                found = self.store.samples(prompt_id=prompt_id, roles=("expert",), skip_damaged=True)
+                self.experts[prompt_id] = []
+                for sample in found:
+                    with suppress(InvalidSample):  # too long, or not of this tokenizer's characters
+                        encoded = self.policy.encode(sample, self.config.train.max_length)
+                        self.experts[prompt_id].append(encoded)
             experts += self.experts[prompt_id]
         if not experts:
             raise Refused(
@@ -101,15 +107,6 @@ class AdversarialSource(Monitor):
                 "import FILE --store STORE, with a column role), and set data.store"
             )
         return experts
-
-    def _encoded(self, prompt_id: str) -> list[Sample]:
-        encoded = []
-        for sample in self.store.samples(prompt_id=prompt_id, roles=("expert",), skip_damaged=True):
-            try:
-                encoded.append(self.policy.encode(sample, self.config.train.max_length))
-            except InvalidSample:  # too long, or not of this tokenizer's characters
-                continue
-        return encoded
 
     def _fit(self, samples: Sequence[Sample], own: Pool, experts: Pool, held_out: Tensor) -> None:
         """Fit to the responses to prompts that have a demonstration and aren't held out."""

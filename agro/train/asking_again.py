@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agro.config import AgainConfig, RunConfig
+from agro.config import AgainConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.objectives.needs import FRESH
 from agro.rewards.groups import asks_for_hint, keeps_hinted, on_demand, shortest_right
 from agro.rollout import CollectResult, Rollout
 from agro.rollout.hinted import hinted
@@ -24,7 +23,7 @@ from agro.store import Store
 from agro.train.assessing import comprehended
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
-from agro.train.phases import Phase, derive
+from agro.train.phases import derive
 from agro.train.source import FillRequest, InlineSource, Source, joined
 from agro.types import Prompt, Sample
 
@@ -75,7 +74,13 @@ class AskingAgainSource:
         if again.by == "store":
             self.second = StoredTeachers(self.store, again.right)
         else:
-            asked = replace(inline, rollout=_of_model(config, again)) if again.model else first
+            asked = first
+            if again.model:  # its responses are an expert's
+                dtype = "bfloat16" if config.policy.dtype == "mixed" else config.policy.dtype
+                changes = {"model": again.model, "new": None, "lora": None, "dtype": dtype}
+                policy = Policy.load(config.policy.model_copy(update=changes))
+                rollout = Rollout(policy.encoder, embedded(policy), source=again.model, role="expert")
+                asked = replace(inline, rollout=rollout)
             self.second = SecondSampling(asked, self.store, again.n or config.sampler.n)
 
     def publish(self, learner: Learner) -> None:
@@ -105,15 +110,11 @@ class AskingAgainSource:
         prompt = self.prompts[group[0].prompt_id]
         if self.again.by != "parents":
             return [prompt]
-        return [
-            hinted(
-                replace(prompt, columns={**prompt.columns, "parent": str(s.id)}),
-                s.response,
-                self.again.template,
-            )
-            for s in group
-            if s.response
-        ]
+        prompts = []
+        for parent in (sample for sample in group if sample.response):
+            marked = replace(prompt, columns={**prompt.columns, "parent": str(parent.id)})
+            prompts.append(hinted(marked, parent.response, self.again.template))
+        return prompts
 
     def _fails(self, group: Sequence[Sample]) -> bool:
         if self.again.when == "always":
@@ -129,10 +130,10 @@ class AskingAgainSource:
         self, step: int, first: Sequence[Sample], second: Sequence[Sample]
     ) -> tuple[Sequence[Sample], Sequence[Sample]]:
         """The responses that leave a group, and those that come in their places."""
-        if not second and self.again.take != "shortest":
-            return (), ()
         if self.again.take == "shortest":
             return first, shortest_right(second, self.again.alpha, right=self.again.right)
+        if not second:
+            return (), ()
         if self.again.take == "group":
             return (first, second) if keeps_hinted(self._accuracy(second)) else ((), ())
         right = sorted(
@@ -140,63 +141,15 @@ class AskingAgainSource:
             key=lambda sample: len(sample.response),
         )
         prompt = self.prompts[first[0].prompt_id]
-        ranked, scores = self._scored(prompt, right)
+        ranked, scores = right, [0.0] * len(right)  # of equal ones the earlier comes first
+        if self.again.choose == "comprehension" and right:
+            assert self.learner is not None, "weights are published before a step"
+            answer = str(prompt.columns[self.again.answer])
+            ranked, scores = comprehended(self.learner, prompt, right, answer)
         places = min(self.again.most or len(first), len(first) - 1)
         rewards, seed = self._accuracy(first), derive(self.seed, "again", step, prompt.id)
         taken = on_demand(rewards, scores, k=places, seed=seed) if places and ranked else {}
         return [first[i] for i in taken], [ranked[j] for j in taken.values()]
-
-    def _scored(
-        self, prompt: Prompt, responses: Sequence[Sample]
-    ) -> tuple[Sequence[Sample], Sequence[float]]:
-        """Responses with scores; of equal ones the earlier comes first."""
-        if self.again.choose == "first" or not responses:
-            return responses, [0.0] * len(responses)
-        assert self.learner is not None, "weights are published before a step"
-        return comprehended(self.learner, prompt, responses, str(prompt.columns[self.again.answer]))
-
-
-def _of_model(config: RunConfig, again: AgainConfig) -> Rollout:
-    """Of another model, whose responses are an expert's."""
-    dtype = "bfloat16" if config.policy.dtype == "mixed" else config.policy.dtype
-    changes = {"model": again.model, "new": None, "lora": None, "dtype": dtype}
-    policy = Policy.load(config.policy.model_copy(update=changes))
-    return Rollout(policy.encoder, embedded(policy), source=again.model or "", role="expert")
-
-
-def check_again(phase: Phase, prefix: str) -> None:
-    """Raise `Refused` for what [again] can't be combined with."""
-    config, again = phase.config, phase.config.again
-    assert again is not None
-    data = config.data
-    is_of_policy = again.by == "policy"
-    right = again.take == "right"
-    problems = (
-        (config.environment is not None, "has no episodes: remove [environment]"),
-        (not data.samples_fresh, "is for fresh groups, but data.replay = 1 samples none"),
-        (data.complete_groups is not None, "and data.complete_groups exclude each other"),
-        (again.by == "store" and data.store is None, 'with by = "store" needs data.store'),
-        (again.by == "store" and not right, 'with by = "store" needs take = "right"'),
-        (again.by == "store" and data.experts > 0, "asks for experts only where all fail: data.experts = 0"),
-        (again.by == "model" and again.model is None, 'with by = "model" needs again.model'),
-        (
-            again.model is not None and again.by not in ("model", "parents"),
-            f'with by = "{again.by}" asks no model',
-        ),
-        (
-            (again.take == "shortest") != (again.by == "parents"),
-            'needs by = "parents" and take = "shortest" together',
-        ),
-        (not right and again.most is not None, 'has again.most, which belongs to take = "right"'),
-        (not right and again.choose != "first", 'has again.choose, which belongs to take = "right"'),
-        (
-            FRESH in phase.needs and not is_of_policy,
-            f"has responses of another context or model, but {config.objective.name} needs {FRESH.what}",
-        ),
-    )
-    for is_problem, text in problems:
-        if is_problem:
-            raise Refused(f"{prefix}[again] {text}")
 
 
 def as_asked(prompt: Prompt, again: AgainConfig) -> Prompt:

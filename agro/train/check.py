@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP, REWARD_PARTS
 from agro.rollout.engines.capabilities import capabilities, check_section
-from agro.train.abilities import check_source, lags, source_capabilities
-from agro.train.check_objective import check_followed, check_phase
+from agro.train.abilities import ON_CHOSEN_PROMPTS, SOURCE_CAPABILITIES, lags, source_capabilities
+from agro.train.check_objective import check_again, check_followed, check_phase, check_search, refuse_first
 from agro.train.phases import Phase, options_at
 from agro.types import ROLES
 
@@ -36,12 +36,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         _check_engine(phase.config, prefix)
         check_phase(phase, prefix)
         if phase.config.again is not None:
-            from agro.train.asking_again import check_again  # here: it imports models
-
             check_again(phase, prefix)
         if phase.config.search is not None:
-            from agro.train.searching import check_search  # here: it imports models
-
             check_search(phase, prefix)
         if phase.config.source.props or phase.config.sampler.draft_every:
             _check_second(phase.config, prefix)
@@ -94,16 +90,11 @@ def check_sharded(config: RunConfig) -> None:
 
 def _check_engine(config: RunConfig, prefix: str) -> None:
     """Settings of a phase that the engine can't serve."""
-    kind = config.engine.kind
-    if "shares_weights" not in capabilities(kind):
-        _check_server(config)
+    engine, can = config.engine, capabilities(config.engine.kind)
     for name in ("sampler", "train", "source"):
-        check_section(name, getattr(config, name), capabilities(kind), f'engine.kind = "{kind}"', prefix)
-
-
-def _check_server(config: RunConfig) -> None:
-    """How servers are reached and get new weights."""
-    engine = config.engine
+        check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
+    if "shares_weights" in can:
+        return
     assert engine.servers
     from_environment(engine.api_key, "engine.api_key")
     if engine.push == "adapter" and config.policy.lora is None:
@@ -122,7 +113,16 @@ def _check_source(config: RunConfig, phases: Sequence[Phase]) -> None:
     """Settings of phases that the source can't serve."""
     can = source_capabilities(config.source)
     for phase in phases:
-        check_source(phase.config, can, f"phase {phase.name}: " if config.phases else "")
+        prefix = f"phase {phase.name}: " if config.phases else ""
+        for setting, name in ON_CHOSEN_PROMPTS.items():
+            section, key = setting.split(".")
+            value = getattr(getattr(phase.config, section), key, None)
+            if "samples_chosen_prompts" not in can and value is not None:
+                raise Refused(
+                    f"{prefix}{setting} = {value} needs a source that "
+                    f"{SOURCE_CAPABILITIES['samples_chosen_prompts']}, but source.kind is "
+                    f'"{config.source.kind}". What to do: remove {name}, or use source.kind = "inline"'
+                )
         sampling = phase.config.sampler, phase.config.environment
         if "follows_phases" not in can and sampling != (config.sampler, config.environment):
             raise Refused(
@@ -171,18 +171,15 @@ def _check_measured(config: RunConfig, phases: Sequence[Phase]) -> None:
             "evaluate.beta"
         )
     watched = [phase for phase in phases if phase.config.guard.kl is not None]
-    if watched and not any(map(_measures_kl, watched)):
+    reads = [
+        p.config.data.samples for p in watched if REF_LOGP in p.needs or p.config.evaluate.beta is not None
+    ]
+    if watched and not any(reads):
         raise Refused(
             "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
             "reference, and no phase has both, so the guard would watch nothing; remove guard.kl, use "
             "guard.loss, or set evaluate.beta, which needs the reference"
         )
-
-
-def _measures_kl(phase: Phase) -> bool:
-    """Whether kl_ref is measured in a phase."""
-    reads = REF_LOGP in phase.needs or phase.config.evaluate.beta is not None
-    return phase.config.data.samples and reads
 
 
 def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
@@ -299,14 +296,7 @@ def _check_second(config: RunConfig, prefix: str) -> None:
         "[policy.lora] is set: all weights of the copy are trained": props and config.policy.lora is not None,
         "[again] or [search] is set": config.again is not None or config.search is not None,
     }
-    _refuse_any(f"{prefix}{name}", problems)
-
-
-def _refuse_any(name: str, problems: Mapping[str, object]) -> None:
-    """Refuse the first of the problems that is there."""
-    for problem, is_there in problems.items():
-        if is_there:
-            raise Refused(f"{name}: {problem}. What to do: change one of the two")
+    refuse_first(f"{prefix}{name}: ", problems, ". What to do: change one of the two")
 
 
 def _check_learned(config: RunConfig, prefix: str) -> None:
@@ -323,7 +313,7 @@ def _check_learned(config: RunConfig, prefix: str) -> None:
         "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
         "data.replay = 1: fresh responses get it": not config.data.samples_fresh,
     }
-    _refuse_any(f"{prefix}{name}", problems)
+    refuse_first(f"{prefix}{name}: ", problems, ". What to do: change one of the two")
 
 
 def _check_shaped(phase: Phase, prefix: str) -> None:

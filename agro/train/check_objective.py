@@ -164,6 +164,58 @@ def check_phase(phase: Phase, prefix: str) -> None:
         _check_on_policy(config, prefix)
 
 
+def refuse_first(name: str, problems: Mapping[str, object], way_out: str = "") -> None:
+    """Refuse the first of the problems that is there; the message begins with `name`."""
+    for problem, is_there in problems.items():
+        if is_there:
+            raise Refused(f"{name}{problem}{way_out}")
+
+
+def check_again(phase: Phase, prefix: str) -> None:
+    """Raise `Refused` for what [again] can't be combined with."""
+    config, again, data = phase.config, phase.config.again, phase.config.data
+    assert again is not None
+    right, by_store, has_model = again.take == "right", again.by == "store", again.model is not None
+    needs = f"{config.objective.name} needs {FRESH.what}"
+    problems = {
+        "has no episodes: remove [environment]": config.environment,
+        "is for fresh groups, but data.replay = 1 samples none": not data.samples_fresh,
+        "and data.complete_groups exclude each other": data.complete_groups,
+        'with by = "store" needs data.store': by_store and data.store is None,
+        'with by = "store" needs take = "right"': by_store and not right,
+        "asks for experts only where all fail: data.experts = 0": by_store and data.experts,
+        'with by = "model" needs again.model': again.by == "model" and not has_model,
+        f'with by = "{again.by}" asks no model': has_model and again.by not in ("model", "parents"),
+        'needs by = "parents" and take = "shortest" together': (
+            (again.take == "shortest") != (again.by == "parents")
+        ),
+        'has again.most, which belongs to take = "right"': not right and again.most is not None,
+        'has again.choose, which belongs to take = "right"': not right and again.choose != "first",
+        f"has responses of another context or model, but {needs}": (
+            FRESH in phase.needs and again.by != "policy"
+        ),
+    }
+    refuse_first(f"{prefix}[again] ", problems)
+
+
+def check_search(phase: Phase, prefix: str) -> None:
+    """Raise `Refused` for what [search] can't be combined with."""
+    config, search, data = phase.config, phase.config.search, phase.config.data
+    assert search is not None
+    kind = "pairs" if search.train == "pairs" else "no pairs"
+    others = f'with train = "{search.train}" is for objectives that need {kind}, got {config.objective.name}'
+    problems = {
+        "searches over the turns of an [environment]: set one": config.environment is None,
+        "finds fresh groups, but data.replay = 1 samples none": not data.samples_fresh,
+        "and [again] exclude each other": config.again,
+        "and data.complete_groups exclude each other": data.complete_groups,
+        "and data.spread exclude each other: its groups are states": data.spread,
+        "and data.experts exclude each other: its groups are states": data.experts,
+        others: (search.train == "pairs") != (PAIRS in phase.needs),
+    }
+    refuse_first(f"{prefix}[search] ", problems)
+
+
 def _ways_to_smaller(phase: Phase, minimum: int) -> str:
     """The options without which the objective trains on smaller groups, such as a baseline of the group."""
     options = phase.config.objective.options

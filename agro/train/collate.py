@@ -78,7 +78,8 @@ def collate(
     )
     if not over_kept:
         return batch
-    return batch.replace(kept=KeptSets.of([kept_sets(s) for s in samples], mask))
+    sets = [None if s.kept is None or s.kept_count is None else (s.kept, s.kept_count) for s in samples]
+    return batch.replace(kept=KeptSets.of(sets, mask))
 
 
 def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequence[RewardPart]) -> Batch:
@@ -86,24 +87,20 @@ def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequen
     functions with a weight, within caps and behind gates; NaN where one that counts is unknown."""
     named = labeled(functions)
     weights = [part.weight for part in functions if part.weight]
-    unknown = [math.nan] * len(weights)
-    parts = [
-        unknown
-        if unrecorded(sample, named)
-        else list(counted(sample.meta.get("reward_parts", {}), named).values())
-        for sample in samples
-    ]
-    columns = {"reward_parts": parts, "part_weights": [weights] * len(samples)}
+    parts = []
+    for sample in samples:
+        if unrecorded(sample, named):
+            parts.append([math.nan] * len(weights))
+        else:
+            parts.append(list(counted(sample.meta.get("reward_parts", {}), named).values()))
+    return _with_columns(batch, {"reward_parts": parts, "part_weights": [weights] * len(samples)})
+
+
+def _with_columns(batch: Batch, columns: Mapping[str, Sequence[Any]]) -> Batch:
+    """The batch with more of `extra`: a value, or a list of them, for each row."""
     device = batch.mask.device
     added = {name: torch.tensor(value, dtype=torch.float64, device=device) for name, value in columns.items()}
     return batch.replace(extra={**batch.extra, **added})
-
-
-def kept_sets(sample: Sample) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-    """`kept` and `kept_count`, where they were recorded."""
-    if sample.kept is None or sample.kept_count is None:
-        return None
-    return sample.kept, sample.kept_count
 
 
 def staleness(sample: Sample, version: int) -> int | None:
@@ -263,15 +260,9 @@ class StoredValues:
         `extra["stored_quantile"]` [B]."""
         beta = options.get("value_beta") or options["beta"]
         values = {p: self.value(p, beta) for p in {s.prompt_id for s in samples}}
-        columns = {
-            "stored_value": [values[s.prompt_id] for s in samples],
-            "stored_quantile": [self.quantile(s.prompt_id, total_reward(s)) for s in samples],
-        }
-        added = {
-            name: torch.tensor(column, dtype=torch.float64, device=batch.mask.device)
-            for name, column in columns.items()
-        }
-        return batch.replace(extra={**batch.extra, **added})
+        quantiles = [self.quantile(s.prompt_id, total_reward(s)) for s in samples]
+        stored = [values[s.prompt_id] for s in samples]
+        return _with_columns(batch, {"stored_value": stored, "stored_quantile": quantiles})
 
 
 class TrackedValues:
@@ -297,28 +288,20 @@ class TrackedValues:
         ids = {s.id for s in samples if s.id is not None}
         names = list(dict.fromkeys(s.prompt_id for s in samples))
         rewards = self.store.experience.rewards(self.run, names, without=ids)
-        means = self._means(samples)
+        in_batch: dict[str, dict[str | int | None, float]] = {}  # known rewards of each prompt's responses
+        for s in samples:
+            reward = total_reward(s)
+            if not math.isnan(reward):
+                in_batch.setdefault(s.prompt_id, {})[s.id if s.episode is None else s.episode] = reward
+        means = {name: math.fsum(of.values()) / len(of) for name, of in in_batch.items()}
         values = {}
         for name in names:
             other_means = [mean for other, mean in means.items() if other != name]
-            weights = [
-                2 ** (-(self.learner.version - version) / self.half_life) for version, _ in rewards[name]
-            ]
+            ages = [self.learner.version - version for version, _ in rewards[name]]
+            weights = [2 ** (-age / self.half_life) for age in ages]
             total = math.fsum(w * reward for w, (_, reward) in zip(weights, rewards[name], strict=True))
             count = math.fsum(weights)
             if other_means:
                 total, count = total + math.fsum(other_means) / len(other_means), count + 1
             values[name] = total / count if count else math.nan
-        column = torch.tensor(
-            [values[s.prompt_id] for s in samples], dtype=torch.float64, device=batch.mask.device
-        )
-        return batch.replace(extra={**batch.extra, "stored_value": column})
-
-    def _means(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """The mean known reward of each prompt's responses in the batch."""
-        rewards: dict[str, dict[str | int | None, float]] = {}
-        for s in samples:
-            reward = total_reward(s)
-            if not math.isnan(reward):
-                rewards.setdefault(s.prompt_id, {})[s.id if s.episode is None else s.episode] = reward
-        return {name: math.fsum(of.values()) / len(of) for name, of in rewards.items()}
+        return _with_columns(batch, {"stored_value": [values[s.prompt_id] for s in samples]})

@@ -211,13 +211,11 @@ def best_and_worst(batch: Batch, logp_BT: Tensor) -> tuple[Values, Values]:
     assert batch.ref_logp is not None
     groups = Groups.of(batch)
     rho_N = groups.sum_tokens(logp_BT - batch.ref_logp)
-    best_N, worst_N, differs_G = _extremes(groups)
-    means = []
-    for chosen_N in (best_N, worst_N):
-        count_G = groups.sum(chosen_N.double())
-        total_G = groups.sum(torch.where(chosen_N, rho_N, 0.0))
-        means.append((total_G / count_G)[differs_G].cpu().numpy())
-    return means[0], means[1]
+    *extremes, differs_G = _extremes(groups)
+    best_G, worst_G = (
+        groups.sum(torch.where(chosen_N, rho_N, 0.0)) / groups.sum(chosen_N.double()) for chosen_N in extremes
+    )
+    return best_G[differs_G].cpu().numpy(), worst_G[differs_G].cpu().numpy()
 
 
 def kl_of_best(batch: Batch) -> Values:
@@ -268,11 +266,7 @@ def exponential(name: str, logs: Values, *, error: bool = True) -> dict[str, flo
     metrics = {name: float(scaled.mean())}
     if error:
         metrics = summary(name, scaled)
-    return {key: _times_exp(value, scale) for key, value in metrics.items()}
-
-
-def _times_exp(value: float, scale: float) -> float:
-    """value · e^scale, at most the largest float64; `value` is 0 or more, or NaN."""
-    if math.isnan(value) or value == 0:
-        return value
-    return math.exp(min(math.log(value) + scale, LARGEST))
+    for key, value in metrics.items():
+        if value > 0:  # else 0, or NaN
+            metrics[key] = math.exp(min(math.log(value) + scale, LARGEST))
+    return metrics

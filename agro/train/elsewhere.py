@@ -13,6 +13,7 @@ are too stale are made again, under their numbers.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -84,7 +85,8 @@ class CollectorSource:
         Those too stale are sampled again, with newer weights, so that what was lost with a killed trainer
         changes neither the prompts nor their order.
         """
-        seconds = self.config.source.wait_seconds
+        seconds, max_age = self.config.source.wait_seconds, self.config.data.max_age
+        oldest = -math.inf if max_age is None else self.version - max_age
         deadline = time.monotonic() + seconds
         samples: list[LedgerSample] = []
         valid = set[int]()  # numbers of requests
@@ -94,7 +96,7 @@ class CollectorSource:
             if not valid.issuperset(numbers):
                 deadline = time.monotonic() + seconds
                 samples = self.store.experience.in_ledger(ledger_of(self.run), numbers)
-                stale = [sample.number for sample in samples if self._is_stale(sample)]
+                stale = [sample.number for sample in samples if sample.version < oldest]
                 skipped += sum(sample.number in stale for sample in samples)
                 samples = [sample for sample in samples if sample.number not in stale]
                 valid = set(numbers) - set(stale)
@@ -112,8 +114,3 @@ class CollectorSource:
             if len(valid) < groups:
                 time.sleep(POLL_SECONDS)
         return sorted(valid), samples, skipped
-
-    def _is_stale(self, sample: LedgerSample) -> bool:
-        """Whether its version is more than `data.max_age` optimizer steps behind."""
-        max_age = self.config.data.max_age
-        return max_age is not None and self.version - sample.version > max_age

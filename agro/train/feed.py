@@ -153,7 +153,10 @@ def select_valid(
         valid.pairs, paired = _complete_pairs(valid)
         valid.select(paired, "the other response of its pair was dropped")
     if len(valid.samples) < len(drawn.samples) + len(drawn.damaged):
-        large = _in_large_groups(valid.samples, drawn, least_responses(set(needs), "expert"))
+        minimum = least_responses(set(needs), "expert")
+        had, has = count_responses([*drawn.samples, *drawn.damaged]), count_responses(valid.samples)
+        too_small = {name for name in has if has[name] < minimum <= had[name]}
+        large = [sample for sample in valid.samples if sample.prompt_id not in too_small]
         valid.select(large, "group too small after others were dropped")
     return valid
 
@@ -171,19 +174,6 @@ def _complete_pairs(valid: Valid) -> tuple[list[Pair], list[Sample]]:
             pairs.append(pair)
             paired |= {winner, loser}
     return pairs, [s for s in valid.samples if response[s.id] in paired]
-
-
-def _in_large_groups(samples: Sequence[Sample], drawn: DrawnGroups, minimum: int) -> list[Sample]:
-    """The samples of groups that still have `minimum` responses, or that were drawn with fewer."""
-    responses, drawn_responses = count_responses(samples), count_responses([*drawn.samples, *drawn.damaged])
-    return [s for s in samples if responses[s.prompt_id] >= minimum or drawn_responses[s.prompt_id] < minimum]
-
-
-def refuse_truncated(objective: str, samples: Sequence[Sample]) -> None:
-    """Raise `Refused` where it isn't known over which tokens the recorded log-probs of a sample are."""
-    missing = [named(s.id, s.prompt_id, s.truncation) for s in samples if s.truncation]
-    if missing:
-        raise BEHAVIOR_LOGP.refusal(objective, missing, len(samples))
 
 
 def one_each(samples: Sequence[S]) -> list[S]:
@@ -259,10 +249,11 @@ class Feed:
             drawn = replace(drawn, samples=rescaled(drawn.samples, data))
         if REWARD in self.needs and len({sample.source for sample in drawn.samples}) > 1:
             check_drawn(drawn.samples, data)
-        if BEHAVIOR_LOGP in self.needs:
-            [need] = [need for need in self.needs if need == BEHAVIOR_LOGP]
+        for need in self.needs & {BEHAVIOR_LOGP}:  # over which tokens they are has to be known
             anchored = [sample for sample in drawn.samples if need.applies_to(sample.role)]
-            refuse_truncated(self.phase.config.objective.name, anchored)
+            missing = [named(s.id, s.prompt_id, s.truncation) for s in anchored if s.truncation]
+            if missing:
+                raise BEHAVIOR_LOGP.refusal(self.phase.config.objective.name, missing, len(anchored))
         fresh = frozenset(made)
         guard: Callable[[list[Sample]], list[Sample]] | None = None
         if data.max_drift is not None:
@@ -279,11 +270,9 @@ class Feed:
             return picked
         samples = store.draws.look(picked, at)
         length = self.phase.config.train.max_length
-        closeness = of_groups(self.learner, self.learner.encoder, samples, data.closeness, length)
-        all_groups = (
-            dict.fromkeys(picked.groups, -math.inf) | closeness
-        )  # those without a valid sample come last
-        return Selection(picked.rule, pick_closest(all_groups, picked.rule, at))
+        closeness = dict.fromkeys(picked.groups, -math.inf)  # those without a valid sample come last
+        closeness |= of_groups(self.learner, self.learner.encoder, samples, data.closeness, length)
+        return Selection(picked.rule, pick_closest(closeness, picked.rule, at))
 
     def _not_drifted(
         self, samples: list[Sample], *, fresh: frozenset[int | None], max_drift: float

@@ -30,9 +30,10 @@ def fingerprints(
     digests = {", ".join(f"policy.{name}" for name in names): fingerprint(policy)}
     if reference is not None and config.policy.reference == "model":
         digests["policy.reference_model"] = fingerprint(reference)
-    digests |= _of_prompts(config) | of_scoring(config, functions)
-    digests |= _of_phases(config, _objective_and_stores)
-    return digests
+    for key in ("prompts", "eval_prompts"):
+        if paths := config.data.paths(key):
+            digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
+    return digests | of_scoring(config, functions) | _of_phases(config, _objective_and_stores)
 
 
 def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
@@ -44,14 +45,6 @@ def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
         for i, part in enumerate(config.reward.functions):
             digests |= _of_code(f"reward.functions.{i}", part.name, part.options, functions)
     return digests | _of_phases(config, _environment)
-
-
-def _of_prompts(config: RunConfig) -> dict[str, str]:
-    digests = {}
-    for key in ("prompts", "eval_prompts"):
-        if paths := config.data.paths(key):
-            digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
-    return digests
 
 
 def _of_phases(config: RunConfig, describe: Callable[[RunConfig], dict[str, str]]) -> dict[str, str]:

@@ -63,19 +63,21 @@ class FlowSource(Monitor):
         self.newest: list[int] = []  # ids
 
     def publish(self, learner: Learner) -> None:
-        """Fit the flow to what is trusted, where the last fit is `reward.flow.every` optimizer steps old."""
+        """Fit the flow to what is trusted, where the last fit is `reward.flow.every` optimizer steps old: the
+        run's newest responses with a reward of `min_reward`, and experts' of the store."""
         self.sampler.publish(learner)
         if self.fitted >= 0 and learner.version - self.fitted < self.flow.every:
             return
-        trusted = self._trusted()
-        if not trusted:
-            return
-        seed = derive(self.sampler.config.train.seed, "flow", learner.version)
-        options = self.flow
-        self.rollout.flow = FlowReward.fit(
-            self.policy, trusted, layer=options.layer, steps=options.steps, seed=seed
-        )
-        self.fitted = learner.version
+        store, options = self.sampler.store, self.flow
+        own = store.samples(ids=self.newest, skip_damaged=True)
+        experts = store.samples(roles=("expert",), skip_damaged=True)
+        trusted = [s for s in own if s.reward is not None and s.reward >= options.min_reward]
+        trusted += itertools.islice(experts, options.newest)
+        if trusted:
+            seed = derive(self.sampler.config.train.seed, "flow", learner.version)
+            sizes = {"layer": options.layer, "steps": options.steps}
+            self.rollout.flow = FlowReward.fit(self.policy, trusted, **sizes, seed=seed)
+            self.fitted = learner.version
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         filled = self.sampler.fill(wanted)
@@ -92,14 +94,6 @@ class FlowSource(Monitor):
         if state["tensors"] is not None:
             tensors = from_text(state["tensors"])
             self.rollout.flow = FlowReward.load(self.policy, self.flow.layer, tensors)
-
-    def _trusted(self) -> list[Sample]:
-        """The newest responses of the run with a reward of `min_reward`, and experts' of the store."""
-        store = self.sampler.store
-        own = store.samples(ids=self.newest, skip_damaged=True)
-        trusted = [s for s in own if s.reward is not None and s.reward >= self.flow.min_reward]
-        experts = store.samples(roles=("expert",), skip_damaged=True)
-        return [*trusted, *itertools.islice(experts, self.flow.newest)]
 
 
 def ranking(samples: Sequence[Sample]) -> float | None:

@@ -73,10 +73,7 @@ def near_copies(
     """
     if recorded is not None:
         return recorded, []
-    texts = {prompt.id: prompt.text for prompt in prompts}
-    if exists(store):
-        with Store.open(store, read_only=True) as opened:
-            texts |= dict(opened.survey.each_prompt())
+    texts = _texts(prompts, store)
     clusters = clusters_in(texts.items(), data.near_copies)
     if not clusters:
         return {}, []
@@ -87,15 +84,21 @@ def near_copies(
     ]
 
 
+def _texts(prompts: Sequence[Prompt], store: Location | None) -> dict[str, Text]:
+    """By id the texts of prompts, and those of a store."""
+    texts = {prompt.id: prompt.text for prompt in prompts}
+    if store is not None and exists(store):
+        with Store.open(store, read_only=True) as opened:
+            texts |= dict(opened.survey.each_prompt())
+    return texts
+
+
 def copies_of_training(
     data: DataConfig, held_out: Sequence[Prompt], prompts: Sequence[Prompt], store: Location
 ) -> list[str]:
     """A note on held-out prompts that are near-copies of prompts to train on: of `prompts`, and of the store
     that is drawn from."""
-    texts = {prompt.id: prompt.text for prompt in prompts}
-    if data.draws_stored and exists(store):
-        with Store.open(store, read_only=True) as opened:
-            texts |= dict(opened.survey.each_prompt())
+    texts = _texts(prompts, store if data.draws_stored else None)
     ids = {prompt.id for prompt in held_out}
     names = cluster_names(texts | {prompt.id: prompt.text for prompt in held_out}, data.near_copies)
     trained = {name for prompt_id, name in names.items() if prompt_id not in ids}
@@ -169,9 +172,7 @@ def valid_prompts(
     named = list(problems)[:3]
     files = config.paths("eval_prompts" if key == "eval_prompts" else "prompts")  # others are of a store
     lines = places(files, config.columns, named)
-    reasons = "; ".join(
-        f"{lines[name]}: {problems[name]}" if name in lines else problems[name] for name in named
-    )
+    reasons = "; ".join((f"{lines[name]}: " if name in lines else "") + problems[name] for name in named)
     text = f"data.{key}: {len(problems)} of {len(prompts)} prompts are invalid ({reasons})"
     if config.invalid_prompts == "refuse" or not valid:
         raise Refused(f'{text}. What to do: remove or shorten them, or set data.invalid_prompts = "drop"')

@@ -9,7 +9,6 @@ response is the loser against a demonstration, without a reward and without a ju
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,16 +80,21 @@ class LaggingSource:
         return replace(filled, measured={**filled.measured, "sampler_version": self._version})
 
     def publish(self, learner: Learner) -> None:
-        """Copy the policy where the newest copy is `source.sync_every` steps old, and choose one."""
+        """Copy the policy where the newest copy is `source.sync_every` steps old, and choose one of the last
+        `source.sync_from`: the same from one new copy to the next."""
         self.current.publish(learner)
         copies = self.copies.until(learner.version)
         if not copies or learner.version - copies[-1] >= self.current.config.source.sync_every:
             learner.publish(self.copies.folder(learner.version))
             copies.append(learner.version)
-        version = self._choose(copies)
+        last = copies[-self.copies.last :]
+        version = last[derive(self.current.config.train.seed, "sampler", copies[-1]) % len(last)]
         if version == self._version:
             return
-        self._load(version)
+        if self.lagging is None:
+            self.lagging = self._open(version)
+        else:
+            self.lagging.rollout.engine.load(self.copies.folder(version), version)
         if self.current.config.policy.reference == "sampler":
             learner.refer(self.copies.folder(version))
         self.copies.prune(learner.version)
@@ -99,18 +103,6 @@ class LaggingSource:
     def _version(self) -> int:
         """Of the sampler's weights; -1: it has none yet."""
         return -1 if self.lagging is None else self.lagging.rollout.engine.version
-
-    def _choose(self, copies: list[int]) -> int:
-        """One of the last `source.sync_from` copies: the same from one new copy to the next."""
-        config = self.current.config
-        last = copies[-config.source.sync_from :]
-        return last[derive(config.train.seed, "sampler", copies[-1]) % len(last)]
-
-    def _load(self, version: int) -> None:
-        if self.lagging is None:
-            self.lagging = self._open(version)
-        else:
-            self.lagging.rollout.engine.load(self.copies.folder(version), version)
 
     def _open(self, version: int) -> InlineSource:
         config, rollout = self.current.config, self.current.rollout
@@ -132,17 +124,15 @@ class JudgingSource:
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         filled = self.sampler.fill(wanted)
-        self.store.add_pairs(self._judgments(filled.ids))
+        groups: dict[str, list[int]] = {}  # ids by prompt_id
+        for sample in self.store.samples(ids=filled.ids, skip_damaged=True):
+            groups.setdefault(sample.prompt_id, []).append(sample.stored_id)
+        pairs: list[Pair] = []
+        for name, fresh in groups.items():
+            experts = list(self.store.samples(prompt_id=name, roles=("expert",), skip_damaged=True))
+            pairs += [Pair(expert.stored_id, i) for i in fresh for expert in experts]
+        self.store.add_pairs(pairs)
         return filled
 
     def publish(self, learner: Learner) -> None:
         self.sampler.publish(learner)
-
-    def _judgments(self, fresh: Sequence[int]) -> Iterator[Pair]:
-        experts: dict[str, list[int]] = {}  # ids by prompt_id
-        for sample in list(self.store.samples(ids=fresh, skip_damaged=True)):
-            name = sample.prompt_id
-            if name not in experts:
-                found = self.store.samples(prompt_id=name, roles=("expert",), skip_damaged=True)
-                experts[name] = [expert.stored_id for expert in found]
-            yield from (Pair(expert, sample.stored_id) for expert in experts[name])

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from agro.config import LoRA, RunConfig
+from agro.config import LoRA, RunConfig, SamplerConfig
 from agro.io.files import complete_folder
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.models.published import form_of, publish
 from agro.models.reference import fingerprint, follow
+from agro.rollout.engines.draw import truncate
 from agro.runs.folder import to_json_values
-from agro.train.as_sampled import logp_as_sampled
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import Average, Optimizer, denormals_as_zero
 from agro.train.phases import derive
@@ -203,9 +203,11 @@ class Local:
         """Nothing: an engine shares them."""
 
     def publish(self, folder: Path) -> None:
+        self._publish(self.policy, folder)
+
+    def _publish(self, policy: Policy, folder: Path) -> None:
         with complete_folder(folder) as temporary:
-            uses_servers = self.config.engine.uses_servers
-            publish(self.policy, temporary, form_of(self.config), probed=uses_servers)
+            publish(policy, temporary, form_of(self.config), probed=self.config.engine.uses_servers)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self.policy.save(folder, merge=merge)
@@ -261,15 +263,14 @@ class Local:
     def _load_optimizer(self, folder: Path) -> None:
         parameters = [*self.policy.trained().values(), *self.policy.value_weights().values()]
         numbers = {name: i for i, name in enumerate(self._names())}
-        state: dict[int, dict[str, Tensor]] = {}
+        state: dict[int, dict[str, Any]] = {}
         stored = StoredTensors(folder, "optimizer")
         for key in stored.chunks:
             name, _, kind = key.rpartition("/")
-            number = numbers[name]
-            state.setdefault(number, {})[kind] = stored.read(key, parameters[number])
+            state.setdefault(numbers[name], {})[kind] = stored.read(key, parameters[numbers[name]])
         if self.config.train.optimizer == "adamw_8bit":  # whose kernels take a number
             for entry in state.values():
-                entry["step"] = int(entry["step"])  # type: ignore[assignment]
+                entry["step"] = int(entry["step"])
         groups = self.optimizer.adam.state_dict()["param_groups"]
         self.optimizer.adam.load_state_dict({"state": state, "param_groups": groups})
 
@@ -286,6 +287,25 @@ class Local:
         """Write a part of a checkpoint."""
         file = folder / f"{part}.safetensors"
         save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
+
+
+@torch.no_grad()
+def logp_as_sampled(policy: Policy, sample: Sample) -> NDArray[np.float64]:
+    """[A] nats of the policy's choices in an encoded sample, at its temperature and after its truncation.
+
+    -inf for a token that the truncation excludes.
+    """
+    assert sample.tokens is not None
+    assert sample.action is not None
+    assert sample.sampling is not None
+    names = ("temperature", "top_k", "top_p", "min_p")
+    sampler = SamplerConfig(**{name: sample.sampling[name] for name in names})
+    tokens = torch.tensor(sample.tokens, device=policy.device).long()
+    logits = policy.model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampler.temperature
+    logp = truncate(logits, sampler).log_softmax(1).gather(1, tokens[1:, None])[:, 0]
+    found: NDArray[np.float64] = logp.double().cpu().numpy()[sample.action[1:]]
+    return found
 
 
 def read_counts(folder: Path) -> dict[str, Any]:

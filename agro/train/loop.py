@@ -24,8 +24,7 @@ from agro.train.measure import describe_batch
 from agro.train.monitors import Monitor, View
 from agro.train.phases import Phase
 from agro.train.recovery import Checkpoints, go_back, start_of
-from agro.train.sampling import Sampling
-from agro.train.source import Source
+from agro.train.source import Sampling, Source
 from agro.train.state import Position
 from agro.train.update import Updates, observe
 

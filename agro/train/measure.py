@@ -35,6 +35,7 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
     known_staleness = [steps for steps in stale if steps is not None]
     finishes = [s.meta["finish"] for s in responses if s.meta.get("finish") is not None]
     actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
+    meanings = Counter((s.prompt_id, s.meta.get("meaning")) for s in responses if "meaning" in s.meta)
     return {
         "reward_mean": _mean(rewards),
         "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
@@ -51,7 +52,7 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
         "searched": collected.searched,
         "hinted": sum(s.meta.get("hint") is not None for s in responses),
         "experts": sum(s.role == "expert" for s in responses),
-        "same_meaning": _same_meaning(responses) if any("meaning" in s.meta for s in responses) else None,
+        "same_meaning": sum(n for n in meanings.values() if n > 1) if meanings else None,
         "groups_equal": sum(min(r) == max(r) for r in rewards_of.values()),
         "rewards_failed": collected.failed,
         "requests_failed": collected.failed_requests,
@@ -65,27 +66,18 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
     }
 
 
-def _same_meaning(responses: Sequence[Sample]) -> int:
-    """Responses to a prompt that another one has the meaning of."""
-    counts = Counter((s.prompt_id, s.meta.get("meaning")) for s in responses if "meaning" in s.meta)
-    return sum(count for count in counts.values() if count > 1)
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
 def _reward_parts(responses: Sequence[Sample]) -> dict[str, float | None] | None:
     """The mean of each part of a combined reward. An imported log may have anything under that name."""
-    parts: dict[str, list[float]] = defaultdict(list)
-    for sample in responses:
-        recorded = sample.meta.get("reward_parts")
-        if not isinstance(recorded, dict):
-            continue
-        for name, value in recorded.items():
-            known_values = parts[name]
-            if isinstance(value, (int, float)):
-                known_values.append(value)
+    parts: dict[str, list[float]] = {}
+    recorded = [sample.meta.get("reward_parts") for sample in responses]
+    for values in (of_sample for of_sample in recorded if isinstance(of_sample, dict)):
+        for name, value in values.items():
+            known = [value] if isinstance(value, (int, float)) else []
+            parts.setdefault(name, []).extend(known)
     return {name: _mean(values) for name, values in parts.items()} or None
 
 

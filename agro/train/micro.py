@@ -63,7 +63,8 @@ class MicroBatch:
             try:
                 return work()
             except (RuntimeError, MemoryError) as error:
-                if not (self.adapts and _is_out_of_memory(error)):
+                has_class = isinstance(error, (torch.OutOfMemoryError, MemoryError))  # the CPU's has none
+                if not self.adapts or not (has_class or "can't allocate memory" in str(error)):
                     raise
                 message = str(error).partition("\n")[0]
             # Only here are the failed pass's tensors freed: the exception referred to them.
@@ -86,8 +87,3 @@ class MicroBatch:
         self.say(
             f"out of memory: at most {limits} in a forward pass from here on, which doesn't change the result"
         )
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Of an accelerator, which has a class for it, or of the CPU's allocator, which has only a message."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

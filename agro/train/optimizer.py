@@ -48,23 +48,6 @@ def activations(active: bool) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def state_on_device(optimizer: torch.optim.Optimizer, active: bool) -> Iterator[None]:
-    """Move the optimizer's state to the device of its parameters, and back to the CPU afterwards."""
-    if active:
-        _move(optimizer, None)
-    yield
-    if active:
-        _move(optimizer, torch.device("cpu"))
-
-
-def _move(optimizer: torch.optim.Optimizer, device: torch.device | None) -> None:
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and name != "step":  # which lies on the CPU anyway
-                state[name] = value.to(device or parameter.device)
-
-
 class Average:
     """avg ← a · avg + (1 − a) · θ after every optimizer step, starting at the first weights.
 
@@ -116,14 +99,9 @@ class Optimizer:
 
     def __init__(self, policy: Policy, config: TrainConfig) -> None:
         self.policy, self.config = policy, config
-        groups = [
-            {"params": list(policy.trained().values()), "of_lr": 1.0},
-            {
-                "params": list(policy.value_weights().values()),
-                "of_lr": config.value_lr / config.lr,
-                "weight_decay": 0.0,
-            },
-        ]
+        groups: list[dict[str, Any]] = [{"params": list(policy.trained().values()), "of_lr": 1.0}]
+        value = list(policy.value_weights().values())
+        groups.append({"params": value, "of_lr": config.value_lr / config.lr, "weight_decay": 0.0})
         self.adam = _adamw([g for g in groups if g["params"]], policy, config)
 
     def clip(self) -> float:
@@ -137,17 +115,30 @@ class Optimizer:
             norm = torch.nn.utils.clip_grad_norm_(weights.values(), self.config.clip)
             norms.append(float(norm.full_tensor() if is_shard(norm) else norm))
             if not math.isfinite(norms[-1]):
-                raise _not_finite(weights)
+                bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
+                named = f"{len(bad)} parameters, among them {', '.join(bad[:3])}"
+                raise NotFinite(f"the gradient isn't finite in {named}")
         return norms[0]
 
     def move(self, lr: float) -> None:
         """One step of the policy's weights at learning rate `lr`, and of the value's in proportion."""
         for group in self.adam.param_groups:
             group["lr"] = lr * group["of_lr"]
-        with state_on_device(self.adam, "optimizer" in self.config.offload):
-            self.adam.step()
+        offloads = "optimizer" in self.config.offload
+        if offloads:
+            self._move_state(None)
+        self.adam.step()
+        if offloads:
+            self._move_state(torch.device("cpu"))
         if self.policy.masters is not None:
             self.policy.masters.round()
+
+    def _move_state(self, device: torch.device | None) -> None:
+        """To a device; None: to that of the parameters."""
+        for parameter, state in self.adam.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and name != "step":  # which lies on the CPU anyway
+                    state[name] = value.to(device or parameter.device)
 
 
 def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) -> torch.optim.Optimizer:
@@ -161,8 +152,3 @@ def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) ->
         return adamw_8bit(groups, policy.device, **settings)
     is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel
     return torch.optim.AdamW(groups, **settings, fused=not is_sharded)
-
-
-def _not_finite(weights: Mapping[str, Tensor]) -> NotFinite:
-    bad = [n for n, p in weights.items() if p.grad is not None and not p.grad.isfinite().all()]
-    return NotFinite(f"the gradient isn't finite in {len(bad)} parameters, among them {', '.join(bad[:3])}")

@@ -127,10 +127,9 @@ class Phase:
     @property
     def reads_reference(self) -> bool:
         """Whether it needs the reference in memory."""
-        config = self.config
-        needed = self._needs_from("reference") or config.evaluate.beta is not None
-        needed = needed or config.data.has_held_out_groups
-        return needed or (config.evaluate.kl and config.data.eval_prompts is not None)
+        data, rule = self.config.data, self.config.evaluate
+        is_measured = rule.beta is not None or data.has_held_out_groups
+        return self._needs_from("reference") or is_measured or (rule.kl and data.eval_prompts is not None)
 
     @property
     def learns_value(self) -> bool:
@@ -260,7 +259,9 @@ def resolve(
     A run that is resumed keeps its steps, although its store may have grown. Raises `Refused` where a phase
     or one before it samples, and where the store has no groups for it.
     """
-    recorded = _recorded(folder / "config.json") if resume else {}
+    file, recorded = folder / "config.json", {}
+    if resume and file.exists():
+        recorded = json.loads(file.read_text(encoding="utf-8")).get("epochs", {})
     epochs_of: dict[str, Epochs] = {}
     only_stored = True
     for phase in phases:
@@ -319,11 +320,3 @@ def _with_steps(config: RunConfig, epochs: dict[str, Epochs]) -> RunConfig:
         if phase["name"] in epochs:
             phase["train"] = {**phase.get("train", {}), "steps": epochs[phase["name"]]["steps"]}
     return RunConfig.of(values)
-
-
-def _recorded(file: Path) -> dict[str, Epochs]:
-    """What a run's config.json has; empty where there is none."""
-    if not file.exists():
-        return {}
-    record: dict[str, Epochs] = json.loads(file.read_text(encoding="utf-8")).get("epochs", {})
-    return record

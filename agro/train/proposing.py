@@ -56,16 +56,17 @@ class PropsSource(Monitor):
         engine = self.adapted.rollout.engine
         if engine.version == learner.version:
             return
-        self._begin_at_policy()
+        live = self.policy.weights()
+        with torch.no_grad():
+            for name, weight in self.proposal.weights().items():
+                weight.copy_(live[name])
         samples = list(self.current.store.samples(ids=self.newest, skip_damaged=True))
         self.measured = {"aggregate_kl": None, "proposal_kl": None}
         if samples:
             batch = collate(samples, learner.version)
             batch = batch.replace(ref_logp=learner.logp(batch))
-            self.measured = {
-                "aggregate_kl": aggregate_kl(samples, batch),
-                "proposal_kl": self._train(batch),
-            }
+            aggregate = aggregate_kl(samples, batch)
+            self.measured = {"aggregate_kl": aggregate, "proposal_kl": self._train(batch)}
         engine.version = learner.version
 
     def fill(self, wanted: FillRequest) -> CollectResult:
@@ -78,12 +79,6 @@ class PropsSource(Monitor):
 
     def restore(self, state: Any) -> None:
         self.newest = state["newest"]
-
-    @torch.no_grad()
-    def _begin_at_policy(self) -> None:
-        live = self.policy.weights()
-        for name, weight in self.proposal.weights().items():
-            weight.copy_(live[name])
 
     def _train(self, batch: Batch) -> float:
         """Train the sampler on the batch; returns how far it went, in nats a token."""

@@ -28,8 +28,7 @@ from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store.location import Location, url_of
 from agro.store.serving.http import OwnerHttp
-from agro.store.serving.remote_folder import RemoteFolder
-from agro.store.shared import LocalFolder, SharedFolder
+from agro.store.shared import LocalFolder, RemoteFolder, SharedFolder
 from agro.types import Prompt
 
 RECORD, PROMPTS, WEIGHTS, PROCESSES = "config.json", "prompts.jsonl", "weights", "processes"
@@ -84,10 +83,12 @@ class Publications:
 
     def begin(self, record: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
         """Publish what collectors read first, and remove weights that a killed trainer never announced."""
-        lines = [f"{_to_json(prompt)}\n" for prompt in prompts]
+        lines = []
+        for prompt in prompts:
+            content = {"id": prompt.id, "text": prompt.text, "columns": dict(prompt.columns)}
+            lines.append(dumps(content, f"prompt {prompt.id}", ascii=True) + "\n")
         self.shared.write(PROMPTS, "".join(lines).encode("ascii"))
-        content = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        self.shared.write(RECORD, content.encode("utf-8"))
+        self.shared.write(RECORD, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
         newest = self.newest()
         if newest is not None and newest.ended:  # and goes on with more steps
             self._announce(replace(newest, ended=False))
@@ -163,8 +164,3 @@ class Publications:
 
 def _announcement(weights: PublishedWeights) -> bytes:
     return f"{json.dumps(asdict(weights))}\n".encode()
-
-
-def _to_json(prompt: Prompt) -> str:
-    record = {"id": prompt.id, "text": prompt.text, "columns": dict(prompt.columns)}
-    return dumps(record, f"prompt {prompt.id}", ascii=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,10 @@ from torch.distributed.tensor import DTensor
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.io.files import complete_folder
 from agro.models.policy import Policy
-from agro.models.published import form_of, publish
 from agro.models.reference import duplicate
 from agro.objectives import NotFinite
-from agro.train.as_sampled import logp_as_sampled
-from agro.train.learner import Local, Which
+from agro.train.learner import Local, Which, logp_as_sampled
 from agro.train.micro import MicroBatch
 from agro.train.process_group import Calls
 from agro.train.step import Passes, Step
@@ -124,9 +122,7 @@ class Shard(Local):
     def publish(self, folder: Path) -> None:
         self.show()
         if self.copy is not None:
-            with complete_folder(folder) as temporary:
-                uses_servers = self.config.engine.uses_servers
-                publish(self.copy, temporary, form_of(self.config), probed=uses_servers)
+            self._publish(self.copy, folder)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self.show()
@@ -169,8 +165,15 @@ class Shard(Local):
             super()._write_text(text, file)
 
 
+# The methods of a learner that all ranks repeat as they are.
+REPEATED = {
+    *("enter", "logp", "values", "move", "follow", "refer"),
+    *("show", "publish", "save_model", "save", "load"),
+}
+
+
 class Ranks:
-    """The learner of the loop on rank 0: each call is repeated on all ranks."""
+    """The `Learner` of the loop on rank 0: each call is repeated on all ranks."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -189,16 +192,10 @@ class Ranks:
     def reference_key(self) -> str | None:
         return self.shard.reference_key
 
-    def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
-        self._all("enter", config, began=began, resumed=resumed)
-
-    def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
-        logp: Tensor = self._all("logp", batch, of)
-        return logp
-
-    def values(self, batch: Batch) -> Tensor:
-        values: Tensor = self._all("values", batch)
-        return values
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in REPEATED:
+            raise AttributeError(name)
+        return partial(self._all, name)
 
     def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
         """By the complete copy on this rank, which has the weights that were published last."""
@@ -212,15 +209,6 @@ class Ranks:
         step: Step = self._all("gradient", batch, objective, dict(options), _nothing)
         return step
 
-    def move(self, lr: float) -> None:
-        self._all("move", lr)
-
-    def follow(self, step: int) -> None:
-        self._all("follow", step)
-
-    def refer(self, folder: Path) -> None:
-        self._all("refer", folder)
-
     @contextmanager
     def averaged(self) -> Iterator[None]:
         if self.shard.average is None:
@@ -231,21 +219,6 @@ class Ranks:
             yield
         finally:
             self._all("end_average")
-
-    def show(self) -> None:
-        self._all("show")
-
-    def publish(self, folder: Path) -> None:
-        self._all("publish", folder)
-
-    def save_model(self, folder: Path, *, merge: bool) -> None:
-        self._all("save_model", folder, merge=merge)
-
-    def save(self, folder: Path) -> None:
-        self._all("save", folder)
-
-    def load(self, folder: Path, version: int) -> None:
-        self._all("load", folder, version)
 
     def close(self) -> None:
         """Let the other ranks end."""
@@ -281,15 +254,11 @@ def shard(policy: Policy, mesh: DeviceMesh, *, reshard: bool) -> None:
         policy.masters = None
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     adapter = set() if policy.adapter is None else {p for p in policy.model.parameters() if p.requires_grad}
-    for layer in _layers(policy.model):
-        fully_shard(layer, mesh=mesh, mp_policy=precision, ignored_params=adapter)
-    fully_shard(
-        policy.model,
-        mesh=mesh,
-        reshard_after_forward=reshard,
-        mp_policy=precision,
-        ignored_params=adapter,
-    )
+    lists = [list(module) for module in policy.model.modules() if isinstance(module, nn.ModuleList)]
+    settings: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "ignored_params": adapter}
+    for layer in max(lists, key=len):  # the transformer blocks
+        fully_shard(layer, **settings)
+    fully_shard(policy.model, reshard_after_forward=reshard, **settings)
 
 
 def run_inside(model: nn.Module, policy: Policy, method: str, name: str) -> None:
@@ -297,12 +266,6 @@ def run_inside(model: nn.Module, policy: Policy, method: str, name: str) -> None
     setattr(model, name, getattr(policy, method))
     register_fsdp_forward_method(model, name)
     setattr(policy, method, getattr(model, name))
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """The transformer blocks: the items of the longest list of modules."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len)
 
 
 def _nothing() -> None:

@@ -13,17 +13,9 @@ from agro.models.policy import Policy
 from agro.rollout import Activity
 from agro.runs.folder import Run
 from agro.store import Commit, Store
+from agro.train import state
 from agro.train.learner import AVERAGE, Learner
 from agro.train.phases import Phase, derive
-from agro.train.state import (
-    POSITION,
-    Position,
-    damage,
-    delete_checkpoints,
-    digest_of,
-    read_position,
-    write_checkpoint,
-)
 from agro.train.stored_tensors import assign, exists
 
 
@@ -37,18 +29,18 @@ class Checkpoints:
     activity: Activity
     saved: int = -1  # the last step with a checkpoint; -1: none has one
 
-    def commit(self, phase: Phase, position: Position) -> Position:
+    def commit(self, phase: Phase, position: state.Position) -> state.Position:
         """Write a checkpoint, then the row of the store that makes it valid."""
         self.activity.stage("saving")
-        files = write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
-        position = replace(position, digest=digest_of(files))
+        files = state.write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
+        position = replace(position, digest=state.digest_of(files))
         self.folder.sync()
         self.store.ledger.commit(self.folder.id, position.step, position.digest, files=files)
         self.saved = position.step
         self.prune(phase)
         return position
 
-    def commit_done(self, phase: Phase, position: Position) -> None:
+    def commit_done(self, phase: Phase, position: state.Position) -> None:
         """Commit the last step that was done, unless the weights moved since then."""
         if position.step != self.saved and self.learner.version == position.version:
             self.store.ledger.rewind(self.folder.id, position.step)
@@ -59,10 +51,10 @@ class Checkpoints:
         commits = self.store.ledger.commits(self.folder.id)[-phase.config.train.keep :]
         remaining = {phase.begins, *(commit.step for commit in commits)}
         folders = {self.folder.checkpoint(step) for step in remaining}
-        delete_checkpoints(self.folder.folder / "checkpoints", keep=folders)
+        state.delete_checkpoints(self.folder.folder / "checkpoints", keep=folders)
 
 
-def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> Position:
+def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> state.Position:
     """The position to resume from. What came after it is undone in the store, or marked as redone.
 
     Raises `Refused` where the run committed checkpoints but none of them is complete.
@@ -95,7 +87,7 @@ def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[s
     for line in folder.forget_after(step or -1):  # the measurement of step 0 is made again
         say(f"damaged: {folder.metrics_file}:{line}; dropped")
     store.ledger.rewind(folder.id, to=chosen)
-    return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
+    return state.read_position(folder.checkpoint(step), chosen.digest) if chosen else state.Position()
 
 
 def start_of(folder: Run, phase: Phase) -> Path | None:
@@ -103,29 +95,26 @@ def start_of(folder: Run, phase: Phase) -> Path | None:
     return folder.checkpoint(phase.begins) if phase.begins else None
 
 
-def needs_anchor(phase: Phase) -> bool:
-    """Whether the phase's reference is, or begins as, the checkpoint that the phase began with."""
-    return phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
-
-
 def _damage(folder: Run, phases: Sequence[Phase], commit: Commit, commits: Mapping[int, Commit]) -> str:
     """Why the run can't resume from this commit: damage to its checkpoint, or to its phase's reference."""
-    problem = damage(folder.checkpoint(commit.step), commit)
+    problem = state.damage(folder.checkpoint(commit.step), commit)
     if problem:
         return problem
-    position = read_position(folder.checkpoint(commit.step), commit.digest)
+    position = state.read_position(folder.checkpoint(commit.step), commit.digest)
     for phase in phases:
-        if needs_anchor(phase) and phase.name == position.phase and position.step < phase.ends:
+        # Whose reference is, or begins as, the checkpoint that the phase began with.
+        is_anchored = phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
+        if is_anchored and phase.name == position.phase and position.step < phase.ends:
             anchor = commits.get(phase.begins)
             if anchor is None or anchor.digest != position.anchor:
                 return f"step {commit.step}: the commit of step {phase.begins}, its reference, is missing"
-            return damage(folder.checkpoint(phase.begins), anchor)
+            return state.damage(folder.checkpoint(phase.begins), anchor)
     return ""
 
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether it is RUN/checkpoints/step-N."""
-    return (folder / POSITION).is_file()
+    return (folder / state.POSITION).is_file()
 
 
 def run_of(folder: Path) -> Path:

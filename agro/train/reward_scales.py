@@ -6,7 +6,8 @@ and a checker others as 0 or 1, the difference is that of the graders, not of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from agro.config import DataConfig
@@ -42,15 +43,12 @@ def find_scale_conflicts(data: DataConfig, store: Store) -> list[ScaleConflict]:
     scales = {s.source: _mapped(s, data) for s in store.survey.scales()}
     if not any(differ_in_scale(a, b) for a in scales.values() for b in scales.values()):
         return []
-    conflicts: dict[tuple[str, str], ScaleConflict] = {}
+    conflicts: dict[tuple[Scale, Scale], ScaleConflict] = {}
     for names, count, prompt_id in store.survey.meetings(**chosen(data)):
-        for low in names:
-            for high in names:
-                a, b = scales[low], scales[high]
-                if a.size < b.size and differ_in_scale(a, b) and not _has_map(data, low, high):
-                    previous = conflicts.get((low, high))
-                    groups = count + (previous.groups if previous else 0)
-                    conflicts[low, high] = ScaleConflict(a, b, groups, prompt_id)
+        for low, high in _conflicting([scales[name] for name in names], data):
+            previous = conflicts.get((low, high))
+            groups = count + (previous.groups if previous else 0)
+            conflicts[low, high] = ScaleConflict(low, high, groups, prompt_id)
     return list(conflicts.values())
 
 
@@ -65,36 +63,38 @@ def rescaled(samples: Sequence[Sample], data: DataConfig) -> list[Sample]:
     """The samples with rewards of the scale that training uses; token rewards have the factor alone."""
     if not data.reward_scale:
         return list(samples)
-    return [_rescaled(sample, data) for sample in samples]
+    result = []
+    for sample in samples:
+        rule = data.reward_scale.get(sample.source)
+        reward, tokens = sample.reward, sample.token_reward
+        if rule is not None and reward is not None:
+            reward = rule.factor * reward + rule.offset
+        if rule is not None and tokens is not None:
+            tokens = (rule.factor * tokens).astype(tokens.dtype)
+        result.append(sample if rule is None else sample.replace(reward=reward, token_reward=tokens))
+    return result
 
 
 def check_drawn(samples: Sequence[Sample], data: DataConfig) -> None:
     """`check_scales` of the samples of one step, whose rewards are mapped."""
-    rewards: dict[str, dict[str, list[float]]] = {}
+    rewards: dict[str, list[float]] = {}  # by source
+    groups: dict[str, dict[str, None]] = {}  # the sources of each group, in order
     for sample in samples:
         if sample.reward is not None:
-            sources_of_group = rewards.setdefault(sample.prompt_id, {})
-            sources_of_group.setdefault(sample.source, []).append(sample.reward)
-    scales = _ranges(rewards.values())
-    for prompt_id, sources in rewards.items():
-        for low in sources:
-            for high in sources:
-                a, b = scales[low], scales[high]
-                if a.size < b.size and differ_in_scale(a, b) and not _has_map(data, low, high):
-                    raise _refusal(ScaleConflict(a, b, 1, prompt_id), "a group of this step")
+            rewards.setdefault(sample.source, []).append(sample.reward)
+            groups.setdefault(sample.prompt_id, {})[sample.source] = None
+    scales = {source: Scale(source, min(values), max(values)) for source, values in rewards.items()}
+    for prompt_id, sources in groups.items():
+        for low, high in _conflicting([scales[source] for source in sources], data):
+            raise _refusal(ScaleConflict(low, high, 1, prompt_id), "a group of this step")
 
 
-def _ranges(groups: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, Scale]:
-    rewards: dict[str, list[float]] = {}
-    for sources in groups:
-        for source, values in sources.items():
-            rewards.setdefault(source, []).extend(values)
-    return {source: Scale(source, min(values), max(values)) for source, values in rewards.items()}
-
-
-def _has_map(data: DataConfig, *sources: str) -> bool:
-    """A map is the user's word, whatever the ranges are then."""
-    return all(source in data.reward_scale for source in sources)
+def _conflicting(scales: Sequence[Scale], data: DataConfig) -> Iterator[tuple[Scale, Scale]]:
+    """The pairs, smaller one first, that differ. A map is the user's word, whatever the ranges are then."""
+    for low, high in itertools.product(scales, repeat=2):
+        have_map = low.source in data.reward_scale and high.source in data.reward_scale
+        if low.size < high.size and differ_in_scale(low, high) and not have_map:
+            yield low, high
 
 
 def _mapped(scale: Scale, data: DataConfig) -> Scale:
@@ -103,18 +103,6 @@ def _mapped(scale: Scale, data: DataConfig) -> Scale:
         return scale
     ends = sorted(rule.factor * reward + rule.offset for reward in (scale.lowest, scale.highest))
     return Scale(scale.source, *ends)
-
-
-def _rescaled(sample: Sample, data: DataConfig) -> Sample:
-    rule = data.reward_scale.get(sample.source)
-    if rule is None:
-        return sample
-    reward, tokens = sample.reward, sample.token_reward
-    if reward is not None:
-        reward = rule.factor * reward + rule.offset
-    if tokens is not None:
-        tokens = (rule.factor * tokens).astype(tokens.dtype)
-    return sample.replace(reward=reward, token_reward=tokens)
 
 
 def _refusal(conflict: ScaleConflict, location: str) -> Refused:

@@ -13,15 +13,12 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from agro.errors import Refused
-from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
 from agro.rollout.envs.protocol import Environment, Turn, checked
 from agro.rollout.search import Action, State, Tree, best_first, by_ucb
 from agro.rollout.tree import Attempt, step_pairs
 from agro.train.assessing import answer_probabilities
 from agro.train.learner import Learner
-from agro.train.phases import Phase
 from agro.train.source import FillRequest, InlineSource, Source, can_be_asked, joined
 from agro.types import Prompt, Sample
 
@@ -46,12 +43,13 @@ class SearchingSource:
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         search = self.search
-        rule = best_first(search.length_power) if search.by == "best" else by_ucb(search.explore, self._value)
+        rule, ends = by_ucb(search.explore, lambda action: _attempt(action).value(search.alpha)), math.inf
+        if search.by == "best":
+            rule, ends = best_first(search.length_power), search.right
         trees = [Tree(prompt, rule) for prompt in self.prompts.take(wanted.first, wanted.groups)]
         parts = [CollectResult()]
         tried = 0
         for _ in range(search.expansions):
-            ends = search.right if search.by == "best" else math.inf
             states = [tree.choose() for tree in trees if tree.best < ends]
             if not states:
                 break
@@ -63,16 +61,11 @@ class SearchingSource:
         ids = self._judge(trees) if search.train == "pairs" else right
         return replace(joined(parts, tuple(sorted(ids))), searched=tried)
 
-    def _value(self, action: Action) -> float:
-        return _attempt(action).value(self.search.alpha)
-
     def _expand(self, states: Sequence[State], wanted: FillRequest) -> CollectResult:
         """Try turns in these states, and let the environment answer them."""
         n = self.search.branches
-        request = FillRequest(
-            wanted.step, 0, wanted.first, wanted.before, [state.prompt for state in states], n
-        )
-        made = self.turns.fill(request)
+        prompts = [state.prompt for state in states]
+        made = self.turns.fill(FillRequest(wanted.step, 0, wanted.first, wanted.before, prompts, n))
         samples = {sample.id: sample for sample in self.store.samples(ids=made.ids)}
         actions = []
         for k, state in enumerate(states):
@@ -173,26 +166,3 @@ def of_turns(source: InlineSource, environment: Environment) -> InlineSource:
     sampler = source.config.sampler.model_copy(update={"stop": stops})
     config = source.config.model_copy(update={"sampler": sampler})
     return replace(source, rollout=rollout, config=config, reward=None)
-
-
-def check_search(phase: Phase, prefix: str) -> None:
-    """Raise `Refused` for what [search] can't be combined with."""
-    config, search, data = phase.config, phase.config.search, phase.config.data
-    assert search is not None
-    pairs = search.train == "pairs"
-    problems = (
-        (config.environment is None, "searches over the turns of an [environment]: set one"),
-        (not data.samples_fresh, "finds fresh groups, but data.replay = 1 samples none"),
-        (config.again is not None, "and [again] exclude each other"),
-        (data.complete_groups is not None, "and data.complete_groups exclude each other"),
-        (data.spread, "and data.spread exclude each other: its groups are states"),
-        (data.experts > 0, "and data.experts exclude each other: its groups are states"),
-        (
-            pairs != (PAIRS in phase.needs),
-            f'with train = "{search.train}" is for objectives that need {"" if pairs else "no "}pairs, got '
-            f"{config.objective.name}",
-        ),
-    )
-    for is_problem, text in problems:
-        if is_problem:
-            raise Refused(f"{prefix}[search] {text}")

@@ -45,7 +45,8 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
     if resume and recorded.exists():
         before = RunConfig.load(recorded).data
         return Budget(_holding(config, before.hold_out, ask=before.ask_held_out))
-    if not data.hold_out or _is_measured(config):
+    phases = [phase.config.data for phase in Phase.all(config)]
+    if not data.hold_out or any(of_phase.eval_prompts or of_phase.eval_store for of_phase in phases):
         return Budget(_holding(config, 0.0))
     if data.store is not None and not _has_reference(config):
         return _without(config, "stored groups are measured against a reference, and nothing else needs one")
@@ -85,12 +86,6 @@ def largest_share(ids: Iterable[str], clusters: Clusters, most: int) -> tuple[fl
     return (below + position) / 2**65, held  # between the last that is held out and the next
 
 
-def _is_measured(config: RunConfig) -> bool:
-    """Whether something else is held out."""
-    data = [phase.config.data for phase in Phase.all(config)]
-    return any(d.eval_prompts or d.eval_store for d in data)
-
-
 def _has_reference(config: RunConfig) -> bool:
     """Whether a run that holds nothing out has a reference, which stays the same."""
     phases = Phase.all(_holding(config, 0.0))
@@ -112,10 +107,8 @@ def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> Run
 
 
 def _without(config: RunConfig, reason: str) -> Budget:
-    text = (
-        f"no prompts are held out, since {reason}; data.eval_prompts would compare the result with the start"
-    )
-    return Budget(_holding(config, 0.0), (text,))
+    way_out = "data.eval_prompts would compare the result with the start"
+    return Budget(_holding(config, 0.0), (f"no prompts are held out, since {reason}; {way_out}",))
 
 
 def set_aside(

@@ -1,13 +1,11 @@
-"""A source adds the fresh groups of a step to the store.
-
-The fresh groups of a step: all that a source adds, or only those with a spread of rewards.
-"""
+"""What a step trains on: stored groups that rules pick, and fresh ones that a source adds to the store: all
+that it adds, or only those with a spread of rewards."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,13 +14,17 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import remove
 from agro.models.encoding import Encoder, InvalidSample
+from agro.objectives.needs import PAIRS
 from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
-from agro.store import Selection, Store
+from agro.store import At, Selection, Store
+from agro.store.drawing import wait_for_groups
 from agro.train.collate import total_reward
+from agro.train.feed import Feed, Valid
 from agro.train.learner import Learner
-from agro.train.phases import derive
+from agro.train.phases import Phase, derive
+from agro.train.state import Position
 from agro.types import Prompt
 
 
@@ -86,25 +88,16 @@ class InlineSource:
     weights: Path | None = None  # folder of published versions; None where the engine is in this process
 
     def fill(self, wanted: FillRequest) -> CollectResult:
+        config, sampler, kind = self.config, self.config.sampler, "sample"
         if wanted.joining:
-            return self._complete(wanted)
-        if not wanted.groups:
+            sampler, kind = sampler.model_copy(update={"n": wanted.n}), "complete"
+        elif not wanted.groups:
             return CollectResult()
-        config = self.config
-        seed = derive(config.train.seed, "sample", wanted.step)
-        numbers = tuple(range(wanted.before, wanted.before + wanted.groups))
+        prompts = wanted.joining or self.prompts.take(wanted.first, wanted.groups)
+        numbers = tuple(range(wanted.before, wanted.before + len(prompts)))
+        seed = derive(config.train.seed, kind, wanted.step)
         task = Task(self.run, wanted.step, seed, numbers, max_failed=config.reward.max_failed)
-        prompts = self.prompts.take(wanted.first, wanted.groups)
-        return collect(self.rollout, prompts, config.sampler, self.store, task, self.reward, self.activity)
-
-    def _complete(self, wanted: FillRequest) -> CollectResult:
-        """`n` responses to each of the prompts that are requested."""
-        config = self.config
-        seed = derive(config.train.seed, "complete", wanted.step)
-        numbers = tuple(range(wanted.before, wanted.before + len(wanted.joining)))
-        task = Task(self.run, wanted.step, seed, numbers, max_failed=config.reward.max_failed)
-        sampler = config.sampler.model_copy(update={"n": wanted.n})
-        return collect(self.rollout, wanted.joining, sampler, self.store, task, self.reward, self.activity)
+        return collect(self.rollout, prompts, sampler, self.store, task, self.reward, self.activity)
 
     def publish(self, learner: Learner) -> None:
         engine = self.rollout.engine
@@ -239,3 +232,52 @@ def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResul
         asked_again=sum(asked) if asked else None,
         measured=parts[-1].measured,
     )
+
+
+@dataclass(frozen=True)
+class StepData:
+    """What a step trains on."""
+
+    valid: Valid
+    collected: CollectResult  # what was generated for the step
+    prompts: int  # sampled from
+    missing: int  # groups of data.replay that the store didn't have
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Fills the store for the steps of one phase, and draws from it."""
+
+    source: Source
+    feed: Feed
+    learner: Learner
+    store: Store
+    run: str  # its id
+    activity: Activity
+    say: Callable[[str], None]
+
+    def take(self, phase: Phase, position: Position) -> StepData:
+        """The samples of the step after `position`: picked in the store, or generated in place of others."""
+        data, step_of_phase = phase.config.data, phase.at(position)
+        at = At(self.run, position.step + 1, phase.config.train.seed, self.learner.version)
+        picks: list[Selection] = []
+        picked: set[str] = set()
+        for rule in phase.rules(step_of_phase):
+            self.activity.stage("waiting for the store")
+            groups = wait_for_groups(self.store.draws, rule, at, picked, self.activity.check)
+            picks.append(self.feed.choose(self.store, Selection(rule, groups), at))
+            picked |= set(picks[-1].groups)
+        if PAIRS in phase.needs:  # what a source judges is drawn with the samples that it makes
+            picks.append(Selection(phase.rule(1), []))
+        request = FillRequest(at.step, phase.config.train.groups - len(picked), position.prompts)
+        filled = fill(self.source, self.store, request, spread=data.spread)
+        if data.complete_groups:
+            filled, picks = complete(self.source, self.store, filled, picks, request, self.learner.encoder)
+        drawn = self.store.draws.draw_picked(picks, at, filled.made.ids, phase.joining())
+        for sample in drawn.damaged:
+            self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}")
+        valid = self.feed.valid(drawn, filled.made.ids)
+        reasons = {"too stale": filled.made.too_stale, "equal rewards in its group": filled.equal}
+        valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
+        missing = phase.stored_groups(step_of_phase) - len(picked)
+        return StepData(valid, filled.made, filled.prompts, missing)

@@ -84,7 +84,9 @@ class StoredTensors:
         chunks = self.chunks[name]
         ends = [[o + n for o, n in zip(c.offsets, c.sizes, strict=True)] for c in chunks]
         shape = torch.Size(max(sizes) for sizes in zip(*ends, strict=True))
-        dtype = _dtype(chunks[0])
+        with safe_open(chunks[0].path, framework="pt") as file:
+            key, sizes = chunks[0].key, chunks[0].sizes
+            dtype = (file.get_slice(key)[:0] if len(sizes) else file.get_tensor(key)).dtype
         alike = shape == weight.shape
         value = torch.empty_like(weight, dtype=dtype) if alike else torch.empty(shape, dtype=dtype)
         self.copy_to(name, value)
@@ -143,17 +145,12 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
     except CheckpointException as error:
         failure, _ = next(iter(error.failures.values()))
         raise failure from error
-    if dist.get_rank() == 0:
-        _check_written(state, folder)
-
-
-def _check_written(state: Mapping[str, Tensor], folder: Path) -> None:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in state.items():
-        part, _, name_in_part = name.partition("/")
-        parts.setdefault(part, {})[name_in_part] = tensor
-    for part, tensors in parts.items():
-        StoredTensors(folder, part).check(tensors)
+    if dist.get_rank() != 0:
+        return
+    for part in {name.partition("/")[0] for name in state}:
+        prefix = f"{part}/"
+        own = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+        StoredTensors(folder, part).check(own)
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -167,12 +164,6 @@ def _pieces(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         filled += size
         numbers[name] = piece
     return numbers
-
-
-def _dtype(chunk: Chunk) -> torch.dtype:
-    with safe_open(chunk.path, framework="pt") as file:
-        value: Tensor = file.get_slice(chunk.key)[:0] if len(chunk.sizes) else file.get_tensor(chunk.key)
-        return value.dtype
 
 
 def _copy_overlap(chunk: Chunk, local: Tensor, offsets: Sequence[int]) -> None:

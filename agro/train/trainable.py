@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
@@ -145,11 +146,17 @@ def check_store(
             f"data.store: {store.path} has no samples that data.roles, data.sources, data.min_reward and "
             "data.best_of_group admit; import some (agro import)"
         )
-    check.refuse_missing()
     check.episodes()
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     if data.spread:
-        check.count_equal()
+        groups = [
+            group for group in store.survey.each_group(**chosen(data)) if check.is_drawn(group.prompt_id)
+        ]
+        equal = sum(group.scored > 1 and group.reward_min == group.reward_max for group in groups)
+        if equal:
+            check.notes.append(
+                f"{equal} of {len(groups)} groups have equal rewards and aren't drawn (data.spread)"
+            )
     remaining = check.groups(sizes, drop=options.get("singletons") == "drop")
     if remaining == 0 and not fills:
         raise Refused(
@@ -163,19 +170,6 @@ def check_store(
 
 
 @dataclass
-class _MissingSamples:
-    """The samples without a need: how many, and the first of them by name."""
-
-    count: int = 0
-    named: list[str] = field(default_factory=list)
-
-    def add(self, row: SampleSummary) -> None:
-        self.count += 1
-        if len(self.named) < NAMED:
-            self.named += _named([row])
-
-
-@dataclass
 class _StoreCheck:
     """The stored samples of a run against the needs of its objective, read in constant memory."""
 
@@ -185,7 +179,6 @@ class _StoreCheck:
     log: Path | None = None  # that the store was filled from for a look
     notes: list[str] = field(default_factory=list)  # what isn't drawn
     total: int = 0  # samples
-    missing: dict[Need, _MissingSamples] = field(default_factory=dict)
     in_episodes: list[SampleSummary] = field(default_factory=list)
 
     @property
@@ -198,16 +191,22 @@ class _StoreCheck:
         way_out = instead(self.config, self.store, self.log)
         return f"{way_out}or " if way_out else ""
 
+    @cached_property
+    def is_drawn(self) -> Callable[[str], bool]:
+        """Whether a prompt isn't held out."""
+        is_held_out = self.store.split.held_out(self.config.data)
+        return lambda prompt_id: not is_held_out(prompt_id)
+
     def rows(self) -> Iterator[SampleSummary]:
         """The samples that may be drawn."""
-        is_held_out = self.store.split.held_out(self.config.data)
         rows = self.store.survey.each_summary(**chosen(self.config.data))
-        return (row for row in rows if not is_held_out(row.prompt_id))
+        return (row for row in rows if self.is_drawn(row.prompt_id))
 
     def samples(self) -> None:
-        """Count the samples, and those without each need."""
+        """Count the samples. Refuse those without a need that all must have, or that none has."""
         needs = ordered(self.needs)
-        self.missing = {need: _MissingSamples() for need in needs}
+        missing: dict[Need, list[SampleSummary]] = {need: [] for need in needs}  # the first ones
+        counts = Counter[Need]()
         missing_by_kind: dict[tuple[object, ...], list[Need]] = {}  # what a kind of samples doesn't have
         for row in self.rows():
             self.total += 1
@@ -215,19 +214,16 @@ class _StoreCheck:
             if kind not in missing_by_kind:
                 missing_by_kind[kind] = [n for n in needs if n.applies_to(row.role) and n.missing_in(row)]
             for need in missing_by_kind[kind]:
-                self.missing[need].add(row)
+                counts[need] += 1
+                if counts[need] <= NAMED:
+                    missing[need].append(row)
             if row.episode is not None:
                 self.in_episodes.append(row)
-
-    def refuse_missing(self) -> None:
-        """Refuse samples without a need that all must have, or that none has."""
-        for need, missing in self.missing.items():
-            if missing.count and (missing.count == self.total or not need.optional):
-                need = with_way_out(need, self.otherwise)
-                raise need.refusal(self.name, missing.named, self.total, count=missing.count)
-            if missing.count:
-                share = f"{missing.count} of {self.total}"
-                self.notes.append(f"{share} samples have no {need} and aren't drawn")
+        for need in (need for need in needs if counts[need]):
+            if counts[need] == self.total or not need.optional:
+                other = with_way_out(need, self.otherwise)
+                raise other.refusal(self.name, _named(missing[need]), self.total, count=counts[need])
+            self.notes.append(f"{counts[need]} of {self.total} samples have no {need} and aren't drawn")
 
     def episodes(self) -> None:
         """Refuse rows of one episode with different rewards: they are one response."""
@@ -273,31 +269,15 @@ class _StoreCheck:
 
     def responses(self) -> Iterator[tuple[str, int]]:
         """By prompt the number of responses that can be drawn, where there are any."""
-        data = self.config.data
         need = grouping(self.needs)
         if need is not None and need.but_experts:
             responses = {(r.prompt_id, r.episode or r.id) for r in self.rows() if need.applies_to(r.role)}
             yield from Counter(prompt for prompt, _ in responses).items()
             return
-        is_held_out = self.store.split.held_out(data)
-        for group in self.store.survey.each_group(**chosen(data)):
+        for group in self.store.survey.each_group(**chosen(self.config.data)):
             size = group.scored if REWARD in self.needs else group.size
-            if size and not is_held_out(group.prompt_id):
+            if size and self.is_drawn(group.prompt_id):
                 yield group.prompt_id, size
-
-    def count_equal(self) -> None:
-        """Note how many groups data.spread leaves out."""
-        data = self.config.data
-        is_held_out = self.store.split.held_out(data)
-        groups = [
-            group.scored > 1 and group.reward_min == group.reward_max
-            for group in self.store.survey.each_group(**chosen(data))
-            if not is_held_out(group.prompt_id)
-        ]
-        if any(groups):
-            self.notes.append(
-                f"{sum(groups)} of {len(groups)} groups have equal rewards and aren't drawn (data.spread)"
-            )
 
     def pairs(self) -> Iterable[tuple[str, int]]:
         """By prompt the number of its pairs. Refuses a store without pairs, and missing votes."""

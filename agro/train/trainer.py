@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -29,6 +29,7 @@ from agro.store.lifeline import leased
 from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
+from agro.train import inputs
 from agro.train.abilities import lags
 from agro.train.adversary import AdversarialSource
 from agro.train.asking_again import AskingAgainSource, without_hint
@@ -40,24 +41,19 @@ from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
 from agro.train.flowing import FlowSource
-from agro.train.inputs import (
-    check_scorable,
-    configured_prompts,
-    copies_of_training,
-    near_copies,
-    recorded_clusters,
-    split_prompts,
-    valid_prompts,
-    valued_prompts,
-)
 from agro.train.lagging import JudgingSource, LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
 from agro.train.monitors.guard import Best, FirstSamples, Guard, SamplerMismatch
-from agro.train.monitors.heldout import HeldOutGroups, HeldOutLog, HeldOutPrompts, NothingToRank
+from agro.train.monitors.heldout import (
+    HeldOutGroups,
+    HeldOutLog,
+    HeldOutPrompts,
+    NothingToRank,
+    RewardParts,
+)
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
-from agro.train.monitors.reward_parts import RewardParts
 from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
@@ -129,8 +125,12 @@ class BaseTrainer:
         with Watch(self.config.train.rank_seconds, rank(), world_size(), connect) as self.watch:
             if rank() == 0:
                 self._run()
-            else:
-                self._serve()
+                return self.out
+            from agro.train.ranks import Shard, serve
+
+            policy = self._load_policy()
+            with joined(policy.device) as mesh, self.watch.naming():
+                serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
         return self.out
 
     def _run(self) -> None:
@@ -138,15 +138,9 @@ class BaseTrainer:
         interruption = Interruption()
         try:
             self.policy, self.reference = self._load()
-            inputs = fingerprints(self.config, self.policy, self.reference, self.rewards)
-            self.folder = Run(
-                self.out,
-                self.config,
-                resume=self.resume,
-                inputs=inputs,
-                accept=self.accept,
-                epochs=self.epochs,
-            )
+            digests = fingerprints(self.config, self.policy, self.reference, self.rewards)
+            before: dict[str, Any] = {"resume": self.resume, "accept": self.accept}
+            self.folder = Run(self.out, self.config, inputs=digests, epochs=self.epochs, **before)
             self.progress = Progress.on(self.phases[-1].ends, store)
             self.trackers = load_trackers(self.config, self.folder, self.progress.say)
             watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
@@ -170,8 +164,8 @@ class BaseTrainer:
         """Load and check what is cheap; returns where the store is."""
         data = self.config.data
         check_push(self.config.train)
-        self.prompts, self.notes = configured_prompts(data, "prompts")
-        self.eval_prompts, repeated = configured_prompts(data, "eval_prompts")
+        self.prompts, self.notes = inputs.configured_prompts(data, "prompts")
+        self.eval_prompts, repeated = inputs.configured_prompts(data, "eval_prompts")
         self.set_aside: list[Prompt] = []  # held-out prompts that can be answered
         if self.budget is not None:
             self.notes += self.budget.notes
@@ -184,10 +178,12 @@ class BaseTrainer:
         check_stores(self.phases, self.prompts, path, self.clusters)
         check_enough(self.phases, path, clusters=self.clusters)
         if data.eval_prompts:
-            self.notes += copies_of_training(data, self.eval_prompts, self.prompts, path)
+            self.notes += inputs.copies_of_training(data, self.eval_prompts, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
-            self.values = StoredValues.load(data.value_store, valued_prompts(self.phases, self.prompts, path))
+            self.values = StoredValues.load(
+                data.value_store, inputs.valued_prompts(self.phases, self.prompts, path)
+            )
         named = {phase.name: phase.config.environment for phase in self.phases}
         self.environments = {name: load_environment(e) for name, e in named.items() if e is not None}
         self.reward: Reward | None = None
@@ -197,16 +193,16 @@ class BaseTrainer:
                 self.reward = EpisodeReward(self.reward)
             key = "eval_prompts" if data.eval_prompts else "hold_out"
             scored = {"prompts": self.prompts, key: self.eval_prompts}
-            self.notes += check_scorable(self.reward, scored, self.config.reward.max_failed)
+            self.notes += inputs.check_scorable(self.reward, scored, self.config.reward.max_failed)
         return path
 
     def _hold_out(self, path: Location) -> list[str]:
         """Take the prompts of data.hold_out out of those to train on; returns notes."""
-        data, recorded = self.config.data, recorded_clusters(self.out) if self.resume else None
+        data, recorded = self.config.data, inputs.recorded_clusters(self.out) if self.resume else None
         if recorded is None and self.budget is not None:
             recorded = self.budget.clusters
-        self.clusters, copied = near_copies(data, self.prompts, path, recorded)
-        self.prompts, held_out = split_prompts(self.prompts, data, self.clusters)
+        self.clusters, copied = inputs.near_copies(data, self.prompts, path, recorded)
+        self.prompts, held_out = inputs.split_prompts(self.prompts, data, self.clusters)
         if data.eval_prompts is None:
             file = self.out / SET_ASIDE if self.resume else None
             self.set_aside = set_aside(self.config, held_out, path, self.clusters, file)
@@ -219,16 +215,15 @@ class BaseTrainer:
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
         policy, data = self._load_policy(), self.config.data
-        self.prompts, dropped = valid_prompts(self.prompts, policy.encoder, data, "prompts")
+        self.prompts, dropped = inputs.valid_prompts(self.prompts, policy.encoder, data, "prompts")
+        held_out, key = self.eval_prompts, "eval_prompts"
         if self.set_aside:  # what the model can't be asked isn't missed there
-            lenient = data.model_copy(update={"invalid_prompts": "drop"})
-            self.set_aside, held_out = valid_prompts(self.set_aside, policy.encoder, lenient, "hold_out")
-            self.eval_prompts = self.set_aside if self.eval_prompts else []
-        else:
-            self.eval_prompts, held_out = valid_prompts(
-                self.eval_prompts, policy.encoder, data, "eval_prompts"
-            )
-        self.notes += [*dropped, *held_out, *(describe(name, e) for name, e in self.epochs.items())]
+            held_out, key = self.set_aside, "hold_out"
+            data = data.model_copy(update={"invalid_prompts": "drop"})
+        held_out, dropped_there = inputs.valid_prompts(held_out, policy.encoder, data, key)
+        self.set_aside = held_out if self.set_aside else []
+        self.eval_prompts = held_out if self.eval_prompts else []
+        self.notes += [*dropped, *dropped_there, *(describe(name, e) for name, e in self.epochs.items())]
         return policy, self._load_reference(policy)
 
     def _load_policy(self) -> Policy:
@@ -282,17 +277,9 @@ class BaseTrainer:
             learner = Ranks(shard)
             try:
                 with self.watch.naming():
-                    yield learner
+                    yield cast(Learner, learner)
             finally:
                 learner.close()
-
-    def _serve(self) -> None:
-        """What a rank other than 0 does."""
-        from agro.train.ranks import Shard, serve
-
-        policy = self._load_policy()
-        with joined(policy.device) as mesh, self.watch.naming():
-            serve(Shard(policy, self._load_reference(policy), lambda text: None, mesh))
 
     @cached_property
     def publications(self) -> Publications:
@@ -373,14 +360,15 @@ class BaseTrainer:
             monitors.append(FirstSamples(config.guard, config.policy.temperature, learner))
         if self.eval_prompts:
             assert self.reward is not None
-            rollout = self._rollout(phase)
-            monitors.append(
-                HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, self.activity, say)
-            )
+            parts = self._rollout(phase), self.reward, self.eval_prompts, self.activity, say
+            monitors.append(HeldOutPrompts(phase, learner, *parts))
         if self.eval_prompts or config.data.draws_stored:
             monitors += self._side_by_side(phase)
         if samples_kl(config) and learner.reference_key is not None:
-            monitors += self._kl_monitor(phase, learner)
+            encoder = self.policy.encoder
+            prompts = prompts_for_kl(config, self.store, self.folder.id, self.prompts, encoder)
+            if prompts:  # else none leaves room for a response
+                monitors.append(SampledKL(phase, learner, self._rollout(phase), prompts, self.activity))
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
         if len(config.reward.functions) > 1:
@@ -400,9 +388,10 @@ class BaseTrainer:
             return []
         check_heldout(trained, groups.prompt_ids, "data.eval_store")
         clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in groups.prompt_ids})
-        copies = f", in {clusters} clusters of near-copies"
         measured = f"{len(groups.prompt_ids)} stored groups are measured and not trained on"
-        self.progress.say(f"{name}: {measured}{copies if clusters < len(groups.prompt_ids) else ''}")
+        if clusters < len(groups.prompt_ids):
+            measured += f", in {clusters} clusters of near-copies"
+        self.progress.say(f"{name}: {measured}")
         return [HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
 
     def _side_by_side(self, phase: Phase) -> list[Monitor]:
@@ -419,11 +408,3 @@ class BaseTrainer:
         initial = SideBySide.start(prompts, log, held_out=held_out)
         rollout = self._rollout(phase)
         return [SideBySideResponses(phase, self.out, rollout, prompts, initial, self.activity)]
-
-    def _kl_monitor(self, phase: Phase, learner: Learner) -> list[Monitor]:
-        """The KL on prompts of the store; nothing where no prompt leaves room for a response."""
-        encoder, run = self.policy.encoder, self.folder.id
-        prompts = prompts_for_kl(phase.config, self.store, run, self.prompts, encoder)
-        if not prompts:
-            return []
-        return [SampledKL(phase, learner, self._rollout(phase), prompts, self.activity)]

@@ -72,7 +72,10 @@ class Updates:
             view.metrics["lr"] = view.metrics["lr"] or lr
             position = replace(position, version=self.learner.version, skipped=0)
             if config.train.step_kl is not None:
-                position = self._measure(view, position, step, lr)
+                kl = change(self.learner, step)
+                if view.metrics["step_kl"] is None:
+                    view.metrics["step_kl"] = kl
+                position = replace(position, speed=speed_after(kl, lr, position.speed))
         return position
 
     def check_skipped(self, phase: Phase, position: Position) -> None:
@@ -81,13 +84,6 @@ class Updates:
                 f"step {position.step}: {position.skipped} updates in a row were skipped, for the reasons "
                 "above. What to do: fix the data, or start a new run with a lower train.lr or in float32"
             )
-
-    def _measure(self, view: View, position: Position, step: Step, lr: float) -> Position:
-        """How far the step moved the policy, which limits the rate of the next ones."""
-        kl = change(self.learner, step)
-        if view.metrics["step_kl"] is None:
-            view.metrics["step_kl"] = kl
-        return replace(position, speed=speed_after(kl, lr, position.speed))
 
     def _judge(self, view: View) -> Action:
         """The first action of a monitor other than to continue."""

@@ -85,16 +85,16 @@ class Watch:
             try:
                 store = store or self.connect(timedelta(seconds=self.seconds))
                 store.set(self.keys[self.rank], f"{number} {host}")
-                if store.check(self.keys):  # all have started
-                    self._hear([value.decode() for value in store.multi_get(self.keys)])
+                values = store.multi_get(self.keys) if store.check(self.keys) else None
             except RuntimeError:
                 store = None  # `_listen` ends the process if it stays so
-
-    def _hear(self, values: list[str]) -> None:
-        self.answered = now = time.monotonic()
-        for rank, value in enumerate(values):
-            if rank not in self.beats or self.beats[rank][0] != value:
-                self.beats[rank] = value, now
+                continue
+            if values is None:
+                continue  # not all have started
+            self.answered = now = time.monotonic()
+            for rank, value in enumerate(map(bytes.decode, values)):
+                if rank not in self.beats or self.beats[rank][0] != value:
+                    self.beats[rank] = value, now
 
     def _listen(self) -> None:
         """End the process when a rank was silent for too long."""

@@ -117,7 +117,9 @@ class Batch:
         _check_mask(mask_BT, names)
         role = supplied.get("role", "policy")
         roles = _hashables([role] * B if isinstance(role, str) else role, B, "role")
-        _check_roles(roles, names)
+        for value, name in zip(roles, names, strict=True):
+            if value not in ROLES:
+                raise Refused(f"role: {name}: expected one of {', '.join(ROLES)}, got {value!r}")
         responses = _hashables(supplied.get("response", range(B)), B, "response")
         group_index, response_index = _numbered(groups), _numbered(responses)
         supplied["reward"] = reward
@@ -150,10 +152,8 @@ class Batch:
         A pair stays where both of its rows do.
         """
         B = len(self.mask)
-        part: dict[str, Any] = {}
-        for name, tensor in self._tensors():
-            if name not in ("pairs", "votes"):
-                part[name] = tensor[index]
+        tensors = dict(self._tensors())
+        part: dict[str, Any] = {name: tensors[name][index] for name in tensors.keys() - {"pairs", "votes"}}
         part["kept"] = None if self.kept is None else self.kept.rows(index)
         groups, part["group"] = part["group"].unique(return_inverse=True)
         part["response"] = part["response"].unique(return_inverse=True)[1]
@@ -191,8 +191,6 @@ def _mask(mask: Any) -> Tensor:
     mask_BT = _tensor(mask, "mask")
     if mask_BT.ndim != 2 or 0 in mask_BT.shape:
         raise Refused(f"mask: expected shape [B,T], got {list(mask_BT.shape)}")
-    if mask_BT.dtype == torch.bool:
-        return mask_BT
     bad = ((mask_BT != 0) & (mask_BT != 1)).any(1)
     if bad.any():
         row = _first_index(bad)
@@ -208,12 +206,6 @@ def _check_mask(mask_BT: Tensor, names: Sequence[str]) -> None:
     empty = ~mask_BT.any(1)
     if empty.any():
         raise Refused(f"mask: {names[_first_index(empty)]} is empty: it has no token to learn from")
-
-
-def _check_roles(roles: Sequence[Hashable], names: Sequence[str]) -> None:
-    for role, name in zip(roles, names, strict=True):
-        if role not in ROLES:
-            raise Refused(f"role: {name}: expected one of {', '.join(ROLES)}, got {role!r}")
 
 
 def _read(

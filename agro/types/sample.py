@@ -57,9 +57,7 @@ class Sample:
 
     prompt: Text
     response: str
-    reward: float | None = (
-        None  # of the complete response; None: not scored, or failed (meta["reward_error"])
-    )
+    reward: float | None = None  # of the response; None: not scored, or failed (meta["reward_error"])
     prompt_id: str = ""  # what makes a group
     episode: str | None = None  # rows that are pieces of one episode count as one response
     tokens: NDArray[np.int32] | None = None  # [T] the complete sequence, prompt included

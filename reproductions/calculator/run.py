@@ -2,7 +2,7 @@
 
     python reproductions/calculator/run.py [--seeds 3] [--out runs/calculator] [--record] [KEY=VALUE …]
 
-The prompt `37*46=` asks for `1702`. With the calculator (agro/recipes/multi_turn.toml), a careless teacher is
+The prompt `37*46=` asks for `1702`. With the calculator (recipe multi_turn), a careless teacher is
 imitated first. It calls the calculator in half of the episodes, `[37*46]` -> `(1702)` -> `1702`, with slips
 in its digits, and guesses in the other half. Then AGRO trains on the model's own episodes. Without the
 calculator, with everything else equal, the teacher always writes the right product. Prints the table and
@@ -35,7 +35,7 @@ from agro.store import Store  # noqa: E402
 from agro.types import Prompt, Sample  # noqa: E402
 from reproductions import harness  # noqa: E402
 
-RECIPE = HERE.parents[1] / "agro/recipes/multi_turn.toml"
+RECIPE = HERE.parents[1] / "agro/config/recipes/multi_turn.toml"
 TRAIN, TEST = 3000, 512  # prompts; the teacher shows the other 4588 of all 8100
 CALLS, SLIP = 0.5, 0.05  # probabilities: that the teacher calls, that it writes a digit at random
 WAYS = ("with the calculator", "without")

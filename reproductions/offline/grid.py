@@ -98,7 +98,7 @@ def configure(trial: Trial, files: Files, store: Path) -> RunConfig:
         "data.spread=false",  # as these runs were recorded
         "data.hold_out=0",
     ]
-    values = RunConfig.load(harness.ROOT / "agro/recipes/log.toml", settings).model_dump()
+    values = RunConfig.load(harness.ROOT / "agro/config/recipes/log.toml", settings).model_dump()
     if "objective" in method:
         values["objective"] = dict(method["objective"])
     for section in ("data", "train"):

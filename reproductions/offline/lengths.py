@@ -75,7 +75,7 @@ def configure(length: int, weight: str, store: Path) -> RunConfig:
         "data.spread=false",  # as these runs were recorded
     ]
     given = [f"objective.{key}={json.dumps(value)}" for key, value in WEIGHTS[weight].items()]
-    return RunConfig.load(harness.ROOT / "agro/recipes/log.toml", [*changes, *given])
+    return RunConfig.load(harness.ROOT / "agro/config/recipes/log.toml", [*changes, *given])
 
 
 @torch.no_grad()

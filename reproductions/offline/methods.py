@@ -122,7 +122,7 @@ REMEDIES: dict[str, dict[str, Any]] = {
 }
 REMEDY_RATES = (1e-4, 3e-4)
 
-# What each changes of agro/recipes/replay.toml: 16 groups a step, of which these shares come from the store.
+# What each changes of recipe replay: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"
 _REFERENCE = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_baseline": "lower"}
 REPLAY: dict[str, dict[str, Any]] = {
@@ -145,7 +145,7 @@ REPLAY: dict[str, dict[str, Any]] = {
     },
 }
 _OPTIMAL = {"name": "agro", "beta": 0.01, "weight_baseline": "optimal"}  # of each group, the recipe before
-# What each changes of agro/recipes/fresh.toml: 100 updates on 16 prompts with 4 responses each, as TRL's
+# What each changes of recipe fresh: 100 updates on 16 prompts with 4 responses each, as TRL's
 # trainers were measured on this task (β = 0.05 in their rewards, a constant rate).
 ON_FRESH: dict[str, dict[str, Any]] = {
     "fresh, the recipe": {},

@@ -218,7 +218,7 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
         "sampler.batch=256",
         "data.spread=false",  # as these runs were recorded
     ]
-    recipe = harness.ROOT / "agro/recipes" / BASES.get(row.section, "log.toml")
+    recipe = harness.ROOT / "agro/config/recipes" / BASES.get(row.section, "log.toml")
     values = RunConfig.load(recipe, settings).model_dump()
     if "objective" in method:
         values["objective"] = method["objective"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agro import objectives
+from agro.config.recipes import recipes
 from agro.objectives.needs import ordered
-from agro.recipes import recipes
 from reproductions.arena.kinds import BETAS
 from reproductions.paper.plans import Plan
 

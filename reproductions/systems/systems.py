@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agro.recipes import recipes
+from agro.config.recipes import recipes
 from reproductions.systems.row import Row
 
 Extent = Literal["whole", "the loss", "the rule", "no"]

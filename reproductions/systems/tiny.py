@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agro import Trainer
 from agro.config import RunConfig
-from agro.recipes import get
+from agro.config.recipes import get
 
 DIGITS = "0123456789"
 

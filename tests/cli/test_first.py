@@ -17,9 +17,9 @@ from agro.cli import COMMANDS
 from agro.cli.first import commands
 from agro.cli.tasks import TASKS
 from agro.config import RunConfig
+from agro.config.recipes import recipes
 from agro.io.version import __version__
 from agro.models.pretrained import set_threads
-from agro.recipes import recipes
 
 ROOT = Path(__file__).parents[2]
 FRESH = ("train.steps=1", "train.groups=2", "sampler.n=2")

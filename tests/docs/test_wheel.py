@@ -61,7 +61,11 @@ def test_the_wheel_holds_everything(programs: Path, tmp_path: Path) -> None:
         for p in (ROOT / "agro").rglob("*")
         if p.suffix in (".html", ".css", ".typed", ".toml", ".jinja") or p.name == "README.md"
     ]
-    assert {"recipes/fresh.toml", "recipes/methods/remix.toml", "cli/tasks/chat/template.jinja"} <= set(data)
+    assert {
+        "config/recipes/fresh.toml",
+        "config/recipes/methods/remix.toml",
+        "cli/tasks/chat/template.jinja",
+    } <= set(data)
     assert "pages/run/templates/page.html" in data
     assert run(programs / "python", "-c", EVERYTHING_IS_INSTALLED, "io/worker.py", *data, cwd=tmp_path) == ""
 

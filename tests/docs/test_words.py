@@ -15,10 +15,10 @@ from agro.api.trl_arguments import WITHOUT_EQUAL
 from agro.cli import commands
 from agro.cli.program import command
 from agro.config import RunConfig
+from agro.config.recipes import recipes
 from agro.io import peers
 from agro.logs.mapping import MAPPABLE
-from agro.recipes import recipes
-from agro.runs.metrics import FOLLOWED, METRICS, table
+from agro.runs.metrics import FOLLOWED, METRICS, TABLES
 
 CONFIGURATION = ROOT / "docs/configuration.md"
 ROOMS = (
@@ -39,7 +39,7 @@ ROOMS = (
     "agro.train.trainer",
     "agro.train.monitors",
     "agro.train.monitors.guard",
-    "agro.plan.plan",
+    "agro.api.plan.plan",
 )
 COMMANDS = {entry.name: command(entry.name).params for entry in commands.COMMANDS}
 FOREIGN = {
@@ -229,8 +229,8 @@ def test_what_stands_in_backticks_exists(page) -> None:
         ("groups_same", "groups_same is no metric, key, field or name"),
         ("agro.store.Store.draw", ""),
         ("agro.store.Stroe", "agro.store.Stroe: no Stroe"),
-        ("agro/recipes/fresh.toml", ""),
-        ("agro/recipes/frish.toml", "no file agro/recipes/frish.toml"),
+        ("agro/config/recipes/fresh.toml", ""),
+        ("agro/config/recipes/frish.toml", "no file agro/config/recipes/frish.toml"),
         ("phases.NAME.train.steps", ""),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_mistake_is_found(text: str, why: str) -> None:
 
 def test_the_table_of_metrics_is_up_to_date() -> None:
     page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-    assert table() in page, "make it anew: python -m agro.runs.metrics, and copy it into the page"
+    assert TABLES in page, "copy agro/runs/metrics.md into the page"
 
 
 def test_the_guide_has_all_options_of_peers() -> None:

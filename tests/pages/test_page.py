@@ -10,8 +10,7 @@ import pytest
 
 from agro.errors import Refused
 from agro.pages.run import report
-from agro.runs.outcome import Outcome
-from agro.runs.rundata import load_run
+from agro.runs.rundata import Outcome, load_run
 from agro.store import Store
 from agro.types import Sample
 

@@ -12,9 +12,9 @@ from rounding import rounding
 
 from agro import objectives
 from agro.config import PolicyConfig, RunConfig
+from agro.config.recipes import recipes
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.recipes import recipes
 from agro.train.collate import collate
 from agro.train.learner import Local
 from reproductions.arena import kinds, lockstep, play, report, run, task, theory

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agro.recipes import recipes
+from agro.config.recipes import recipes
 from reproductions.systems import run
 from reproductions.systems.row import Row
 from reproductions.systems.run import Measured, modules, page

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from agro.store.serving.app import BODY_BYTES, Application
+from agro.store.serving.app import BODY_BYTES, Application, listening, url_to
 from agro.store.serving.owner import Owner
-from agro.store.serving.server import listening, url_to
 from agro.store.shared import beside
 
 TOKEN = "a token of the tests"

@@ -20,8 +20,8 @@ from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, Commit, DrawRule, Origin, Pair, Selection, Store
 from agro.store.location import Shards
-from agro.store.serving.methods import METHODS, named
 from agro.store.serving.remote import Connection
+from agro.store.serving.wire import METHODS, named
 
 Operation = Callable[[Store, random.Random], Any]
 RUNS, LEDGER = ("r", "ö"), "run:r"

@@ -14,10 +14,8 @@ import pytest
 from serving import TOKEN, served
 
 from agro.errors import Refused
-from agro.store.serving import remote_folder
 from agro.store.serving.http import OwnerHttp
-from agro.store.serving.remote_folder import RemoteFolder
-from agro.store.shared import MANIFEST, LocalFolder, SharedFolder, beside
+from agro.store.shared import MANIFEST, LocalFolder, RemoteFolder, SharedFolder, beside
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def test_folders(shared: SharedFolder) -> None:
 def test_weights_travel_in_pieces_and_are_files_beside_the_store(
     tmp_path: Path, http: OwnerHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_folder, "PIECE_BYTES", 1000)  # 256 pieces
+    monkeypatch.setattr("agro.store.shared.PIECE_BYTES", 1000)  # 256 pieces
     shared = RemoteFolder(http, "run1")
     shared.add("weights/v1", write)
     file = beside(tmp_path / "s.db") / "run1" / "weights" / "v1" / "model.safetensors"

@@ -13,8 +13,7 @@ from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.runs.outcome import Outcome
-from agro.runs.rundata import load_run
+from agro.runs.rundata import Outcome, load_run
 from agro.train.monitors import Monitor, View
 from agro.train.monitors.guard import Best
 from agro.train.monitors.heldout import HeldOutGroups

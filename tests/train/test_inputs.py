@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
 
+from agro.api.plan.plan import describe
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint
 from agro.place.collector import Collector
-from agro.plan.plan import describe
 
 
 def another_model(folder: Path, seed: int) -> None:

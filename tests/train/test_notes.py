@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tiny_runs import fill_store, tiny
 
-from agro import recipes
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig
+from agro.config import RunConfig, recipes
 from agro.objectives import get
 from agro.train.monitors.warnings import notes_on_settings, warn_of_rewards
 from agro.train.phases import Phase

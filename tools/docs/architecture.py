@@ -8,10 +8,10 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "agro"
 # A room imports only rooms before it. Satellites are what no other part of the package needs.
 ROOMS = (
-    *("errors", "types", "io", "objectives", "recipes", "config", "models", "rewards"),
+    *("errors", "types", "io", "objectives", "config", "models", "rewards"),
     *("store", "logs", "rollout", "runs", "train"),
 )
-SATELLITES = ("proof", "place", "pages", "plan", "samplers", "api", "cli")
+SATELLITES = ("proof", "place", "pages", "samplers", "api", "cli")
 
 PAGE = """# Architecture
 

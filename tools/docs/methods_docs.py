@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agro.config.recipes import recipes
 from agro.objectives import OBJECTIVES, Objective
 from agro.proof.claims import CLAIMS
-from agro.recipes import recipes
 
 HEAD = """# Methods by paper
 

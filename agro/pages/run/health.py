@@ -14,9 +14,8 @@ from agro.pages.run.experience import RunExperience
 from agro.pages.run.figures import Look
 from agro.pages.run.panels import caption, panel, present, training
 from agro.pages.run.render import Fact, Panel
-from agro.runs.problems import COUNTED, Problem, steps_of
+from agro.runs.problems import COUNTED, Problem, steps_of, way_out, without_share, without_signal
 from agro.runs.rundata import RunData
-from agro.runs.signal import way_out, without_share, without_signal
 
 
 def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:

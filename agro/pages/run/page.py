@@ -17,9 +17,8 @@ from agro.pages.run.material import material
 from agro.pages.run.render import Fact, render, script, with_script
 from agro.pages.run.responses import LATE
 from agro.runs.metrics import FOLLOWED
-from agro.runs.outcome import Outcome
 from agro.runs.problems import problems
-from agro.runs.rundata import RunData, load_run
+from agro.runs.rundata import Outcome, RunData, load_run
 from agro.runs.verdict import Verdict
 from agro.types import Sample, Text
 

@@ -1,4 +1,4 @@
-"""The owner of a store over HTTP: who may ask, how much, and what it says of itself.
+"""The owner of a store over HTTP (`agro store serve`): who may ask, how much, and what it says of itself.
 
 `POST /call` takes one call and returns its answer; `GET /healthz` says whether the owner is up; `GET
 /metrics` has its counts as Prometheus' text. All but `/healthz` ask for the token.
@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import signal
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,11 +24,15 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agro.errors import Refused
-from agro.store.serving.folder_app import SharedFolders
+from agro.store.serving.folder_app import Rejected, SharedFolders, read_body
 from agro.store.serving.owner import Answer, Call, Owner
+from agro.store.shared import beside
 
 BODY_BYTES = 1 << 28  # of a call
 PIECE_BYTES = 1 << 17  # of an answer
+BACKLOG = 512  # connections that wait to be accepted
+END_SECONDS = 5  # for requests that are at work when the server ends
+ANY = ("0.0.0.0", "::")
 REPLY_SECONDS = 15.0  # after which a client learns that its call is still at work
 
 
@@ -44,7 +52,7 @@ class Application:
                 Route("/metrics", self.metrics),
                 *SharedFolders(shared, self._check_token).routes,
             ],
-            exception_handlers={_Rejected: _text_of_rejected, Refused: _text_of_refused},
+            exception_handlers={Rejected: _text_of, Refused: _text_of},
         )
 
     async def call(self, request: Request) -> Response:
@@ -52,39 +60,37 @@ class Application:
         500 and an error's name and text."""
         try:
             self._check_token(request)
-            call = Call.read(await self._body(request))
-        except _Rejected as error:
-            return _response(Answer.refusal(Refused(str(error)), error.status))
+            call = Call.read(await read_body(request, self._body_bytes))
+        except Rejected as error:
+            answer: Answer | None = Answer.refusal(Refused(str(error)), error.status)
         except Refused as error:
-            return _response(Answer.refusal(error))
-        answer = await self._answer(call)
-        return Response(status_code=202) if answer is None else _response(answer)
+            answer = Answer.refusal(error)
+        else:
+            answer = await self._answer(call)
+        return Response(status_code=202) if answer is None else _Packed(answer.body, answer.status)
 
     async def healthz(self, request: Request) -> Response:
         return Response(json.dumps({"status": "ok"}), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         self._check_token(request)
-        return Response(self._metrics(), media_type="text/plain; version=0.0.4")
+        counts = self._owner.counts
+        lines = [
+            *_counter("agro_store_calls_total", "calls answered", counts.calls),
+            *_counter("agro_store_call_seconds_total", "seconds of the owner's thread", counts.seconds),
+            *_counter("agro_store_refused_total", "calls refused", {"": counts.refused}),
+            *_counter("agro_store_repeated_total", "writes asked for again", {"": counts.repeated}),
+            *_counter("agro_store_transactions_total", "transactions", {"": counts.transactions}),
+            *_counter("process_cpu_seconds_total", "seconds of CPU", {"": time.process_time()}),
+            "# TYPE agro_store_up_seconds gauge",
+            f"agro_store_up_seconds {time.monotonic() - self._began:.3f}\n",
+        ]
+        return Response("\n".join(lines), media_type="text/plain; version=0.0.4")
 
     def _check_token(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(given, self._authorization):
-            raise _Rejected(401, "the token isn't the owner's. What to do: set AGRO_TOKEN to the one it has")
-
-    async def _body(self, request: Request) -> bytes:
-        """Raises `_Rejected` as soon as it is too long."""
-        parts, length = [], 0
-        async for part in request.stream():
-            parts.append(part)
-            length += len(part)
-            if length > self._body_bytes:
-                raise _Rejected(
-                    413,
-                    f"expected a call of at most {self._body_bytes} bytes. What to do: add fewer samples at "
-                    "once",
-                )
-        return b"".join(parts)
+            raise Rejected(401, "the token isn't the owner's. What to do: set AGRO_TOKEN to the one it has")
 
     async def _answer(self, call: Call) -> Answer | None:
         """None where it isn't there yet. A call that is sent again waits for the one that is at work."""
@@ -97,36 +103,9 @@ class Application:
         done, _ = await asyncio.wait([future], timeout=REPLY_SECONDS)
         return future.result() if done else None
 
-    def _metrics(self) -> str:
-        counts = self._owner.counts
-        lines = [
-            *_counter("agro_store_calls_total", "calls answered", counts.calls),
-            *_counter("agro_store_call_seconds_total", "seconds of the owner's thread", counts.seconds),
-            *_counter("agro_store_refused_total", "calls refused", {"": counts.refused}),
-            *_counter("agro_store_repeated_total", "writes asked for again", {"": counts.repeated}),
-            *_counter("agro_store_transactions_total", "transactions", {"": counts.transactions}),
-            *_counter("process_cpu_seconds_total", "seconds of CPU", {"": time.process_time()}),
-            "# TYPE agro_store_up_seconds gauge",
-            f"agro_store_up_seconds {time.monotonic() - self._began:.3f}",
-        ]
-        return "\n".join(lines) + "\n"
 
-
-class _Rejected(Exception):
-    """A request that isn't answered."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-async def _text_of_rejected(request: Request, error: Exception) -> Response:
-    assert isinstance(error, _Rejected)
-    return Response(str(error), error.status)
-
-
-async def _text_of_refused(request: Request, error: Exception) -> Response:
-    return Response(str(error), 400)
+async def _text_of(request: Request, error: Exception) -> Response:
+    return Response(str(error), error.status if isinstance(error, Rejected) else 400)
 
 
 class _Packed(Response):
@@ -143,10 +122,6 @@ class _Packed(Response):
         await send({"type": "http.response.body"})
 
 
-def _response(answer: Answer) -> Response:
-    return _Packed(answer.body, answer.status)
-
-
 def _counter(name: str, meaning: str, values: Mapping[str, float]) -> list[str]:
     """Lines of one metric, by method where there are some."""
     lines = [f"# HELP {name} {meaning}", f"# TYPE {name} counter"]
@@ -154,3 +129,50 @@ def _counter(name: str, meaning: str, values: Mapping[str, float]) -> list[str]:
         label = f'{{method="{method}"}}' if method else ""
         lines.append(f"{name}{label} {value:.6g}")
     return lines
+
+
+def serve(path: Path, host: str, port: int, token: str, say: Callable[[str], None]) -> None:
+    """Serve the store at `path`, which is made where there is none, until SIGINT or SIGTERM.
+
+    Raises `Refused` where the store or the port can't be had.
+
+    Args:
+        port: 0 takes a free one.
+        say: is given a line with the URL, once the owner answers there.
+    """
+    with listening(host, port) as listener, closing(Owner(path)) as owner:
+        config = uvicorn.Config(
+            Application(owner, token, beside(path)).app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,  # which clients don't read
+            date_header=False,
+            lifespan="off",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=END_SECONDS,
+        )
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it well
+        say(f"serving {url_to(host, listener.getsockname()[1])}")
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections. Raises `Refused` for an address that can't be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # asyncio doesn't set it for sockets that are given to it: an answer of two packets would wait 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except (OSError, OverflowError) as error:
+        raise Refused(
+            f"--host {host} --port {port}: can't listen there: {error}. What to do: give another port, or "
+            "one of this host's addresses"
+        ) from None
+
+
+def url_to(host: str, port: int) -> str:
+    """The URL of a server that listens there, for other hosts where it listens to all."""
+    name = socket.gethostname() if host in ANY else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

@@ -66,16 +66,17 @@ class SharedFolders:
     async def runs(self, request: Request) -> Response:
         """By the time at which they began last."""
         entries = self.folder.glob("*/config.json")
-        return JSONResponse([file.parent.name for file in sorted(entries, key=_modified)])
+        return JSONResponse([f.parent.name for f in sorted(entries, key=lambda f: f.stat().st_mtime)])
 
     async def names(self, request: Request) -> Response:
         shared, folder = self._of(request), checked_name(request.path_params["name"])
-        return JSONResponse([name for name in shared.names(folder) if _is_complete(shared.path / name)])
+        paths = {name: shared.path / name for name in shared.names(folder)}
+        return JSONResponse([n for n, path in paths.items() if path.is_file() or (path / MANIFEST).exists()])
 
     async def file(self, request: Request) -> Response:
         name = checked_name(request.path_params["name"])
         if request.method == "PUT":
-            content = await body(request)
+            content = await read_body(request)
             _check_taken(name)
             await run_in_threadpool(self._of(request).write, name, content)
             self._written.set()
@@ -100,12 +101,10 @@ class SharedFolders:
                 await asyncio.wait_for(written.wait(), ends - time.monotonic())
 
     async def piece(self, request: Request) -> Response:
-        name, file = (
-            checked_name(request.path_params["name"]),
-            checked_name(request.query_params.get("file", "")),
-        )
+        name = checked_name(request.path_params["name"])
+        file = checked_name(request.query_params.get("file", ""))
         _check_taken(file)
-        content = await body(request)
+        content = await read_body(request)
         if hashlib.sha256(content).hexdigest() != request.headers.get("x-sha256"):
             raise Refused(f"{name}/{file}: a piece arrived with another SHA-256 than it was sent with")
         path = _incomplete(self._of(request).path / name) / file
@@ -115,7 +114,7 @@ class SharedFolders:
     async def manifest(self, request: Request) -> Response:
         name = checked_name(request.path_params["name"])
         if request.method == "POST":
-            files = checked_manifest(await body(request), name)
+            files = checked_manifest(await read_body(request), name)
             await run_in_threadpool(self._complete, request, name, files)
             return Response(status_code=204)
         content = self._of(request).read(f"{name}/{MANIFEST}")
@@ -156,28 +155,29 @@ class SharedFolders:
         sync(folder.parent)
 
 
-async def body(request: Request) -> bytes:
-    """Raises `Refused` as soon as it is too long."""
+class Rejected(Exception):
+    """A request that isn't answered, with the status of HTTP."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def read_body(request: Request, limit: int = BODY_BYTES) -> bytes:
+    """Raises `Rejected` as soon as it is too long."""
     parts, length = [], 0
     async for part in request.stream():
         parts.append(part)
         length += len(part)
-        if length > BODY_BYTES:
-            raise Refused(f"expected at most {BODY_BYTES} bytes at once")
+        if length > limit:
+            text = f"expected at most {limit} bytes at once. What to do: send less, such as fewer samples"
+            raise Rejected(413, text)
     return b"".join(parts)
-
-
-def _modified(file: Path) -> float:
-    return file.stat().st_mtime
 
 
 def _incomplete(folder: Path) -> Path:
     """Where the files of a folder are until it is complete."""
     return folder.with_name(f".{folder.name}.tmp")
-
-
-def _is_complete(path: Path) -> bool:
-    return path.is_file() or (path / MANIFEST).exists()
 
 
 def _put(path: Path, offset: int, content: bytes) -> None:

@@ -20,8 +20,7 @@ from agro.store.parts import Parts
 from agro.store.records import OtherPrompt
 from agro.store.samples import Experience, SampleReader
 from agro.store.serving.http import PATIENCE, OwnerHttp, Reply
-from agro.store.serving.methods import METHODS, WRITES
-from agro.store.serving.wire import PROTOCOL, pack, unpack
+from agro.store.serving.wire import METHODS, PROTOCOL, WRITES, pack, unpack
 from agro.store.shard_record import ShardRecord
 from agro.store.split import RunClusters, Split
 from agro.store.survey import Survey, SurveyReader
@@ -58,14 +57,11 @@ class Connection:
         if self._read_only and method in WRITES:
             raise Refused(f"{self.url}: the store was opened read-only, and {method} writes to it")
         self._number += 1
-        return unpack(self._send(pack([self._client, self._number, method, list(args), kwargs])), "client")
-
-    def _send(self, body: bytes) -> bytes:
-        """The body of the owner's answer."""
+        body = pack([self._client, self._number, method, list(args), kwargs])
         reply = self._http.request("POST", "/call", body)
         if reply.status != HTTPStatus.OK:
             raise self._refusal(reply)
-        return reply.body
+        return unpack(reply.body, "client")
 
     def _refusal(self, reply: Reply) -> Refused:
         """The error that the owner answered with, by its name and text."""
@@ -111,16 +107,13 @@ class RemotePart:
         return call
 
 
-class RemoteExperience(RemotePart, SampleReader):
-    """Samples, by pages."""
+class RemoteExperience(RemotePart, SampleReader): ...
 
 
-class RemoteSurvey(RemotePart, SurveyReader):
-    """What there is, by pages."""
+class RemoteSurvey(RemotePart, SurveyReader): ...
 
 
-class RemoteDraws(RemotePart, DrawReader):
-    """Draws, each in several requests."""
+class RemoteDraws(RemotePart, DrawReader): ...
 
 
 def parts_of_owner(url: str, *, read_only: bool, timeout: float | None) -> Parts:

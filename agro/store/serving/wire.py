@@ -3,6 +3,9 @@
 Samples travel as their rows (`SampleRow`), encoded and decoded by the client. The rows, which are most of a
 message, follow what names them, so that they aren't copied into each value that they are in. Nothing is
 pickled: what arrives can only be one of these values.
+
+`METHODS` are those of a store's parts that the owner has for others, by what a lost answer means. All else,
+such as importing and forgetting, needs the file.
 """
 
 from __future__ import annotations
@@ -18,24 +21,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from agro.config import DataConfig
 from agro.errors import Refused
+from agro.store import records
 from agro.store.candidates import PlacedGroup
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection
 from agro.store.imports import Provenance
 from agro.store.paging import Page
-from agro.store.records import (
-    Commit,
-    Counts,
-    Damage,
-    DamagedSample,
-    Draw,
-    DrawnGroups,
-    Group,
-    LedgerSample,
-    Pair,
-    Rewind,
-    RunUse,
-    SampleSummary,
-)
 from agro.store.sample_rows import Origin, SampleRow, from_row
 from agro.store.survey import Scale, SurveyRow
 from agro.types import Sample
@@ -46,23 +36,10 @@ TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = CODES = range(7)
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
-        *(
-            At,
-            Candidate,
-            Commit,
-            Counts,
-            Damage,
-            DamagedSample,
-            Draw,
-            DrawRule,
-            DrawnGroups,
-            Group,
-            LedgerSample,
-            Origin,
-            Page,
-            Pair,
-        ),
-        *(PlacedGroup, Provenance, Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
+        *(At, Candidate, DrawRule, Origin, Page, PlacedGroup, Provenance, Scale, Selection, SurveyRow),
+        *(records.Commit, records.Counts, records.Damage, records.DamagedSample, records.Draw),
+        *(records.DrawnGroups, records.Group, records.LedgerSample, records.Pair, records.Rewind),
+        *(records.RunUse, records.SampleSummary),
     )
 }
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -117,7 +94,8 @@ def _pack(rows: list[bytes], value: Any) -> Any:
         rows.append(_rows.pack(value.values))
         return msgpack.ExtType(SAMPLE, len(rows[-1]).to_bytes(LENGTH, "little"))
     if RECORDS.get(name) is type(value):
-        return msgpack.ExtType(RECORD, _packed([name, *_values(value)], rows))
+        values = [getattr(value, field) for field in FIELDS[name]]
+        return msgpack.ExtType(RECORD, _packed([name, *values], rows))
     if isinstance(value, DataConfig):
         return msgpack.ExtType(DATA, value.model_dump_json().encode())
     if isinstance(value, np.ndarray):
@@ -141,10 +119,6 @@ def _pack_plain(rows: list[bytes], value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise Refused(f"a {type(value).__name__} can't be sent to the owner of a store")
-
-
-def _values(record: Any) -> list[Any]:
-    return [getattr(record, name) for name in FIELDS[type(record).__name__]]
 
 
 class _Message:
@@ -203,3 +177,43 @@ def _checked(name: str, *values: Any) -> Any:
 @cache
 def _adapter(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(RECORDS[name])
+
+
+def named(**parts: str) -> frozenset[str]:
+    return frozenset(f"{part}.{name}" for part, names in parts.items() for name in names.split())
+
+
+# These may simply be repeated.
+READS = named(
+    experience="samples_page last_id check_ids check_prompts find in_ledger rewards next_number "
+    "pairs_page pairs_between known_ids ids_of",
+    survey="group_rows_page prompts_page begun_groups groups_page summaries_page counts scales meetings",
+    draws="candidates require recorded_groups look drawn uses trained tally",
+    requests="collectors ready backlog",
+    ledger="commits committed knows fingerprint last_reference_logp reference_logp",
+    imports="provenance",
+    tables="check damage damaged",
+    leases="alive",
+    clusters="of",
+    shard="fits place plan",
+)
+# These too: they bring an order of groups up to date, which can be made again.
+ORDERS = named(draws="pick count_groups first_groups groups_between groups_of_version")
+# These too: what they write is their answer. A step has one draw, a run its clusters, a name one lease.
+REPEATABLE = named(
+    draws="draw_picked",
+    clusters="keep",
+    leases="renew release",
+    shard="join agree drop_plan",
+    requests="note",
+)
+# The answers of these are kept in the transaction that writes, and given again.
+ONCE = named(
+    experience="append set_rewards add_pairs",
+    draws="record",
+    requests="claim finish take reopen",
+    ledger="commit rewind follow keep_reference_logp",
+    shard="reserve",
+)
+WRITES = REPEATABLE | ONCE
+METHODS = READS | ORDERS | WRITES

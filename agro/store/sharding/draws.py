@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from agro.errors import Refused
 from agro.store.candidates import PlacedGroup
-from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups
-from agro.store.drawing import DrawReader, drawn_otherwise, samples_of, too_few
+from agro.store.draw_rules import At, Candidate, DrawRule, Selection
+from agro.store.drawing import DrawPicker, drawn_otherwise, samples_of
 from agro.store.records import Draw, DrawnGroups, RunUse
 from agro.store.sample_rows import encode_text
 from agro.store.sharding.group import ShardGroup
@@ -94,20 +94,17 @@ class _Share(NamedTuple):
         return bool(self.made) or any(picked.groups for picked in self.picks)
 
 
-class ShardedDraws(DrawReader):
+class ShardedDraws(DrawPicker):
     """What runs drew, and what they may draw."""
 
     def __init__(self, group: ShardGroup, split: Split) -> None:
-        self._group, self._split = group, split
+        self._group, self._split, self.location = group, split, group.name
 
-    def pick(self, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
-        """See `agro.store.drawing.Draws.pick`."""
-        self._share_split(rule, at.run)
-        picked = pick_groups(MergedGroups(self._group, rule, at), rule, at, taken)
-        if len(picked) >= rule.groups or rule.fewer:
-            return picked
-        waited = f"waited {rule.wait:g} s: " if rule.wait else ""
-        raise Refused(waited + self._too_few(rule, len(picked), at))
+    def _ordered(self, rule: DrawRule, at: At) -> MergedGroups:
+        """Each shard holds out the same prompts: near-copies of theirs may be in others."""
+        if rule.data.hold_out and self._group.first.call("clusters.of", at.run) is None:
+            self._group.each("clusters.keep", at.run, self._split.near_copies(rule.data.near_copies))
+        return MergedGroups(self._group, rule, at)
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from, found among all samples."""
@@ -116,12 +113,6 @@ class ShardedDraws(DrawReader):
         candidates = list(chain(*self._group.each("draws.candidates", all_of, run, version)))
         candidates.sort(key=lambda candidate: text_key(candidate.prompt_id))
         return [candidate for candidate in candidates if not is_held_out(candidate.prompt_id)]
-
-    def require(self, rule: DrawRule, at: At) -> None:
-        """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
-        count = len(self.candidates(rule, at.run, at.version))
-        if count < rule.groups:
-            raise Refused(self._too_few(rule, count, at))
 
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Record that `run` trains on these samples at `step`."""
@@ -159,7 +150,7 @@ class ShardedDraws(DrawReader):
     def recorded_groups(self, at: At) -> list[str]:
         """The prompt_ids of what was drawn at a step before, one for each sample; none where nothing was."""
         recorded = list(chain(*self._group.each("draws.recorded_groups", at)))
-        planned = self._planned(at) if recorded else []
+        planned = self._group.first.call("shard.plan", at.run, at.step) if recorded else []
         place = {group: number for number, group in enumerate(planned[0] if planned else [])}
         return sorted(recorded, key=lambda group: place.get(group, len(place)))
 
@@ -187,14 +178,10 @@ class ShardedDraws(DrawReader):
             runs[use.run] = RunUse(use.run, samples, min(before.first, use.first), max(before.last, use.last))
         return [runs[run] for run in sorted(runs, key=text_key)]
 
-    def _share_split(self, rule: DrawRule, run: str) -> None:
-        """Let each shard hold out the same prompts: near-copies of theirs may be in others."""
-        if rule.data.hold_out and self._group.first.call("clusters.of", run) is None:
-            self._group.each("clusters.keep", run, self._split.near_copies(rule.data.near_copies))
-
-    def _too_few(self, rule: DrawRule, got: int, at: At) -> str:
+    def tally(self, rule: DrawRule, at: At) -> list[float]:
+        """Of all shards together."""
         tallies = self._group.each("draws.tally", rule, at)
-        return too_few(self._group.name, rule, got, [sum(numbers) for numbers in zip(*tallies, strict=True)])
+        return [sum(numbers) for numbers in zip(*tallies, strict=True)]
 
     def _agree(self, groups: Sequence[str], made: Sequence[int], at: At) -> tuple[list[str], list[int]]:
         """The groups and the samples made that the step draws: others where a shard has recorded those."""
@@ -204,10 +191,6 @@ class ShardedDraws(DrawReader):
             self._group.first.call("shard.drop_plan", at.run, at.step)
             agreed = self._group.first.call("shard.agree", *plan)
         return agreed[0], agreed[1]
-
-    def _planned(self, at: At) -> list[list[Any]]:
-        planned: list[list[Any]] = self._group.first.call("shard.plan", at.run, at.step)
-        return planned
 
     def _shares(self, picks: Sequence[Selection], made: Sequence[int]) -> dict[int, _Share]:
         """What each shard draws: of each pick its own groups, and the samples made that it has."""
@@ -230,10 +213,8 @@ class ShardedDraws(DrawReader):
         if other:
             raise Refused(drawn_otherwise(self._group.name, at, min(other)))
         planned = set(groups)
-        return _Share(
-            [Selection(rule, [group for group in own if group in planned]) for rule, own in share.picks],
-            share.made,
-        )
+        picks = [Selection(rule, [group for group in own if group in planned]) for rule, own in share.picks]
+        return _Share(picks, share.made)
 
 
 def in_order(parts: Iterable[Sequence[Sample]], groups: Sequence[str], made: Collection[int]) -> list[Sample]:

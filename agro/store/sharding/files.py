@@ -112,7 +112,8 @@ def joined(shards: Shards) -> Iterator[Path]:
     """
     paths = _files(shards, missing=None)
     with ExitStack() as stack:
-        folders = [Path(stack.enter_context(_folder_beside(path))) for path in paths]  # of the same disk
+        temporary = [TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") for path in paths]
+        folders = [Path(stack.enter_context(folder)) for folder in temporary]  # each beside its store
         one = folders[0] / "one" / paths[0].name  # the name is in messages
         one.parent.mkdir()
         with ExitStack() as held:
@@ -128,10 +129,6 @@ def joined(shards: Shards) -> Iterator[Path]:
             split(one, Shards(tuple(new)))
         for source, path in zip(new, paths, strict=True):
             os.replace(source, path)
-
-
-def _folder_beside(path: Path) -> TemporaryDirectory[str]:
-    return TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
 
 
 def _attach(database: Database, path: Path, name: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Unpack, cast
@@ -17,24 +18,59 @@ from agro.store.ledger import Ledger, Requests
 from agro.store.location import Shards
 from agro.store.parts import Parts
 from agro.store.queries import Filter
-from agro.store.records import Commit, Counts, Damage, Group, LedgerSample, Pair, Rewind, SampleSummary
+from agro.store.records import Commit, Counts, Damage, Group, Pair, Rewind, SampleSummary
 from agro.store.sample_rows import Origin, SampleRow
 from agro.store.samples import Experience, SampleReader, scored_columns
 from agro.store.serving.remote import RemotePart
+from agro.store.serving.wire import METHODS
 from agro.store.shard_record import ShardRecord
 from agro.store.sharding.draws import ShardedDraws, text_key
 from agro.store.sharding.group import Shard, ShardGroup
-from agro.store.split import Clusters, RunClusters, Split
+from agro.store.split import RunClusters, Split
 from agro.store.survey import Scale, Survey, SurveyReader, SurveyRow
 from agro.store.tables import Tables
 from agro.types import Sample, Text
 
 
-class ShardedExperience(SampleReader):
-    """Samples, and judgments of them. A sample is in the shard of its prompt."""
+def sorted_together(parts: Iterable[Iterable[Any]]) -> list[Any]:
+    return sorted(chain(*parts))
 
-    def __init__(self, group: ShardGroup) -> None:
+
+# Methods that all shards answer, and what joins their answers; see the method of that name of one store.
+JOINED: dict[str, Callable[[list[Any]], Any]] = {
+    "experience.last_id": max,
+    "experience.next_number": max,
+    "experience.find": sorted_together,
+    "experience.in_ledger": sorted_together,
+    "ledger.knows": any,
+    "ledger.fingerprint": " ".join,
+    "tables.check": lambda checks: None,
+    "tables.damaged": sorted_together,
+}
+# Methods of the others and then of the first one, whose answer counts.
+THEN_FIRST = {"clusters.keep", "requests.take"}
+
+
+class ShardedPart(RemotePart):
+    """A part of a store: what isn't joined, and isn't of samples, is at the first shard alone."""
+
+    def __init__(self, name: str, group: ShardGroup) -> None:
+        super().__init__(name, group.first)
         self._group = group
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        name = f"{self._name}.{method}"
+        if name in JOINED:
+            return lambda *args, **kwargs: JOINED[name](self._group.each(name, *args, **kwargs))
+        if name in THEN_FIRST:
+            return partial(self._group.then_first, name)
+        if self._name == "experience" and name in METHODS:
+            raise AttributeError(name)
+        return super().__getattr__(method)
+
+
+class ShardedExperience(ShardedPart, SampleReader):
+    """Samples, and judgments of them. A sample is in the shard of its prompt."""
 
     def samples(
         self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
@@ -94,10 +130,6 @@ class ShardedExperience(SampleReader):
             added |= zip(keys, ids, strict=True)
         return added
 
-    def last_id(self) -> int:
-        """The id of the sample that was added last; 0 where there is none."""
-        return int(max(self._group.each("experience.last_id")))
-
     def check_ids(self, ids: list[int]) -> None:
         """Raise `Refused` for ids that aren't there."""
         self._group.by_known_id(ids)
@@ -116,14 +148,6 @@ class ShardedExperience(SampleReader):
         parts = self._group.by_prompt(prompts, lambda prompt: prompt[0])
         self._group.some("experience.check_prompts", {number: (part,) for number, part in parts.items()})
 
-    def find(self, **chosen: Any) -> list[int]:
-        """See `Experience.find`."""
-        return sorted(chain(*self._group.each("experience.find", **chosen)))
-
-    def in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[LedgerSample]:
-        """See `Experience.in_ledger`."""
-        return sorted(chain(*self._group.each("experience.in_ledger", ledger, list(numbers))))
-
     def rewards(
         self, run: str, prompt_ids: Iterable[str], *, without: Collection[int]
     ) -> dict[str, list[tuple[int, float]]]:
@@ -135,10 +159,6 @@ class ShardedExperience(SampleReader):
         for part in self._group.some("experience.rewards", calls, without=without).values():
             rewards |= part
         return {prompt_id: rewards[prompt_id] for prompt_id in prompt_ids}
-
-    def next_number(self, seed: int) -> int:
-        """See `Experience.next_number`."""
-        return int(max(self._group.each("experience.next_number", seed)))
 
     def set_rewards(
         self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
@@ -178,48 +198,40 @@ class ShardedExperience(SampleReader):
 
 
 class ShardedSurvey(SurveyReader):
-    """What there is in all shards."""
+    """What there is in all shards; see the methods of `SurveyReader` and `Survey`."""
 
     def __init__(self, group: ShardGroup) -> None:
         self._group, self._shards = group, [shard.survey for shard in group.shards]
 
     def each_group_rows(self) -> Iterator[list[SurveyRow]]:
-        """See `SurveyReader.each_group_rows`."""
         readers = [shard.each_group_rows() for shard in self._shards]
         return heapq.merge(*readers, key=lambda rows: text_key(rows[0].prompt_id))
 
     def each_prompt(self) -> Iterator[tuple[str, Text]]:
-        """See `SurveyReader.each_prompt`."""
         readers = [shard.each_prompt() for shard in self._shards]
         return heapq.merge(*readers, key=lambda prompt: text_key(prompt[0]))
 
     def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
-        """See `SurveyReader.each_group`."""
         readers = [shard.each_group(**chosen) for shard in self._shards]
         return heapq.merge(*readers, key=lambda group: text_key(group.prompt_id))
 
     def each_summary(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
-        """See `SurveyReader.each_summary`."""
         return heapq.merge(*(shard.each_summary(**chosen) for shard in self._shards), key=attrgetter("id"))
 
     def begun_groups(self, **chosen: Unpack[Filter]) -> list[tuple[int, Group]]:
-        """See `Survey.begun_groups`."""
         groups = chain(*self._group.each("survey.begun_groups", **chosen))
         return sorted(groups, key=lambda begun: begun[0])
 
     def counts(self) -> Counts:
-        """Those of all shards together."""
         parts = [counts.to_json() for counts in self._group.each("survey.counts")]
         total: dict[str, Any] = {}
         for name, value in parts[0].items():
             values = [part[name] for part in parts]
-            total[name] = (
-                dict(sum(map(Counter, values), Counter())) if isinstance(value, dict) else sum(values)
-            )
+            by_name = isinstance(value, dict)  # of sources and roles
+            total[name] = dict(sum(map(Counter, values), Counter())) if by_name else sum(values)
         return Counts(**total)
 
     def scales(self) -> list[Scale]:
-        """See `Survey.scales`."""
         scales: dict[str, Scale] = {}
         for scale in chain(*self._group.each("survey.scales")):
             other = scales.get(scale.source, scale)
@@ -228,7 +240,6 @@ class ShardedSurvey(SurveyReader):
         return [scales[source] for source in sorted(scales, key=text_key)]
 
     def meetings(self, **chosen: Unpack[Filter]) -> list[tuple[list[str], int, str]]:
-        """See `Survey.meetings`."""
         met: dict[tuple[str, ...], tuple[int, str]] = {}
         for names, count, prompt_id in chain(*self._group.each("survey.meetings", **chosen)):
             total, first = met.get(tuple(names), (0, prompt_id))
@@ -236,13 +247,9 @@ class ShardedSurvey(SurveyReader):
         return [(list(names), *rest) for names, rest in met.items()]
 
 
-class ShardedRequests(RemotePart):
+class ShardedRequests(ShardedPart):
     """Requests are at the first shard. The others know which are claimed, and at which step one was taken:
     what waits to be fresh isn't drawn as stored."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("requests", group.first)
-        self._group = group
 
     def claim(self, run: str, collector: str, **options: Any) -> list[int]:
         """See `Requests.claim`."""
@@ -252,22 +259,14 @@ class ShardedRequests(RemotePart):
             self._group.some("requests.note", others)
         return numbers
 
-    def take(self, run: str, step: int, numbers: Collection[int]) -> None:
-        """See `Requests.take`."""
-        self._group.then_first("requests.take", run, step, list(numbers))
-
     def reopen(self, run: str, numbers: Collection[int]) -> None:
         """See `Requests.reopen`. The first shard begins: a part that is missing is found too stale again."""
         self._group.first.call("requests.reopen", run, list(numbers))
         self._group.then_first("requests.reopen", run, list(numbers))
 
 
-class ShardedLedger(RemotePart):
+class ShardedLedger(ShardedPart):
     """Each shard has the commits of runs, those at the first count. Cached log-probs are there alone."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("ledger", group.first)
-        self._group = group
 
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
         """See `Ledger.commit`."""
@@ -282,33 +281,9 @@ class ShardedLedger(RemotePart):
         rewinds = [done, *self._group.some("ledger.follow", others).values()]
         return Rewind(sum(r.draws for r in rewinds), sum(r.samples for r in rewinds))
 
-    def knows(self, run: str) -> bool:
-        """Whether there is anything of a run: samples, draws or commits."""
-        return any(self._group.each("ledger.knows", run))
 
-    def fingerprint(self) -> str:
-        """Those of the shards, one after the other."""
-        return " ".join(self._group.each("ledger.fingerprint"))
-
-
-class ShardedClusters(RemotePart):
-    """The clusters of runs, by which each shard draws for them."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("clusters", group.first)
-        self._group = group
-
-    def keep(self, run: str, clusters: Clusters) -> None:
-        """Replace those of a run."""
-        self._group.then_first("clusters.keep", run, clusters)
-
-
-class ShardedImports(RemotePart):
+class ShardedImports(ShardedPart):
     """What was imported into the shards."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("imports", group.first)
-        self._group = group
 
     def provenance(self, run: str | None = None) -> list[Provenance]:
         """See `Imports.provenance`."""
@@ -320,25 +295,13 @@ class ShardedImports(RemotePart):
         return sorted(found.values(), key=lambda part: text_key(part.source))
 
 
-class ShardedTables(RemotePart):
+class ShardedTables(ShardedPart):
     """Whether all shards are as they were written."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("tables", group.first)
-        self._group = group
-
-    def check(self) -> None:
-        """See `Tables.check`."""
-        self._group.each("tables.check")
 
     def damage(self) -> Damage:
         """Of all shards; rowids of tables other than samples are those of their shard."""
         found = [vars(damage) for damage in self._group.each("tables.damage")]
         return Damage(**{part: list(chain(*(damage[part] for damage in found))) for part in found[0]})
-
-    def damaged(self, table: str) -> list[int]:
-        """See `Tables.damaged`."""
-        return sorted(chain(*self._group.each("tables.damaged", table)))
 
 
 def parts_of_shards(location: Shards, *, read_only: bool, create: bool, timeout: float | None) -> Parts:
@@ -347,35 +310,30 @@ def parts_of_shards(location: Shards, *, read_only: bool, create: bool, timeout:
     try:
         for each in location.locations:
             shards.append(Shard(each, read_only=read_only, create=create, timeout=timeout))
-        _join(shards, read_only=read_only)
+        for number, shard in enumerate(shards):  # each is, or becomes, the one of its number
+            is_joined = shard.call("shard.fits", number, len(shards))
+            if not is_joined and not read_only:
+                shard.call("shard.join", number, len(shards))
     except BaseException:
         for shard in shards:
             shard.close()
         raise
     group = ShardGroup(shards, str(location))
     survey = cast(Survey, ShardedSurvey(group))
-    clusters = cast(RunClusters, ShardedClusters(group))
+    clusters = cast(RunClusters, ShardedPart("clusters", group))
     split = Split(survey, clusters)
     return Parts(
         location=location,
         close=group.close,
-        experience=cast(Experience, ShardedExperience(group)),
+        experience=cast(Experience, ShardedExperience("experience", group)),
         survey=survey,
         split=split,
         clusters=clusters,
         draws=cast(Draws, ShardedDraws(group, split)),
-        requests=cast(Requests, ShardedRequests(group)),
-        ledger=cast(Ledger, ShardedLedger(group)),
-        imports=cast(Imports, ShardedImports(group)),
-        tables=cast(Tables, ShardedTables(group)),
+        requests=cast(Requests, ShardedRequests("requests", group)),
+        ledger=cast(Ledger, ShardedLedger("ledger", group)),
+        imports=cast(Imports, ShardedImports("imports", group)),
+        tables=cast(Tables, ShardedTables("tables", group)),
         leases=cast(Leases, RemotePart("leases", group.first)),
         shard=cast(ShardRecord, RemotePart("shard", group.first)),
     )
-
-
-def _join(shards: Sequence[Shard], *, read_only: bool) -> None:
-    """Raise `Refused` unless each is, or becomes, the one of its number."""
-    for number, shard in enumerate(shards):
-        is_joined = shard.call("shard.fits", number, len(shards))
-        if not is_joined and not read_only:
-            shard.call("shard.join", number, len(shards))

@@ -24,7 +24,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agro import config
 from agro.config import EvaluateConfig
@@ -49,17 +48,6 @@ ADVICE = (
 )
 
 
-def _advice(metrics: Mapping[str, Any], kl: bool) -> str:
-    """What to do after an explosion. A larger β keeps a KL low, but it raises a loss such as ½ Var(R)."""
-    way = "a lower train.lr"
-    if kl:
-        way = toward_reference(metrics["kl_to_reward_spread"])
-    return (
-        f"What to do: look at the samples (agro show), then start a new run with {way}, or raise the limit "
-        "of the guard"
-    )
-
-
 class Guard(Monitor):
     """Judges by |loss| and kl_ref. Its state is that of one phase."""
 
@@ -82,8 +70,14 @@ class Guard(Monitor):
             self.losses = ()
             self.rollbacks += 1
             return Action("roll back", reason)
-        advice = _advice(view.metrics, kl="guard.kl" in reason)
-        return Action("stop", f"{reason}. {advice}")
+        way = "a lower train.lr"
+        if "guard.kl" in reason:  # a larger β keeps a KL low, but it raises a loss such as ½ Var(R)
+            way = toward_reference(view.metrics["kl_to_reward_spread"])
+        return Action(
+            "stop",
+            f"{reason}. What to do: look at the samples (agro show), then start a new run with {way}, or "
+            "raise the limit of the guard",
+        )
 
     def state(self) -> dict[str, Any]:
         return {"phase": self.phase, "losses": self.losses, "rollbacks": self.rollbacks}
@@ -135,7 +129,10 @@ class FirstSamples(Monitor):
     def judge(self, view: View) -> Action:
         if not self.rule.logp_diff or not self.fresh:
             return GO
-        off = np.concatenate([self._differences(sample) for sample in self.fresh])
+        logp = np.concatenate([self.learner.logp_as_sampled(sample) for sample in self.fresh])
+        recorded = [s.behavior_logp[s.action] for s in self.fresh if s.behavior_logp is not None]
+        off = np.abs(logp - np.concatenate(recorded))
+        off = off[~np.isnan(off)]
         self.compared += len(self.fresh)
         outside = float(np.isinf(off).mean())
         mean = float(np.ma.masked_invalid(off).mean()) if outside < 1 else np.inf
@@ -156,16 +153,8 @@ class FirstSamples(Monitor):
         if draws_from(sample, self.temperature, over_kept=False):  # which `SamplerMismatch` compares
             return False
         temperature = sample.sampling["temperature"]
-        untruncated = sample.replace(
-            sampling={k: v for k, v in sample.sampling.items() if k not in TRUNCATION}
-        )
-        return draws_from(untruncated, temperature, over_kept=False)
-
-    def _differences(self, sample: Sample) -> NDArray[np.float64]:
-        assert sample.behavior_logp is not None
-        off = np.abs(self.learner.logp_as_sampled(sample) - sample.behavior_logp[sample.action])
-        known: NDArray[np.float64] = off[~np.isnan(off)]
-        return known
+        settings = {k: v for k, v in sample.sampling.items() if k not in TRUNCATION}
+        return draws_from(sample.replace(sampling=settings), temperature, over_kept=False)
 
 
 def explosion(rule: config.GuardConfig, loss: float, kl: float | None, losses: Sequence[float]) -> str:
@@ -205,8 +194,12 @@ class Best(Monitor):
         self.waited = 0  # evaluations since then
 
     def after(self, view: View) -> None:
-        rule = view.phase.config.evaluate
-        reasons = [self._follow(view, rule), _too_far(view.metrics["eval_kl_ref"], rule)]
+        rule, kl = view.phase.config.evaluate, view.metrics["eval_kl_ref"]
+        reasons = [self._follow(view, rule)]
+        if rule.target_kl is not None and kl is not None and kl >= rule.target_kl:
+            reasons.append(
+                f"eval_kl_ref is {kl:.4g} nats per response, evaluate.target_kl {rule.target_kl:g}"
+            )
         view.stop = "; ".join(filter(None, reasons)) or view.stop
 
     def _follow(self, view: View, rule: EvaluateConfig) -> str:
@@ -242,13 +235,6 @@ class Best(Monitor):
 def _exceeds(a: float, b: float, lower: bool) -> bool:
     """Whether `a` is better than `b`."""
     return a < b if lower else a > b
-
-
-def _too_far(kl: float | None, rule: EvaluateConfig) -> str:
-    """Why the KL to the reference ends the run, or "". `kl`: None where it wasn't measured."""
-    if rule.target_kl is None or kl is None or not kl >= rule.target_kl:
-        return ""
-    return f"eval_kl_ref is {kl:.4g} nats per response, evaluate.target_kl {rule.target_kl:g}"
 
 
 def _check_measurable(name: str | None, step: int, rule: EvaluateConfig) -> None:

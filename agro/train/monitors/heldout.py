@@ -5,18 +5,21 @@ Stored groups that aren't trained on, of any origin: AGRO's loss, and whether π
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from agro.config import RunConfig
+from agro.config import RewardConfig, RunConfig
 from agro.errors import Refused
 from agro.io.near_copies import cluster_names
 from agro.objectives.needs import GROUPS, REWARD
 from agro.objectives.reduce import Groups
 from agro.rewards import Reward
+from agro.rewards.shaping import shares
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.off_policy import compare_on_log
@@ -26,20 +29,8 @@ from agro.runs.metrics import GAIN, LOGGED
 from agro.store import DrawnGroups, Store
 from agro.store.location import location_of
 from agro.store.queries import Filter
+from agro.train import diagnostics
 from agro.train.collate import collate
-from agro.train.diagnostics import (
-    best_and_worst,
-    distances,
-    exponential,
-    fresh_metrics,
-    kl_of_best,
-    log_mean_ratios,
-    log_ratios,
-    mean,
-    ranking,
-    standard_error,
-    summary,
-)
 from agro.train.feed import one_each, select_valid
 from agro.train.learner import Learner
 from agro.train.measure import kl_of
@@ -50,6 +41,7 @@ from agro.train.reward_scales import rescaled
 from agro.types import Batch, Prompt, Sample, prompt_hash
 
 TOGETHER = 64  # groups in one batch
+COMPARED = ("low", "high", "p", "n", "clusters", "detectable")  # of a comparison with the start
 
 
 class NothingToRank(Refused):
@@ -79,7 +71,9 @@ class HeldOutGroups:
             batch = collate(list(chain.from_iterable(groups[start : start + TOGETHER])), 0)
             ref_logp = learner.logp(batch, "reference")
             self._batches.append(batch.to(ref_logp.device).replace(ref_logp=ref_logp))
-        self._kl_of_best = mean("eval_kl_of_best", np.concatenate([kl_of_best(b) for b in self._batches]))
+        self._kl_of_best = diagnostics.mean(
+            "eval_kl_of_best", np.concatenate([diagnostics.kl_of_best(b) for b in self._batches])
+        )
 
     @classmethod
     def load(
@@ -99,7 +93,9 @@ class HeldOutGroups:
             if data.hold_out:
                 is_held_out = is_held_out or store.split.held_out(data)
                 stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
-            samples = rescaled(sorted(stored, key=_first_seen()), data)
+            order: dict[str, int] = {}  # in which the groups began, whose samples it brings together
+            samples = sorted(stored, key=lambda sample: order.setdefault(sample.prompt_id, len(order)))
+        samples = rescaled(samples, data)
         valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
         groups_of: dict[str, list[Sample]] = {}
         for sample in valid.samples:
@@ -134,7 +130,7 @@ class HeldOutGroups:
 
         `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
         """
-        auc, current, start, best, worst, ratio = [], [], [], [], [], []
+        found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
         self.log_weights = []
         for batch in self._batches:
             assert batch.ref_logp is not None
@@ -142,30 +138,23 @@ class HeldOutGroups:
             if self.knows_behavior:
                 assert batch.behavior_logp is not None
                 self.log_weights += Groups.of(batch).sum_tokens(logp - batch.behavior_logp).tolist()
-            auc.append(ranking(batch, logp, average))
-            best_ratios, worst_ratios = best_and_worst(batch, logp)
-            best.append(best_ratios)
-            worst.append(worst_ratios)
-            ratio.append(log_mean_ratios(batch, logp))
+            best, worst = diagnostics.best_and_worst(batch, logp)
+            found["eval_auc"].append(diagnostics.ranking(batch, logp, average))
+            found["eval_log_ratio_best"].append(best)
+            found["eval_log_ratio_worst"].append(worst)
+            found["eval_ratio_mean"].append(diagnostics.log_mean_ratios(batch, logp))
             if beta:
-                current.append(distances(batch, logp, beta, average)[0])
-                start.append(distances(batch, batch.ref_logp, beta, average)[0])  # R = r
-        order = np.concatenate(auc)
-        metrics = {**summary("eval_auc", order), "eval_auc_groups": len(order)}
-        metrics |= {"eval_groups": len(self.prompt_ids), "eval_dropped": self.dropped}
-        metrics |= summary("eval_log_ratio_best", np.concatenate(best))
-        metrics |= summary("eval_log_ratio_worst", np.concatenate(worst))
-        metrics |= exponential("eval_ratio_mean", np.concatenate(ratio)) | self._kl_of_best
-        if current:
-            half, fall = np.concatenate(current), np.concatenate(start) - np.concatenate(current)
-            metrics |= summary("eval_consistency", half) | summary("eval_consistency_fall", fall)
+                half = diagnostics.distances(batch, logp, beta, average)[0]
+                start = diagnostics.distances(batch, batch.ref_logp, beta, average)[0]  # R = r
+                found["eval_consistency"].append(half)
+                found["eval_consistency_fall"].append(start - half)
+        values = {name: np.concatenate(parts) for name, parts in found.items()}
+        metrics: dict[str, Any] = {"eval_groups": len(self.prompt_ids), "eval_dropped": self.dropped}
+        metrics |= {"eval_auc_groups": len(values["eval_auc"]), **self._kl_of_best}
+        metrics |= diagnostics.exponential("eval_ratio_mean", values.pop("eval_ratio_mean"))
+        for name, of_groups in values.items():
+            metrics |= diagnostics.summary(name, of_groups)
         return metrics
-
-
-def _first_seen() -> Callable[[Sample], int]:
-    """A sort key that brings the samples of a group together, groups in the order in which they began."""
-    order: dict[str, int] = {}
-    return lambda sample: order.setdefault(sample.prompt_id, len(order))
 
 
 class HeldOutPrompts(Monitor):
@@ -236,15 +225,8 @@ class HeldOutPrompts(Monitor):
         numbers: dict[str, int] = {}
         labels = [numbers.setdefault(self.clusters[key], len(numbers)) for key in both]
         comparison = compare(before, after, labels)
-        return {
-            GAIN: comparison.difference,
-            f"{GAIN}_low": comparison.low,
-            f"{GAIN}_high": comparison.high,
-            f"{GAIN}_p": comparison.p,
-            f"{GAIN}_n": comparison.n,
-            f"{GAIN}_clusters": comparison.clusters,
-            f"{GAIN}_detectable": comparison.detectable,
-        }
+        numbers_of = {f"{GAIN}_{name}": getattr(comparison, name) for name in COMPARED}
+        return {GAIN: comparison.difference, **numbers_of}
 
     def _describe(self, result: Heldout, options: dict[str, Any]) -> dict[str, Any]:
         config = self.phase.config
@@ -261,11 +243,11 @@ class HeldOutPrompts(Monitor):
         logp, ref_logp = self.learner.logp(batch), self.learner.logp(batch, "reference")
         batch = batch.to(logp.device).replace(ref_logp=ref_logp)
         metrics["eval_kl_ref"] = kl_of(batch, logp)
-        kl_M = log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
-        metrics["eval_kl_ref_se"] = standard_error(kl_M)
+        kl_M = diagnostics.log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
+        metrics["eval_kl_ref_se"] = diagnostics.standard_error(kl_M)
         beta = self.phase.diagnostic_beta(options)
         if beta:
-            metrics |= fresh_metrics(batch, logp, beta, options.get("average", "sum"))
+            metrics |= diagnostics.fresh_metrics(batch, logp, beta, options.get("average", "sum"))
         return metrics
 
 
@@ -301,27 +283,52 @@ class HeldOutLog(Monitor):
         view.metrics |= self.groups.measure(self.learner, beta, view.options.get("average", "sum"))
         if view.step == 0:
             self.start = self.groups.log_weights
-        elif self.start and len(self.start) == len(self.groups.log_weights):
-            view.metrics |= self._estimate()
-
-    def _estimate(self) -> dict[str, Any]:
-        """Without the numbers where they mean nothing; the effective responses say why."""
+            return
+        if not self.start or len(self.start) != len(self.groups.log_weights):
+            return
         start, trained = np.array(self.start), np.array(self.groups.log_weights)
         found = compare_on_log(start, trained, np.array(self.groups.rewards), self.clusters)
-        effective = {f"{LOGGED}_ess": found.ess, f"{LOGGED}_weight": found.mean_weight}
-        if found.obstacle:
-            return effective
-        return effective | {
-            LOGGED: found.difference,
-            f"{LOGGED}_low": found.low,
-            f"{LOGGED}_high": found.high,
-            f"{LOGGED}_p": found.p,
-            f"{LOGGED}_n": len(self.groups.prompt_ids),
-            f"{LOGGED}_clusters": found.clusters,
-        }
+        view.metrics |= {f"{LOGGED}_ess": found.ess, f"{LOGGED}_weight": found.mean_weight}
+        if not found.obstacle:  # else the numbers mean nothing; the effective responses say why
+            view.metrics |= {
+                f"{LOGGED}_{name}": getattr(found, name) for name in ("low", "high", "p", "clusters")
+            }
+            view.metrics |= {LOGGED: found.difference, f"{LOGGED}_n": len(self.groups.prompt_ids)}
 
     def state(self) -> Any:
         return self.start
 
     def restore(self, state: Any) -> None:
         self.start = list(map(float, state))
+
+
+class RewardParts(Monitor):
+    """`reward_shares` of what a step trains on, and `eval_reward_parts` where held-out rewards are measured.
+
+    A part of weight 0 is measured beside those that are optimized: where the two part, the run's problems say
+    so (`agro.runs.problems`).
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self.config = config
+        self.samples: Sequence[Sample] = ()
+
+    def receive(self, samples: Sequence[Sample]) -> None:
+        self.samples = one_each(samples)
+
+    def after(self, view: View) -> None:
+        if view.step:
+            view.metrics["reward_shares"] = shares(self.samples, self.config)
+        if not view.held_out:
+            return
+        values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for sample in one_each(view.held_out):
+            for name, value in sample.meta.get("reward_parts", {}).items():
+                if value is not None:
+                    values[name][sample.prompt_id].append(value)
+        means, errors = dict[str, float](), dict[str, float | None]()
+        for name, of_prompts in values.items():
+            by_prompt = np.array([np.mean(of_prompt) for of_prompt in of_prompts.values()])
+            means[name] = float(by_prompt.mean())
+            errors[name] = diagnostics.standard_error(by_prompt) if len(by_prompt) > 1 else None
+        view.metrics |= {"eval_reward_parts": means, "eval_reward_parts_se": errors}

@@ -106,13 +106,11 @@ def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> dict[str, 
         scored = [s for s in samples if s.reward is not None]
         chosen = max(scored, key=lambda s: s.reward or 0.0) if scored else _preferred(store, samples)
         if chosen is not None:
-            parts = [s.response for s in samples if s is chosen or _is_same_episode(s, chosen)]
-            best[prompt_id] = Answer.of("".join(parts), chosen.reward)
+            parts = [chosen]
+            if chosen.episode is not None:
+                parts = [s for s in samples if s.episode == chosen.episode]
+            best[prompt_id] = Answer.of("".join(s.response for s in parts), chosen.reward)
     return best
-
-
-def _is_same_episode(a: Sample, b: Sample) -> bool:
-    return a.episode is not None and a.episode == b.episode
 
 
 def _preferred(store: Store, samples: Sequence[Sample]) -> Sample | None:

@@ -27,12 +27,7 @@ class SampledKL(Monitor):
     """
 
     def __init__(
-        self,
-        phase: Phase,
-        learner: Learner,
-        rollout: Rollout,
-        prompts: Sequence[Prompt],
-        activity: Activity,
+        self, phase: Phase, learner: Learner, rollout: Rollout, prompts: Sequence[Prompt], activity: Activity
     ) -> None:
         """`prompts`: those that the model can be asked; repeated where there are fewer than responses."""
         self.phase, self.learner, self.rollout = phase, learner, rollout
@@ -40,16 +35,13 @@ class SampledKL(Monitor):
 
     def after(self, view: View) -> None:
         config = self.phase.config
-        if not view.is_due:
+        is_reference = view.step == 0 and config.policy.reference != "model"
+        if not view.is_due or is_reference:
             return
-        if view.step == 0 and config.policy.reference != "model":
-            return  # the policy is the reference
         self.activity.stage("evaluating")
         sampler = config.sampler.of_policy(config.policy.temperature, 1)
-        count = config.evaluate.kl_samples
-        prompts = [self.prompts[i % len(self.prompts)] for i in range(count)]
-        seed = derive(config.train.seed, "evaluate KL")
-        responses = self.rollout.sample(prompts, 1, sampler, seed=seed)
+        prompts = [self.prompts[i % len(self.prompts)] for i in range(config.evaluate.kl_samples)]
+        responses = self.rollout.sample(prompts, 1, sampler, seed=derive(config.train.seed, "evaluate KL"))
         batch = collate(sorted(responses, key=lambda s: int(s.meta["index"])), 0)
         logp, ref_logp = self.learner.logp(batch), self.learner.logp(batch, "reference")
         rho_N = log_ratios(batch.to(logp.device).replace(ref_logp=ref_logp), logp)

@@ -21,8 +21,7 @@ from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.objectives import Objective
 from agro.objectives.needs import REWARD, grouping
-from agro.runs.problems import DWARFED, WINDOW, phase_problems
-from agro.runs.signal import PATIENCE, way_out
+from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, way_out
 from agro.train.abilities import source_capabilities
 from agro.train.check import has_groups_to_measure, measures_consistency
 from agro.train.collate import describe
@@ -193,21 +192,17 @@ class Warnings(Monitor):
 
     def after(self, view: View) -> None:
         self._of_method(view)
-        self._of_spread(view)
         self._of_clip(view)
         self._of_problems(view)
 
     def _of_method(self, view: View) -> None:
-        metrics, entry = view.metrics["objective"], view.phase.entry
-        if metrics is not None:
-            warning = entry.warnings.metrics_warning(metrics, entry.defaults() | view.options)
-            self._warn("method", view.step, warning)
-
-    def _of_spread(self, view: View) -> None:
-        """Not where the method warns of its β itself, nor where the rewards of most groups are equal."""
+        """What the method says; and of the spread of βρ, unless the method warns of its β itself, or the
+        rewards of most groups are equal."""
         metrics, entry = view.metrics, view.phase.entry
-        settings_warning = entry.warnings.options_warning(entry.defaults() | view.options)
-        if "method" in self.given or settings_warning is not None:
+        options = entry.defaults() | view.options
+        if metrics["objective"] is not None:
+            self._warn("method", view.step, entry.warnings.metrics_warning(metrics["objective"], options))
+        if "method" in self.given or entry.warnings.options_warning(options) is not None:
             return
         mostly_equal = 2 * (metrics["groups_equal"] or 0) > (metrics["groups"] or 0)
         if (metrics["kl_to_reward_spread"] or 0) > DWARFED and not mostly_equal:

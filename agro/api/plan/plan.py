@@ -1,8 +1,8 @@
 """What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
 Everything is loaded and checked as for the run, so that the same settings are refused. Counts are exact,
-except those of tokens, which are upper bounds. Time and memory of a step are predicted, see `agro.plan.cost`
-and `agro.plan.memory`.
+except those of tokens, which are upper bounds. Time and memory of a step are predicted, see
+`agro.api.plan.cost` and `agro.api.plan.memory`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from agro.api.plan.cost import Work, most_new, seconds, unknown_sampling, work
+from agro.api.plan.memory import memory_by_purpose, peak, resident
+from agro.api.plan.probes import Rates
 from agro.config import RunConfig
 from agro.io.numbers import UNKNOWN, count, duration, size
 from agro.models.policy import Policy
-from agro.plan.cost import Work, most_new, seconds, unknown_sampling, work
-from agro.plan.memory import memory_by_purpose, peak, resident
-from agro.plan.probes import Rates
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
@@ -51,11 +51,8 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
     trained = None
     if per_group is not None or not stored:
         trained = round(sampled + stored * (per_group or 0))
-    evaluations = 0
-    if heldout:
-        evaluations = 1 + (phase.begins == 0)
-        if every:
-            evaluations += len(range(every, phase.steps, every))
+    between = len(range(every, phase.steps, every)) if every else 0
+    evaluations = 1 + (phase.begins == 0) + between if heldout else 0
     return {
         "objective": config.objective.name,
         "steps": phase.steps,
@@ -71,17 +68,6 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
         "evaluations": evaluations,
         "responses_evaluated": evaluations * heldout * config.evaluate.n,
     }
-
-
-def _kl_counts(phase: Phase) -> dict[str, int]:
-    """The evaluations of a phase that samples responses for the KL alone, see `agro.train.monitors`."""
-    rule, steps = phase.config.evaluate, phase.ends - phase.begins
-    evaluations = 1
-    if rule.every:
-        evaluations += len(range(rule.every, steps, rule.every))
-    if phase.begins == 0 and phase.config.policy.reference == "model":
-        evaluations += 1
-    return {"evaluations": evaluations, "responses_evaluated": evaluations * rule.kl_samples}
 
 
 def _stored_responses(phase: Phase, store: Store | None) -> float | None:
@@ -122,7 +108,11 @@ def plan(
     phases = []
     every = Phase.all(config)
     for phase in every:
-        measure = partial(seconds, budget=PROBING / len(every), say=partial(_say_in_phase, say, phase.name))
+
+        def say_here(text: str, name: str = phase.name) -> None:
+            say(f"{name}: {text}")
+
+        measure = partial(seconds, budget=PROBING / len(every), say=say_here)
         phases.append(_plan_phase(phase, policy, reference, (prompts, eval_prompts), store, loaded, measure))
     times = ("seconds_sampling_at_most", "seconds_training_at_most")
     return {
@@ -152,10 +142,6 @@ def _load_average() -> float | None:
         return None
 
 
-def _say_in_phase(say: Callable[[str], None], name: str, text: str) -> None:
-    say(f"{name}: {text}")
-
-
 def _plan_phase(
     phase: Phase,
     policy: Policy,
@@ -167,12 +153,14 @@ def _plan_phase(
 ) -> dict[str, Any]:
     """`prompts`: to train on, and held-out ones. `loaded`: bytes that are allocated before any step.
 
-    `measure`: `agro.plan.cost.seconds`.
+    `measure`: `agro.api.plan.cost.seconds`.
     """
     config = phase.config
     counts = phase_counts(phase, store, len(prompts[1]))
-    if samples_kl(config) and reference is not None:
-        counts |= _kl_counts(phase)
+    if samples_kl(config) and reference is not None:  # responses for the KL alone
+        rule, is_first = config.evaluate, phase.begins == 0 and config.policy.reference == "model"
+        times = 1 + is_first + (len(range(rule.every, phase.steps, rule.every)) if rule.every else 0)
+        counts |= {"evaluations": times, "responses_evaluated": times * rule.kl_samples}
     step = work(phase, policy, prompts[0], store, _stored_responses(phase, store))
     policy.checkpoint_gradients(config.train.gradient_checkpointing)
     phase_reference = reference if phase.reads_reference else None
@@ -245,14 +233,17 @@ def _measured_lines(m: dict[str, Any]) -> list[str]:
 
 
 def _phase_lines(p: dict[str, Any]) -> list[str]:
-    trained = "as many as the store will have"
+    trained, peak = (
+        "as many as the store will have",
+        "unknown: the process's own, or the step's sequences are",
+    )
     if p["responses_trained"] is not None:
         trained = count(p["responses_trained"])
+    if p["peak"] is not None:
+        peak = f"{size(p['peak'])}, with the process's own"
     memory = [f"{key.replace('_', ' ')} {size(n)}" for key, n in p["memory"].items() if n]
-    speeds = []
-    for name in ("sampled", "trained"):
-        if p[f"{name}_tokens_per_second"]:
-            speeds.append(f"{name} {count(p[f'{name}_tokens_per_second'])} tokens/s")
+    known = {name: p[f"{name}_tokens_per_second"] for name in ("sampled", "trained")}
+    speeds = [f"{name} {count(speed)} tokens/s" for name, speed in known.items() if speed]
     merged = ""
     if p["groups_per_step_at_least"] < p["groups_per_step"]:
         merged = (
@@ -269,7 +260,7 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
         f"  speed on this machine: {', '.join(speeds) or UNKNOWN}",
         _step_line(p),
         f"  memory: {', '.join(memory)}",
-        f"  peak of all memory: {_peak_words(p)}",
+        f"  peak of all memory: {peak}",
     ]
 
 
@@ -283,9 +274,3 @@ def _step_line(p: dict[str, Any]) -> str:
         reason = f" ({p['step_unknown']})" if p["step_unknown"] else ""
         line += f"; unknown: {', '.join(missing)}{reason}"
     return line
-
-
-def _peak_words(p: dict[str, Any]) -> str:
-    if p["peak"] is None:
-        return "unknown, since the process's own memory or the step's sequences are"
-    return f"{size(p['peak'])}, with the process's own"

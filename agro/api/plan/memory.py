@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from agro.api.plan.cost import Work
+from agro.api.plan.probes import Rates, operations
 from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.models.tiles import KEPT, TILE, sum_dtype
-from agro.plan.cost import Work
-from agro.plan.probes import Rates, operations
 from agro.rollout.engines.capabilities import capabilities
 from agro.train.abilities import lags
 
@@ -34,6 +34,9 @@ def memory_by_purpose(
 ) -> dict[str, int | None]:
     """Bytes. Activations are those of the largest pass; None: the step's sequences are unknown."""
     trained = sum(w.nbytes for w in policy.trained().values())
+    moments = trained
+    if config.train.optimizer == "adamw_8bit":
+        moments = sum(w.numel() for w in policy.trained().values())
     average = 0
     if config.train.weights_average is not None:
         average = sum(w.numel() * max(w.itemsize, 4) for w in policy.trained().values())
@@ -45,7 +48,7 @@ def memory_by_purpose(
         "weights": sum(p.nbytes for p in policy.model.parameters()),
         "float32_weights": 0 if policy.masters is None else trained,
         "gradients": trained,
-        "optimizer": _moments(policy, config),
+        "optimizer": 2 * moments,
         "average": average,
         "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
         "keys_and_values": _keys_and_values(policy, config, step),
@@ -75,13 +78,6 @@ def peak(purposes: dict[str, int | None], loaded: int | None, passes: int, *, he
     if passes > 1:
         in_pass += size["gradients"]
     return constant + max(size["gradients"] + sampling, in_pass)
-
-
-def _moments(policy: Policy, config: RunConfig) -> int:
-    """Two of each weight, in its type or in 8 bits."""
-    if config.train.optimizer == "adamw_8bit":
-        return sum(2 * w.numel() for w in policy.trained().values())
-    return sum(2 * w.nbytes for w in policy.trained().values())
 
 
 def _batch(config: RunConfig, step: Work) -> int:

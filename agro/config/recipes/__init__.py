@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from agro.config.recipes.bases import SAMPLES
+from agro.config.recipes.methodtext import method_end, method_text, method_title
 from agro.errors import Refused
 from agro.io.nearest import nearest as near_name
 from agro.objectives import Objective
 from agro.objectives.table import OBJECTIVES
-from agro.recipes.bases import SAMPLES
-from agro.recipes.methodtext import method_end, method_text, method_title
 
 FOLDER = Path(__file__).parent
 USUAL_END = method_end(SAMPLES)  # of methods/*.toml without an own [train] or phases

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from agro.config.recipes.bases import BASES, NOTES, Base
 from agro.objectives import Objective
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.options import described
-from agro.recipes.bases import BASES, NOTES, Base
 
 WIDTH = 110
 COMMENT_COLUMN = 39

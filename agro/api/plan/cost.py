@@ -1,4 +1,4 @@
-"""What a step consists of, and its time: its operations, at the rates of `agro.plan.probes`."""
+"""What a step consists of, and its time: its operations, at the rates of `agro.api.plan.probes`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
+from agro.api.plan.probes import Rates, StepSequence, decoding, operations, rates, update
 from agro.config import RunConfig
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
-from agro.plan.probes import Rates, StepSequence, decoding, operations, rates, update
 from agro.rollout.engines.capabilities import capabilities
 from agro.rollout.rollout import embedded
 from agro.store import Store
@@ -131,7 +130,10 @@ def seconds(
         tokens = int(3 * limit / seconds_per_token)
         parts["sampling"] = _sampling(config, policy, step.fresh, tokens) if step.fresh else 0.0
     count = operations(policy, step.rows)
-    parts["reference"] = _scored_rows(config, needs, policy, step) * rate.reference
+    scored = operations(policy, step.fresh) if config.evaluate.beta is not None else 0.0
+    if REF_LOGP in needs:
+        scored = count
+    parts["reference"] = 0.0 if config.policy.cache_reference else scored * rate.reference
     scoring = rate.scoring * count
     passes = rate.training * count + (scoring if step.twice else 0.0)
     parts["training"] = config.train.updates * passes + scoring * len(provided_by("draw", needs))
@@ -159,16 +161,4 @@ def _sampling(config: RunConfig, policy: Policy, rows: Sequence[StepSequence], t
     engine = embedded(policy, fused=config.engine.fused)
     batch_contexts = [contexts[row.group] for row in rows[:batch]]
     time = decoding(engine, batch_contexts, new, config.sampler, policy.device, tokens)
-    if time is None:
-        return None
-    waves = -(-len(rows) // batch)
-    return waves * (time.begin + new * (time.early + time.late) / 2)
-
-
-def _scored_rows(config: RunConfig, needs: Any, policy: Policy, step: Work) -> float:
-    """Operations of a forward pass over the sequences whose reference log-probs a step computes."""
-    if config.policy.cache_reference:
-        return 0.0
-    if REF_LOGP in needs:
-        return operations(policy, step.rows)
-    return operations(policy, step.fresh) if config.evaluate.beta is not None else 0.0
+    return None if time is None else -(-len(rows) // batch) * time

@@ -47,15 +47,6 @@ class Rates:
     saved: float  # bytes that are saved for the backward pass
 
 
-@dataclass(frozen=True)
-class SamplingTime:
-    """Seconds of sampling one batch of responses."""
-
-    begin: float  # before the first token: prompts are read
-    early: float  # of the first tokens, each
-    late: float  # of the last tokens, each
-
-
 def read_clock(device: torch.device) -> float:
     """A time in seconds. Of one thread it is the CPU's, which other programs don't prolong."""
     if device.type == "cuda":
@@ -185,8 +176,9 @@ def decoding(
     sampler: SamplerConfig,
     device: torch.device,
     tokens: int,
-) -> SamplingTime | None:
-    """Measured on a batch of `contexts`, a list for each response; None where responses are too short.
+) -> float | None:
+    """Seconds of sampling one batch of `contexts`, a list for each response; None where responses are too
+    short to measure it.
 
     Responses to one prompt share the list, which is then read once. `tokens`: processed at most, about.
     Where the batch has more, fewer and shorter responses are timed, and it takes longer in proportion.
@@ -205,7 +197,7 @@ def decoding(
     if early is None or late is None:
         return None
     late = early + max(0.0, late - early) * new / timed
-    return SamplingTime(factor * max(0.0, begin - early), factor * early, factor * late)
+    return factor * (max(0.0, begin - early) + new * (early + late) / 2)
 
 
 def _read_within(contexts: Sequence[list[int]], tokens: int) -> Sequence[list[int]]:
