@@ -135,7 +135,7 @@ GROUPS = {
             "checking:check",
             "What is in a store or log, before training; exit 2 where the objective can't train on it.",
             "logs.db --objective agro",
-            "guide/your-data.md",
+            "guide/what-to-train-on.md",
         ),
         CommandEntry(
             "show",
@@ -200,7 +200,7 @@ GROUPS = {
             "explain:objectives",
             "The objectives: what they need, how far they couple, their options and source.",
             "agro",
-            "guide/choosing.md",
+            "guide/objectives.md",
         ),
         CommandEntry(
             "prove",

@@ -31,7 +31,7 @@ class DataConfig(Section):
 
     prompts: Paths | None = field(None, shared=True)
     """prompts to sample from (`prompt`, and what the reward reads, such as `answer`): a file of JSON Lines, a
-    JSON list, CSV or Parquet, a folder of datasets, or a data set on the hub, hub:OWNER/NAME:SPLIT; or a list
+    JSON list, CSV, Excel or Parquet, a folder of datasets, or one on the hub, hub:OWNER/NAME:SPLIT; or a list
     of them"""
     eval_prompts: Paths | None = field(None, shared=True)
     """held-out prompts, the same formats"""

@@ -23,7 +23,7 @@ from agro.logs.format_table import lines_of
 from agro.logs.import_report import ImportReport, Options
 from agro.logs.importing import import_files
 from agro.logs.labels import WORDS, word_of
-from agro.logs.record_files import is_table
+from agro.logs.record_files import is_sheet, is_table
 from agro.store import Store
 
 ROWS = 200  # records that are looked at
@@ -140,7 +140,7 @@ def _check_names(path: Path, columns: Sequence[Column]) -> None:
     """Raise `Refused` for a table that begins with a record in place of names."""
     numbers = [c.path for c in columns if c.type == "number" and is_number(c.path)]
     texts = [c.path for c in columns if c.type == "text" and len(c.path.split()) > 2]
-    if is_table(path) and numbers and texts:
+    if (is_table(path) or is_sheet(path)) and numbers and texts:
         raise Refused(
             f"{path}: the first line seems to be a record and no names of columns: {texts[0]!r:.60}, "
             f"{numbers[0]!r:.20}. What to do: put a line of names before it, such as prompt,response,reward"

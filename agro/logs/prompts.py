@@ -38,8 +38,8 @@ def load_prompts(
 def read_prompts(
     paths: str | Path | Sequence[str | Path], columns: Mapping[str, str] | None = None
 ) -> Prompts:
-    """The prompts of files of JSON Lines, a JSON list, CSV or Parquet, of folders of `datasets`, and of data
-    sets on the hub (hub:OWNER/NAME:SPLIT). Of those that are there twice the first.
+    """The prompts of files of JSON Lines, a JSON list, CSV, Excel or Parquet, of folders of `datasets` and
+    of data sets on the hub (hub:OWNER/NAME:SPLIT). Of those that are there twice the first.
 
     `prompt_id` (or `id`) names the group, else a hash of the prompt does. `columns`: by field its column, a
     name or a JMESPath expression. Raises `Refused` with FILE:LINE for lines that aren't such an object, and

@@ -1,4 +1,5 @@
-"""Files of records: JSON Lines, lists of JSON objects, CSV, Parquet, data sets of `datasets`, zip and SQLite.
+"""Files of records: JSON Lines, lists of JSON objects, CSV, Excel, Parquet, data sets of `datasets`, zip and
+SQLite.
 
 Members of zip files may be packed with Zstandard, which Python reads from 3.14 on.
 """
@@ -13,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -45,9 +46,9 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 
 
 def read_records(path: str | Path) -> Iterator[Line]:
-    """The records of a file of JSON Lines, a list of JSON objects, CSV or Parquet, compressed or not.
+    """The records of a file of JSON Lines, a list of JSON objects, CSV, Excel or Parquet, compressed or not.
 
-    Its content tells which, and of CSV its name. The cells of CSV are text, null where they are empty.
+    Its content tells which, and of CSV and Excel its name. Their cells are text, null where they are empty.
     Also those of a folder of `datasets`, and of a data set on the Hugging Face hub, hub:OWNER/NAME:SPLIT.
     """
     path = Path(path)
@@ -60,6 +61,8 @@ def read_records(path: str | Path) -> Iterator[Line]:
                 yield from block.lines()
         elif is_table(path):
             yield from _table(path, file)
+        elif is_sheet(path):
+            yield from _sheet(path, file)
         else:
             is_list, parts = _json(path, file)
             yield from _items(path, parts) if is_list else lines(path, parts)
@@ -68,7 +71,7 @@ def read_records(path: str | Path) -> Iterator[Line]:
 def read_blocks(path: str | Path) -> Iterator[Block]:
     """The records of `read_records` in blocks, from which other processes can make them."""
     path = Path(path)
-    if datasets.on_hub(path) or path.is_dir() or is_table(path):
+    if datasets.on_hub(path) or path.is_dir() or is_table(path) or is_sheet(path):
         yield from record_blocks(read_records(path))
         return
     with content(path) as (file, is_parquet):
@@ -88,7 +91,7 @@ def _json(path: Path, file: BinaryIO) -> tuple[bool, Iterable[bytes]]:
     if head.startswith(b"SQLite format 3"):
         raise Refused(f"{path}: expected a log, got a store; write its samples to a file first (agro export)")
     if head.startswith(b"PK\x03\x04"):
-        raise Refused(f"{path}: expected a log, got a zip file, such as a spreadsheet; save its sheet as CSV")
+        raise Refused(f"{path}: expected a log, got a zip file; a table of Excel has a name in .xlsx")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Refused(
             f"{path}: expected UTF-8, got UTF-16; call it {path.stem}.csv where it is a table, or convert it "
@@ -139,8 +142,7 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
         delimiter = "\t" if ".tsv" in path.suffixes else max(DELIMITERS, key=head.count)
         rows = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
         names = next(rows, [])
-        if len(set(names)) < len(names):
-            raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
+        _check_names(path, names)
         for number, row in enumerate(rows, 1):
             location = f"{path}:{rows.line_num}"
             if len(row) == len(names):
@@ -150,6 +152,50 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
                 yield Line(location, number, {}, f"expected {len(names)} cells, got {len(row)}")
     except (csv.Error, UnicodeDecodeError) as error:
         raise Refused(f"{path}: after {number} records: can't be read as CSV: {error}") from None
+
+
+def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
+    """The one sheet of an Excel file that has cells, as CSV has it. Of a formula it is the value that was
+    stored with it."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise Refused(
+            f"{path}: Excel needs openpyxl: pip install 'openpyxl>=3.1'; or save the sheet as CSV"
+        ) from None
+    try:
+        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+        sheets = [(s.title, s.iter_rows(values_only=True)) for s in book.worksheets]
+        filled = [(title, rows, first) for title, rows in sheets if (first := next(rows, None)) is not None]
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise Refused(f"{path}: can't be read as Excel: {error}") from None
+    if len(filled) != 1:
+        titles = ", ".join(title for title, _, _ in filled) or "none"
+        raise Refused(f"{path}: expected one sheet with cells, got {titles}; save the one to take as CSV")
+    [(title, rows, first)] = filled
+    names = [_text_of(cell) or "" for cell in first]
+    while names and not names[-1]:
+        names.pop()
+    _check_names(path, names)
+    for at, row in enumerate(rows, 2):
+        cells = [_text_of(cell) for cell in row]
+        location, number = f"{path}:{at}", at - 1
+        if any(cells[len(names) :]):
+            yield Line(location, number, {}, f"expected {len(names)} cells, got more in sheet {title}")
+        elif any(cells):
+            yield Line(location, number, dict(zip(names, cells)), is_text=True)
+
+
+def _text_of(cell: Any) -> str | None:
+    """A cell of Excel as CSV has it; None where it is empty."""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    return None if cell is None else str(cell) or None
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
 
 
 DELIMITERS = (",", ";", "\t", "|")  # of the first line the most frequent one
@@ -171,6 +217,10 @@ def encoding_of(path: Path) -> str:
             has_letters |= escaped < len(beyond)
             block = file.read(BLOCK)
     return "cp1252" if has_others and not has_letters else "utf-8-sig"
+
+
+def is_sheet(path: Path) -> bool:
+    return path.name.endswith((".xlsx", ".xlsm"))
 
 
 def is_table(path: Path) -> bool:

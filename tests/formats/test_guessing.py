@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,41 @@ def test_a_log_comes_in_by_the_guess_or_the_command_that_is_proposed(log: Unknow
     with Store.open(store, read_only=True) as opened:
         prompts = {str(sample.prompt) for sample in opened.samples()}
         assert all(any(question in prompt for prompt in prompts) for question in QUESTIONS)
+
+
+def test_a_sheet_of_excel_comes_in_as_its_csv_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers, a truth value, a formula's stored value and empty cells; what is no record is refused."""
+    path, store = workbook(tmp_path / "survey.xlsx"), tmp_path / "s.db"
+    document = json.loads(run(path, "--guess", "--store", store, "--json").stdout)
+    assert (document["samples"], document["scored"], document["refused_count"]) == (3, 2, 0)
+    assert rewards(store) == (2, 4.5)
+    assert "--map reward=Rating" in document["proposed"]["command"]
+    with Store.open(store, read_only=True) as opened:
+        assert [s.response for s in opened.samples()] == ["4", "9", "true"]
+
+    twice = workbook(tmp_path / "two.xlsx", more=True)
+    assert "one sheet with cells, got Sheet, Notes" in run(twice, "--guess", code=2).stderr
+    wide = workbook(tmp_path / "wide.xlsx", wide=True)
+    said = run(wide, "--guess", "--store", tmp_path / "w.db").output
+    assert "wide.xlsx:2: expected 3 cells, got more" in said
+
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    assert "pip install 'openpyxl>=3.1'" in run(path, "--guess", code=2).stderr
+
+
+def workbook(path: Path, *, more: bool = False, wide: bool = False) -> Path:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    rows = [["Question", "Answer", "Rating"], ["What is 2 + 2?", 4, 4.5], ["What is 3 * 3?", 9, 2]]
+    for row in [*rows, [None, None, None], ["Is it so?", True, None]]:
+        book.active.append(row)
+    if more:
+        book.create_sheet("Notes").append(["by hand"])
+    if wide:
+        book.active["D2"] = "beyond"
+    book.create_sheet("Empty")
+    book.save(path)
+    return path
 
 
 def test_twelve_of_fourteen_come_in_alone() -> None:

@@ -461,12 +461,14 @@ def test_nan_of_a_table_is_an_unknown_reward(store: Store, folder: Path) -> None
 
 def test_files_that_are_no_logs_are_named(store: Store, folder: Path) -> None:
     (folder / "wide.jsonl").write_bytes(json.dumps(record()).encode("utf-16"))
+    (folder / "logs.jsonl").write_bytes(b"PK\x03\x04")
     (folder / "table.xlsx").write_bytes(b"PK\x03\x04")
     with Store.open(folder / "other.db") as other:
         other.append([sample()])
     for name, message in (
         ("wide.jsonl", "expected UTF-8, got UTF-16"),
-        ("table.xlsx", "such as a spreadsheet; save its sheet as CSV"),
+        ("logs.jsonl", "got a zip file; a table of Excel has a name in .xlsx"),
+        ("table.xlsx", "can't be read as Excel"),
         ("other.db", "expected a log, got a store; .*agro export"),
     ):
         with pytest.raises(Refused, match=message):
