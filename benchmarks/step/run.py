@@ -236,6 +236,7 @@ def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
         if not asked.check:
             for way in ("ours", "peer"):
                 row[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
+            row["mib"] = row["ours_memory"] / 2**20
         if asked.before:
             old = case.replace("mixed", "bfloat16")
             row["before"] = measured(old, asked.repeats, asked.tiny, ["ours"], asked.before.resolve())["ours"]
