@@ -153,7 +153,9 @@ def flags(value: Any) -> NDArray[np.bool_]:
     except (TypeError, ValueError):
         flags = b""
     if flags.count(0) + flags.count(1) < len(value):
-        raise WrongValue(next(i for i, x in enumerate(value) if type(x) not in (bool, int) or x not in (0, 1)))
+        raise WrongValue(
+            next(i for i, x in enumerate(value) if type(x) not in (bool, int) or x not in (0, 1))
+        )
     return np.frombuffer(flags, np.bool_)
 
 
