@@ -7,8 +7,9 @@ Prompts of 32 tokens, four responses each, temperature 1, one thread. "equal": a
 tokens. "mixed": twice as many, of 1 to --new tokens, after prompts of 8 to 56; `generate` decodes two
 batches, padded on the left, each until its longest response ends. agro records log-probs, `generate` doesn't.
 The runs of a pair take turns in one process after one unmeasured pair; the ratio is of medians of CPU
-seconds. `products` is the share of our seconds that the matrix products of the same tokens take by themselves,
-packed and at the full batch: no engine can take less. --limits measures only that, where a goal isn't reached.
+seconds. `products` is the share of our seconds that the matrix products of the same tokens take by
+themselves, packed and at the full batch: no engine can take less. --limits measures only that, where a goal
+isn't reached.
 
 With --peer plain the peer is agro with engine.fused = false; give another --results then. Rows of --results
 (benchmarks/results/sampling.json) with the same names are replaced. Prints a table and draws sampling.svg
