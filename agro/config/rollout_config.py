@@ -123,8 +123,11 @@ class SourceConfig(Section):
 class EngineConfig(Section):
     """What decodes responses: the model in this process, or a server."""
 
-    kind: Literal["hf", "server"] = field("hf", shared=True)
-    """hf: transformers, in this process; server: an OpenAI-compatible server"""
+    kind: Literal["hf", "vllm", "server"] = field("hf", shared=True)
+    """hf: transformers, in this process; vllm: vLLM, which the run starts and ends; server: an
+    OpenAI-compatible server that runs already"""
+    vllm: str = field("vllm", resume=True, shared=True)
+    """vllm: the command, with further arguments of `vllm serve`, such as vllm --max-num-seqs 512"""
     fused: bool = field(True, shared=True)
     """hf: decode Llama, Mistral, Qwen2 and Qwen3 models on a CPU with fused products and packed weights, if a
     trial finds the same log-probs; a copy of the weights is in memory while responses are sampled"""
@@ -156,7 +159,11 @@ class EngineConfig(Section):
 
     @property
     def uses_servers(self) -> bool:
-        return self.kind == "server"
+        return self.kind != "hf"
+
+    @property
+    def starts_server(self) -> bool:
+        return self.kind == "vllm"
 
     @property
     def servers(self) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ SETTINGS = {
     "precompute_ref_log_probs": "policy.cache_reference",
     "peft_config": "policy.lora",
     "chat_template_kwargs": "policy.chat.options",
-    "use_vllm": 'engine.kind = "server"',
+    "use_vllm": 'engine.kind = "vllm"; "server" where it runs already',
     "vllm_server_base_url": "engine.url",
     "max_tool_calling_iterations": "environment.max_turns",
     "reward_weights": "the weight in each of reward.functions",

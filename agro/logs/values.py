@@ -146,10 +146,17 @@ def ids(value: Any) -> NDArray[np.int32]:
 
 def flags(value: Any) -> NDArray[np.bool_]:
     """True and false, or 1 and 0."""
-    array = _array(value, np.bool_, {bool, int})
-    if not {0, 1}.issuperset(value):
-        raise WrongValue(next(i for i, x in enumerate(value) if x not in (0, 1)))
-    return array
+    if not isinstance(value, list):
+        raise WrongValue
+    try:
+        flags = bytes(value)
+    except (TypeError, ValueError):
+        flags = b""
+    if flags.count(0) + flags.count(1) < len(value):
+        raise WrongValue(
+            next(i for i, x in enumerate(value) if type(x) not in (bool, int) or x not in (0, 1))
+        )
+    return np.frombuffer(flags, np.bool_)
 
 
 def numbers(value: Any) -> NDArray[np.float32]:

@@ -21,20 +21,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from agro.errors import Refused
-from agro.models.tiles import (
-    KEPT,
-    OF_REFERENCE,
-    Head,
-    Plan,
-    Slopes,
-    Sums,
-    add_tile,
-    after_tiles,
-    d_logits,
-    fill,
-    keys,
-    sum_dtype,
-)
+from agro.models.head import Head, sum_dtype
+from agro.models.tiles import KEPT, OF_REFERENCE, Plan, Slopes, Sums, add_tile, after_tiles, d_logits, fill
+from agro.models.token_draws import keys, uniforms
 from agro.types import KeptSets
 
 STREAMS = (
@@ -71,9 +60,9 @@ def token_streams(
             token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
             π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
             where its `draws` isn't 0, the shares of so many tokens drawn from q stand for q (see
-            `agro.models.tiles`); "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ², ρ = log π/π_ref);
-            "normalizer" (log Σ exp of the logits) and "future" (log π̂ of the token, without gradient, π̂ ∝
-            π (π/π_ref)^λ, λ the `strength` of such a name where it has one).
+            `agro.models.token_draws`); "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ²,
+            ρ = log π/π_ref); "normalizer" (log Σ exp of the logits) and "future" (log π̂ of the token,
+            without gradient, π̂ ∝ π (π/π_ref)^λ, λ the `strength` of such a name where it has one).
         temperature: divides the logits of both policies.
         chunk: positions of a tile, at most; it has `TILE` tokens.
         reference: hidden states and head of π_ref, for `OF_REFERENCE`. They receive no gradient.
@@ -98,10 +87,10 @@ def token_streams(
     strength = next((name.strength for name in want if hasattr(name, "strength")), 1.0)
     names = frozenset(map(str, want))
     chosen = tokens.flatten()[masked].long()
-    plan = Plan(head, ref_head, temperature, chunk, names, kappa, chosen, draws=draws, strength=strength)
+    plan = Plan(head, ref_head, temperature, chunk, names, kappa, chosen, strength=strength)
     if draws:
-        of_draws = keys(tokens, getattr(proposal, "seed", 0.0))[mask]
-        plan = replace(plan, keys=of_draws.to(hidden.device, non_blocking=True))
+        numbers = uniforms(keys(tokens, getattr(proposal, "seed", 0.0))[mask.numpy()], draws)
+        plan = replace(plan, draws=numbers.to(hidden.device, non_blocking=True))
     if torch.is_grad_enabled():
         plan = replace(plan, keeps=KEPT)
     states = hidden.flatten(0, 1).index_select(0, predicts)

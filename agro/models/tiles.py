@@ -10,28 +10,26 @@ reference, with ρ = log π - log π_ref,
 
     d Σ π_ref ρ = π_ref - π        d ½ Σ π_ref ρ² = π_ref ρ - π Σ π_ref ρ
 
-All of them follow from sums of e^(z - m) and of its
-multiples, which are added up tile by tile, with m the largest logit so far; they are rescaled where m grows
-(the online softmax of Milakov and Gimelshein, arXiv:1805.02867).
+All of them follow from sums of e^(z - m) and of its multiples, which are added up tile by tile, with m the
+largest logit so far; they are rescaled where m grows (the online softmax of Milakov and Gimelshein,
+arXiv:1805.02867).
 
 In place of q, K tokens may be drawn from it at each position: where uniform numbers fall in its distribution
-function, in another pass over the tiles. The numbers are a hash of the tokens before a position and of a
-seed. So both passes of a step draw the same tokens, in micro-batches of any size, and so do equal beginnings
-with the same seed.
+function, in another pass over the tiles.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from agro.errors import Refused
+from agro.models.head import Head, sum_dtype
+from agro.models.token_draws import TokenDraws, add_counts
 from agro.types import KeptSets
 
 TILE = 1024  # tokens of the vocabulary whose logits are computed at once
@@ -39,110 +37,6 @@ KEPT = 1 << 27  # logits that a pass keeps for its backward pass at most, 512 Mi
 UNDER_REFERENCE = frozenset({"ref_mean", "ref_square"})  # expectations over π_ref
 OF_REFERENCE = frozenset({"kl", "future"}) | UNDER_REFERENCE  # streams that need its logits
 LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
-_GAMMA = -0x61C8864680B583EB  # SplitMix64's constants (Steele, Lea and Flood 2014), as signed numbers
-_FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-
-
-def keys(tokens: Tensor, seed: float) -> Tensor:
-    """[B,T] int64: for each token a hash of those before it and of the seed; of rows [B,T] of tokens."""
-    position = torch.arange(tokens.shape[1], device=tokens.device)
-    parts = _mixed(_mixed(tokens.long() + 1) + _GAMMA * (position + 1))
-    prefix = parts.cumsum(1) - parts
-    (bits,) = struct.unpack("<q", struct.pack("<d", seed))
-    return _mixed(prefix + _mixed(torch.tensor(bits, device=tokens.device)))
-
-
-def uniforms(key: Tensor, count: int) -> Tensor:
-    """[n,count] numbers in [0,1) in float64, of keys [n]."""
-    number = torch.arange(1, count + 1, device=key.device)
-    bits = _shifted(_mixed(key[:, None] + _GAMMA * number), 11)
-    return bits.to(torch.float64) * 2.0**-53
-
-
-def _mixed(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, count: int) -> Tensor:
-    """A logical shift to the right: int64 tensors shift their sign in."""
-    shifted: Tensor = (x >> count) & (2 ** (64 - count) - 1)
-    return shifted
-
-
-class TokenDraws:
-    """The tokens that [n,K] targets fall on, found as the masses of tiles come by, in order.
-
-    `targets` are numbers from 0 to the total mass of their position.
-    """
-
-    def __init__(self, targets: Tensor) -> None:
-        self.targets = targets
-        self.tokens = torch.full_like(targets, -1, dtype=torch.long)
-        self.values = torch.zeros_like(targets)
-        self.reached = torch.zeros_like(targets[:, :1])
-
-    def add(self, mass: Tensor, x: Tensor, tile: slice) -> None:
-        """A tile's masses and values x, [n,v]. What rounding leaves beyond the last tile falls on its end."""
-        ends = self.reached + mass.cumsum(1, dtype=torch.float64)
-        column = torch.searchsorted(ends, self.targets, right=True).clamp(max=mass.shape[1] - 1)
-        here = self.targets >= self.reached
-        self.tokens = torch.where(here, tile.start + column, self.tokens)
-        self.values = torch.where(here, x.gather(1, column).double(), self.values)
-        self.reached = ends[:, -1:].contiguous()
-
-
-def add_counts(d: Tensor, tokens: Tensor, factor: Tensor, tile: slice) -> None:
-    """Add `factor` [n,1] to d [n,v], in place, for each of the drawn tokens [n,K] that is in the tile."""
-    in_tile = (tokens >= tile.start) & (tokens < tile.stop)
-    column = (tokens - tile.start).clamp(0, d.shape[1] - 1)
-    d.scatter_add_(1, column, factor * in_tile.to(d.dtype))
-
-
-@dataclass(frozen=True)
-class Head:
-    """The output layer: logits = cap · tanh(scale · (h Wᵀ + b) / cap), without the tanh where cap is None."""
-
-    weight: Tensor  # [V,H]
-    bias: Tensor | None = None  # [V]
-    scale: float = 1.0
-    cap: float | None = None
-
-    @classmethod
-    def of(cls, model: Any) -> Head:
-        """The head of a transformers causal language model; `Refused` where it isn't linear."""
-        linear = model.get_output_embeddings()
-        if not isinstance(linear, nn.Linear):
-            raise Refused(
-                f"{type(model).__name__}: expected a linear output layer (torch.nn.Linear), got "
-                f"{type(linear).__name__}; agro computes log-probs in chunks from a linear layer, so use "
-                "another architecture"
-            )
-        config = model.config.get_text_config()
-        scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
-        scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
-        scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
-        cap = getattr(config, "final_logit_softcapping", None)  # Gemma
-        return cls(linear.weight, linear.bias, scale, cap)
-
-    @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[...,H] -> [...,V] without gradient, float32 (float64 for float64 weights).
-
-        The product is computed in the type of the weights.
-        """
-        z = nn.functional.linear(hidden, self.weight, self.bias).to(sum_dtype(self.weight))
-        if self.scale != 1:
-            z.mul_(self.scale)
-        if self.cap is None:
-            return z
-        return z.div_(self.cap).tanh_().mul_(self.cap)
-
-
-def sum_dtype(weight: Tensor) -> torch.dtype:
-    """The type of logits and sums that are computed from weights: float64 from float64, else float32."""
-    return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
 class ByTile(NamedTuple):
@@ -182,8 +76,7 @@ class Plan:
     kappa: float  # of q ∝ π^(1/κ)
     tokens: Tensor  # [N] those that are chosen, on the CPU
     kept: KeptSets | None = None  # [N], of log π, on the CPU
-    draws: int = 0  # K tokens in place of q; 0: q itself
-    keys: Tensor | None = None  # [N], of the draws
+    draws: Tensor | None = None  # [N,K] uniform numbers, for K tokens in place of q; None: q itself
     strength: float = 1.0  # λ of π̂ ∝ π (π/π_ref)^λ
     keeps: int = 0  # logits that are kept for the backward pass, at most
 
@@ -194,8 +87,8 @@ class Plan:
             at = slice(i, i + self.size)
             tokens = self.tokens[at]
             chosen = ByTile.of(torch.arange(len(tokens)), tokens, vocabulary, device)
-            keys = None if self.keys is None else self.keys[at]
-            block = Block(at, replace(self, tokens=tokens, keys=keys), chosen)
+            draws = None if self.draws is None else self.draws[at]
+            block = Block(at, replace(self, tokens=tokens, draws=draws), chosen)
             if self.kept is not None:
                 kept = self.kept.part(at)
                 rows = torch.arange(len(tokens)).repeat_interleave(kept.count)
@@ -356,16 +249,15 @@ def after_tiles(sums: Sums, plan: Plan, h: Tensor) -> Sums:
     """The sums with those of q: of the distribution itself, or of K tokens drawn from it in another pass."""
     if not {"proposal", "proposal_mean"} & plan.want:
         return sums
-    if not plan.draws:
+    if plan.draws is None:
         return sums._replace(q_token=(sums.token / plan.kappa).exp())
-    assert plan.keys is not None
     tokens = plan.tokens.to(h.device, non_blocking=True)
-    draws = TokenDraws(uniforms(plan.keys, plan.draws) * sums.q_total[:, None])
+    draws = TokenDraws(plan.draws * sums.q_total[:, None])
     for tile in plan.tiles():
         x = _minus(plan.logits(plan.head, h, tile, sum_dtype(plan.head.weight)), sums.largest)
         draws.add((x / plan.kappa).exp_(), x, tile)
     return sums._replace(
-        q_total=torch.full_like(sums.q_total, plan.draws),
+        q_total=torch.full_like(sums.q_total, plan.draws.shape[1]),
         q_sum=draws.values.sum(1),
         q_token=(draws.tokens == tokens[:, None]).double().sum(1),
         drawn_tokens=draws.tokens,

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.place.local import LocalProcess, free_port, log_file
+from agro.io.processes import LocalProcess, free_port
+from agro.place.local import log_file
 from agro.place.placement import PlacedProcess, Placement
 from agro.place.supervisor import LOST
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from agro.errors import Refused
-from agro.place.local import LocalLauncher, LocalProcess, log_file
+from agro.io.processes import LocalProcess
+from agro.place.local import LocalLauncher, log_file
 from agro.place.placement import PlacedProcess
 
 PASSED = (

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from agro.errors import Refused
+from agro.io.processes import free_port
 from agro.io.terminal import visible
 from agro.place import slurm
-from agro.place.local import LocalLauncher, free_port
+from agro.place.local import LocalLauncher
 from agro.place.placement import LOOPBACK, Placement, Plan, TrainCommand
 from agro.place.record import TOKEN, PlacedRecord, token_of
 from agro.place.remote import Host, RemoteLauncher, read_hosts

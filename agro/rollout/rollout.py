@@ -259,7 +259,8 @@ def embedded(policy: Policy, version: int = -1, *, fused: bool = True) -> Engine
 def load_engine(
     settings: config.EngineConfig, policy: Policy, say: Callable[[str], None], version: int = -1
 ) -> Engine:
-    """The engine that the configuration names: on the weights of `policy` in this process, or servers.
+    """The engine that the configuration names: on the weights of `policy` in this process, a server that is
+    started for it, or others.
 
     `say` reports servers that are no longer used, and those that are again. `version`: of the weights of
     `policy`; servers have none before the first push.
@@ -267,7 +268,10 @@ def load_engine(
     if settings.kind == "hf":
         return embedded(policy, version, fused=settings.fused)
     from agro.rollout.engines.server import Server
+    from agro.rollout.engines.vllm import VLLM
 
+    if settings.kind == "vllm":
+        return VLLM(settings, policy, say)
     return Server(settings, policy.encoder, say=say)
 
 

@@ -263,8 +263,12 @@ def prompt_columns(prompt: Text, prefix: str) -> tuple[Any, Any]:
     return None, encode_text(dumps(prompt, f"{prefix}: prompt"))
 
 
-def from_row(row: tuple[Any, ...]) -> Sample:
-    """The sample of a row. Raises `Refused` where it is none: anybody can give a row its checksum."""
+def from_rows(rows: Iterable[tuple[Any, ...]]) -> list[Sample]:
+    """The samples of rows. Raises `Refused` where one is none: anybody can give a row its checksum."""
+    return Sample.all_of(map(_fields, rows))
+
+
+def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
     r = dict(zip(SAMPLE, row))
     for name in _TEXTS:
         if type(r[name]) is bytes:
@@ -290,7 +294,7 @@ def from_row(row: tuple[Any, ...]) -> Sample:
             "token_reward": _unblob(r["token_reward"], "<f4"),
             "version": r["version"] if r["versions"] is None else _unblob(r["versions"], "<i4"),
         }
-    return Sample.of(fields)
+    return fields
 
 
 def encode_text(text: Any) -> Any:

@@ -26,7 +26,7 @@ from agro.store.sample_rows import (
     SampleRow,
     decode_text,
     encode_text,
-    from_row,
+    from_rows,
     is_valid_sample,
     prompt_columns,
     replace_reward,
@@ -130,7 +130,7 @@ class AppendTransaction:
         if rows and not rows[0][1]:
             [row] = self._database.run(queries.BY_ID, [rows[0][0]])
             if is_valid_sample(row):
-                other = from_row(row)
+                [other] = from_rows([row])
                 return _GroupPrompt(other.prompt, f"sample {other.id}, of {other.source}", columns)
         return _GroupPrompt(prompt, TOGETHER, columns)
 
@@ -289,7 +289,7 @@ class Experience(SampleReader):
             clause += " AND id IN (SELECT value FROM json_each(?))"
             args.append(json.dumps(ids))
         page = self._tables.sample_rows(cursor, until, clause, args)
-        samples = [self._tables.read_sample(row) for row in page.items if is_valid_sample(row)]
+        samples = self._tables.read_samples([row for row in page.items if is_valid_sample(row)])
         if len(samples) < len(page.items) and not skip_damaged:
             raise self._tables.refusal(Damage(samples=self._tables.damaged("samples")))
         return Page(samples, page.cursor)

@@ -10,7 +10,7 @@ from agro.errors import Refused
 from agro.store.database import LEDGERS, Database, way_out
 from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
-from agro.store.sample_rows import SELECT, checksum, from_row, insert_into, is_valid, is_valid_sample
+from agro.store.sample_rows import SELECT, checksum, from_rows, insert_into, is_valid, is_valid_sample
 
 CHANGES = 100_000  # of groups, that orders can still read
 
@@ -20,7 +20,8 @@ class Tables:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.read_sample: Callable[[tuple[Any, ...]], Any] = from_row  # the owner of a store passes rows on
+        # The owner of a store passes rows on.
+        self.read_samples: Callable[[list[tuple[Any, ...]]], list[Any]] = from_rows
         self._checked: frozenset[str] = frozenset()  # parts of `Damage` that were found intact
 
     def check(self) -> None:
@@ -82,7 +83,8 @@ class Tables:
     def valid_samples(self, ids: Sequence[int]) -> dict[int, Any]:
         """The samples of these ids, redone ones too; damaged ones are left out."""
         rows = self.database.run(f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)])
-        return {row[0]: self.read_sample(row) for row in rows if is_valid_sample(row)}
+        valid = [row for row in rows if is_valid_sample(row)]
+        return dict(zip([row[0] for row in valid], self.read_samples(valid), strict=True))
 
     def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows of one of `LEDGERS`, without their checksums.

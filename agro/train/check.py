@@ -95,7 +95,13 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
     if "shares_weights" in can:
         return
-    assert engine.servers
+    if not engine.starts_server:
+        assert engine.servers
+    elif engine.url is not None or engine.urls or engine.dialect == "sglang":
+        raise Refused(
+            'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
+            'engine.dialect = "vllm". What to do: remove them, or use engine.kind = "server"'
+        )
     from_environment(engine.api_key, "engine.api_key")
     if engine.push == "adapter" and config.policy.lora is None:
         raise Refused(
@@ -291,7 +297,7 @@ def _check_second(config: RunConfig, prefix: str) -> None:
         "reward.learned or reward.flow is set": config.reward.learned or config.reward.flow,
         "data.experts_win is set": config.data.experts_win,
         'source.kind = "elsewhere": collectors sample': config.source.kind == "elsewhere",
-        'engine.kind = "server": it has weights of its own': config.engine.uses_servers,
+        f'engine.kind = "{config.engine.kind}": it has weights of its own': config.engine.uses_servers,
         "source.sync_every or sync_from is above 1": lags(config.source),
         "[policy.lora] is set: all weights of the copy are trained": props and config.policy.lora is not None,
         "[again] or [search] is set": config.again is not None or config.search is not None,

@@ -15,7 +15,7 @@ from typing import Any
 from network import HOSTS, LossyProxy, has_namespaces, plug, two_hosts
 from placed import ENVIRONMENT, PATIENCE, PlacedRun, configuration, findings, last_step, tail, wait
 
-from agro.place.local import LocalProcess, free_port
+from agro.io.processes import LocalProcess, free_port
 
 ENDLESS = 100_000  # steps of a run that is stopped when enough was killed
 CUT_SECONDS = 12.0

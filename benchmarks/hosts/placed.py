@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig
-from agro.place.local import LocalProcess
+from agro.io.processes import LocalProcess
 from agro.place.record import PlacedRecord
 from agro.store import Store
 

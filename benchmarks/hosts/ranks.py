@@ -17,7 +17,7 @@ from failures import ENDLESS, Failure, Result, note
 from network import HOSTS, has_namespaces, plug, two_hosts
 from placed import ENVIRONMENT, HERE, PATIENCE, PlacedRun, configuration, findings, last_step, tail, wait
 
-from agro.place.local import LocalProcess, free_port
+from agro.io.processes import LocalProcess, free_port
 
 RANKS, SERVERS = 2, 2
 RANK_SECONDS = 5.0

@@ -225,10 +225,10 @@ class Listener(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(policy: Policy) -> Iterator[tuple[str, StandIn]]:
+def serving(policy: Policy, port: int = 0) -> Iterator[tuple[str, StandIn]]:
     """(URL, state) of a server while it runs."""
     state = StandIn(policy)
-    server = Listener(("127.0.0.1", 0), type("Of", (Handler,), {"state": state}))
+    server = Listener(("127.0.0.1", port), type("Of", (Handler,), {"state": state}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

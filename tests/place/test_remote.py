@@ -13,8 +13,8 @@ import pytest
 
 from agro.config import PlaceConfig
 from agro.errors import Refused
+from agro.io.processes import LocalProcess
 from agro.place import slurm
-from agro.place.local import LocalProcess
 from agro.place.placement import PlacedProcess, TrainCommand
 from agro.place.remote import Host, RemoteLauncher, read_hosts
 

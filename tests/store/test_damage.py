@@ -14,7 +14,7 @@ from making import group, random_samples, sample
 from agro.errors import Refused
 from agro.store import At, Damage, DrawRule, Pair, Store, recover
 from agro.store.database import DERIVED, LEDGERS
-from agro.store.sample_rows import COLUMNS, SAMPLE, SampleRow, from_row, is_valid_sample, sample_checksum
+from agro.store.sample_rows import COLUMNS, SAMPLE, SampleRow, from_rows, is_valid_sample, sample_checksum
 from agro.store.serving.wire import pack, unpack
 from agro.types import Sample
 
@@ -331,6 +331,6 @@ def test_a_right_checksum_makes_no_record_valid(column: str, value: object, prob
     values[-1] = sample_checksum(values)
     assert is_valid_sample(values)
     with pytest.raises(Refused, match=problem):
-        from_row(tuple(values))
+        from_rows([tuple(values)])
     with pytest.raises(Refused, match=problem):
         unpack(pack(SampleRow(tuple(values))), "client")

@@ -23,6 +23,7 @@ from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Origin, Store
 from agro.store.database import Database
 from agro.store.ledger import Ledger
+from agro.store.sample_rows import SampleRow
 from agro.store.samples import Experience
 from agro.store.serving import app, http
 from agro.store.serving.owner import Call, Owner
@@ -73,7 +74,8 @@ for _ in range(40):
     DEEP = msgpack.packb(msgpack.ExtType(TUPLE, DEEP))
 
 
-ROW = msgpack.ExtType(SAMPLE, (2).to_bytes(LENGTH, "little"))
+ROW = msgpack.ExtType(SAMPLE, b"")
+A_ROW = msgpack.packb(SampleRow.of(sample()).values)
 
 
 def framed(call: list[object], rows: bytes = b"") -> bytes:
@@ -102,7 +104,8 @@ def framed(call: list[object], rows: bytes = b"") -> bytes:
         (framed(["me", 1, "ledger.knows", [ROW], {}], msgpack.packb([1])), "a sample's row"),
         (framed(["me", 1, "ledger.knows", [ROW, ROW], {}], msgpack.packb([1])), "a sample's row"),
         (framed(["me", 1, "ledger.knows", [ROW], {}]), "can't be read"),  # without the row that it names
-        (pack(["me", 1, "ledger.knows", ["r"], {}]) + b"\x01", "more rows than it names"),
+        (pack(["me", 1, "ledger.knows", ["r"], {}]) + b"\x01", "can't be read"),
+        (pack(["me", 1, "ledger.knows", ["r"], {}]) + A_ROW, "more rows than it names"),
         (len(DEEP).to_bytes(LENGTH, "little") + DEEP, "nested"),
     ],
 )

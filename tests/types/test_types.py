@@ -547,3 +547,81 @@ def test_a_sample_of_fields_is_that_of_the_constructor() -> None:
     assert made.meta is not other.meta  # each has its own
     with pytest.raises(Refused, match="response: expected text"):
         Sample.of({"prompt": "Q", "response": None})
+
+
+FORGED: list[dict[str, Any]] = [
+    {"response": None},
+    {"prompt": 3},
+    {"prompt": [{"role": "user"}]},
+    {"role": "judge"},
+    {"reward": float("nan")},
+    {"reward": True},
+    {"version": -2},
+    {"tokens": None},
+    {"action": None},
+    {"tokens": np.array([1, -1, 2], np.int32)},
+    {"tokens": np.array([], np.int32), "action": np.array([], bool), "behavior_logp": None},
+    {"tokens": np.array([1, 2], np.int32)},
+    {"action": np.array([False, True], bool)},
+    {"action": np.array([False, False, False])},
+    {"learn": np.array([True, False, False])},
+    {"learn": np.array([False, False, False])},
+    {"behavior_logp": np.array([np.nan, 0.5, -1.0], np.float32)},
+    {"behavior_logp": np.array([np.nan, -np.inf, -1.0], np.float32)},
+    {"behavior_logp": np.array([-1.0], np.float32)},
+    {"token_reward": np.array([0.0, np.inf, 0.0], np.float32)},
+    {"context_tokens": np.array([-1], np.int32)},
+    {"kept": np.array([1], np.int32)},
+    {"kept_count": np.array([0, 1, 0], np.int32)},
+    {"version": np.array([0, -2, 1], np.int32)},
+]
+VALID: list[dict[str, Any]] = [
+    {},
+    {"prompt": [{"role": "user", "content": "Q"}]},
+    {"prompt_id": ""},
+    {"reward": 1},
+    {"version": np.array([0, 1, 1], np.int32)},
+    {"learn": np.array([False, False, True])},
+    {"tokens": [1, 2, 3]},
+    {"tokens": None, "action": None, "behavior_logp": None},
+]
+
+
+def row_of_a_store(**changes: Any) -> dict[str, Any]:
+    arrays = {
+        "tokens": np.array([1, 2, 3], np.int32),
+        "action": np.array([False, True, True]),
+        "behavior_logp": np.array([np.nan, -0.5, -1.0], np.float32),
+    }
+    fields = {
+        "prompt": "Q",
+        "response": "A",
+        "prompt_id": "q",
+        "reward": 1.0,
+        "version": 3,
+        **arrays,
+        **changes,
+    }
+    for value in fields.values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    return fields
+
+
+@pytest.mark.parametrize("changes", FORGED)
+def test_what_is_no_sample_is_refused_among_others_as_by_itself(changes: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as alone:
+        Sample.of(row_of_a_store(**changes))
+    with pytest.raises(Refused) as among:
+        Sample.all_of([row_of_a_store(), row_of_a_store(**changes), row_of_a_store()])
+    assert str(among.value) == str(alone.value)
+
+
+def test_samples_of_rows_are_those_of_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Sample.all_of(row_of_a_store(**v) for v in VALID) == [
+        Sample.of(row_of_a_store(**v)) for v in VALID
+    ]
+    assert Sample.all_of([]) == []
+    plain = [row_of_a_store(), row_of_a_store(**VALID[1]), row_of_a_store(**VALID[-1])]
+    monkeypatch.setattr(Sample, "__post_init__", None)  # nothing is checked one by one
+    assert len(Sample.all_of(plain)) == 3

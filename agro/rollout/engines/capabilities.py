@@ -23,6 +23,7 @@ CAPABILITIES: dict[Capability, str] = {
 }
 ENGINES: dict[str, frozenset[Capability]] = {  # what those of each engine.kind can do
     "hf": frozenset(CAPABILITIES),
+    "vllm": frozenset(("serves_collectors",)),
     "server": frozenset(("serves_collectors",)),
 }
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agro.config import SamplerConfig
+from agro.io.splitmix import GAMMA, mixed, unit
 from agro.types.kept_sets import ALL, Ids
 
 BLOCK = 128  # tokens
@@ -90,26 +91,16 @@ def truncate(z: Tensor, sampler: SamplerConfig) -> Tensor:
     return z
 
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-
-
 def uniforms(
     seed: int, responses: Sequence[int], count: int, start: Sequence[int] | int = 0
 ) -> NDArray[np.float64]:
     """[R,count] numbers in [0,1) for positions first … first+count-1 of each response.
 
-    `start` is one number, or [R]. SplitMix64 (Steele, Lea and Flood 2014) is applied three times: to the
+    `start` is one number, or [R]. SplitMix64 is applied three times: to the
     seed, then the response, then the position. 51 bits are used: u·x rounds to less than x for every float64
     x, so an inverse CDF never exceeds the last token.
     """
-    seed_hash = _mix(np.array([seed % 2**64], dtype=np.uint64) + _GAMMA)
-    response_hash = _mix(seed_hash + _GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))
+    seed_hash = mixed(np.array([seed % 2**64], dtype=np.uint64) + GAMMA)
+    response_hash = mixed(seed_hash + GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))
     places: NDArray[np.uint64] = np.add.outer(np.array(start), np.arange(1, count + 1)).astype(np.uint64)
-    bits = _mix(response_hash[:, None] + _GAMMA * places)
-    return (bits >> np.uint64(13)).astype(np.float64) * 2.0**-51
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return unit(mixed(response_hash[:, None] + GAMMA * places), 51)

@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from agro.errors import Refused
+from agro.models.head import Head
 from agro.models.policy import Policy
-from agro.models.tiles import Head
 from agro.rollout.engines.decoding_rows import ColumnsLayer
 
 

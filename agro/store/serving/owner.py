@@ -100,7 +100,7 @@ class Owner:
     def _open(self, path: Path) -> None:
         self._parts = parts_of_file(path, read_only=False, create=True, timeout=None)
         self._database = self._parts.tables.database
-        self._parts.tables.read_sample = SampleRow
+        self._parts.tables.read_samples = lambda rows: list(map(SampleRow, rows))
         with self._database.transaction():
             self._database.run(ANSWERS)
             self._database.run("DELETE FROM answers WHERE answered < ?", [time.time() - KEPT_SECONDS])

@@ -10,6 +10,7 @@ such as importing and forgetting, needs the file.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from dataclasses import fields
 from functools import cache, partial
@@ -26,11 +27,11 @@ from agro.store.candidates import PlacedGroup
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection
 from agro.store.imports import Provenance
 from agro.store.paging import Page
-from agro.store.sample_rows import Origin, SampleRow, from_row
+from agro.store.sample_rows import Origin, SampleRow, from_rows
 from agro.store.survey import Scale, SurveyRow
 from agro.types import Sample
 
-PROTOCOL = 3  # of the calls and answers; another one isn't understood
+PROTOCOL = 4  # of the calls and answers; another one isn't understood
 # MessagePack's codes of what it doesn't have itself
 TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = CODES = range(7)
 RECORDS: dict[str, type] = {
@@ -65,15 +66,15 @@ def unpack(content: bytes, side: Side) -> Any:
     """The value; at the owner samples stay rows, and records are checked. Raises `Refused` for other
     bytes, and for values that are nested in each other too deeply."""
     end = LENGTH + int.from_bytes(content[:LENGTH], "little")
-    message = _Message(side, memoryview(content)[end:])
     try:
+        message = _Message(side, content[end:])
         value = message.read(content[LENGTH:end], 0)
     except Refused:
         raise
     except (ValueError, TypeError, LookupError, RecursionError, msgpack.UnpackException) as error:
         problem = f"{type(error).__name__}: {error!s:.200}"
         raise Refused(f"a message between a store and its owner can't be read: {problem}") from None
-    if message.rows:
+    if message.samples:
         raise Refused("a message between a store and its owner has more rows than it names")
     return value
 
@@ -92,7 +93,7 @@ def _pack(rows: list[bytes], value: Any) -> Any:
         value = SampleRow.of(value)
     if isinstance(value, SampleRow):
         rows.append(_rows.pack(value.values))
-        return msgpack.ExtType(SAMPLE, len(rows[-1]).to_bytes(LENGTH, "little"))
+        return msgpack.ExtType(SAMPLE, b"")
     if RECORDS.get(name) is type(value):
         values = [getattr(value, field) for field in FIELDS[name]]
         return msgpack.ExtType(RECORD, _packed([name, *values], rows))
@@ -122,10 +123,18 @@ def _pack_plain(rows: list[bytes], value: Any) -> Any:
 
 
 class _Message:
-    """A message that is being read. `rows`: those of its samples that weren't read yet, in their order."""
+    """A message that is being read. `samples`: those that it hasn't named yet, in their order."""
 
-    def __init__(self, side: Side, rows: memoryview) -> None:
-        self.side, self.rows = side, rows
+    def __init__(self, side: Side, content: bytes) -> None:
+        self.side = side
+        unpacker = msgpack.Unpacker(max_buffer_size=len(content))
+        unpacker.feed(content)
+        rows = list(map(tuple, unpacker))
+        if unpacker.tell() < len(content):
+            raise ValueError("its last row is cut off")
+        self.samples: deque[Any] = deque(
+            map(SampleRow.received, rows) if side == "owner" else from_rows(rows)
+        )
 
     def read(self, content: bytes, depth: int) -> Any:
         """A value in so many others."""
@@ -143,9 +152,7 @@ class _Message:
         if code == INTEGER:
             return int(content)
         if code == SAMPLE:
-            length = int.from_bytes(content, "little")
-            row, self.rows = msgpack.unpackb(self.rows[:length]), self.rows[length:]
-            return SampleRow.received(row) if self.side == "owner" else from_row(tuple(row))
+            return self.samples.popleft()
         value = self.read(content, depth)
         if code == RECORD:
             return _checked(*value) if self.side == "owner" else RECORDS[value[0]](*value[1:])

@@ -55,6 +55,11 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
             f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
             "changes the log-probs of all sequences"
         )
+    if policy.device.type == "cuda" and not config.engine.uses_servers:
+        lines.append(
+            "engine.kind = hf decodes on the GPU an operation at a time, without CUDA graphs; "
+            "engine.kind = vllm starts vLLM, which samples faster"
+        )
     count = parameters(policy.model)
     if config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu":
         lines.append(

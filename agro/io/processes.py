@@ -1,0 +1,72 @@
+"""Processes of this host that end when this one does, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+
+
+class LocalProcess:
+    """A child process, in a session of its own: Ctrl-C on the terminal reaches the supervisor alone."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path | None,
+        host: str,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        death_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        """`log`: the file that its output is appended to; None: this process's own. `death_signal`: sent to
+        it when this process dies (Linux)."""
+        self.host = host
+        with contextlib.nullcontext(None) if log is None else log.open("ab") as output:
+            self._process = subprocess.Popen(
+                argv,
+                env=dict(environment),
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=partial(_die_with_parent, death_signal) if sys.platform == "linux" else None,
+            )
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def stop(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+        self._process.wait()
+
+    def _send(self, number: signal.Signals) -> None:
+        """To the process alone: it ends what it has started itself."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+def free_port(host: str) -> int:
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def _die_with_parent(number: signal.Signals) -> None:
+    ctypes.CDLL(None).prctl(DEATH_SIGNAL, number, 0, 0, 0)

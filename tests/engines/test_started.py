@@ -1,0 +1,134 @@
+"""`engine.kind = "vllm"`: the server that a run starts, and what is said where there is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig, RunConfig, SamplerConfig
+from agro.errors import Refused
+from agro.models.policy import Policy
+from agro.models.published import publish
+from agro.rollout.engines import Request
+from agro.rollout.engines.vllm import VLLM, command_of
+from agro.train.check import check_config
+
+HERE = Path(__file__).parent
+NEW = NewModel(alphabet="0123456789", hidden=16, layers=1, heads=2, context=64)
+PROGRAM = f"""#!{sys.executable}
+import argparse, sys, time
+sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[1])!r}]
+from stand_in import serving
+from agro.config import PolicyConfig
+from agro.models.policy import Policy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("serve")
+parser.add_argument("model")
+for name in ("--served-model-name", "--logprobs-mode", "--max-model-len", "--host", "--dtype"):
+    parser.add_argument(name, required=True)
+parser.add_argument("--port", type=int, required=True)
+asked = parser.parse_args()
+policy = Policy.load(PolicyConfig(model=asked.model, dtype=asked.dtype, device="cpu"))
+with serving(policy, asked.port):
+    time.sleep(120)
+"""
+
+
+def program(folder: Path, text: str) -> str:
+    """A command that does what `text` says."""
+    file = folder / "vllm"
+    file.write_text(text)
+    file.chmod(0o700)
+    return str(file)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_server_is_started_gets_weights_samples_and_ends_with_the_engine(tmp_path: Path) -> None:
+    """Of a new model, whose weights are nowhere else. It samples from what was pushed: log-probs of tokens of
+    an output layer that prefers one of them are near 0."""
+    policy = Policy.load(PolicyConfig(new=NEW), seed=0)
+    said: list[str] = []
+    engine = VLLM(EngineConfig(kind="vllm", vllm=program(tmp_path, PROGRAM)), policy, said.append)
+    try:
+        assert "--logprobs-mode processed_logprobs" in said[0]
+        for weight in policy.weights().values():
+            weight.data.mul_(3)
+        (tmp_path / "weights").mkdir()
+        publish(policy, tmp_path / "weights", "explicit_head")
+        engine.load(tmp_path / "weights", 1)
+        assert engine.measured["push_error"] < 1e-5
+        [done] = engine.decode(deque([Request(0, [3, 4], 5)]), SamplerConfig(max_new=5), seed=0)
+        assert done.version == 1
+        pid = engine._process.pid
+        assert pid is not None
+        assert is_running(pid)
+    finally:
+        engine.close()
+    assert not is_running(pid)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ()),
+        ({"api": "generate"}, ("--enable-scale-out",)),
+        ({"push": "transfer"}, ("--weight-transfer-config", '{"backend": "agro_files"}')),
+        ({"vllm": "vllm --max-num-seqs 512"}, ("--max-num-seqs", "512")),
+    ],
+)
+def test_the_command_has_what_the_settings_need(tmp_path: Path, settings, expected) -> None:
+    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
+    policy = Policy.load(PolicyConfig(model=str(tmp_path / "model")))
+    command = command_of(EngineConfig(kind="vllm", **settings), policy, tmp_path / "unused")
+    assert command[:3] == ["vllm", "serve", str(tmp_path / "model")]
+    always = ("--served-model-name", "policy", "--dtype", "float32")
+    always += ("--logprobs-mode", "processed_logprobs", "--max-model-len", "64")
+    assert tuple(command[3:]) == (*always, *expected)
+
+
+def test_a_server_of_adapters_has_the_base_and_room_for_them(tmp_path: Path) -> None:
+    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
+    policy = Policy.load(PolicyConfig(model=str(tmp_path / "model"), lora=LoRA(rank=2)))
+    command = command_of(EngineConfig(kind="vllm"), policy, tmp_path / "unused")
+    assert command[2] == str(tmp_path / "model")
+    assert command[-5:] == ["--enable-lora", "--max-lora-rank", "2", "--max-loras", "2"]
+    merged = command_of(EngineConfig(kind="vllm", push="reload"), policy, tmp_path / "unused")
+    assert "--enable-lora" not in merged
+
+
+def test_a_server_that_does_not_start_is_named_with_what_it_said(tmp_path: Path) -> None:
+    policy = Policy.load(PolicyConfig(new=NEW), seed=0)
+    fails = program(tmp_path, "#!/bin/sh\necho no kernel image is available\nexit 3\n")
+    began = time.monotonic()
+    with pytest.raises(Refused, match=r"vLLM ended with exit status 3\. It said at last:\nno kernel image"):
+        VLLM(EngineConfig(kind="vllm", vllm=fails), policy, print)
+    with pytest.raises(Refused, match=r"engine\.vllm: /nowhere/vllm: no such command\. .*pip install vllm"):
+        VLLM(EngineConfig(kind="vllm", vllm="/nowhere/vllm"), policy, print)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("engine", [{"url": "http://x"}, {"urls": ["http://x"]}, {"dialect": "sglang"}])
+def test_a_server_of_ones_own_has_no_other_address(engine) -> None:
+    values = {
+        "policy": {"model": "m"},
+        "data": {"prompts": "p.jsonl"},
+        "reward": {"name": "exact"},
+        "objective": {"name": "agro", "beta": 0.1},
+        "engine": {"kind": "vllm"},
+    }
+    check_config(RunConfig.of(values))
+    with pytest.raises(Refused, match=r"starts a server of its own: expected no engine\.url"):
+        check_config(RunConfig.of({**values, "engine": {"kind": "vllm", **engine}}))
