@@ -39,7 +39,8 @@ _BEFORE_NUMBER = re.compile(
     rf"|{_VALUE}{_ABOUT}$"  # 1/3, which is about 0.33
     r"|[-+]?\d[\d.,]*\s*(?:(?:,\s*)?\b(?:or|and|to)\b|,|-|–)\s*$"  # 4 or 5
     r"|\d+\s+$"  # 2 1/3
-    r"|\d+:$",  # 3:45
+    r"|\d+:$"  # 3:45
+    r"|\b\w+\s*\(?(?:in\s+)?base[\s-]*$",  # 43 (base 5)
     re.IGNORECASE,
 )
 _CONTRAST = re.compile(
@@ -69,6 +70,11 @@ _OPENING = re.compile(
     r"be|equals?|to|answer|result|value|final|simply|just|only|exactly|option|choice|=|:)\b[\s,:]*)*",
     re.IGNORECASE,
 )
+_STATED = re.compile(
+    r"(?:(?:^|\b(?:is|was|are|be|it|its|it's|equals?|becomes?|remains?|forms?|choose|pick|have|get|obtain|conclude|"
+    r"namely|called|named|on|in|at|that|answer|result)|[:=,-])\s*)(?:(?:an?|the|exactly|always|simply)\s+)*$"
+)
+_LETTERS = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|;|&|\band\b)[\s,]*(?:and\s+)?\(?[A-Z]\)?)+")
 _ELSEWHERE = re.compile(
     r"\b(?:or|and|after|before|than|except|but|of|without|besides|unlike|near|from|to|like)\s+(?:the\s+)?$"
 )
@@ -263,6 +269,9 @@ def compare(response: Final, answer: Final) -> float | None:
     letter = _LETTER.fullmatch(expected)
     if letter:
         return float(_choice(candidate) == (letter[1] or letter[2]).upper())
+    if _LETTERS.fullmatch(candidate) and _LETTERS.fullmatch(expected):
+        chosen, right = (re.findall("[A-Z]", text) for text in (candidate, expected))
+        return float(sorted(chosen) == right or chosen == right)
     is_words = _WORDS.fullmatch(expected) and (_PROSE.search(expected) or _TEXT.search(answer.text))
     if is_words and "\\" not in candidate:
         return float(_says(candidate, expected, response.is_boxed))
@@ -417,7 +426,8 @@ def _says(candidate: str, expected: str, is_boxed: bool) -> bool:
     if is_boxed or not candidate.endswith(f" {expected}"):
         return candidate == expected
     prefix = candidate[: -len(expected)]
-    return not is_negated(prefix) and not _ELSEWHERE.search(prefix)
+    is_stated = _STATED.search(prefix) and not _ELSEWHERE.search(prefix)
+    return bool(is_stated) and not is_negated(prefix)
 
 
 def _without_articles(text: str) -> str:
