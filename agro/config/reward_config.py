@@ -97,6 +97,10 @@ class RewardConfig(Section):
     per_token: bool = field(False, shared=True)
     """whether the function returns for each response a list with a number for each of its `completion_ids`,
     the reward of that token; that of the response is their sum"""
+    per_step: str | None = field(None, shared=True)
+    """turn, or a text that ends steps: the function returns for each response a list with a number for each
+    of the policy's turns, or of its steps: the parts between these texts that aren't blank. It comes with
+    the last token; that of the response is their sum"""
     whiten: Literal["none", "group", "batch"] = field("none", shared=True)
     """what is trained on: each part is (value − mean) / standard deviation over the responses to the prompt
     (group, as in GDPO) or of the step (batch), and then weighted. Metrics and store have it as it was"""
@@ -133,10 +137,14 @@ class RewardConfig(Section):
             )
         if labels and not any(part.weight for part in self.functions):
             raise PydanticCustomError("reward", "reward.functions: expected one weight other than 0 at least")
-        if self.per_token and (labels or self.whiten != "none" or self.clip is not None):
-            raise PydanticCustomError(
-                "reward", "reward.per_token excludes reward.functions, reward.whiten and reward.clip"
-            )
+        others = labels or self.whiten != "none" or self.clip is not None
+        for name in ("per_token", "per_step"):
+            if getattr(self, name) and (others or (self.per_token and self.per_step)):
+                raise PydanticCustomError(
+                    "reward",
+                    "reward.{name} excludes reward.{other}, reward.functions, reward.whiten and reward.clip",
+                    {"name": name, "other": "per_step" if name == "per_token" else "per_token"},
+                )
         caps = [(part.at_least, part.at_most) for part in self.functions]
         for low, high in (*caps, self.clip or (None, None)):
             if low is not None and high is not None and low >= high:

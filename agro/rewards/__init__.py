@@ -10,13 +10,12 @@ from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
 from agro.io.nearest import nearest
-from agro.rewards.builtin import AnswerReward, exact, mathematical, regex
+from agro.rewards.builtin import AnswerReward, OverlongReward, exact, mathematical, overlong, regex
 from agro.rewards.code import code
 from agro.rewards.combined import CombinedReward
 from agro.rewards.function import FunctionReward
 from agro.rewards.inline import PREFIX
 from agro.rewards.judge import judge
-from agro.rewards.length import OverlongReward, overlong
 from agro.rewards.meaning import MeaningfulReward
 from agro.rewards.protocol import Reward, Score, check_failures
 from agro.rewards.shaping import labeled
@@ -100,8 +99,9 @@ def _load(
     objects: Mapping[str, Callable[..., Any]],
 ) -> Reward:
     options = from_environment(options, "reward.options")
+    where: dict[str, Any] = {"per_token": config.per_token, "per_step": config.per_step}
     if name in objects:
-        return FunctionReward(objects[name], options, inline=True, per_token=config.per_token)
+        return FunctionReward(objects[name], options, inline=True, **where)
     if name.startswith(PREFIX):
         raise Refused(
             f"reward.name: {name} was a function of the Python process that began the run, and can't be "
@@ -110,8 +110,7 @@ def _load(
     if name in BUILTIN:
         return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
     if ":" in name:
-        timeout, workers = config.timeout, config.workers
-        return FunctionReward(name, options, timeout=timeout, workers=workers, per_token=config.per_token)
+        return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, **where)
     near = nearest(name, BUILTIN)
     raise Refused(
         f"reward.name: expected {', '.join(BUILTIN)}, module:function or file.py:function, got {name!r}"

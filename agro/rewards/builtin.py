@@ -1,4 +1,4 @@
-"""Rewards that compare a response with the sample's answer: `exact`, `regex` and `math`."""
+"""Rewards that compare a response with the sample's answer, `exact`, `regex` and `math`, and `overlong`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from agro.errors import Refused
-from agro.io.nearest import nearest
 from agro.rewards import answers
 from agro.rewards.final import Final, compare, final, too_large
-from agro.rewards.protocol import Score, score_known
+from agro.rewards.protocol import Score, checked_options, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample
 
@@ -76,7 +77,7 @@ def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
 
     Options: `strip` (true): ignore surrounding white space; `case` (true): letter case counts.
     """
-    settings = _options("exact", options, strip=True, case=True)
+    settings = checked_options("exact", options, {"strip": True, "case": True})
 
     def form(text: str) -> str:
         if settings["strip"]:
@@ -97,7 +98,9 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
     sample's answer follows this marker in its column (GSM8K's "#### 18"). A pattern runs in worker
     processes, because it may never end.
     """
-    settings = _options("regex", options, marker=answers.MARKER, pattern="", answer_marker="")
+    settings = checked_options(
+        "regex", options, {"marker": answers.MARKER, "pattern": "", "answer_marker": ""}
+    )
     marker, pattern = settings["marker"], settings["pattern"]
     if not pattern:
         if not marker.strip():
@@ -143,7 +146,7 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
     or to compute isn't the sample's. The reward is unknown where that of the sample is, or can't be read, or
     where a comparison fails or takes more than `timeout` seconds.
     """
-    _options("math", options)
+    checked_options("math", options, {})
     if importlib.util.find_spec("math_verify") is None:
         raise Refused("reward.name: math needs math-verify; pip install 'math-verify>=0.9,<0.10'")
     file = Path(answers.__file__).resolve().with_name("mathematics.py")  # an import would load SymPy here
@@ -180,16 +183,44 @@ def _without_sympy(response: Final, answer: Final) -> Score | None:
     return Score(0.0, details={"math": f"the response's answer {problem}"}) if problem else None
 
 
-def _options(name: str, options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
-    for key, value in options.items():
-        if key not in defaults:
-            near = nearest(key, defaults)
-            hint = f"it has {', '.join(defaults) or 'none'}"
-            if near:
-                hint = f"did you mean {near}?"
-            raise Refused(f"reward.options.{key}: {name} has no such option; {hint}")
-        kind = type(defaults[key])
-        if not isinstance(value, kind):
-            expected = "true or false" if kind is bool else "text"
-            raise Refused(f"reward.options.{key}: expected {expected}, got {value!r:.80}")
-    return defaults | dict(options)
+class OverlongReward:
+    """0 for up to `max_tokens` − `buffer` tokens, then falling linearly to −1 at `max_tokens`, and −1 beyond
+    (DAPO, arXiv 2503.14476, eq. 13).
+
+    The tokens are those that the policy chose. The reward of a sample without tokens is unknown.
+    """
+
+    name = "overlong"
+    maximum: float | None = 0.0
+
+    def __init__(self, max_tokens: int, buffer: int) -> None:
+        self.max_tokens, self.buffer = max_tokens, buffer
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> Score:
+        if sample.action is None:
+            return Score(None, "the sample has no tokens")
+        excess = int(np.count_nonzero(sample.action)) - (self.max_tokens - self.buffer)
+        return Score(-min(max(excess / self.buffer, 0.0), 1.0) + 0.0)
+
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def overlong(options: Mapping[str, Any], **_: Any) -> OverlongReward:
+    """Options: `max_tokens`, as sampler.max_new; `buffer`: the last tokens of these, over which it falls."""
+    settings = checked_options("overlong", options, {"max_tokens": int, "buffer": int})
+    for name, value in settings.items():
+        if value < 1:
+            raise Refused(f"reward.options.{name}: expected a number of tokens, 1 or more, got {value}")
+    if settings["buffer"] > settings["max_tokens"]:
+        raise Refused(
+            f"reward.options.buffer: expected at most max_tokens ({settings['max_tokens']}), got "
+            f"{settings['buffer']}"
+        )
+    return OverlongReward(**settings)

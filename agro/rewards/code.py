@@ -20,7 +20,7 @@ from typing import Any, Self
 from agro.errors import Refused
 from agro.rewards.code_guest import decode
 from agro.rewards.code_sandbox import LEVELS, Guest, GuestEnded, LocalSandbox, Sandbox, Session
-from agro.rewards.protocol import Score, score_known
+from agro.rewards.protocol import Score, checked_options, score_known
 from agro.types import Sample
 
 GRACE = 10.0  # seconds that tests may take beside the program
@@ -257,14 +257,7 @@ def code(options: Mapping[str, Any], *, timeout: float, workers: int) -> CodeRew
     run on this server instead, see `agro.rewards.code_http`, with `api_key`; `partial` (false): the share of
     tests that pass; `memory_mb` (1024) of each process; `interpreter`: the Python that runs programs.
     """
-    settings = DEFAULTS | dict(options)
-    unknown = sorted(set(options) - set(DEFAULTS))
-    if unknown:
-        raise Refused(f"reward.options.{unknown[0]}: code has no such option; it has {', '.join(DEFAULTS)}")
-    for name, value in settings.items():
-        if type(value) is not type(DEFAULTS[name]):
-            kind = type(DEFAULTS[name]).__name__
-            raise Refused(f"reward.options.{name}: expected a {kind}, got {value!r:.80}")
+    settings = checked_options("code", options, DEFAULTS)
     level = settings["level"]
     if level not in LEVELS:
         raise Refused(f"reward.options.level: expected one of {', '.join(LEVELS)}, got {level!r}")

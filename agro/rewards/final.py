@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from agro.rewards import answers
 from agro.rewards.denial import NEAR, is_bounded, is_denied, is_negated, is_refuted
-from agro.rewards.numerals import Number, digits, moment, number, plain, typography, unit
+from agro.rewards.numerals import COMPOUND, DATE, Number, digits, moment, number, plain, typography, unit
 
 TAIL = 4000  # characters at a solution's end in which an answer without a box is looked for
 LONGEST = 1000  # characters of an answer for SymPy
@@ -20,7 +20,7 @@ DEEPEST = 12  # brackets within brackets, which the parser reads in exponential 
 DIGITS = 2000  # of a number that SymPy computes
 
 _MARKER = re.compile(r"\b(?:answer|choice)\b[*_\s]*(?:(?:is|are|equals|was)\b|=|:)[*_:=\s]*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?<![A-Z])[.!?](?=[\s*]|$)|\n")
+_SENTENCE_END = re.compile(r"(?<![A-Z.])[.!?](?=[\s*]|$)|\n")
 _SPAN = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _JOINS = re.compile(r"[\s,;]*(?:and|or)?[\s,]*", re.IGNORECASE)
 _CURRENCY = re.compile(r"(?<!\\)\$(?!\d)")
@@ -40,14 +40,15 @@ _BEFORE_NUMBER = re.compile(
     r"|[-+]?\d[\d.,]*\s*(?:(?:,\s*)?\b(?:or|and|to)\b|,|-|–)\s*$"  # 4 or 5
     r"|\d+\s+$"  # 2 1/3
     r"|\d+:$"  # 3:45
-    r"|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?\s+(?:the\s+)?$",  # July 4
+    r"|\b\w+\s*\(?(?:in\s+)?base[\s-]*$",  # 43 (base 5)
     re.IGNORECASE,
 )
 _CONTRAST = re.compile(
     r"(?<=[\w)$}*])(?:,\s*(?:and\s+|but\s+)?not|,?\s+(?:rather\s+than|instead\s+of))\s+[^\s,]+\W*$"
 )
 _CONCESSION = re.compile(
-    r"(\d[\w$)}*%]*(?:\s[a-z]+){0,2}),?\s+(?:although|though|even\s+(?:though|if))\b(?:(?!\banswer\b)[^.!?\n])*\W*$",
+    r"(\d[\w$)}*%]*(?:\s[a-z]+){0,2}),?\s+(?:although|though|even\s+(?:though|if)|because|since)\b"
+    r"(?:(?!\b(?:answer|so|thus|hence|therefore|then)\b)[^.!?\n])*\W*$",
     re.IGNORECASE,
 )
 _LETTER = re.compile(r"([A-Z])|\(([A-Za-z])\)")
@@ -60,7 +61,7 @@ _OPTION = re.compile(
     r"(?!\)?,?\s*(?:or|and|,|/)\s*\(?[A-Z]\b)"
 )
 _PROSE = re.compile(
-    r"\b(?!(?:sin|cos|tan|log|exp|sqrt|and|mod)\b)[A-Za-z]{3,}|\b(?:it|is|so)\b", re.IGNORECASE
+    r"\b(?!(?:sin|cos|tan|log|exp|sqrt|and|mod)\b)[A-Za-z]{3,}|\b(?:it|is|so|no)\b", re.IGNORECASE
 )
 _VERB = re.compile(r"\b(?:is|are|be|equals?|gives?|get|becomes?|have|obtain)\s+")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
@@ -69,6 +70,11 @@ _OPENING = re.compile(
     r"be|equals?|to|answer|result|value|final|simply|just|only|exactly|option|choice|=|:)\b[\s,:]*)*",
     re.IGNORECASE,
 )
+_STATED = re.compile(
+    r"(?:(?:^|\b(?:is|was|are|be|it|its|it's|equals?|becomes?|remains?|forms?|choose|pick|have|get|obtain|conclude|"
+    r"namely|called|named|on|in|at|that|answer|result)|[:=,-])\s*)(?:(?:an?|the|exactly|always|simply)\s+)*$"
+)
+_LETTERS = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|;|&|\band\b)[\s,]*(?:and\s+)?\(?[A-Z]\)?)+")
 _ELSEWHERE = re.compile(
     r"\b(?:or|and|after|before|than|except|but|of|without|besides|unlike|near|from|to|like)\s+(?:the\s+)?$"
 )
@@ -83,8 +89,12 @@ _JOINED = re.compile(r"\s*(?:[,;]|\band\b|\bor\b)[\s,;]*(?:\b(?:and|or)\s+)?|\s+
 _POINT = re.compile(r"(?:\(([a-z](?:,\s*[a-z])+)\)\s*=\s*)?\(([^()]*)\)")
 # What no expression has: a word, or marks such as 5' and 5..6. math-verify takes the number beside them.
 _UNREADABLE = re.compile(
-    r"\b(?!(?:sin|cos|tan|log|exp|sqrt|mod|print|and)\b)[A-Z]?[a-z]{3,}\b|\d'|\d\.\.\d|\d\s*–\s*\d|\d\s*[-+]$"
+    r"\d\s*:\s*\d+\s*:\s*\d|\b(?!(?:sin|cos|tan|log|exp|sqrt|mod|print|and)\b)[A-Z]?[a-z]{3,}\b|\d'|\d\.\.\d|\d\s*–\s*\d|\d\s*[-+]$"
 )
+_TUPLE = r"[(\[][^()\[\]A-Za-z\n]*,[^()\[\]A-Za-z\n]*[)\]]"
+_TUPLES = re.compile(rf"{_TUPLE}(?:\s*(?:,|\band\b|\bor\b)[\s,]*(?:(?:and|or)\s+)?{_TUPLE})*")
+_SQUARED = re.compile(r"\$\s*([A-Za-z]+)\s*\$\s*\^\s*\{?([23])\}?\s*\$")  # $9$ cm$^2$
+_RANGE = re.compile(r"(?<=\d)\s*(?:–|-|\bto\b)\s*(?=[$]?\d)")
 _RATIO = re.compile(r"\d+\s*:\s*\d+")
 _EITHER_SIGN = re.compile(r"\\pm\s*(\d[\d./]*)")
 _NAMED = re.compile(r"([A-Za-z](?:_\w+)?)\s*=\s*")
@@ -120,7 +130,7 @@ def final(solution: str) -> Final:
     r"""The last \boxed{…} (also several that belong together); without one, what follows the last "answer is"
     or "answer:"; else the last formula; else the last number; else everything.
     """
-    text = typography(answers.conclusion(solution).strip())
+    text = _SQUARED.sub(r"\\text{ \1}^\2$", typography(answers.conclusion(solution).strip()))
     boxes = answers.boxes(text)
     if boxes:
         contents = [text[content : end - 1].strip() for _, content, end in boxes]
@@ -209,9 +219,14 @@ def _last_number(text: str) -> Final | None:
         return None
     match = numbers[-1]
     start = match.start()
+    end = match.end()
+    amounts = [amount for amount in COMPOUND.finditer(text) if number(plain(amount[0]))]
+    for enclosing in (*_TUPLES.finditer(text), *DATE.finditer(text), *amounts):
+        if enclosing.start() <= start < enclosing.end():
+            start, end = enclosing.span()
     while earlier := _BEFORE_NUMBER.search(text, max(0, start - 50), start):
         start = earlier.start()
-    prefix, suffix = text[:start], text[match.end() :]
+    prefix, suffix = text[:start], text[end:]
     answer = _SENTENCE_END.split(text[start:], maxsplit=1)[0].strip(" *_")
     sentence = _SENTENCE_END.split(prefix)[-1] + answer
     denied = is_denied(prefix, answer, suffix) or is_bounded(prefix, sentence)
@@ -238,9 +253,7 @@ def compare(response: Final, answer: Final) -> float | None:
     """1.0 where a response's answer is the sample's, 0.0 where it isn't, None where SymPy has to decide."""
     if max(len(response.text), len(answer.text)) > TAIL:
         return float(response == answer) or None
-    candidate, expected = plain(response.text), plain(answer.text)
-    if _RATIO.fullmatch(expected):
-        candidate = re.sub(r"(?<=\d) to (?=\d)", ":", candidate)
+    candidate, expected = _joined_alike(plain(response.text), plain(answer.text))
     if _squeeze(candidate) == _squeeze(expected):
         return float(response.is_denied == answer.is_denied)
     if response.is_denied or answer.is_denied:
@@ -256,10 +269,23 @@ def compare(response: Final, answer: Final) -> float | None:
     letter = _LETTER.fullmatch(expected)
     if letter:
         return float(_choice(candidate) == (letter[1] or letter[2]).upper())
+    if _LETTERS.fullmatch(candidate) and _LETTERS.fullmatch(expected):
+        chosen, right = (re.findall("[A-Z]", text) for text in (candidate, expected))
+        return float(sorted(chosen) == right or chosen == right)
     is_words = _WORDS.fullmatch(expected) and (_PROSE.search(expected) or _TEXT.search(answer.text))
     if is_words and "\\" not in candidate:
         return float(_says(candidate, expected, response.is_boxed))
     return None
+
+
+def _joined_alike(candidate: str, expected: str) -> tuple[str, str]:
+    """Both with one sign between the numbers of a ratio (3 to 5) or of a range (10-20), where `expected` is
+    one."""
+    if _RATIO.fullmatch(expected):
+        candidate = re.sub(r"(?<=\d) to (?=\d)", ":", candidate)
+    elif _RANGE.search(expected) and not re.search(r"\d\s*-", expected):
+        candidate, expected = (_RANGE.sub(" to ", text) for text in (candidate, expected))
+    return candidate, expected
 
 
 def _last_unit(text: str) -> str | None:
@@ -270,9 +296,8 @@ def _last_unit(text: str) -> str | None:
 
 def _compare_numbers(candidate: str, expected: str) -> float | None:
     """Whether two numbers, lists of numbers, times or dates are equal; None where one is none of these."""
-    day = moment(expected)
-    if day and day.is_complete:
-        other = moment(candidate)
+    day, other = moment(expected), moment(candidate)
+    if day and (day.is_complete or (other and other.is_complete)):
         return float(other is not None and other.equals(day))
     right = number(expected)
     if right is None:
@@ -288,7 +313,7 @@ def _compare_numbers(candidate: str, expected: str) -> float | None:
 
 def _readings(text: str) -> list[Number]:
     """The number that a text is. Two, if it is an exact one and what it rounds to: "1/3, about 0.33"."""
-    parts = [number(part) for part in _APPROXIMATION.split(text)]
+    parts = [number(_NAMED.sub("", part, count=1)) for part in _APPROXIMATION.split(text)]
     numbers = [part for part in parts if part is not None]
     if len(parts) == 1:
         return numbers
@@ -401,7 +426,8 @@ def _says(candidate: str, expected: str, is_boxed: bool) -> bool:
     if is_boxed or not candidate.endswith(f" {expected}"):
         return candidate == expected
     prefix = candidate[: -len(expected)]
-    return not is_negated(prefix) and not _ELSEWHERE.search(prefix)
+    is_stated = _STATED.search(prefix) and not _ELSEWHERE.search(prefix)
+    return bool(is_stated) and not is_negated(prefix)
 
 
 def _without_articles(text: str) -> str:

@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -22,7 +22,7 @@ import httpx
 from agro.errors import Refused
 from agro.io.strictjson import loads
 from agro.rewards.bounded_post import post
-from agro.rewards.protocol import Score, score_known
+from agro.rewards.protocol import Score, checked_options, score_known
 from agro.types import Sample, Text
 
 LONGEST_REPLY = 4 << 20  # bytes
@@ -61,20 +61,8 @@ class JudgeOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> JudgeOptions:
         """Raises `Refused` for options that a judge doesn't have, and values that it can't have."""
-        known: dict[str, str] = cls.__annotations__
-        kinds = {"str": (str,), "bool": (bool,), "float": (int, float), "int": (int,)}
-        for name, value in options.items():
-            if name not in known:
-                raise Refused(f"reward.options.{name}: judge has no such option; it has {', '.join(known)}")
-            if type(value) not in kinds[known[name]]:
-                raise Refused(f"reward.options.{name}: expected {known[name]}, got {value!r:.80}")
-        missing = [name for name in ("url", "model") if not options.get(name)]
-        if missing:
-            raise Refused(
-                f"reward.options.{missing[0]}: judge needs one, for example url = "
-                '"http://127.0.0.1:8000/v1" and model = "NAME"'
-            )
-        chosen = cls(**options)
+        defaults = {f.name: str if f.default is MISSING else f.default for f in fields(cls)}
+        chosen = cls(**checked_options("judge", options, defaults))
         if not chosen.lowest < chosen.highest:
             raise Refused(f"reward.options.lowest: expected less than highest = {chosen.highest:g}")
         if min(chosen.max_tokens - 1, chosen.retries, chosen.max_calls) < 0:

@@ -207,6 +207,9 @@ def _as_answer(expression: Any, text: str) -> Any:
     """`expression` as math-verify compares it: 5 = x as x = 5, "x < 1 or x > 2" as a union of intervals."""
     if isinstance(expression, Eq) and not expression.lhs.free_symbols and expression.rhs.is_Symbol:
         return Eq(expression.rhs, expression.lhs, evaluate=False)
+    is_bound = isinstance(expression, Relational) and not isinstance(expression, Eq)
+    if is_bound and len(expression.free_symbols) == 1 and Abs in (expression.lhs.func, expression.rhs.func):
+        return expression.as_set()  # |x| < 2
     is_either = isinstance(expression, FiniteSet) and len(expression.free_symbols) == 1 and _OR.search(text)
     if is_either and all(isinstance(part, Relational) and not isinstance(part, Eq) for part in expression):
         return Union(*(part.as_set() for part in expression))
@@ -222,14 +225,22 @@ def _read(text: str) -> list[Any]:
     """
     text = _EXPONENT.sub(lambda match: f"{Decimal(match[0]):f}", text.strip())
     if _MARKUP.search(text):
-        return _parse(text)
+        return _parse(text) or _parse_both_signs(text)
     latex = _NAME.sub(r"\\\1 ", _ROOT.sub(r"\\sqrt{\1\2}", text))
     if _WORD.search(_ENVIRONMENT.sub("", _TEXT.sub("", latex))):
         return _parse(text)
     forms = [f"${latex}$", text]
     if _NUMBER.fullmatch(text):
         forms.reverse()
-    return _parse(forms[0]) or _parse(forms[1])
+    return _parse(forms[0]) or _parse(forms[1]) or _parse_both_signs(f"${latex}$")
+
+
+def _parse_both_signs(text: str) -> list[Any]:
+    r"""The set of two values, of ± within a fraction, which math-verify doesn't read."""
+    if "\\pm" not in text:
+        return []
+    values = [_parse(text.replace("\\pm", sign).replace("\\mp", other)) for sign, other in ("+-", "-+")]
+    return [FiniteSet(*(value[0] for value in values))] if all(values) else []
 
 
 def _parse(text: str) -> list[Any]:

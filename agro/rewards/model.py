@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agro.errors import Refused
 from agro.models.pretrained import device_of, positions_of, without_bars
-from agro.rewards.protocol import Score, score_known
+from agro.rewards.protocol import Score, checked_options, score_known
 from agro.types import Sample, Text
 
 SETTINGS = "reward.json"  # beside a model that `agro fit-reward` trained: what its numbers mean
@@ -162,20 +162,16 @@ class ModelReward:
 
 def model_reward(options: Mapping[str, Any], **_: Any) -> ModelReward:
     """Options: `path`, and those of `RewardModel.load`; `batch`: sequences in one pass (16)."""
-    known: dict[str, type] = {"path": str, "device": str, "dtype": str, "template": str, "label": str}
-    known |= {"max_length": int, "batch": int}
-    for name, value in options.items():
-        if name not in known:
-            raise Refused(f"reward.options.{name}: model has no such option; it has {', '.join(known)}")
-        if type(value) is not known[name] or (isinstance(value, int) and value < 1):
-            raise Refused(f"reward.options.{name}: expected {known[name].__name__}, got {value!r:.80}")
+    defaults = {"path": str, "device": "auto", "dtype": "float32", "template": "auto", "label": ""}
+    loading = checked_options("model", options, {**defaults, "max_length": 2**20, "batch": 16})
+    for name in ("max_length", "batch"):
+        if loading[name] < 1:
+            raise Refused(f"reward.options.{name}: expected 1 or more, got {loading[name]}")
     for name, allowed in (("template", TEMPLATES), ("dtype", DTYPES)):
-        if options.get(name, allowed[0]) not in allowed:
-            raise Refused(f"reward.options.{name}: expected {', '.join(allowed)}, got {options[name]!r:.80}")
-    if "path" not in options:
-        raise Refused('reward.options.path: model needs one, a folder or hub name, as in path = "runs/judge"')
-    loading = {name: value for name, value in options.items() if name not in ("path", "batch")}
-    return ModelReward(RewardModel.load(options["path"], **loading), options.get("batch", 16))
+        if loading[name] not in allowed:
+            raise Refused(f"reward.options.{name}: expected {', '.join(allowed)}, got {loading[name]!r:.80}")
+    batch = loading.pop("batch")
+    return ModelReward(RewardModel.load(loading.pop("path"), **loading), batch)
 
 
 def _label(config: Any, name: str) -> int:

@@ -26,7 +26,7 @@ _TABLE = {
     "volume": """
         ml 1/1000 milliliter millilitre; l 1 liter litre
         gallon 473176473/125000000 gal; quart 473176473/500000000; pint 473176473/1000000000""",
-    "time": "s 1 sec second; min 60 minute; h 3600 hr hour; day 86400; week 604800",
+    "time": "ms 1/1000 millisecond; s 1 sec second; min 60 minute; h 3600 hr hour; day 86400; week 604800",
     "months": "month 1; year 12 yr",
     "degrees": "degree 1",
     "radians": "radian 1 rad",
@@ -36,6 +36,21 @@ _TABLE = {
     "yen": "¥ 1 yen jpy",
     "rupees": "₹ 1 rupee inr",
     "count": "dozen 1",
+    "force": "N 1 newton; kN 1000 kilonewton",
+    "energy": "J 1 joule; kJ 1000 kilojoule; MJ 1000000 megajoule; kWh 3600000",
+    "calories": "cal 1 calorie; kcal 1000 kilocalorie",
+    "power": "mW 1/1000 milliwatt; W 1 watt; kW 1000 kilowatt; MW 1000000 megawatt",
+    "frequency": "Hz 1 hertz; kHz 1000 kilohertz; MHz 1000000 megahertz",
+    "pressure": "Pa 1 pascal; kPa 1000 kilopascal; atm 101325 atmosphere",
+    "voltage": "mV 1/1000 millivolt; V 1 volt; kV 1000 kilovolt",
+    "current": "mA 1/1000 milliamp; A 1 amp ampere",
+    "resistance": "Ω 1 ohm; kΩ 1000 kiloohm",
+    "charge": "C 1 coulomb",
+    "amount": "mol 1 mole",
+    "data": "bit 1; byte 8; KB 8000 kilobyte; MB 8000000 megabyte; GB 8000000000 gigabyte",
+    "celsius": "celsius 1",
+    "fahrenheit": "fahrenheit 1",
+    "kelvin": "K 1 kelvin",
 }
 _UNITS: dict[str, str] = {}  # each name, and the short one
 _SIZES: dict[str, tuple[str, Fraction]] = {}  # the short name, its quantity and its size
@@ -61,19 +76,27 @@ _ROOT = re.compile(r"√\s*(\d+|\w)")
 _RAISED = re.compile(rf"(?<=[\w)}}])[{_SUPERSCRIPTS}]+")
 _LOWERED = str.maketrans(_SUPERSCRIPTS, "0123456789-")
 
-_SIMPLE = re.compile(r"-?[0-9]+(?: [A-Za-z]{3,})*")  # most answers: "480", "480 eggs"
+_SIMPLE = re.compile(r"-?[0-9]+(?: (?!degree)[A-Za-z]{3,})*")  # most answers: "480", "480 eggs"
 # LaTeX -> plain text, in this order.
 _PLAIN = [
     (re.compile(pattern), plain)
     for pattern, plain in (
         (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!", ""),
         (r"\\(?:text\w*|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 "),
+        (r"\s+(?=_)", ""),
+        (r"(?<=\w)\s*\(?\b(?:in\s+)?base[\s-]*(\w+)\)?", r"_\1"),
+        (r"\+?\s*\\infty|\bpositive infinity", "infinity"),
+        (r"\b(?:minus|negative) infinity", "-infinity"),
+        (r"\s*\(?\s*\\p?mod\s*\{?\s*(\d+)\s*\}?\s*\)?", r" (mod \1)"),
         (r"\\[dtc]?frac\s*(?:\{\s*([-\d.]+)\s*\}|(\d))\s*(?:\{\s*([-\d.]+)\s*\}|(\d))", r" \1\2/\3\4"),
         (r"\\times|\\cdot|×", "*"),
         (r"(?<=[\d.])\s*\*\s*10\s*\^\s*\{?\s*([-+]?\d+)\s*\}?", r"e\1"),
         (r"\\overline\s*\{(\d+)\}", r"(\1)"),
         (r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?", r"(\1\2\3)"),
+        (r"(\.\d*?)(?:(\d)\2{2,}|(\d{2,6}?)\3+)(?:\\[lc]?dots|\.{3}|…)", r"\1(\2\3)"),  # 0.333…
         (r"\^\s*\{?\s*\\circ\s*\}?|°|\\degree", " degree "),
+        (r"\bdegrees?\s+(?:C\b|(?i:celsius))", "celsius"),
+        (r"\bdegrees?\s+(?:F\b|(?i:fahrenheit))", "fahrenheit"),
         (r"\\([%$])", r"\1"),
         (r"\{([,:])\}", r"\1"),
         (r"\\[,;: ]|~", " "),
@@ -91,6 +114,7 @@ _GROUPS = re.compile(
     r"|(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?\d)"
 )
 _MODULO = re.compile(r"(-?\d{1,300})\s*\\bmod\s*\{?\s*(\d{1,300})\}?")
+COMPOUND = re.compile(r"(\d+)\s*([A-Za-z]+),?\s*(?:and\s+)?(\d+)\s*([A-Za-z]+)\b")  # 3 hours and 20 minutes
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<currency>[$€£¥₹]?)\s*(?P<minus>-?)"
     r"(?:(?P<count>\d+)\s+(?=\d+/\d))?"  # of a mixed number
@@ -102,7 +126,7 @@ _NUMBER = re.compile(
 )
 _DIGITS = re.compile(r"(?P<digits>[0-9A-Za-z]+)_\{?\s*(?P<base>\w+)\s*\}?")  # 2A_{16}
 _UNIT = re.compile(
-    r"\s*(?:(?P<shape>square|sq|cubic)\b\.?)?\s*(?P<unit>[A-Za-z$€¢£¥₹]+)(?:\s*(?:/|\bper\b)\s*(?P<per>[A-Za-z]+))?"
+    r"\s*(?:(?P<shape>square|sq|cubic)\b\.?)?\s*(?P<unit>[A-Za-z$€¢£¥₹Ω]+)(?:\s*(?:/|\bper\b)\s*(?P<per>[A-Za-z]+))?"
     r"(?:\s*\^?\s*\{?(?P<power>[23²³])\}?)?"
 )
 _TO_19 = [
@@ -150,7 +174,7 @@ _TIME = re.compile(
     r"(?<![\d:.])(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d)(?![:\d]))?(?:\s*(?P<half>[ap])\.?\s?m\b|(?<=:\d\d))",
     re.IGNORECASE,
 )
-_DATE = re.compile(
+DATE = re.compile(
     rf"\b(?:(?P<month>{_MONTH})\b\.?\s+(?:the\s+)?(?P<day>{_DAY})(?:st|nd|rd|th)?\b"
     rf"|(?P<day_before>{_DAY})(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<month_after>{_MONTH})\b)"
     r"(?:,?\s+(?P<year>\d{4})\b)?",
@@ -158,7 +182,7 @@ _DATE = re.compile(
 )
 # Words that make no part of the number before them.
 _WORDS = re.compile(
-    r"(?:,\s+)?(?:(?:as|at|by|in|is|of|on|so)\s+)?(?!(?:and|or|to|plus|minus|times(?!\s+as)|over|mod|sin|cos|tan|log|exp|sqrt|hundred|thousand|million|billion|"
+    r"(?:,\s+)?(?:(?:as|at|by|in|is|of|on|so)\s+(?:an?\s+)?)?(?!(?:and|or|to|plus|minus|times(?!\s+as)|over|mod|sin|cos|tan|log|exp|sqrt|hundred|thousand|million|billion|"
     r"trillion|squared|cubed|factorial|choose|halves|thirds?|"
     r"fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|elevenths?|twelfths?|hundredths?)\b)[A-Za-z]{3,}[A-Za-z\s.,'-]*"
 )
@@ -249,12 +273,26 @@ def plain(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _GROUPS.sub(lambda match: re.sub("[,_'. ]", "", match[0]), text)
     text = _MODULO.sub(_remainder, text)
+    while (joined := COMPOUND.sub(_joined, text)) != text:
+        text = joined
     return digits(" ".join(text.split()))
 
 
 def _remainder(match: re.Match[str]) -> str:
     divisor = int(match[2])
     return str(int(match[1]) % divisor) if divisor else match[0]
+
+
+def _joined(match: re.Match[str]) -> str:
+    """Amounts of one quantity, the larger unit first, as one in the smaller unit."""
+    large, small = _unit(match[2]), _unit(match[4])
+    if large is None or small is None or "/" in large + small:
+        return match[0]
+    (quantity, size), (other, part) = _SIZES[large], _SIZES[small]
+    if quantity != other or size <= part:
+        return match[0]
+    amount = int(match[1]) * size / part + int(match[3])
+    return f"{amount} {small}" if amount.denominator == 1 else match[0]
 
 
 def digits(text: str) -> str:
@@ -289,7 +327,7 @@ def _count(phrase: str) -> int:
 
 def moment(text: str) -> Moment | None:
     """The time of day or the date with which a plain text ends; None without one."""
-    matches = list(_TIME.finditer(text)) or list(_DATE.finditer(text))
+    matches = list(_TIME.finditer(text)) or list(DATE.finditer(text))
     if not matches or text[matches[-1].end() :].strip(" .,;:*"):
         return None
     match = matches[-1]
@@ -390,7 +428,9 @@ def _measure(unit: str) -> tuple[str, Fraction]:
 
 
 def _unit(name: str) -> str | None:
-    """The short form of a unit's name, also of a plural; None for another word."""
+    """The short form of a unit's name, also of a plural; None for another word. Case counts in symbols."""
+    if name in _UNITS:
+        return _UNITS[name]
     name = name.lower()
     if name in _SPEEDS:
         return _SPEEDS[name]

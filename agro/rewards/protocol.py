@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.io.numbers import percent
 from agro.types import Sample
 
@@ -21,8 +22,8 @@ class Score:
     """The reward of one response: a finite `value`, or None (unknown) and the `error`.
 
     `parts`: the unweighted values by name, where there are several. `details`: how it came about. `meaning`:
-    a number that responses of one meaning share. `tokens`: the rewards of the policy's tokens, whose sum
-    the value is then.
+    a number that responses of one meaning share. `tokens`, `steps`: the rewards of the policy's tokens,
+    or of its steps or turns, whose sum the value is then.
     """
 
     value: float | None
@@ -31,6 +32,7 @@ class Score:
     details: Mapping[str, str] = field(default_factory=dict)
     meaning: float | None = None
     tokens: Sequence[float] = ()
+    steps: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -48,6 +50,8 @@ class Score:
             entries["reward_details"] = dict(self.details)
         if self.tokens:
             entries["token_rewards"] = list(self.tokens)
+        if self.steps:
+            entries["step_rewards"] = list(self.steps)
         if self.meaning is not None:
             entries["meaning"] = self.meaning
         return entries
@@ -75,6 +79,34 @@ class Reward(Protocol):
     def close(self) -> None:
         """End processes and connections. A closed reward can't be used again."""
         ...
+
+
+_KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("an integer", (int,)),
+    float: ("a number", (int, float)),
+    str: ("text", (str,)),
+}
+
+
+def checked_options(reward: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` over `defaults`, of the types of these. A default that is a type is one that has to be given.
+
+    Raises `Refused` for an option that the reward doesn't have, or of another type.
+    """
+    for name, value in options.items():
+        if name not in defaults:
+            near = nearest(name, defaults)
+            hint = f"did you mean {near}?" if near else f"it has {', '.join(defaults) or 'none'}"
+            raise Refused(f"reward.options.{name}: {reward} has no such option; {hint}")
+        kind = defaults[name] if isinstance(defaults[name], type) else type(defaults[name])
+        expected, allowed = _KINDS[kind]
+        if type(value) not in allowed:
+            raise Refused(f"reward.options.{name}: expected {expected}, got {value!r:.80}")
+    for name, default in defaults.items():
+        if isinstance(default, type) and name not in options:
+            raise Refused(f"reward.options.{name}: {reward} needs it: {_KINDS[default][0]}; add it")
+    return {**defaults, **options}
 
 
 def score_known(

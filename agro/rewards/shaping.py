@@ -60,18 +60,6 @@ def shaped(samples: Sequence[Sample], config: RewardConfig) -> list[Sample]:
     return result
 
 
-def per_token(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with the rewards of their tokens in place of the sum of these, see `reward.per_token`."""
-    result = list(samples)
-    for i, sample in enumerate(samples):
-        values = sample.meta.get("token_rewards")
-        if values is not None and sample.reward is not None and sample.action is not None:
-            rewards = np.full(len(sample.action), np.nan, np.float32)
-            rewards[sample.action] = values
-            result[i] = sample.replace(reward=None, token_reward=rewards)
-    return result
-
-
 def shares(samples: Sequence[Sample], config: RewardConfig) -> dict[str, float | None]:
     """Each part's share of the variance of the reward within the groups: Cov(part, reward) / Var(reward).
 

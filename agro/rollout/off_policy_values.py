@@ -162,11 +162,11 @@ def value_on_log(
     ratios = {name: Ratio.of(above, below, log.clusters) for name, (above, below) in terms.items()}
     estimates = {}
     for name, ratio in ratios.items():
-        low, high, _ = interval(ratio.value, ratio.without_each(), weights.ess)
+        low, high, _ = interval(ratio.value, ratio.without_each())
         estimates[name] = Estimate(ratio.value, low, high)
     logged = Ratio.of(rewards, ones, log.clusters)
     gain = ratios[HEADLINE].value - logged.value
-    low, high, p = interval(gain, ratios[HEADLINE].without_each() - logged.without_each(), weights.ess)
+    low, high, p = interval(gain, ratios[HEADLINE].without_each() - logged.without_each())
     mean_weight = Ratio.of(w, ones, log.clusters)
     lost = max(0.0, 1 - float(clipped.mean()))
     bias = (-lost * float(rewards.max()), -lost * float(rewards.min()))
@@ -178,7 +178,7 @@ def value_on_log(
         n,
         len(logged.above),
         weights.ess,
-        Estimate(weights.mean, *interval(weights.mean, mean_weight.without_each(), weights.ess)[:2]),
+        Estimate(weights.mean, *interval(weights.mean, mean_weight.without_each())[:2]),
         clip,
         bias,
     )

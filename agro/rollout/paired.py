@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.errors import Refused
-from agro.rollout.evaluate import Z, bootstrap, t_quantile
+from agro.rollout.evaluate import RARE, Z, bootstrap, t_quantile, wilson
 
 LEVEL = 0.05  # a smaller p counts as shown
 POWER = 0.841621  # quantile of the normal distribution: 80 %
@@ -74,7 +74,12 @@ def compare(a: Values, b: Values, clusters: Sequence[int] | None = None) -> Comp
     difference = after - before
     sums = Sums.of(difference, labels)
     binary = bool(np.isin(np.concatenate([before, after]), (0.0, 1.0)).all()) and len(sums) == len(before)
-    low, high = shares_interval(difference) if binary else sums.interval()
+    if binary:
+        low, high = shares_interval(difference)
+    elif len(sums) == len(before) and np.count_nonzero(difference) < RARE:
+        low, high = rare_interval(difference, float(np.ptp(np.concatenate([before, after]))))
+    else:
+        low, high = sums.interval()
     return Comparison(
         n=len(difference),
         a=float(before.mean()),
@@ -195,6 +200,16 @@ def shares_interval(difference: Values) -> tuple[float, float]:
         return math.nan, math.nan
     gains, losses = int((difference > 0).sum()), int((difference < 0).sum())
     return -_highest(losses, gains, n), _highest(gains, losses, n)
+
+
+def rare_interval(difference: Values, spread: float) -> tuple[float, float]:
+    """95 % of graded differences few of which aren't 0: as many may be gains or losses (Wilson), each as
+    large as rewards differ (`spread`). How large those are that were seen says little."""
+    n = len(difference)
+    if n < 2 or spread == 0:
+        return math.nan, math.nan
+    gains, losses = (difference > 0).mean(), (difference < 0).mean()
+    return -spread * wilson(float(losses), n)[1], spread * wilson(float(gains), n)[1]
 
 
 def _highest(gains: int, losses: int, n: int) -> float:

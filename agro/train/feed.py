@@ -17,8 +17,8 @@ from agro.models.encoding import Encoder, InvalidSample
 from agro.objectives import least_responses
 from agro.objectives.needs import BEHAVIOR_LOGP, REWARD, REWARD_PARTS, Need
 from agro.objectives.reduce import Groups
-from agro.rewards.shaping import per_token as of_tokens
 from agro.rewards.shaping import shaped
+from agro.rewards.steps import by_token
 from agro.store import At, DamagedSample, DrawnGroups, Pair, Selection, Store
 from agro.store.draw_rules import pick_closest
 from agro.train.collate import (
@@ -297,8 +297,8 @@ class Feed:
         samples, version, reward = valid.samples, self.learner.version, self.phase.config.reward
         if reward.whiten != "none" or reward.clip is not None:
             samples = shaped(samples, reward)
-        if reward.per_token:
-            samples = of_tokens(samples)
+        if reward.per_token or reward.per_step:
+            samples = by_token(samples, reward.per_step, self.learner.encoder.decode)
         over_kept = has_ratios(self.needs)
         batch = collate(samples, version, valid.pairs, over_kept=over_kept)
         if "old_logp" in self.needs:

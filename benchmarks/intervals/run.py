@@ -115,6 +115,38 @@ def graded_pairs(prompts: int, evaluations: int) -> float:
     return held / evaluations
 
 
+def rare_changes(changed: int, sizes: str, prompts: int, evaluations: int) -> tuple[float, float]:
+    """Coverage of graded rewards from 0 to 1 of which so many change on average, two thirds of them for the
+    better, and that of the wider of t and bootstrap."""
+    random = np.random.default_rng([prompts, changed, len(sizes)])
+    by_size: dict[str, tuple[Callable[[int], Values], float]] = {
+        "uniform": (lambda n: random.random(n), 1 / 2),
+        "thirds": (lambda n: random.integers(1, 4, n) / 3, 2 / 3),
+        "small, seldom large": (lambda n: random.beta(0.3, 2.0, n), 0.3 / 2.3),
+    }
+    draw, mean = by_size[sizes]
+    truth, held, alone = changed / prompts / 3 * mean, 0, 0
+    for _ in range(evaluations):
+        before = random.random(prompts)
+        moved = random.random(prompts) < changed / prompts
+        size = draw(prompts) * np.where(random.random(prompts) < 2 / 3, 1, -1)
+        difference = np.where(moved, size, 0.0)
+        found = compare(before, before + difference)
+        held += found.low <= truth <= found.high
+        low, high = Sums.of(difference, np.arange(prompts)).interval()
+        alone += low <= truth <= high
+    return held / evaluations, alone / evaluations
+
+
+def of_rare(prompts: int, evaluations: int) -> list[Row]:
+    rows: list[Row] = []
+    for changed, sizes in itertools.product((1, 2, 3, 4), ("uniform", "thirds", "small, seldom large")):
+        covers, alone = rare_changes(changed, sizes, prompts, evaluations // 4)
+        about = {"name": "two models, graded, few changes", "mean changes": changed, "sizes": sizes}
+        rows.append({**about, "coverage": covers, "t and bootstrap": alone})
+    return rows
+
+
 def of_shares(prompts: int, evaluations: int) -> list[Row]:
     rows: list[Row] = [
         {"name": "one model (Wilson)", "share": p, "coverage": one_model(p, prompts, evaluations)}
@@ -139,7 +171,7 @@ def of_eval(prompts: int, evaluations: int) -> list[Row]:
     ]
 
 
-KINDS = {"eval": of_eval, "shares": of_shares, "graded": of_graded}
+KINDS = {"eval": of_eval, "shares": of_shares, "graded": of_graded, "rare": of_rare}
 
 
 def summary(rows: list[Row]) -> list[str]:

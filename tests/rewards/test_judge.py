@@ -142,9 +142,9 @@ def test_a_server_that_is_gone_leaves_rewards_unknown(url):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"url": "u"}, "model"),
+        ({"url": "u"}, r"model: judge needs it: text"),
         ({"url": "u", "model": "m", "temperature": 1.0}, "no such option"),
-        ({"url": "u", "model": "m", "retries": "3"}, "expected int"),
+        ({"url": "u", "model": "m", "retries": "3"}, "expected an integer"),
         ({"url": "u", "model": "m", "lowest": 10}, "expected less than"),
     ],
 )

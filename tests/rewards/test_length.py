@@ -35,10 +35,10 @@ def test_without_tokens_it_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "max_tokens: expected a number of tokens"),
-        ({"max_tokens": 4}, "buffer: expected a number of tokens, 1 or more, got None"),
+        ({}, "max_tokens: overlong needs it: an integer"),
+        ({"max_tokens": 4}, "buffer: overlong needs it: an integer"),
         ({"max_tokens": 4, "buffer": 5}, r"buffer: expected at most max_tokens \(4\), got 5"),
-        ({"max_tokens": 4, "buffer": True}, "buffer: expected a number"),
+        ({"max_tokens": 4, "buffer": True}, "buffer: expected an integer, got True"),
         ({"max_token": 4}, "max_token: overlong has no such option"),
     ],
 )

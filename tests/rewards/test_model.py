@@ -180,9 +180,9 @@ def test_it_is_fitted_to_ratings_on_their_scale(base, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "model needs one"),
+        ({}, "path: model needs it: text"),
         ({"path": "x", "batchsize": 3}, "no such option"),
-        ({"path": "x", "batch": 0}, "expected int, got 0"),
+        ({"path": "x", "batch": 0}, "expected 1 or more, got 0"),
         ({"path": "x", "dtype": "float8"}, "expected float32, bfloat16, float16"),
         ({"path": "/nowhere/at/all"}, "reward model /nowhere/at/all"),
     ],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.rewards.shaping import per_token, shaped, shares
+from agro.rewards.shaping import shaped, shares
 from agro.types import Sample
 
 
@@ -48,15 +47,6 @@ def test_parts_are_whitened_each_before_their_weights():
     samples = [of("p", a + 0.1 * b, a=a, b=b, c=None) for a, b in rows]
     whitened = [s.reward for s in shaped(samples, settings(whiten="group", **TWO))]
     assert whitened == pytest.approx([-0.9, 0.9, 1.1, -1.1])
-
-
-def test_rewards_of_tokens_take_the_place_of_their_sum():
-    action = np.array([False, True, True])
-    sample = of("p", 1.5).replace(tokens=np.arange(3), action=action, meta={"token_rewards": [0.5, 1.0]})
-    [spread, other] = per_token([sample, of("p", 2.0)])
-    assert (spread.reward, other.reward, other.token_reward) == (None, 2.0, None)
-    assert np.isnan(spread.token_reward[0])
-    assert spread.token_reward[1:].tolist() == [0.5, 1.0]
 
 
 def test_shares_of_the_variance_within_groups():
