@@ -240,7 +240,21 @@ def ratio_claims(
     expects: Callable[[Situation], Tensor],
     needs: tuple[str, ...] = BEHAVIOR,
     updates: int = 0,
+    *,
+    n: tuple[int, ...] = (2, 3),
+    drifted: bool = False,
     **options: Any,
 ) -> Claims:
-    """Of grpo and gspo. Where a ratio is clipped, or rewards are standardized, their noise matters."""
-    return Claims(expects, "elsewhere", needs, options, noise=False, updates=updates)
+    """Of objectives with clipped ratios. Where a ratio is clipped, or rewards are standardized, their noise
+    matters. Where the mean is over all tokens of a step, its groups have one size, `n`."""
+    return Claims(
+        expects,
+        "elsewhere",
+        needs,
+        options,
+        reference_shift="ref_logp" not in needs,
+        noise=False,
+        n=n,
+        drifted=drifted,
+        updates=updates,
+    )
