@@ -15,6 +15,8 @@ import torch
 from agro.errors import Refused
 from agro.types import Batch, Tensor
 
+EPS = 1e-6  # added to a standard deviation that is divided by
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -116,6 +118,25 @@ class Groups:
 def by_experts(batch: Batch) -> Tensor:
     """[B] whether each row is of role "expert"."""
     return torch.from_numpy(np.array(batch.role, object) == "expert").to(batch.mask.device)
+
+
+def center(v: Tensor, group: Tensor) -> Tensor:
+    """[N], [N] -> [N]: v − v̄ in each group; of equal values exactly 0, so that no division by a small number
+    magnifies rounding."""
+    n = torch.bincount(group)
+    largest, smallest = (
+        v.new_full((len(n),), start).scatter_reduce(0, group, v, kind)
+        for start, kind in ((-torch.inf, "amax"), (torch.inf, "amin"))
+    )
+    mean = v.new_zeros(len(n)).index_add(0, group, v) / n
+    return torch.where((largest == smallest)[group], 0.0, v - mean[group])
+
+
+def standardize(v: Tensor, group: Tensor) -> Tensor:
+    """[N], [N] -> [N]: (v − v̄)/(std + 1e-6) in each group, std with n − 1; 0 where all are equal."""
+    off, n = center(v, group), torch.bincount(group)
+    variance = v.new_zeros(len(n)).index_add(0, group, off.square()) / (n - 1).clamp(min=1)
+    return off / (variance.sqrt()[group] + EPS)
 
 
 def token_mean(batch: Batch, x: Tensor) -> Tensor:

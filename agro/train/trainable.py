@@ -15,6 +15,7 @@ from agro.objectives.needs import (
     PAIRS,
     PAIRS_AND_TIES,
     REWARD,
+    REWARD_PARTS,
     TIES_WAY_OUT,
     VOTES,
     grouping,
@@ -22,6 +23,7 @@ from agro.objectives.needs import (
     ordered,
     with_way_out,
 )
+from agro.rewards.shaping import labeled, unrecorded
 from agro.store import At, Counts, Pair, SampleSummary, Store
 from agro.store.location import Location, exists
 from agro.store.queries import chosen
@@ -147,6 +149,7 @@ def check_store(
         )
     check.refuse_missing()
     check.episodes()
+    check.parts()
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     if data.spread:
         check.count_equal()
@@ -246,6 +249,20 @@ class _StoreCheck:
                     f"reward for all rows of an episode, got {rewards[0]:g} in sample {other.id} and "
                     f"{rewards[1]:g} in sample {sample.id}. What to do: score them again (agro score), or "
                     "import each row with the reward of the complete episode"
+                )
+
+    def parts(self) -> None:
+        """Refuse a stored response that has a reward, and not what each of the run's functions gave it."""
+        if REWARD_PARTS not in self.needs:
+            return
+        functions = labeled(self.config.reward.functions)
+        scored = [row.id for row in self.rows() if row.scored]
+        for sample in self.store.samples(ids=scored, skip_damaged=True):
+            if missing := unrecorded(sample, functions):
+                raise Refused(
+                    f"objective {self.name} needs {REWARD_PARTS.what}: sample {sample.id} (prompt "
+                    f"{sample.prompt_id}) of {self.store.path} has no value of {missing[0]}. What to do: "
+                    f"{self.otherwise}{REWARD_PARTS.way_out}."
                 )
 
     def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> int | None:
