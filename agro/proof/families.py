@@ -204,12 +204,12 @@ def dro_claims(slope: Callable[[float], float], scale: str) -> Claims:
     )
 
 
-def prefix_claims(slope: Callable[[float], float], scale: str, updates: int) -> Claims:
+def prefix_claims(expects: Callable[[Situation], Tensor], updates: int = 0, **options: str) -> Claims:
     return Claims(
-        lambda s: formulas.prefix_residuals(s, slope(s.beta)),
+        expects,
         "optimum",
         (*REGULARIZED, "prefix_value"),
-        {"scale": scale},
+        options,
         shift=False,
         reference_shift=False,
         n=(1, 2),

@@ -18,10 +18,10 @@ from agro.objectives.needs import (
     REWARD_PARTS,
     TIES_WAY_OUT,
     VOTES,
+    changed,
     grouping,
     judging,
     ordered,
-    with_way_out,
 )
 from agro.rewards.shaping import labeled, unrecorded
 from agro.store import At, Counts, Pair, SampleSummary, Store
@@ -226,7 +226,7 @@ class _StoreCheck:
         """Refuse samples without a need that all must have, or that none has."""
         for need, missing in self.missing.items():
             if missing.count and (missing.count == self.total or not need.optional):
-                need = with_way_out(need, self.otherwise)
+                need = changed(need, way_out=self.otherwise + need.way_out)
                 raise need.refusal(self.name, missing.named, self.total, count=missing.count)
             if missing.count:
                 share = f"{missing.count} of {self.total}"
@@ -282,7 +282,7 @@ class _StoreCheck:
                 count += 1
                 names += [prompt] if len(names) < NAMED else []
         if count and not drop:
-            other = with_way_out(need, self.otherwise)
+            other = changed(need, way_out=self.otherwise + need.way_out)
             raise other.refusal(self.name, names, total, f"groups in {self.store.path}", count)
         if count:
             self.notes.append(f"{count} of {total} groups don't have {need.what} and aren't drawn")
@@ -331,7 +331,7 @@ class _StoreCheck:
             )
         if not pairs:
             unit = f"samples in {self.store.path}"
-            need = with_way_out(PAIRS, self.otherwise)
+            need = changed(PAIRS, way_out=self.otherwise + PAIRS.way_out)
             error = need.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
             if not total:
                 raise error

@@ -47,6 +47,11 @@ def square(s: Situation, ratio_XY: Tensor, gap: float = 0.5) -> Tensor:
     return on_pairs(s, lambda w, x: (gap / s.beta - (w - x)).square(), ratio_XY)
 
 
+def quarter(s: Situation, ratio_XY: Tensor, gap: float = 0.5) -> Tensor:
+    """E ¼ (gap − βh)²."""
+    return s.beta**2 / 4 * square(s, ratio_XY, gap)
+
+
 def square_from_baseline(s: Situation, kind: str, gap: float = 0.5) -> Tensor:
     """The part of each response in β²/4 E (gap/β − h)² from a baseline of its pair, times w = min(1, √(π/f)).
 
@@ -76,9 +81,7 @@ def square_from_baseline(s: Situation, kind: str, gap: float = 0.5) -> Tensor:
 def likelihood(s: Situation, ratio_XY: Tensor, p: float = 1.0) -> Tensor:
     """E of −p log σ(βh) − (1 − p) log σ(−βh)."""
     return on_pairs(
-        s,
-        lambda w, x: p * F.softplus(-s.beta * (w - x)) + (1 - p) * F.softplus(s.beta * (w - x)),
-        ratio_XY,
+        s, lambda w, x: p * F.softplus(-s.beta * (w - x)) + (1 - p) * F.softplus(s.beta * (w - x)), ratio_XY
     )
 
 
@@ -192,14 +195,14 @@ def _moved(claims: Claims) -> Claims:
 
 
 RATED = _claims(half_variance, "optimum", (*JUDGED, "reward"), 400, gap="reward")
-LIKELIHOOD = _claims(formulas.bradley_terry, "optimum", updates=400)
+LIKELIHOOD = _claims(lambda s: likelihood(s, s.d), "optimum", updates=400)
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "pair_consistency": (
         replace(RATED, policy_gradient=itself),
         weighted(RATED, "reference"),
         # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
-        _claims(formulas.ipo, "elsewhere", JUDGED, 300, BY_WINS),
+        _claims(lambda s: quarter(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
         # The optimal baseline doesn't read judgments, so it ends there too; the balanced one does.
         _moved(
             _claims(
@@ -208,17 +211,15 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
         _moved(_claims(partial(square_from_baseline, kind="balanced"), "unknown", **BALANCED)),
         # Three votes of four say ⅔ after the uniform prior.
-        _claims(lambda s: formulas.ipo(s, 0.8 / 3), "elsewhere", VOTED, gap=0.8, votes="mean"),
-        _claims(
-            lambda s: s.beta**2 / 4 * square(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"
-        ),
+        _claims(lambda s: quarter(s, s.d, 0.8 / 3), "elsewhere", VOTED, gap=0.8, votes="mean"),
+        _claims(lambda s: quarter(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
     ),
     "dpo": (
         LIKELIHOOD,
         weighted(LIKELIHOOD, "reference"),
         imitating(LIKELIHOOD, formulas.wins),
-        _claims(lambda s: formulas.bradley_terry(s, 0.9), "unknown", label_smoothing=0.1),
-        _claims(lambda s: formulas.bradley_terry(s, 2 / 3), "unknown", VOTED, votes="mean"),
+        _claims(lambda s: likelihood(s, s.d, 0.9), "unknown", label_smoothing=0.1),
+        _claims(lambda s: likelihood(s, s.d, 2 / 3), "unknown", VOTED, votes="mean"),
         _claims(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
         _moved(_claims(lambda s: likelihood(s, s.d) + 0.7 * winners(s), "unknown", winner=0.7)),
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agro.objectives.needs import PROPOSAL
+from agro.objectives.needs import PROPOSAL, changed
 from agro.objectives.reduce import quantile
 from agro.proof import formulas
 from agro.proof.claim import DESCENT, Claims, End
@@ -31,7 +31,7 @@ def one_token(s: Situation, negative: float = -0.1, kappa: float = 1.0, draws: i
     """−Σ_a R(a) q(a) log π(a), R = 1 for the given token and β_o for the others, q ∝ π^(1/κ), or the shares
     of K draws from it (OTR)."""
     space, logp_XCV = s.policy.space, s.policy.logp_next()
-    q_XCV = s.policy.proposal(PROPOSAL.at(kappa, draws, 3.0))
+    q_XCV = s.policy.proposal(changed(PROPOSAL, temperature=kappa, draws=draws, seed=3.0))
     given_YTV = torch.nn.functional.one_hot(space.tokens, space.vocabulary).bool()
     R = given_YTV + negative * (~given_YTV).double()
     return per_token(s, -(R * (q_XCV * logp_XCV)[:, space.places]).sum(-1))
@@ -99,7 +99,7 @@ SUPERVISED_CLAIMS: dict[str, tuple[Claims, ...]] = {
     "sft": (
         _claims(formulas.imitation, (), 400, SAMPLER),
         weighted(_claims(formulas.imitation), "reference", updates=0),
-    ),
+    )
 }
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "otr": (
@@ -123,5 +123,6 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         _claims(lambda s: formulas.imitation(s, in_band(s, 0.2, 0.7)), (), 100, low=0.2, high=0.7),
     ),
     "sophia": (_claims(formulas.imitation),),
+    "pear": (replace(weighted(_claims(formulas.imitation), "behavior", 2.0, updates=0), options={}),),
     "reward_conditioned": (_claims(formulas.imitation),),
 }
