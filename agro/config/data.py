@@ -119,10 +119,13 @@ class DataConfig(Section):
     age_decay: float = field(0.01, gt=0, lt=1)
     """of order = "age_weighted": a group that is an optimizer step staler is drawn less often by this share
     (α of AILBoost, arXiv 2404.08513). Samples of unknown staleness aren't drawn"""
+    reward_power: Positive | None = None
+    """of order = "age_weighted": groups are drawn by that weight times the mean over their responses of
+    (|reward| + 1e-6)^this, out of `candidates` by age alone (α of FreshPER, arXiv 2604.16918: 0.6)"""
     candidates: Count = 4
     """of order = "closest" (adaptive replay buffer, arXiv 2512.10510): groups, drawn uniformly, that the
     policy scores for each one that is trained on, which costs a forward pass over their responses. A group is
-    kept with probability ∝ exp(closeness / temperature)"""
+    kept with probability ∝ exp(closeness / temperature). Or of reward_power, by which they are kept"""
     closeness: Literal["behavior", "likelihood"] = "behavior"
     """of a response, in nats per token: behavior: −|log π − log μ| / T, with the recorded log-probs; or the
     paper's likelihood, log π / T, which prefers short and common texts. Its mean over a group's responses"""
@@ -137,6 +140,11 @@ class DataConfig(Section):
         """The files of `key`, "prompts", "eval_prompts" or "store"."""
         value = getattr(self, key) or ()
         return (value,) if isinstance(value, str) else value
+
+    @property
+    def draws_candidates(self) -> bool:
+        """Whether more stored groups are picked than are trained on."""
+        return self.order == "closest" or self.reward_power is not None
 
     @property
     def has_held_out_groups(self) -> bool:

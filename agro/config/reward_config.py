@@ -102,8 +102,9 @@ class RewardConfig(Section):
     of the policy's turns, or of its steps: the parts between these texts that aren't blank. It comes with
     the last token; that of the response is their sum"""
     whiten: Literal["none", "group", "batch"] = field("none", shared=True)
-    """what is trained on: each part is (value − mean) / standard deviation over the responses to the prompt
-    (group, as in GDPO) or of the step (batch), and then weighted. Metrics and store have it as it was"""
+    """what is trained on: each part is (value − mean) / standard deviation, with n − 1, over the responses to
+    the prompt (group, as GDPO has it) or of the step (batch), and then weighted. Metrics and store have it as
+    it was"""
     clip: tuple[float, float] | None = field(None, shared=True)
     """lowest and highest reward that is trained on, after whitening"""
     max_failed: Share = field(0.5, resume=True, shared=True)

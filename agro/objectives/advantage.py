@@ -14,10 +14,9 @@ import torch
 from agro.objectives.core import Options
 from agro.objectives.needs import GROUPS, PART_WEIGHTS, REWARD, REWARD_PARTS, Need
 from agro.objectives.options import Option
-from agro.objectives.reduce import Groups, token_mean
+from agro.objectives.reduce import Groups, center, standardize, token_mean
 from agro.types import Tensor
 
-EPS = 1e-6  # in the denominator of a standardized advantage
 VARIANCE = 1e-8  # the least variance of a step that rewards are divided by the root of
 ROUNDING = 1e-9  # a reward is the mean up to this share of the range of its group
 
@@ -65,23 +64,13 @@ def needs_of(kind: str) -> set[Need]:
 
 
 def centered(groups: Groups) -> Tensor:
-    """[N] r − r̄; of equal rewards exactly 0, so that no division by a small number magnifies its rounding."""
-    return _centered(groups, groups.reward)
-
-
-def _centered(groups: Groups, v_N: Tensor) -> Tensor:
-    largest_G, smallest_G = groups.extremes(v_N)
-    equal_N = (largest_G == smallest_G)[groups.group]
-    return torch.where(equal_N, 0.0, v_N - groups.mean(v_N))
+    """[N] r − r̄."""
+    return center(groups.reward, groups.group)
 
 
 def standardized(groups: Groups) -> Tensor:
     """[N] (r − r̄)/(std + 1e-6), std with n − 1 (GRPO)."""
-    return _standardized(groups, groups.reward)
-
-
-def _standardized(groups: Groups, v_N: Tensor) -> Tensor:
-    return _centered(groups, v_N) / (groups.variance(v_N).sqrt()[groups.group] + EPS)
+    return standardize(groups.reward, groups.group)
 
 
 def relative(groups: Groups, std: bool) -> Tensor:
@@ -140,7 +129,7 @@ def normalized_by_part(groups: Groups) -> Tensor:
     """
     extra, rows = groups.batch.extra, groups.first_row
     parts_NK, weights_NK = extra["reward_parts"].double()[rows], extra["part_weights"].double()[rows]
-    columns = [_standardized(groups, part_N) for part_N in parts_NK.unbind(1)]
+    columns = [standardize(part_N, groups.group) for part_N in parts_NK.unbind(1)]
     return _normalized(groups, (weights_NK * torch.stack(columns, 1)).sum(1))
 
 

@@ -81,5 +81,4 @@ def _imitated(minimum: float | None, batch: Batch, winners: bool) -> Tensor:
         return torch.zeros_like(groups.group, dtype=torch.bool).index_fill(
             0, Pairs.of(batch).won().winner, True
         )
-    highest_G, lowest_G = groups.extremes(groups.reward)
-    return (groups.reward == highest_G[groups.group]) & (highest_G > lowest_G)[groups.group]
+    return groups.best

@@ -277,12 +277,6 @@ class Extrapolation(Stream):
 
     strength = 1.0  # λ
 
-    def at(self, strength: float) -> Extrapolation:
-        """The same of this λ."""
-        further = copy(self)
-        further.strength = strength
-        return further
-
 
 class Proposal(Stream):
     """Of q ∝ π^(1/temperature), a constant: q of the token, or the mean of log π(a) over q(a)."""
@@ -291,35 +285,20 @@ class Proposal(Stream):
     draws = 0  # 0: q itself
     seed = 0.0  # of the draws
 
-    def at(self, temperature: float, draws: int = 0, seed: float = 0.0) -> Proposal:
-        """The same of this temperature; with `draws` shares of so many tokens drawn from q stand for q."""
-        proposal = copy(self)
-        proposal.temperature, proposal.draws, proposal.seed = temperature, draws, seed
-        return proposal
-
-
-def with_ties(need: JudgedPairs) -> JudgedPairs:
-    """The same need, to which ties are pairs as well."""
-    copied = copy(need)
-    copied.reads_ties = True
-    return copied
-
 
 N = TypeVar("N", bound=Need)
 
 
+def changed(need: N, **values: object) -> N:
+    """The same need with other values of its attributes."""
+    other = copy(need)
+    vars(other).update(values)
+    return other
+
+
 def except_experts(need: N) -> N:
     """The same need, which rows of role "expert" needn't fulfil: nothing of it is read of them."""
-    copied = copy(need)
-    copied.but_experts = True
-    return copied
-
-
-def with_way_out(need: Need, first: str) -> Need:
-    """The same need with another way out before its own."""
-    copied = copy(need)
-    copied.way_out = first + need.way_out
-    return copied
+    return changed(need, but_experts=True)
 
 
 def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
@@ -416,7 +395,7 @@ PAIRS = JudgedPairs(
     what="pairs (two responses to one prompt, the better one first)",
     least=2,
 )
-PAIRS_AND_TIES = with_ties(PAIRS)
+PAIRS_AND_TIES = changed(PAIRS, reads_ties=True)
 VOTES = Votes(
     "votes",
     "record",

@@ -15,6 +15,8 @@ import torch
 from agro.errors import Refused
 from agro.types import Batch, Tensor
 
+EPS = 1e-6  # added to a standard deviation that is divided by
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -84,6 +86,12 @@ class Groups:
         """[N] -> [G]"""
         return torch.full_like(self.weight, -torch.inf).scatter_reduce(0, self.group, v, "amax")
 
+    @property
+    def best(self) -> Tensor:
+        """[N] the responses of the highest reward of their group; none of one with equal rewards."""
+        highest_G, lowest_G = self.extremes(self.reward)
+        return (self.reward == highest_G[self.group]) & (highest_G > lowest_G)[self.group]
+
     def extremes(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """[N] -> [G], [G]: the largest and the smallest known value; −∞ and ∞ where all are NaN."""
         number_N = ~v.isnan()
@@ -118,6 +126,25 @@ def by_experts(batch: Batch) -> Tensor:
     return torch.from_numpy(np.array(batch.role, object) == "expert").to(batch.mask.device)
 
 
+def center(v: Tensor, group: Tensor) -> Tensor:
+    """[N], [N] -> [N]: v − v̄ in each group; of equal values exactly 0, so that no division by a small number
+    magnifies rounding."""
+    n = torch.bincount(group)
+    largest, smallest = (
+        v.new_full((len(n),), start).scatter_reduce(0, group, v, kind)
+        for start, kind in ((-torch.inf, "amax"), (torch.inf, "amin"))
+    )
+    mean = v.new_zeros(len(n)).index_add(0, group, v) / n
+    return torch.where((largest == smallest)[group], 0.0, v - mean[group])
+
+
+def standardize(v: Tensor, group: Tensor) -> Tensor:
+    """[N], [N] -> [N]: (v − v̄)/(std + 1e-6) in each group, std with n − 1; 0 where all are equal."""
+    off, n = center(v, group), torch.bincount(group)
+    variance = v.new_zeros(len(n)).index_add(0, group, off.square()) / (n - 1).clamp(min=1)
+    return off / (variance.sqrt()[group] + EPS)
+
+
 def token_mean(batch: Batch, x: Tensor) -> Tensor:
     """[B,T], finite outside the mask too -> []: the mean over all tokens of the step; a weight w counts a
     row w times."""
@@ -150,10 +177,14 @@ def average_tokens(groups: Groups, x: Tensor, average: str | float) -> Tensor:
     return groups.average_responses(groups.sum_tokens(x) / float(average))
 
 
-def in_several_rows(batch: Batch) -> str | None:
-    """The name of a row that is one of several of its response."""
+def refuse_several_rows(batch: Batch, what: str, instead: str) -> None:
+    """Raise `Refused` where a response has several rows, which `what` doesn't allow for; use `instead`."""
     several = torch.bincount(batch.response)[batch.response] > 1
-    return batch.ids[int(several.int().argmax())] if several.any() else None
+    if several.any():
+        raise Refused(
+            f"{what} needs each response in one row, but that of {batch.ids[int(several.int().argmax())]} is "
+            f"in several rows; use {instead}"
+        )
 
 
 def _response_values(batch: Batch, name: str, value_B: Tensor, first_row: Tensor) -> Tensor:
@@ -203,9 +234,8 @@ class Pairs:
     def best_and_worst(cls, groups: Groups) -> Pairs:
         """The best response of each group over its worst; where several are as good, or as bad, all of
         them. None of groups with equal rewards."""
-        best_G, worst_G = groups.extremes(groups.reward)
-        differ_N = (best_G > worst_G)[groups.group]
-        best_N = differ_N & (groups.reward == best_G[groups.group])
+        best_N, (_, worst_G) = groups.best, groups.extremes(groups.reward)
+        differ_N = groups.largest(best_N.double())[groups.group] > 0
         worst_N = differ_N & (groups.reward == worst_G[groups.group])
         winners, losers = best_N.nonzero()[:, 0], worst_N.nonzero()[:, 0]
         together = groups.group[winners][:, None] == groups.group[losers]

@@ -20,6 +20,7 @@ from agro.objectives.methods import (
     policy_gradient,
     preference,
     rec,
+    rivals,
     squares,
     teaching,
     truncated,
@@ -43,6 +44,7 @@ OBJECTIVES: dict[str, Objective] = {
     **truncated.ENTRIES,
     **trust_region.ENTRIES,
     **preference.ENTRIES,
+    **rivals.ENTRIES,
     **labeled.ENTRIES,
     **teaching.SUPERVISED_ENTRIES,
 }

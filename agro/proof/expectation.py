@@ -269,11 +269,7 @@ def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome
     hinted = data.expert is not None and data.expert.hinted
     parts_BK = parts_of(data.rewards)[prompt, outcome]
     weights_BK = torch.tensor(PART_WEIGHTS, dtype=torch.float64).expand_as(parts_BK)
-    extra = {
-        "meaning": meaning_of(outcome).double(),
-        "reward_parts": parts_BK,
-        "part_weights": weights_BK,
-    }
+    extra = {"meaning": meaning_of(outcome).double(), "reward_parts": parts_BK, "part_weights": weights_BK}
     if data.stored_value is not None:
         extra["stored_value"] = data.stored_value[prompt]
         extra["stored_quantile"] = data.quantile(reference)[prompt, outcome]

@@ -204,12 +204,12 @@ def dro_claims(slope: Callable[[float], float], scale: str) -> Claims:
     )
 
 
-def prefix_claims(slope: Callable[[float], float], scale: str, updates: int) -> Claims:
+def prefix_claims(expects: Callable[[Situation], Tensor], updates: int = 0, **options: str) -> Claims:
     return Claims(
-        lambda s: formulas.prefix_residuals(s, slope(s.beta)),
+        expects,
         "optimum",
         (*REGULARIZED, "prefix_value"),
-        {"scale": scale},
+        options,
         shift=False,
         reference_shift=False,
         n=(1, 2),
@@ -240,7 +240,21 @@ def ratio_claims(
     expects: Callable[[Situation], Tensor],
     needs: tuple[str, ...] = BEHAVIOR,
     updates: int = 0,
+    *,
+    n: tuple[int, ...] = (2, 3),
+    drifted: bool = False,
     **options: Any,
 ) -> Claims:
-    """Of grpo and gspo. Where a ratio is clipped, or rewards are standardized, their noise matters."""
-    return Claims(expects, "elsewhere", needs, options, noise=False, updates=updates)
+    """Of objectives with clipped ratios. Where a ratio is clipped, or rewards are standardized, their noise
+    matters. Where the mean is over all tokens of a step, its groups have one size, `n`."""
+    return Claims(
+        expects,
+        "elsewhere",
+        needs,
+        options,
+        reference_shift="ref_logp" not in needs,
+        noise=False,
+        n=n,
+        drifted=drifted,
+        updates=updates,
+    )

@@ -137,11 +137,9 @@ class CorrectionWeight:
 
     def _of(self, s: Situation) -> Tensor:
         """[X,Y,T]"""
-        log_XYT = {
-            "reference": s.d_tokens,
-            "behavior": s.e_tokens,
-            "mismatch": s.e_tokens - s.drawn_tokens,
-        }[self.weight]
+        log_XYT = {"reference": s.d_tokens, "behavior": s.e_tokens, "mismatch": s.e_tokens - s.drawn_tokens}[
+            self.weight
+        ]
         if self.level != "token":
             tokens = s.policy.space.lengths[:, None] if self.level == "mean" else 1
             log_XYT = (log_XYT.sum(2, keepdim=True) / tokens).expand_as(log_XYT)
@@ -266,31 +264,21 @@ def prefix_residuals(s: Situation, slope: float = 1.0) -> Tensor:
     return s.mean(total_XY)
 
 
+def residuals_to_end(s: Situation, slope: float = 1.0) -> Tensor:
+    """E_μ of the mean over t of ½ (r − β Σ_{u≥t} d_u − V(y_<t))², later d without gradient (OREO)."""
+    space, total_XY = s.policy.space, torch.zeros_like(s.reward)
+    d_XYT, place = s.d_tokens, space.places
+    for y, T in enumerate(space.lengths.tolist()):
+        for t in range(T):
+            d_X = _sloped(d_XYT[:, y, t], slope) + d_XYT[:, y, t + 1 : T].detach().sum(1)
+            value_X = s.policy.value.prefix[:, place[y, t]]
+            total_XY[:, y] += 0.5 * (s.reward[:, y] - s.beta * d_X - value_X).square() / T
+    return s.mean(total_XY)
+
+
 def _sloped(x: Tensor, slope: float | Tensor) -> Tensor:
     """x, whose derivative counts `slope` times."""
     return slope * x + (1 - slope) * x.detach()
-
-
-def judged_pairs(s: Situation, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """E loss(h) over two draws from μ, h = d of the better one minus d of the other; y is better than y'
-    with σ(r(y) − r(y'))."""
-    gap_XYY = s.reward[:, :, None] - s.reward[:, None]
-    h_XYY = s.d[:, :, None] - s.d[:, None]
-    p_XYY = s.p[:, :, None] * s.p[:, None]
-    # y is the better one in either order of {y, y'}
-    return (p_XYY * 2 * gap_XYY.sigmoid() * loss(h_XYY)).sum((1, 2)).mean()
-
-
-def ipo(s: Situation, gap: float = 0.5) -> Tensor:
-    """¼ (gap − βh)² (IPO, times β²/4)."""
-    return judged_pairs(s, lambda h: (gap - s.beta * h).square() / 4)
-
-
-def bradley_terry(s: Situation, p: float = 1.0) -> Tensor:
-    """−p log σ(βh) − (1 − p) log σ(−βh) (DPO)."""
-    return judged_pairs(
-        s, lambda h: p * torch.log1p((-s.beta * h).exp()) + (1 - p) * torch.log1p((s.beta * h).exp())
-    )
 
 
 def imitation(s: Situation, k: Tensor | float = 1.0) -> Tensor:
@@ -319,9 +307,9 @@ def kl_policy_gradient(s: Situation) -> Tensor:
     return advantage(s, 0.0) + s.beta * s.mean(s.kl.sum(2))
 
 
-def square_to_reward(s: Situation, ratio_XY: Tensor) -> Tensor:
-    """E (r_1 − β log ratio − r̄)², r̄ the mean reward of a group (Kimi)."""
-    u_XY, r_XKn = s.reward - s.beta * ratio_XY, s.reward[:, s.groups]
+def square_to_reward(s: Situation, ratio_XY: Tensor, shift: float = 0.0) -> Tensor:
+    """E (r_1 − β log ratio − r̄ + shift β)², r̄ the mean reward of a group (Kimi)."""
+    u_XY, r_XKn = s.reward - s.beta * (ratio_XY - shift), s.reward[:, s.groups]
     return s.mean_groups((u_XY[:, s.groups[:, 0]] - r_XKn.mean(-1)).square())
 
 

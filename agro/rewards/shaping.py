@@ -6,16 +6,17 @@ with each other, so a step applies them to what it draws, and held-out rewards a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from agro.config import RewardConfig, RewardPart
 from agro.errors import Refused
-from agro.types import Sample
+from agro.objectives.reduce import standardize
+from agro.types import Sample, Tensor
 
 Values = NDArray[np.float64]
 
@@ -50,7 +51,9 @@ def shaped(samples: Sequence[Sample], config: RewardConfig) -> list[Sample]:
     if config.whiten != "none":
         some = [samples[i] for i in scored]
         weights, columns = _columns(some, config)
-        whitened = [_whitened(column, some, config.whiten) for column in columns.values()]
+        group = _groups(some) if config.whiten == "group" else torch.zeros(len(some), dtype=torch.long)
+        # The rows of one episode have one reward, and are counted as often as there are.
+        whitened = [standardize(torch.from_numpy(x), group).numpy() for x in columns.values()]
         reward = np.array(list(weights.values())) @ np.array(whitened)
     if config.clip is not None:
         reward = reward.clip(*config.clip)
@@ -69,7 +72,10 @@ def shares(samples: Sequence[Sample], config: RewardConfig) -> dict[str, float |
     parts = labeled(config.functions)
     some = [s for s in samples if s.reward is not None and not unrecorded(s, parts)]
     weights, columns = _columns(some, config)
-    columns = {name: weights[name] * _centered(column, some) for name, column in columns.items()}
+    group = _groups(some).numpy()
+    for name, column in columns.items():
+        means = np.bincount(group, column) / np.bincount(group)
+        columns[name] = weights[name] * (column - means[group])
     total = np.sum(list(columns.values()), axis=0)
     variance = float(np.square(total).sum())
     if not variance:
@@ -102,29 +108,7 @@ def unrecorded(sample: Sample, parts: Mapping[str, RewardPart]) -> list[str]:
     return [name for name in counts if not isinstance(values.get(name), int | float)]
 
 
-def _whitened(column: Values, samples: Sequence[Sample], over: str) -> Values:
-    """[N] (x − mean) / standard deviation over the group or the step; 0 where all are equal.
-
-    The rows of one episode have one reward, and are counted as often as there are.
-    """
-    result = np.zeros_like(column)
-    for rows in _groups(samples) if over == "group" else [list(range(len(samples)))]:
-        values = column[rows]
-        if rows and values.max() > values.min():  # the deviation of equal values may round to more than 0
-            result[rows] = (values - values.mean()) / values.std()
-    return result
-
-
-def _centered(column: Values, samples: Sequence[Sample]) -> Values:
-    result = column.copy()
-    for rows in _groups(samples):
-        result[rows] -= result[rows].mean()
-    return result
-
-
-def _groups(samples: Sequence[Sample]) -> list[list[int]]:
-    """The positions of each prompt's samples."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    for i, sample in enumerate(samples):
-        groups[sample.prompt_id].append(i)
-    return list(groups.values())
+def _groups(samples: Sequence[Sample]) -> Tensor:
+    """[N] the number of each sample's prompt."""
+    numbers = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(s.prompt_id for s in samples))}
+    return torch.tensor([numbers[sample.prompt_id] for sample in samples], dtype=torch.long)

@@ -123,14 +123,14 @@ def place_of(candidate: Candidate, rule: DrawRule, seed: int) -> int:
 def pick_groups(groups: DrawableGroups, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
     """The prompt_ids of up to `rule.groups` groups by `data.order`, without those in `taken`.
 
-    For the order "closest" `data.candidates` times as many, of which `pick_closest` chooses.
+    With `data.draws_candidates` `data.candidates` times as many, of which `pick_likely` chooses.
     """
-    order, n = rule.data.order, rule.groups
+    order, n = rule.data.order, rule.groups * (rule.data.candidates if rule.data.draws_candidates else 1)
     if order in ("least_used", "newest"):
         return [group for group in groups.first(n + len(taken)) if group not in taken][:n]
     if order == "age_weighted":
         return _by_age(groups, n, rule.data.age_decay, at, taken)
-    return _uniform(groups, n * rule.data.candidates if order == "closest" else n, at, taken)
+    return _uniform(groups, n, at, taken)
 
 
 def _uniform(groups: DrawableGroups, n: int, at: At, taken: Collection[str]) -> list[str]:
@@ -189,16 +189,15 @@ def _by_age(groups: DrawableGroups, n: int, decay: float, at: At, taken: Collect
     return list(picked)[:n]
 
 
-def pick_closest(closeness: Mapping[str, float], rule: DrawRule, at: At) -> list[str]:
-    """`rule.groups` of these groups, without replacement, with probabilities in proportion to
-    exp(closeness / data.temperature): those with the largest sums of that exponent and Gumbel noise (ARB,
-    arXiv 2512.10510)."""
+def pick_likely(log_weight: Mapping[str, float], n: int, at: At) -> list[str]:
+    """`n` of these groups, without replacement, by exp(log_weight): those with the largest sums of that
+    exponent and Gumbel noise."""
 
     def key(group: str) -> tuple[float, str]:
         uniform = (noise(at.seed, at.step, "closest", group) + 0.5) / 2**64
-        return closeness[group] / rule.data.temperature - math.log(-math.log(uniform)), group
+        return log_weight[group] - math.log(-math.log(uniform)), group
 
-    return sorted(closeness, key=key, reverse=True)[: rule.groups]
+    return sorted(log_weight, key=key, reverse=True)[:n]
 
 
 def pick_responses(n: int, rule: DrawRule, at: At, prompt_id: str) -> list[int]:

@@ -20,7 +20,7 @@ from agro.objectives.reduce import Groups
 from agro.rewards.shaping import shaped
 from agro.rewards.steps import by_token
 from agro.store import At, DamagedSample, DrawnGroups, Pair, Selection, Store
-from agro.store.draw_rules import pick_closest
+from agro.store.draw_rules import pick_likely
 from agro.train.collate import (
     ReferenceCache,
     TrackedValues,
@@ -28,6 +28,7 @@ from agro.train.collate import (
     collate,
     has_ratios,
     staleness,
+    total_reward,
     with_reward_parts,
 )
 from agro.train.learner import Learner
@@ -77,6 +78,15 @@ def of_groups(
             )
         values[sample.prompt_id].append(value)
     return {prompt_id: sum(closeness) / len(closeness) for prompt_id, closeness in values.items()}
+
+
+def by_reward(samples: Sequence[Sample], power: float) -> dict[str, float]:
+    """By prompt_id, the log of the mean of (|reward| + 1e-6)^power over the group's scored responses."""
+    priorities: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        if not math.isnan(reward := total_reward(sample)):
+            priorities[sample.prompt_id].append((abs(reward) + 1e-6) ** power)
+    return {group: math.log(sum(values) / len(values)) for group, values in priorities.items()}
 
 
 S = TypeVar("S", bound=Sample | DamagedSample)
@@ -264,15 +274,19 @@ class Feed:
         return valid
 
     def choose(self, store: Store, picked: Selection, at: At) -> Selection:
-        """Of the groups that were picked for order = "closest" those to train on; else all."""
-        data = picked.rule.data
-        if data.order != "closest" or len(picked.groups) <= picked.rule.groups:
+        """Of the groups that were picked as candidates those to train on; else all."""
+        rule, data = picked.rule, picked.rule.data
+        if not data.draws_candidates or len(picked.groups) <= rule.groups:
             return picked
         samples = store.draws.look(picked, at)
-        length = self.phase.config.train.max_length
-        closeness = dict.fromkeys(picked.groups, -math.inf)  # those without a valid sample come last
-        closeness |= of_groups(self.learner, self.learner.encoder, samples, data.closeness, length)
-        return Selection(picked.rule, pick_closest(closeness, picked.rule, at))
+        if data.reward_power is not None:
+            weights = by_reward(samples, data.reward_power)
+        else:
+            length = self.phase.config.train.max_length
+            closeness = of_groups(self.learner, self.learner.encoder, samples, data.closeness, length)
+            weights = {group: value / data.temperature for group, value in closeness.items()}
+        every = dict.fromkeys(picked.groups, -math.inf) | weights  # without a valid sample they come last
+        return Selection(rule, pick_likely(every, rule.groups, at))
 
     def _not_drifted(
         self, samples: list[Sample], *, fresh: frozenset[int | None], max_drift: float

@@ -16,13 +16,15 @@ from agro.objectives.needs import (
     PAIRS,
     PAIRS_AND_TIES,
     REWARD,
+    REWARD_PARTS,
     TIES_WAY_OUT,
     VOTES,
+    changed,
     grouping,
     judging,
     ordered,
-    with_way_out,
 )
+from agro.rewards.shaping import labeled, unrecorded
 from agro.store import At, Counts, Pair, SampleSummary, Store
 from agro.store.location import Location, exists
 from agro.store.queries import chosen
@@ -147,6 +149,7 @@ def check_store(
             "data.best_of_group admit; import some (agro import)"
         )
     check.episodes()
+    check.parts()
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     if data.spread:
         groups = [
@@ -221,7 +224,7 @@ class _StoreCheck:
                 self.in_episodes.append(row)
         for need in (need for need in needs if counts[need]):
             if counts[need] == self.total or not need.optional:
-                other = with_way_out(need, self.otherwise)
+                other = changed(need, way_out=self.otherwise + need.way_out)
                 raise other.refusal(self.name, _named(missing[need]), self.total, count=counts[need])
             self.notes.append(f"{counts[need]} of {self.total} samples have no {need} and aren't drawn")
 
@@ -244,6 +247,20 @@ class _StoreCheck:
                     "import each row with the reward of the complete episode"
                 )
 
+    def parts(self) -> None:
+        """Refuse a stored response that has a reward, and not what each of the run's functions gave it."""
+        if REWARD_PARTS not in self.needs:
+            return
+        functions = labeled(self.config.reward.functions)
+        scored = [row.id for row in self.rows() if row.scored]
+        for sample in self.store.samples(ids=scored, skip_damaged=True):
+            if missing := unrecorded(sample, functions):
+                raise Refused(
+                    f"objective {self.name} needs {REWARD_PARTS.what}: sample {sample.id} (prompt "
+                    f"{sample.prompt_id}) of {self.store.path} has no value of {missing[0]}. What to do: "
+                    f"{self.otherwise}{REWARD_PARTS.way_out}."
+                )
+
     def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> int | None:
         """Refuse groups that are too small, unless `drop`; returns how many are left, None without groups.
 
@@ -261,7 +278,7 @@ class _StoreCheck:
                 count += 1
                 names += [prompt] if len(names) < NAMED else []
         if count and not drop:
-            other = with_way_out(need, self.otherwise)
+            other = changed(need, way_out=self.otherwise + need.way_out)
             raise other.refusal(self.name, names, total, f"groups in {self.store.path}", count)
         if count:
             self.notes.append(f"{count} of {total} groups don't have {need.what} and aren't drawn")
@@ -294,7 +311,7 @@ class _StoreCheck:
             )
         if not pairs:
             unit = f"samples in {self.store.path}"
-            need = with_way_out(PAIRS, self.otherwise)
+            need = changed(PAIRS, way_out=self.otherwise + PAIRS.way_out)
             error = need.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
             if not total:
                 raise error

@@ -70,7 +70,12 @@ def main() -> None:
         theirs = play.complete(play.Row(name, "the default", 1e-3, args.seed), args.out, FULL)
         start = play.complete(play.Row(name, play.NOTHING, None), args.out, FULL)
         found[name] = {"start": start, "three arguments": ours, "the recipe": theirs}
-        print(name, *(f"{key} {run['reward']:.3f}" for key, run in found[name].items()), ours["lr"], ours["objective"])
+        print(
+            name,
+            *(f"{key} {run['reward']:.3f}" for key, run in found[name].items()),
+            ours["lr"],
+            ours["objective"],
+        )
     (args.out / "arguments.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -14,14 +14,14 @@ from agro.errors import Refused
 from agro.models.head import Head
 from agro.models.logprobs import STREAMS, token_streams
 from agro.models.token_draws import keys, uniforms
-from agro.objectives.needs import FUTURE, PROPOSAL, PROPOSAL_MEAN
+from agro.objectives.needs import FUTURE, PROPOSAL, PROPOSAL_MEAN, changed
 from agro.types import KeptSets
 
 B, T, H, V = 3, 11, 8, 37
 KAPPA = 1.5
-TEMPERED = (PROPOSAL.at(KAPPA), PROPOSAL_MEAN.at(KAPPA))
+TEMPERED = tuple(changed(need, temperature=KAPPA) for need in (PROPOSAL, PROPOSAL_MEAN))
 STRENGTH = 0.7
-BEYOND = FUTURE.at(STRENGTH)
+BEYOND = changed(FUTURE, strength=STRENGTH)
 EVERY = (*STREAMS[:3], *TEMPERED, *STREAMS[5:8], BEYOND)
 
 
@@ -128,7 +128,8 @@ def test_drawn_tokens_take_the_place_of_q(chunk):
     q."""
     hidden, weight, bias, tokens, mask = arrays(torch.float64)
     K, leaves = 50, [x.requires_grad_() for x in (hidden, weight, bias)]
-    want = (PROPOSAL.at(KAPPA, K, 7.0), PROPOSAL_MEAN.at(KAPPA, K, 7.0))
+    drawn = {"temperature": KAPPA, "draws": K, "seed": 7.0}
+    want = tuple(changed(need, **drawn) for need in (PROPOSAL, PROPOSAL_MEAN))
     found = token_streams((hidden, Head(weight, bias)), tokens, mask, want=want, temperature=0.7, chunk=chunk)
     z = torch.nn.functional.linear(hidden[:, :-1], weight, bias)[mask[:, 1:]] / 0.7
     ends = torch.softmax(z.detach() / KAPPA, -1).cumsum(-1)
@@ -148,10 +149,8 @@ def test_draws_have_the_mean_of_q_and_follow_tokens_and_seed():
     hidden, weight, bias, tokens, mask = arrays(torch.float64)
     outputs = (hidden, Head(weight, bias))
     exact = token_streams(outputs, tokens, mask, want=(PROPOSAL,))["proposal"][mask]
-    drawn = [
-        token_streams(outputs, tokens, mask, want=(PROPOSAL.at(1.0, 1000, seed),))["proposal"][mask]
-        for seed in map(float, range(40))
-    ]
+    needs = [changed(PROPOSAL, draws=1000, seed=float(seed)) for seed in range(40)]
+    drawn = [token_streams(outputs, tokens, mask, want=(need,))["proposal"][mask] for need in needs]
     torch.testing.assert_close(torch.stack(drawn).mean(0), exact, rtol=0, atol=0.01)
     assert not torch.equal(drawn[0], drawn[1])
     known = keys(torch.tensor([[1, 2, 3], [1, 2, 4], [1, 5, 3]]), 0.0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.objectives.advantage import normalized_by_part
+from agro.objectives.reduce import Groups
 from agro.rewards.shaping import shaped, shares
-from agro.types import Sample
+from agro.types import Batch, Sample
 
 
 def settings(**reward):
@@ -23,14 +27,15 @@ TWO = {"functions": [{"name": "a"}, {"name": "b", "weight": 0.1}, {"name": "c", 
 
 
 def test_one_reward_over_its_group_or_its_step():
-    """Groups (0, 2) and (5, 5): ±1 and 0. Over the step the mean is 3 and the deviation √4.5."""
+    """Groups (0, 2) and (5, 5): ±√½ and 0. Over the step the mean is 3 and the deviation √(18/3)."""
     samples = [of("p", 0.0), of("p", 2.0), of("q", 5.0), of("q", 5.0), of("q", None)]
     by_group = [s.reward for s in shaped(samples, settings(name="exact", whiten="group"))]
-    assert by_group == [-1.0, 1.0, 0.0, 0.0, None]
+    assert by_group[:2] == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-6)
+    assert by_group[2:] == [0.0, 0.0, None]
     by_step = [s.reward for s in shaped(samples, settings(name="exact", whiten="batch"))]
-    assert by_step[:4] == pytest.approx([-3 / 4.5**0.5, -1 / 4.5**0.5, 2 / 4.5**0.5, 2 / 4.5**0.5])
+    assert by_step[:4] == pytest.approx([-3 / 6**0.5, -1 / 6**0.5, 2 / 6**0.5, 2 / 6**0.5], abs=1e-6)
     clipped = shaped(samples, settings(name="exact", whiten="batch", clip=[-1, 0.5]))
-    assert [s.reward for s in clipped] == [-1.0, pytest.approx(-1 / 4.5**0.5), 0.5, 0.5, None]
+    assert [s.reward for s in clipped] == [-1.0, pytest.approx(-1 / 6**0.5, abs=1e-6), 0.5, 0.5, None]
     assert [s.reward for s in shaped(samples, settings(name="exact", clip=[1, 3]))] == [1, 2, 3, 3, None]
 
 
@@ -42,11 +47,19 @@ def test_equal_rewards_are_whitened_to_0():
 
 
 def test_parts_are_whitened_each_before_their_weights():
-    """a is (0, 1, 1, 0), b (100, 0, 100, 0): ±1 each, so b adds ± .1 however large it is (GDPO)."""
+    """a is (0, 1, 1, 0), b (100, 0, 100, 0): ±√¾ each, so b adds a tenth however large it is.
+
+    GDPO's advantage is this before it is normalized over the step.
+    """
     rows = [(0.0, 100.0), (1.0, 0.0), (1.0, 100.0), (0.0, 0.0)]
     samples = [of("p", a + 0.1 * b, a=a, b=b, c=None) for a, b in rows]
     whitened = [s.reward for s in shaped(samples, settings(whiten="group", **TWO))]
-    assert whitened == pytest.approx([-0.9, 0.9, 1.1, -1.1])
+    assert whitened == pytest.approx([0.75**0.5 * x for x in (-0.9, 0.9, 1.1, -1.1)], abs=2e-6)
+    parts = torch.tensor(rows, dtype=torch.float64)
+    extra = {"reward_parts": parts, "part_weights": torch.tensor([[1.0, 0.1]] * 4, dtype=torch.float64)}
+    batch = Batch.of(mask=[[0, 1]] * 4, reward=[0.0] * 4, group=["p"] * 4, extra=extra)
+    advantage = normalized_by_part(Groups.of(batch)).numpy()
+    assert advantage == pytest.approx(np.array(whitened) / np.std(whitened), abs=1e-12)
 
 
 def test_shares_of_the_variance_within_groups():

@@ -17,7 +17,7 @@ from agro.config.data import Order
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Pair, Store
 from agro.store.candidates import Candidates
-from agro.store.draw_rules import Candidate, pick_closest, pick_groups
+from agro.store.draw_rules import Candidate, pick_groups, pick_likely
 from agro.store.sample_rows import ledger_of
 
 ORDERS = get_args(Order)
@@ -298,21 +298,21 @@ def test_only_groups_with_a_spread_of_rewards_are_drawn(tmp_path: Path) -> None:
         assert {str(s.prompt) for s in store.draw(logged, At("r", 2, 0, 0)).samples} == {"differs"}
 
 
-def test_the_closest_are_kept_in_proportion_to_the_exponent() -> None:
-    """Closeness 0, −0.2, −0.4 at temperature 0.2: 1 : e⁻¹ : e⁻² of 9000 draws; 4σ is 0.02."""
-    rule = DrawRule(1, DataConfig(order="closest"))
-    closeness = {f"p{i}": -0.2 * i for i in range(3)}
+def test_candidates_are_kept_in_proportion_to_the_exponent() -> None:
+    """Weights 1 : e⁻¹ : e⁻² of 9000 draws; 4σ is 0.02."""
+    log_weight = {f"p{i}": float(-i) for i in range(3)}
     for shift in (0.0, 7.0):  # only differences count
-        shifted = {group: value + shift for group, value in closeness.items()}
-        counts = Counter(pick_closest(shifted, rule, At("r", s, 1, 0))[0] for s in range(9000))
+        shifted = {group: value + shift for group, value in log_weight.items()}
+        counts = Counter(pick_likely(shifted, 1, At("r", s, 1, 0))[0] for s in range(9000))
         total = 1 + math.exp(-1) + math.exp(-2)
         for i in range(3):
             assert abs(counts[f"p{i}"] / 9000 - math.exp(-i) / total) < 0.02
-    assert len(set(pick_closest(closeness, DrawRule(3, rule.data), At("r", 1, 1, 0)))) == 3
+    assert len(set(pick_likely(log_weight, 3, At("r", 1, 1, 0)))) == 3
 
 
-def test_closest_picks_candidates_for_the_policy_to_score() -> None:
-    rule = DrawRule(5, DataConfig(order="closest", candidates=3))
+@pytest.mark.parametrize("order", [{"order": "closest"}, {"order": "age_weighted", "reward_power": 0.6}])
+def test_candidates_are_picked_for_a_choice_among_them(order: dict[str, Any]) -> None:
+    rule = DrawRule(5, DataConfig(candidates=3, **order))
     assert len(pick_groups(Listed(many(500), rule), rule, At("r", 1, 0, 0))) == 15
 
 

@@ -10,10 +10,13 @@ import pytest
 from tiny_runs import tiny
 
 from agro import Batch
-from agro.config import RewardPart
+from agro.config import RewardPart, RunConfig
 from agro.errors import Refused
+from agro.pages.store.ranking import rank
 from agro.store import Store
 from agro.train.collate import with_reward_parts
+from agro.train.phases import Phase
+from agro.train.trainable import check_store
 from agro.train.trainer import BaseTrainer
 from agro.types import Sample
 
@@ -78,3 +81,17 @@ def test_a_run_trains_on_the_parts_of_its_own_rewards(tmp_path: Path) -> None:
 def test_one_reward_has_no_parts(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"several rewards, but reward\.functions names none"):
         BaseTrainer(tiny(tmp_path, objective={"name": "gdpo"}), tmp_path / "run").run()
+
+
+def test_a_log_without_parts_is_refused_before_the_run_and_not_listed_as_possible(tmp_path: Path) -> None:
+    """It has rewards and the log-probs of who wrote it, which is all that the clipped objectives need."""
+    wrote = {"tokens": np.arange(3), "action": np.array([False, True, True])}
+    wrote["behavior_logp"] = np.array([np.nan, -1.0, -2.0], np.float32)
+    with Store.open(tmp_path / "log.db") as store:
+        store.append(Sample("x", str(i), reward=float(i), **wrote) for i in range(2))
+        impossible = {each.name: each.reason for each in rank(store).impossible}
+        assert "cispo" not in impossible
+        assert impossible["gdpo"] == "the parts of several rewards"
+        config = RunConfig.load("gdpo", [f"data.store={store.path}", "data.replay=1", "policy.model=MODEL"])
+        with pytest.raises(Refused, match=r"reward_parts .* sample 1 \(prompt .*has no value of exact"):
+            check_store(Phase.all(config)[0], store)

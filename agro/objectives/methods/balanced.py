@@ -21,7 +21,7 @@ from agro.objectives.advantage import standardized
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.methods.clipped import clipped_gain, floored_gain, ratio_needs
+from agro.objectives.methods.clipped import clipped_gain, floored_gain, limited, ratio_needs
 from agro.objectives.needs import BEHAVIOR_LOGP
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
@@ -142,9 +142,8 @@ class _Tokens:
         gain_BT = clipped_gain(self.w, self.advantage, low, high)
         if dual_clip is not None:
             gain_BT = floored_gain(gain_BT, self.advantage, dual_clip)
-        clipped = ((self.w * self.advantage != gain_BT) & self.batch.mask).sum() / self.batch.mask.sum()
-        metrics = {"clipped_share": clipped, "ratio_max": self.w.max()}
-        return Terms(token_mean(self.batch, -gain_BT), metrics=metrics)
+        loss = token_mean(self.batch, -gain_BT)
+        return limited(loss, self.batch, self.w * self.advantage != gain_BT, self.w)
 
 
 def _conflict(options: Options) -> str:

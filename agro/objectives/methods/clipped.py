@@ -60,9 +60,7 @@ def grpo(
     gain_BT = clipped_gain(w_BT, advantage_BT, 1 - clip[0], 1 + clip[1])
     if dual_clip is not None:
         gain_BT = floored_gain(gain_BT, advantage_BT, dual_clip)
-    loss = average_tokens(groups, -gain_BT, average)
-    clipped = ((w_BT * advantage_BT != gain_BT) & batch.mask).sum() / batch.mask.sum()
-    return Terms(loss, metrics={"clipped_share": clipped, "ratio_max": w_BT.max()})
+    return limited(average_tokens(groups, -gain_BT, average), batch, w_BT * advantage_BT != gain_BT, w_BT)
 
 
 def gspo(
@@ -106,9 +104,8 @@ def gmpo(
         groups.at_tokens(advantage_N) > 0, log_w_BT.minimum(within_BT), log_w_BT.maximum(within_BT)
     )
     s_N = groups.mean_tokens(lowered_BT).exp()
-    clipped = ((lowered_BT != log_w_BT) & batch.mask).sum() / batch.mask.sum()
     loss = groups.average_responses(-advantage_N * s_N)
-    return Terms(loss, metrics={"clipped_share": clipped, "ratio_max": log_w_BT.max().exp()})
+    return limited(loss, batch, lowered_BT != log_w_BT, log_w_BT.exp())
 
 
 def clipped_gain(w: Tensor, A: Tensor, low: float, high: float) -> Tensor:
@@ -119,6 +116,12 @@ def clipped_gain(w: Tensor, A: Tensor, low: float, high: float) -> Tensor:
 def floored_gain(gain: Tensor, A: Tensor, dual_clip: float) -> Tensor:
     """max(gain, c A) where A < 0 (dual clip)."""
     return torch.where(A < 0, torch.maximum(gain, dual_clip * A), gain)
+
+
+def limited(loss: Tensor, batch: Batch, stopped_BT: Tensor, w_BT: Tensor) -> Terms:
+    """With the share of the tokens that are stopped, and the largest ratio."""
+    stopped = (stopped_BT & batch.mask).sum() / batch.mask.sum()
+    return Terms(loss, metrics={"clipped_share": stopped, "ratio_max": w_BT.max()})
 
 
 def ratio_needs(options: Options) -> set[Need]:
@@ -200,9 +203,8 @@ ENTRIES |= {
         ENTRIES["grpo"],
         "DAPO, arXiv 2503.14476, eq. 8",
         "GRPO with clip-higher, ratios from 0.8 to 1.28, the mean over all tokens of the step, and no KL. "
-        "The penalty of overlong responses is the reward `overlong` (eq. 13). Dynamic sampling, which goes "
-        "on until every group has rewards that differ, isn't there: groups of equal rewards have no "
-        "gradient, and their tokens count in the mean.",
+        "The penalty of overlong responses is the reward `overlong` (eq. 13), dynamic sampling data.spread: "
+        "without it groups of equal rewards have no gradient, and their tokens count in the mean.",
         certainty="code",
         called='TRL loss_type = "dapo"; verl recipe/dapo',
         clip=(0.2, 0.28),

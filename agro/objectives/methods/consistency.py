@@ -45,7 +45,7 @@ from agro.objectives.needs import (
     Need,
 )
 from agro.objectives.options import Baseline, Beta, Option, Scale
-from agro.objectives.reduce import Groups, in_several_rows
+from agro.objectives.reduce import Groups, refuse_several_rows
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, squared_norm
 from agro.types import Batch, Tensor
 
@@ -208,7 +208,7 @@ def agro(
 def _token_regularizer(streams: Streams, groups: Groups, regularizer: str) -> Tensor:
     """[B,T] a surrogate of the regularizer, token by token."""
     batch = groups.batch
-    _check_one_row_each(batch, "agro", "regularizer", regularizer)
+    refuse_several_rows(batch, f'objective agro: regularizer = "{regularizer}"', '"sequence"')
     if regularizer == "local":
         kl_BT = streams["kl"]
         return kl_BT + (_from_here_on(kl_BT) - kl_BT).detach() * streams["logp"]
@@ -220,14 +220,6 @@ def _token_regularizer(streams: Streams, groups: Groups, regularizer: str) -> Te
     less_BT = groups.at_tokens(groups.mean_others(groups.sum_tokens(ratio_BT)))
     later_BT = (_from_here_on(mean_BT) - mean_BT).detach()
     return streams["ref_square"] + (before_BT - less_BT) * mean_BT + later_BT * streams["logp"]
-
-
-def _check_one_row_each(batch: Batch, name: str, option: str, value: str) -> None:
-    if split := in_several_rows(batch):
-        raise Refused(
-            f'objective {name}: {option} = "{value}" needs each response in one row, but that of {split} is '
-            'in several rows; use "sequence"'
-        )
 
 
 def _from_here_on(x_BT: Tensor) -> Tensor:
@@ -314,7 +306,7 @@ def _square_correction(streams: Streams, batch: Batch, squared: str) -> Tensor:
     With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² is dropped. In 2 a_t b_t
     the ρ_s after t may be KL_s.
     """
-    _check_one_row_each(batch, "agro_onpolicy", "squared", squared)
+    refuse_several_rows(batch, f'objective agro_onpolicy: squared = "{squared}"', '"sequence"')
     assert batch.ref_logp is not None
     ratio_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).detach()
     later_BT = _from_here_on(ratio_BT)

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import torch
 
-from agro.errors import Refused
 from agro.objectives.core import Objective, Streams, Terms, always
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
@@ -18,7 +17,7 @@ from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import Clip, clipped_gain
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_VALUE, PREFIX_VALUE, REWARD
 from agro.objectives.options import Average, Option
-from agro.objectives.reduce import Groups, average_tokens, in_several_rows, token_mean
+from agro.objectives.reduce import Groups, average_tokens, refuse_several_rows, token_mean
 from agro.objectives.weights import log_ratio
 from agro.types import Batch, Tensor
 
@@ -59,11 +58,7 @@ def ppo(
     value's error a tenth. Adam doesn't see their scale. On fresh samples with λ = γ = 1 the policy's expected
     gradient is that of the reward, whatever the values are.
     """
-    if split := in_several_rows(batch):
-        raise Refused(
-            f"objective ppo needs each response in one row, but that of {split} is in several rows; use grpo "
-            "or agro"
-        )
+    refuse_several_rows(batch, "objective ppo", "grpo or agro")
     assert batch.old_value is not None
     groups, reward_BT = Groups.of(batch), _token_rewards(batch)
     old_BT = torch.where(batch.mask, batch.old_value.double(), 0.0)

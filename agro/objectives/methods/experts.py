@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.advantage import EPS, Std, relative, standardized
+from agro.objectives.advantage import Std, relative, standardized
 from agro.objectives.core import Objective, Options, Streams, Terms, preset
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
@@ -27,23 +27,17 @@ from agro.objectives.needs import (
     except_experts,
 )
 from agro.objectives.options import Beta, Option
-from agro.objectives.reduce import Groups, mean_over, quantile
+from agro.objectives.reduce import Groups, center, mean_over, quantile, standardize
 from agro.objectives.weights import Ratio, needed
 from agro.types import Batch, Tensor
 
 
 def policy_advantage(groups: Groups, std: bool) -> Tensor:
     """[N] r − r̄ among the group's own responses, over (std + 1e-6) with `std`; 0 for an expert's."""
-    policy_N = ~groups.by_expert
-    n_G = groups.sum(policy_N.double())
-    best_G = groups.largest(torch.where(policy_N, groups.reward, -torch.inf))
-    below_N = torch.where(policy_N, groups.reward - best_G[groups.group], 0.0)  # equal ones are exactly 0
-    mean_G = groups.sum(below_N) / n_G.clamp(min=1)
-    off_N = torch.where(policy_N, below_N - mean_G[groups.group], 0.0)
-    if not std:
-        return off_N
-    variance_G = groups.sum(off_N.square()) / (n_G - 1).clamp(min=1)
-    return off_N / (variance_G.sqrt()[groups.group] + EPS)
+    compare = standardize if std else center
+    # Experts' responses are compared among themselves.
+    off_N = compare(groups.reward, 2 * groups.group + groups.by_expert)
+    return torch.where(groups.by_expert, 0.0, off_N)
 
 
 def policy_log_ratio(streams: Streams, batch: Batch, ratio: str, policy_BT: Tensor) -> Tensor:

@@ -7,17 +7,16 @@ arXiv 2503.19612, statement of consistency; DRO, arXiv 2405.19107).
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 
-from agro.errors import Refused
-from agro.objectives.core import Objective, Streams, Terms, always, masked, regularized, to_reference
+from agro.objectives.core import Objective, Streams, Terms, always, masked, preset, regularized, to_reference
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import FRESH, NORMALIZER, PREFIX_VALUE, REF_LOGP, REWARD, VALUE, except_experts
 from agro.objectives.options import Beta, BetaAbove0, Option, Scale
-from agro.objectives.reduce import Groups, in_several_rows
+from agro.objectives.reduce import Groups, refuse_several_rows
 from agro.objectives.weights import WEIGHT
 from agro.types import Batch, Tensor
 
@@ -48,7 +47,7 @@ def tbrm(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     ends at π*. Until then V is whatever the model was trained to, so that the policy moves also where all
     rewards are 0 (ReVal, arXiv 2603.23355, subtracts V of the reference).
     """
-    _in_one_row("tbrm", batch)
+    refuse_several_rows(batch, "objective tbrm", "dro or agro")
     groups = Groups.of(batch)
     assert batch.ref_logp is not None
     rho_N = groups.sum_tokens(streams["logp"] - batch.ref_logp)
@@ -59,19 +58,31 @@ def tbrm(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     return Terms(loss, metrics={"value_loss": beta * loss, "value_mean": groups.average_responses(value_N)})
 
 
-def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Scale = "reward") -> Terms:
+def prefix_consistency(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: Beta,
+    scale: Scale = "reward",
+    compared: Annotated[
+        Literal["pairs", "end"],
+        Option("positions that agree: any two, or each with the end, later log-ratios being constant"),
+    ] = "pairs",
+) -> Terms:
     """Consistency along a response: C_t = Σ_{s<t} (r_s − β ρ_s) + V(y_<t) is V*(x) at every token (V* after
     the last: 0).
 
     The loss of a response is the mean of ½ (C_s − C_t)² over all pairs of its positions s < t ≤ T + 1, which
-    is the sample variance of C: each pair is a residual of V*(y_<s) = Σ_{s≤u<t} (r_u − β ρ_u) + V*(y_<t). A
-    group counts as one. Rewards of tokens are `extra["token_reward"]` [B,T] where the batch has it (NaN:
-    none); what of a response's reward they don't cover comes at its last token. `scale` is as of `dro`.
+    is the sample variance of C: each pair is a residual of V*(y_<s) = Σ_{s≤u<t} (r_u − β ρ_u) + V*(y_<t).
+    With compared = "end" (OREO, arXiv 2412.16145) it is the mean of ½ (C_{T+1} − C_t)² over t, in which the
+    policy's gradient goes through ρ_t alone, and not through the later ones. A group counts as one. Rewards
+    of tokens are `extra["token_reward"]` [B,T] where the batch has it (NaN: none); what of a response's
+    reward they don't cover comes at its last token. `scale` is as of `dro`.
 
     Only where the policy writes all tokens: V* holds on average alone across a tool's random output.
     Path consistency: Nachum et al., arXiv 1702.08892.
     """
-    _in_one_row("prefix_consistency", batch)
+    refuse_several_rows(batch, "objective prefix_consistency", "dro or agro")
     mask_BT = batch.mask
     token_reward = batch.extra.get("token_reward")
     dense_BT = (
@@ -81,23 +92,19 @@ def prefix_consistency(streams: Streams, batch: Batch, *, beta: Beta, scale: Sca
     total_B = batch.reward.double() - penalty_BT.sum(1)  # C after the last token, where the value is 0
     prefix_BT = (dense_BT - penalty_BT).cumsum(1) - (dense_BT - penalty_BT)
     C_BT = torch.where(mask_BT, prefix_BT + streams["prefix_value"], 0.0)
-    n_B = mask_BT.sum(1) + 1
-    mean_B = (C_BT.sum(1) + total_B) / n_B
-    off_BT = torch.where(mask_BT, (C_BT - mean_B[:, None]).square(), 0.0)
-    squares_B = off_BT.sum(1) + (total_B - mean_B).square()
+    T_B = mask_BT.sum(1)
+    if compared == "end":
+        later_BT = (total_B[:, None] - prefix_BT).detach() - (penalty_BT - penalty_BT.detach())
+        squares_B = 0.5 * masked(batch, (later_BT - streams["prefix_value"]).square()).sum(1)
+    else:
+        mean_B = (C_BT.sum(1) + total_B) / (T_B + 1)
+        off_BT = torch.where(mask_BT, (C_BT - mean_B[:, None]).square(), 0.0)
+        squares_B = off_BT.sum(1) + (total_B - mean_B).square()
     groups = Groups.of(batch)
-    loss = groups.average_responses((squares_B / (n_B - 1))[groups.first_row])
+    loss = groups.average_responses((squares_B / T_B)[groups.first_row])
     start_B = streams["prefix_value"].gather(1, mask_BT.int().argmax(1, keepdim=True))[:, 0]
     value = groups.average_responses(start_B[groups.first_row])
     return Terms(loss, metrics={"value_loss": loss, "value_mean": value})
-
-
-def _in_one_row(name: str, batch: Batch) -> None:
-    if split := in_several_rows(batch):
-        raise Refused(
-            f"objective {name} needs each response in one row, but that of {split} is in several rows; use "
-            "dro or agro"
-        )
 
 
 def hnpg(
@@ -218,3 +225,22 @@ ENTRIES: dict[str, Objective] = {
         ),
     ),
 }
+ENTRIES["oreo"] = preset(
+    ENTRIES["prefix_consistency"],
+    "OREO, arXiv 2412.16145, as its code has it",
+    "½ (r − β Σ_{s≥t} ρ_s − V(y_<t))², the mean over the positions t of a response: consistency of each with "
+    "the end. V learns from all of it, the policy through ρ_t alone. The code steps the two one after the "
+    "other, by its beta = 0.03 without dividing by it.",
+    certainty="code",
+    called="jwhj/OREO, dro_actor_loss",
+    compared="end",
+    recipe=MethodRecipe(
+        "OREO (arXiv 2412.16145): a log of single responses, and a value at every token, with which each "
+        "position of a response agrees with its end.",
+        base="stored",
+        options={"beta": 0.03},
+        settings={"train.groups": 128, "train.value_lr": 0.01},
+        notes={"train.groups": "a group may have one response", "beta": "reward per nat of log-ratio"},
+        missing="the KL to the reference over the vocabulary, times .01, that the authors add to the loss.",
+    ),
+)

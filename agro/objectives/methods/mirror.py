@@ -11,10 +11,12 @@ from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.needs import GROUPS, REF_LOGP, REWARD, Need
+from agro.objectives.methods.clipped import limited
+from agro.objectives.methods.truncated import ratio_and_advantage
+from agro.objectives.needs import GROUPS, REF_LOGP, REWARD
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
-from agro.objectives.weights import Ratio, log_ratio, needed
+from agro.objectives.weights import Ratio, log_ratio
 from agro.types import Batch
 
 
@@ -115,20 +117,13 @@ def props(
     """
     assert batch.ref_logp is not None
     w_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).exp()
-    below = ((w_BT < 1 - clip) & batch.mask).sum() / batch.mask.sum()
-    return Terms(
-        token_mean(batch, w_BT.clamp(min=1 - clip)), metrics={"clipped_share": below, "ratio_max": w_BT.max()}
-    )
+    return limited(token_mean(batch, w_BT.clamp(min=1 - clip)), batch, w_BT < 1 - clip, w_BT)
 
 
 def _opmd_conflict(options: Options) -> str:
     if options["form"] == "pairwise" and options["baseline"] == "soft":
         return 'form = "pairwise" compares with the group\'s mean; leave baseline = "soft" out'
     return ""
-
-
-def _needs(options: Options) -> set[Need]:
-    return advantages.needs(options) | {needed(options)}
 
 
 ENTRIES: dict[str, Objective] = {
@@ -149,7 +144,7 @@ ENTRIES: dict[str, Objective] = {
     "token_quadratic": Objective(
         token_quadratic,
         "the loss dro of tinker and verl",
-        _needs,
+        ratio_and_advantage,
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
         called='tinker loss_fn = "dro"; verl loss_mode = "dro"',
@@ -162,7 +157,7 @@ ENTRIES: dict[str, Objective] = {
     "mdpo": Objective(
         mdpo,
         "MDPO, arXiv 2005.09814",
-        _needs,
+        ratio_and_advantage,
         ingredients=(IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="code",

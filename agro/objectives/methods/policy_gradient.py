@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.errors import Refused
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Kind
 from agro.objectives.core import (
@@ -34,9 +33,10 @@ from agro.objectives.needs import (
     REWARD,
     STORED_VALUE,
     Need,
+    changed,
 )
 from agro.objectives.options import Baseline, Beta, Option
-from agro.objectives.reduce import Groups, in_several_rows
+from agro.objectives.reduce import Groups, refuse_several_rows
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, log_ratio, of_level
 from agro.types import Batch, Tensor
 
@@ -159,11 +159,7 @@ def otb(streams: Streams, batch: Batch) -> Terms:
     both parts are at least 0, so that rounding makes no weight negative. Where q is below what numbers can
     hold, the second one counts as 0.
     """
-    if split := in_several_rows(batch):
-        raise Refused(
-            f"objective otb needs each response in one row, but that of {split} is in several rows; use opo "
-            "or rloo"
-        )
+    refuse_several_rows(batch, "objective otb", "opo or rloo")
     groups, mask_BT = Groups.of(batch), batch.mask
     logp_BT = torch.where(mask_BT, streams["logp"].detach(), 0.0)
     q_BT = torch.where(mask_BT, streams["proposal"].detach().double(), 0.0)
@@ -214,7 +210,7 @@ def fpa(
 def _fpa_needs(options: Options) -> set[Need]:
     """λ = 0 needs no reference."""
     strength = options["extrapolation"]
-    return {REWARD, GROUPS} if strength == 0 else {REWARD, GROUPS, FUTURE.at(strength)}
+    return {REWARD, GROUPS} if strength == 0 else {REWARD, GROUPS, changed(FUTURE, strength=strength)}
 
 
 ENTRIES: dict[str, Objective] = {
@@ -280,7 +276,7 @@ ENTRIES: dict[str, Objective] = {
     "otb": Objective(
         otb,
         "OTB, arXiv 2602.07078",
-        always(REWARD, GROUPS, PROPOSAL.at(0.5)),
+        always(REWARD, GROUPS, changed(PROPOSAL, temperature=0.5)),
         coupling("group"),
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
 from agro.objectives.imitation import IMITATION_OF_WINNERS
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
@@ -65,47 +65,43 @@ def log_ratio(
     """[N] ρ of each response; log π itself where the anchor is "none"."""
     if anchor == "none":
         return groups.over_tokens(streams["logp"], average)
+    return groups.over_tokens(streams["logp"] - _logp_of(batch, anchor), average)
+
+
+def _logp_of(batch: Batch, anchor: str) -> Tensor:
+    """[B,T]"""
     anchor_BT = ANCHORS[anchor].of(batch)
     assert anchor_BT is not None
-    return groups.over_tokens(streams["logp"] - anchor_BT, average)
+    return anchor_BT.double()
+
+
+def mean_of_won(pairs: Pairs, v_P: Tensor) -> Tensor:
+    """[] the mean over the pairs with a winner, averaged as the loss is."""
+    won, v_P = pairs.won(), v_P[~pairs.tie].double()
+    return won.average(v_P) / won.average(torch.ones_like(v_P))
 
 
 def ordered(pairs: Pairs, margin_P: Tensor) -> dict[str, Tensor]:
-    """Averaged as the loss is, over groups with a winner; at the anchor both are 0."""
-    won, margin_P = pairs.won(), margin_P[~pairs.tie]
-    share = won.average(torch.ones_like(margin_P))
-    right = won.average((margin_P > 0).double())
-    return {"ordered_share": right / share, "implicit_margin": won.average(margin_P) / share}
-
-
-def ranked(streams: Streams, batch: Batch, pairs: Pairs, anchor: str) -> dict[str, Tensor]:
-    """Share of pairs whose winner is at least as probable as the loser: in all, per token, and under the
-    anchor."""
-    anchor_BT = ANCHORS[anchor].of(batch)
-    assert anchor_BT is not None
-    won = pairs.won()
-
-    def share(v_N: Tensor) -> Tensor:
-        gap_P = won.gap(v_N)
-        return won.average((gap_P >= 0).double()) / won.average(torch.ones_like(gap_P))
-
-    groups, logp_BT = pairs.groups, streams["logp"]
+    """At the anchor both are 0."""
     return {
-        "ranked_share": share(groups.sum_tokens(logp_BT)),
-        "ranked_share_per_token": share(groups.mean_tokens(logp_BT)),
-        "ranked_share_anchor": share(groups.sum_tokens(anchor_BT.double())),
+        "ordered_share": mean_of_won(pairs, margin_P > 0),
+        "implicit_margin": mean_of_won(pairs, margin_P),
     }
 
 
-def ranked_ideally(batch: Batch, pairs: Pairs, anchor: str, beta: float, p: Tensor | float) -> Tensor:
-    """[] the same under a policy with β h = logit p, DPO's optimum; 1 for judgments that are certain."""
-    anchor_BT = ANCHORS[anchor].of(batch)
-    assert anchor_BT is not None
-    gap_P = pairs.gap(pairs.groups.sum_tokens(anchor_BT.double()))
-    logit_P = torch.as_tensor(p, dtype=torch.float64, device=gap_P.device).logit()
-    right_P = (gap_P + logit_P / beta >= 0).double()[~pairs.tie]
-    won = pairs.won()
-    return won.average(right_P) / won.average(torch.ones_like(right_P))
+def ranked(
+    streams: Streams, batch: Batch, pairs: Pairs, margin_P: Tensor, anchor: str = "reference"
+) -> dict[str, Tensor]:
+    """`ordered`, and the share of pairs whose winner is at least as probable as the loser: in all, per token,
+    and under the anchor."""
+    groups, logp_BT = pairs.groups, streams["logp"]
+    by_name = {
+        "ranked_share": groups.sum_tokens(logp_BT),
+        "ranked_share_per_token": groups.mean_tokens(logp_BT),
+        "ranked_share_anchor": groups.sum_tokens(_logp_of(batch, anchor)),
+    }
+    shares = {name: mean_of_won(pairs, pairs.gap(v_N) >= 0) for name, v_N in by_name.items()}
+    return ordered(pairs, margin_P) | shares
 
 
 def judged_needs(options: Options) -> set[Need]:
@@ -144,8 +140,8 @@ def pair_consistency(
         gap_P = pairs.gap(pairs.groups.reward)
     else:
         gap_P = gap * (2 * pairs.chance(votes) - 1)
-    metrics = ordered(pairs, margin_P) | ranked(streams, batch, pairs, anchor)
-    return Terms(pairs.average(0.25 * (gap_P - margin_P).square()), metrics=metrics)
+    loss = pairs.average(0.25 * (gap_P - margin_P).square())
+    return Terms(loss, metrics=ranked(streams, batch, pairs, margin_P, anchor))
 
 
 def ipo(
@@ -165,8 +161,8 @@ def ipo(
     pairs = Pairs.of(batch)
     h_P = pairs.gap(log_ratio(streams, batch, pairs.groups, anchor, average))
     wanted_P = (2 * pairs.chance(votes) - 1) / (2 * beta)
-    metrics = ordered(pairs, beta * h_P) | ranked(streams, batch, pairs, anchor)
-    return Terms(pairs.average((h_P - wanted_P).square()), metrics=metrics)
+    loss = pairs.average((h_P - wanted_P).square())
+    return Terms(loss, metrics=ranked(streams, batch, pairs, beta * h_P, anchor))
 
 
 def dpo(
@@ -200,8 +196,11 @@ def dpo(
     if winner != 0:
         praise_P = torch.nn.functional.logsigmoid(margin_N[pairs.winner])
         loss_P = loss_P - winner * torch.where(pairs.tie, 0.0, praise_P)
-    metrics = ordered(pairs, margin_P) | ranked(streams, batch, pairs, anchor)
-    metrics["ranked_share_ideal"] = ranked_ideally(batch, pairs, anchor, beta, p)
+    metrics = ranked(streams, batch, pairs, margin_P, anchor)
+    # Under the loss's own optimum β h = logit p; 1 for judgments that are certain.
+    gap_P = pairs.gap(pairs.groups.sum_tokens(_logp_of(batch, anchor)))
+    logit_P = torch.as_tensor(p, dtype=torch.float64, device=gap_P.device).logit()
+    metrics["ranked_share_ideal"] = mean_of_won(pairs, gap_P + logit_P / beta >= 0)
     return Terms(pairs.average(loss_P), metrics=metrics)
 
 
@@ -228,8 +227,7 @@ def gpo(
         "truncated_square": (1 - margin_P).clamp(min=0).square(),
         "savage": (-margin_P).sigmoid().square(),
     }
-    metrics = ordered(pairs, margin_P) | ranked(streams, batch, pairs, "reference")
-    return Terms(pairs.average(losses[loss]), metrics=metrics)
+    return Terms(pairs.average(losses[loss]), metrics=ranked(streams, batch, pairs, margin_P))
 
 
 def slic(
@@ -254,51 +252,27 @@ def slic(
     return Terms(pairs.average((margin - margin_P).clamp(min=0)), metrics=ordered(pairs, margin_P))
 
 
-def seppo(
-    streams: Streams,
-    batch: Batch,
-    *,
-    beta: BetaOfJudgments,
-    doubt: Annotated[
-        Literal["flip", "drop"],
-        Option(
-            "what to do with the sample where the reference fits the winner better: praise it, or drop it"
-        ),
-    ] = "flip",
-) -> Terms:
-    """−log σ(β (ρ_w − s ρ_0)), s = sign ρ_w without gradient, 1 at 0: SePPO (arXiv 2410.05255), for text.
-
-    A pair is a winner from the data and, in the loser's place, a sample y_0 of the reference, which in the
-    paper is a random earlier checkpoint. Where the policy already fits the winner better than the reference
-    does, s = 1 and this is DPO; elsewhere the reference counts as the better one and its sample is praised (s
-    = −1), or left out with doubt = "drop" (s = 0). The paper is on diffusion models; the loss is
-    reconstructed from its description.
-    """
-    pairs = Pairs.of(batch)
-    rho_N = log_ratio(streams, batch, pairs.groups)
-    fits_P = rho_N[pairs.winner].detach() >= 0
-    sign_P = torch.where(fits_P, 1.0, -1.0 if doubt == "flip" else 0.0)
-    margin_P = beta * (pairs.gap(rho_N) + (1 - sign_P) * rho_N[pairs.loser])
-    return Terms(pairs.average(-torch.nn.functional.logsigmoid(margin_P)), metrics=ordered(pairs, margin_P))
-
-
-def pair_consistency_needs(options: Options) -> set[Need]:
+def _consistency_needs(options: Options) -> set[Need]:
     if options["gap"] == "reward":  # whoever won
         return {PAIRS_AND_TIES, REWARD} | judged_needs(options)
     return judged_needs(options)
 
 
-def pair_consistency_conflict(options: Options) -> str:
+def _consistency_conflict(options: Options) -> str:
     if options["gap"] != "reward" or options["votes"] == "ignore":
         return ""
     return f'gap = "reward" knows the gap, but votes = "{options["votes"]}" estimates it; set one of the two'
 
 
+VOTED = (
+    "policy.model and data.store. Rewards aren't used. Each line of the file is\n"
+    '  {"prompt": …, "chosen": …, "rejected": …, "votes_chosen": 3, "votes_rejected": 1}'
+)
 ORDERED = ("ordered_share", "implicit_margin")
 RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anchor")
 
 
-def _judged(
+def judged(
     function: Callable[..., Terms],
     source: str,
     metrics: tuple[str, ...],
@@ -321,9 +295,9 @@ def _judged(
 _CONSISTENCY = Objective(
     pair_consistency,
     "AGRO, arXiv 2503.19612, Theorem 1 for two responses",
-    pair_consistency_needs,
+    _consistency_needs,
     coupling("group"),
-    excludes=pair_consistency_conflict,
+    excludes=_consistency_conflict,
     ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
     metrics=RANKED,
     certainty="paper",
@@ -342,7 +316,7 @@ _CONSISTENCY = Objective(
         required="policy.model, data.store and a reward. Without rewards use ipo; without judgments agro.",
     ),
 )
-_IPO = _judged(
+_IPO = judged(
     ipo,
     "IPO, arXiv 2310.12036, eq. 17",
     RANKED,
@@ -359,7 +333,7 @@ _IPO = _judged(
     ),
     'TRL DPOTrainer, loss_type = "ipo", which averages over tokens',
 )
-_DPO = _judged(
+_DPO = judged(
     dpo,
     "DPO, arXiv 2305.18290, eq. 7",
     (*RANKED, "ranked_share_ideal"),
@@ -380,7 +354,7 @@ ENTRIES: dict[str, Objective] = {
     "pair_consistency": _CONSISTENCY,
     "dpo": _DPO,
     "ipo": _IPO,
-    "slic": _judged(
+    "slic": judged(
         slic,
         "SLiC-HF, arXiv 2305.10425",
         ORDERED,
@@ -393,7 +367,7 @@ ENTRIES: dict[str, Objective] = {
         ),
         'TRL DPOTrainer, loss_type = "hinge"',
     ),
-    "gpo": _judged(
+    "gpo": judged(
         gpo,
         "GPO, arXiv 2402.05749, table 1",
         RANKED,
@@ -403,38 +377,6 @@ ENTRIES: dict[str, Objective] = {
             base="pairs",
             options={"beta": 0.1},
             shown=("loss",),
-        ),
-    ),
-    "seppo": Objective(
-        seppo,
-        "SePPO, arXiv 2410.05255",
-        always(PAIRS, REF_LOGP),
-        coupling("group"),
-        ingredients=(WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
-        metrics=ORDERED,
-        certainty="reconstructed",
-        recipe=MethodRecipe(
-            "SePPO (arXiv 2410.05255) for text: demonstrations against samples of a random earlier version "
-            "of the policy, which is also the reference.",
-            base="experts",
-            options={"beta": 0.1, "singletons": "drop"},
-            shown=("doubt",),
-            settings={
-                "sampler.n": 2,
-                "data.experts_win": True,
-                "policy.reference": "sampler",
-                "source.sync_every": 10,
-                "source.sync_from": 4,
-            },
-            notes={
-                "singletons": "prompts without an expert's response have no pair; they are counted",
-                "data.experts_win": "a pair of each expert's response and each sample to its prompt",
-                "policy.reference": "the version that samples",
-                "source.sync_every": "optimizer steps between two versions that are kept",
-                "source.sync_from": "the last versions, of which one is drawn at random at each of these",
-            },
-            required='policy.model, data.prompts, and data.store with records of role "expert" to the same '
-            "prompts. The reward is measured, and not trained on.",
         ),
     ),
     "vipo": preset(
@@ -449,8 +391,7 @@ ENTRIES: dict[str, Objective] = {
             base="pairs",
             options={"beta": 0.1},
             notes={"beta": "the paper's tau"},
-            required="policy.model and data.store. Rewards aren't used. Each line of the file is\n"
-            '  {"prompt": …, "chosen": …, "rejected": …, "votes_chosen": 3, "votes_rejected": 1}',
+            required=VOTED,
         ),
     ),
     "vdpo": preset(
@@ -465,55 +406,7 @@ ENTRIES: dict[str, Objective] = {
             "+ 1)/(v_w + v_l + 2).",
             base="pairs",
             options={"beta": 0.1},
-            required="policy.model and data.store. Rewards aren't used. Each line of the file is\n"
-            '  {"prompt": …, "chosen": …, "rejected": …, "votes_chosen": 3, "votes_rejected": 1}',
-        ),
-    ),
-    "agent_q": preset(
-        _DPO,
-        "Agent Q, arXiv 2408.07199",
-        "DPO on pairs of actions tried in one state of a search tree (`agro.rollout.tree.step_pairs`), with "
-        "the log-probs that were recorded when they were sampled for the reference's: −log σ(β ((l_w "
-        "− b_w) − (l_l − b_l))). It needs no reference, and its anchor is as old as the tree.",
-        certainty="notes",
-        anchor="behavior",
-        recipe=MethodRecipe(
-            "Agent Q (arXiv 2408.07199): a search over the turns of an environment, by upper confidence "
-            "bounds and the policy's own critique, and DPO on turns of one state, against their recorded "
-            "log-probs.",
-            options={"beta": 0.1},
-            settings={
-                "sampler.n": None,
-                "sampler.max_new": 64,
-                "environment.name": "examples/environments/spelling.py:Spelling",
-                "environment.max_turns": 8,
-                "source.sync_every": 8,
-                "search.by": "ucb",
-                "search.branches": 4,
-                "search.expansions": 16,
-                "search.explore": 1.0,
-                "search.critique": " Is this a good step? ",
-                "search.good": "yes",
-                "search.alpha": 0.5,
-                "search.theta": 0.2,
-            },
-            notes={
-                "sampler.max_new": "tokens of a turn",
-                "source.sync_every": "trees are searched by weights that the policy leaves behind: at those "
-                "the anchor would be 0, and β would only scale the gradient",
-                "environment.name": "yours, as module:Class or file.py:Class",
-                "environment.max_turns": "depth of the tree",
-                "search.branches": "turns that are tried at once in a state",
-                "search.expansions": "states of a prompt in which they are tried",
-                "search.explore": "c of the bound Q + c √(log N / n)",
-                "search.critique": "asked after a turn; the probability of the answer is the critique",
-                "search.alpha": "share of the search in a turn's value, beside the critique",
-                "search.theta": "the values of a pair differ by more",
-            },
-            commands=("agro train {name} policy.model=MODEL data.prompts=prompts.jsonl --out runs/{name}",),
-            required="policy.model, data.prompts, and an environment with rewards; that of the example reads "
-            "the column answer. A search of your own judges turns with `agro.rollout.tree.step_pairs`, as "
-            "examples/search_tree.py does.",
+            required=VOTED,
         ),
     ),
     "opa_dpo": preset(

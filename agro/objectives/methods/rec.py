@@ -11,6 +11,7 @@ from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
+from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
@@ -51,9 +52,7 @@ def rec(
     w_BT = log_ratio(streams, batch, "behavior").detach().exp()
     unmasked_BT = _unmasked(mask, w_BT, advantage_B1, clip, ring)
     weight_BT = torch.where(unmasked_BT, w_BT if token_weight == "is" else 1.0, 0.0)
-    masked = (~unmasked_BT & batch.mask).sum() / batch.mask.sum()
-    loss = token_mean(batch, -weight_BT * advantage_B1 * logp_BT)
-    return Terms(loss, metrics={"clipped_share": masked, "ratio_max": w_BT.max()})
+    return limited(token_mean(batch, -weight_BT * advantage_B1 * logp_BT), batch, ~unmasked_BT, w_BT)
 
 
 def _unmasked(mask: str, w_BT: Tensor, advantage_B1: Tensor, clip: Limits, ring: Limits) -> Tensor:
@@ -220,7 +219,7 @@ ENTRIES["gdpo"] = preset(
             "reward.functions": [
                 {"name": "exact"},
                 {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}},
-            ],
+            ]
         },
         notes={"reward.functions": "two or more; yours as file.py:function, with a weight"},
         commands=(

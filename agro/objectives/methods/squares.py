@@ -42,10 +42,10 @@ def squared_consistency(
         ),
     ] = "reference",
     baseline: Annotated[
-        Literal["mean", "reward", "soft", "stored"],
+        Literal["mean", "reward", "lowered", "soft", "stored"],
         Option(
-            "the group's mean of what is squared, or of the rewards alone, their soft maximum, or one from "
-            "data.value_store"
+            "the group's mean of what is squared, or of the rewards alone, or this less beta, their soft "
+            "maximum, or one from data.value_store"
         ),
     ] = "mean",
     value_beta: Annotated[
@@ -60,19 +60,21 @@ def squared_consistency(
 
     anchor: π_ref, or the behavior policy that the samples were drawn from, or that policy as the trainer
     computes it ("old"); the optimum is anchor · exp(r/β) / Z. b: the group's mean of r_i − β e_i, which alone
-    moves with the policy; the mean of r; its soft maximum, β₁ log mean exp(r/β₁), which is the mean as β₁ → ∞
-    and the maximum as β₁ → 0; or a "stored" one, `extra["stored_value"]` [B]: the soft maximum over samples
-    of the anchor that were made before, which lets a group have one response. scale multiplies the sum:
+    moves with the policy; the mean of r; that less β; its soft maximum, β₁ log mean exp(r/β₁), which is the
+    mean as β₁ → ∞ and the maximum as β₁ → 0; or a "stored" one, `extra["stored_value"]` [B]: the soft maximum
+    over samples of the anchor that were made before, which lets a group have one response. scale multiplies
+    the sum:
     "half_variance" 1/(2(n−1)), "square" 1/n, "pairs" n/(n−1), which makes it the sum over pairs of (a_i −
     a_j)²/(n−1), a = r − β e, "trajectory" 1/(n β²).
 
-    AGRO itself: reference, mean, half_variance. Its presets: gvpo, vargrad, copg, rebel, kimi, oapl, apo.
+    AGRO itself: reference, mean, half_variance. Its presets: gvpo, vargrad, copg, rebel, kimi, kimi_shifted,
+    oapl, apo.
     """
     groups = Groups.of(batch)
     anchor_BT = ANCHORS[anchor].of(batch)
     assert anchor_BT is not None
     u_N = groups.reward - beta * groups.sum_tokens(streams["logp"] - anchor_BT)
-    off_N = u_N - _baseline(groups, u_N, baseline, value_beta or beta)
+    off_N = u_N - _baseline(groups, u_N, baseline, beta, value_beta or beta)
     n_G = groups.n.to(u_N.dtype)
     factor_G = {
         "half_variance": 0.5 / (n_G - 1),
@@ -107,12 +109,12 @@ def qrpo(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     return Terms(groups.average_responses(off_N.square()))
 
 
-def _baseline(groups: Groups, u_N: Tensor, baseline: str, value_beta: float) -> Tensor:
+def _baseline(groups: Groups, u_N: Tensor, baseline: str, beta: float, value_beta: float) -> Tensor:
     """[N] b."""
     if baseline == "mean":
         return groups.mean(u_N)
-    if baseline == "reward":
-        return groups.mean(groups.reward)
+    if baseline in ("reward", "lowered"):
+        return groups.mean(groups.reward) - (beta if baseline == "lowered" else 0.0)
     if baseline == "soft":
         return groups.soft_maximum(groups.reward, value_beta)
     return groups.batch.extra["stored_value"].double()[groups.first_row]
@@ -234,11 +236,10 @@ ENTRIES["copg"] = preset(
 ENTRIES["rebel"] = preset(
     _SQUARES,
     "REBEL, arXiv 2404.16767, Algorithm 1",
-    "((r_1 − r_2) − β (e_1 − e_2))², e = log π/π_old of a response, β = 1/η: the regression of "
-    "differences of rewards on those of log-ratios to the policy before the update. Of n responses "
-    "the sum over pairs divided by n − 1. The paper's second response may come from another policy: "
-    "that takes "
-    'anchor = "reference" with the policy before the update as the reference.',
+    "((r_1 − r_2) − β (e_1 − e_2))², e = log π/π_old of a response, β = 1/η: the regression of differences "
+    "of rewards on those of log-ratios to the policy before the update. Of n responses the sum over pairs "
+    "divided by n − 1. The paper's second response may come from another policy: that takes anchor = "
+    '"reference" with the policy before the update as the reference.',
     certainty="notes",
     called="prime-rl REBEL",
     anchor="old",
@@ -268,6 +269,25 @@ ENTRIES["kimi"] = preset(
         options={"beta": 0.05},
         settings={"train.updates": 4},
         notes={"beta": "τ, reward per nat of the complete response's log-ratio"},
+    ),
+)
+ENTRIES["kimi_shifted"] = preset(
+    _SQUARES,
+    "a mean shifted by β, arXiv 2605.28150, as a summary has it",
+    "(r − (r̄ − β) − β log π/μ)², the mean over a group: `kimi` with a baseline that is β lower. At the end β "
+    "log(π/μ) + ν π/μ = (1 − 1/n)(r − E_μ r) + β with ν = β (1 + KL(μ ‖ π)): it is closer to μ, and ν isn't "
+    "below 0 where the baseline is a little off. The abstract and a summary were read, which don't give the "
+    "sign; with the other one ν is below 0 near μ, and there may be no end.",
+    certainty="reconstructed",
+    anchor="behavior",
+    baseline="lowered",
+    scale="square",
+    recipe=MethodRecipe(
+        "Off-policy learning toward a cautious policy (arXiv 2605.28150): Kimi's loss, whose baseline is the "
+        "mean reward less β.",
+        base="lagging",
+        options={"beta": 0.05},
+        notes={"beta": "reward per nat of the complete response's log-ratio"},
     ),
 )
 ENTRIES["oapl"] = preset(

@@ -12,7 +12,16 @@ import torch
 
 from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling, preset
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.needs import BEHAVIOR_LOGP, KL, OLD_LOGP, PROPOSAL, PROPOSAL_MEAN, REF_LOGP, Need
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    KL,
+    OLD_LOGP,
+    PROPOSAL,
+    PROPOSAL_MEAN,
+    REF_LOGP,
+    Need,
+    changed,
+)
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, mean_over, quantile, token_mean
 from agro.objectives.weights import WEIGHT, log_ratio
@@ -164,7 +173,8 @@ def _otr_needs(options: Options) -> set[Need]:
         for key, other in (("temperature", 1.0), ("draws", 0.0), ("seed", 0.0))
     ]
     temperature, draws, seed = map(float, at)
-    return {need.at(temperature, int(draws), seed) for need in (PROPOSAL, PROPOSAL_MEAN)}
+    drawn = {"temperature": temperature, "draws": int(draws), "seed": seed}
+    return {changed(need, **drawn) for need in (PROPOSAL, PROPOSAL_MEAN)}
 
 
 def _otr_excludes(options: Options) -> str:
@@ -293,6 +303,24 @@ ENTRIES: dict[str, Objective] = {
                 "again.alpha": "the mean reward of its children is above it",
                 "again.n": "children of a parent",
             },
+        ),
+    ),
+    "pear": preset(
+        SUPERVISED_ENTRIES["sft"],
+        "PEAR, arXiv 2602.01058, by response",
+        "−G log π of each token, G = π/μ of its response, a constant, at most 2: imitation of the responses "
+        "that the policy would write itself, before it learns by reward. μ wrote them, with its log-probs.",
+        certainty="notes",
+        weight="behavior",
+        weight_max=2.0,
+        recipe=MethodRecipe(
+            "PEAR (arXiv 2602.01058): imitation weighed by the ratio of the policy to who wrote a response.",
+            base="supervised",
+            shown=("weight_max",),
+            notes={"weight_max": "ours: the paper's bound wasn't read"},
+            required="policy.model and data.store, of responses with the log-probs of who wrote them.",
+            missing="ratios of the tokens or blocks after a token, with a discount: only that there are such "
+            "was read.",
         ),
     ),
     "reward_conditioned": preset(

@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.errors import Refused
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
+from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD, Need
 from agro.objectives.options import Option
-from agro.objectives.reduce import Groups, in_several_rows, token_mean
+from agro.objectives.reduce import Groups, refuse_several_rows, token_mean
 from agro.objectives.weights import Ratio, log_ratio, needed
 from agro.types import Batch, Tensor
 
@@ -58,11 +58,7 @@ def minpro(
     the minimum is 1 (inferred). As quoted the minimum may be above 1; `cap_at_one` is a reading of ours. Its
     limits weren't found: those of `cispo`. A response has to be in one row.
     """
-    if split := in_several_rows(batch):
-        raise Refused(
-            f"objective minpro needs each response in one row, but that of {split} is in several rows; use "
-            "cispo"
-        )
+    refuse_several_rows(batch, "objective minpro", "cispo")
     log_BT = log_ratio(streams, batch, ratio).detach()
     lowest_BT = torch.where(batch.mask, log_BT, math.inf).cummin(1).values
     previous_BT = torch.cat([torch.full_like(log_BT[:, :1], math.inf), lowest_BT[:, :-1]], 1)
@@ -76,9 +72,8 @@ def _weighed(streams: Streams, batch: Batch, weight_BT: Tensor, clip: Clip, adva
     """−clamp(weight) A log π, mean over all tokens."""
     advantage_B1 = advantages.of_tokens(Groups.of(batch), advantage)
     clamped_BT = weight_BT.clamp(1 - clip[0], 1 + clip[1])
-    clipped = ((clamped_BT != weight_BT) & batch.mask).sum() / batch.mask.sum()
     loss = token_mean(batch, -clamped_BT * advantage_B1 * streams["logp"])
-    return Terms(loss, metrics={"clipped_share": clipped, "ratio_max": weight_BT.max()})
+    return limited(loss, batch, clamped_BT != weight_BT, weight_BT)
 
 
 def vespo(
@@ -140,8 +135,7 @@ def m2po(
     masked_BT = counts_BT & (square_BT >= threshold)
     w_BT = torch.where(masked_BT, 0.0, log_BT).exp()
     loss = token_mean(batch, torch.where(masked_BT, 0.0, -w_BT * advantage_B1))
-    metrics = {"clipped_share": masked_BT.sum() / batch.mask.sum(), "ratio_max": log_BT.exp().max()}
-    return Terms(loss, metrics=metrics)
+    return limited(loss, batch, masked_BT, log_BT.exp())
 
 
 def _row_weights(batch: Batch) -> Tensor:
@@ -182,17 +176,12 @@ def raft_pp(
     included.
     """
     groups = Groups.of(batch)
-    if least_reward is None:
-        highest_G, lowest_G = groups.extremes(groups.reward)
-        positive_N = (groups.reward == highest_G[groups.group]) & (highest_G > lowest_G)[groups.group]
-    else:
-        positive_N = groups.reward >= least_reward
+    positive_N = groups.best if least_reward is None else groups.reward >= least_reward
     w_BT = log_ratio(streams, batch, ratio).exp()
     gain_BT = torch.minimum(w_BT, w_BT.clamp(1 - clip[0], 1 + clip[1]))
-    gain_BT = torch.where(positive_N[batch.response][:, None], gain_BT, 0.0)
-    clipped = ((w_BT > 1 + clip[1]) & batch.mask & positive_N[batch.response][:, None]).sum()
-    metrics = {"clipped_share": clipped / batch.mask.sum(), "ratio_max": w_BT.max()}
-    return Terms(groups.average_responses(-groups.mean_tokens(gain_BT)), metrics=metrics)
+    positive_BT = groups.at_tokens(positive_N)
+    loss = groups.average_responses(-groups.mean_tokens(torch.where(positive_BT, gain_BT, 0.0)))
+    return limited(loss, batch, (w_BT > 1 + clip[1]) & positive_BT, w_BT)
 
 
 def nested_reft(

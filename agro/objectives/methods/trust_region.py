@@ -12,7 +12,7 @@ from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms,
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.methods.clipped import Clip, clipped_gain, ratio_needs
+from agro.objectives.methods.clipped import Clip, clipped_gain, limited, ratio_needs
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD, Need
 from agro.objectives.options import Average, Beta, Option
 from agro.objectives.reduce import Groups, average_tokens
@@ -50,7 +50,7 @@ def deepseek_v32(
     w_BT = log_ratio(streams, batch, ratio).exp()
     gain_BT = clipped_gain(w_BT, advantage_BT, 1 - clip[0], 1 + clip[1])
     stopped_BT = (w_BT * advantage_BT > gain_BT) | groups.at_tokens(dropped_N)
-    return _with_shares(average_tokens(groups, -gain_BT, average), batch, stopped_BT, w_BT)
+    return limited(average_tokens(groups, -gain_BT, average), batch, stopped_BT, w_BT)
 
 
 def kimi_k25(
@@ -134,7 +134,7 @@ def dppo(
     moved_BT = _divergence(streams["logp"].detach(), mu_BT, divergence)
     masked_BT = (advantage_BT * e_BT.detach() > 0) & (moved_BT > limit)
     loss = average_tokens(groups, torch.where(masked_BT, 0.0, -w_BT * advantage_BT), average)
-    return _with_shares(loss, batch, masked_BT, w_BT)
+    return limited(loss, batch, masked_BT, w_BT)
 
 
 def remix(
@@ -169,7 +169,7 @@ def remix(
         assert batch.ref_logp is not None
         d_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0)
         loss_BT = loss_BT + beta * (base_share * _k3(d_BT) + (1 - base_share) * _k3(u_BT))
-    return _with_shares(average_tokens(groups, loss_BT, average), batch, w_BT * advantage_BT > gain_BT, w_BT)
+    return limited(average_tokens(groups, loss_BT, average), batch, w_BT * advantage_BT > gain_BT, w_BT)
 
 
 def _divergence(logp_BT: Tensor, mu_BT: Tensor, divergence: str) -> Tensor:
@@ -183,11 +183,6 @@ def _divergence(logp_BT: Tensor, mu_BT: Tensor, divergence: str) -> Tensor:
 
 def _k3(d: Tensor) -> Tensor:
     return (-d).exp() - 1 + d
-
-
-def _with_shares(loss: Tensor, batch: Batch, stopped_BT: Tensor, w_BT: Tensor) -> Terms:
-    clipped = (stopped_BT & batch.mask).sum() / batch.mask.sum()
-    return Terms(loss, metrics={"clipped_share": clipped, "ratio_max": w_BT.max()})
 
 
 def _remix_needs(options: Options) -> set[Need]:

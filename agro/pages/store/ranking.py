@@ -26,6 +26,7 @@ MISSING = (  # of refusals: what they say, and what is missing
     (r"old_logp|staleness|\[again\]|\[search\]|fresh samples|fresh responses|data\.prompts isn't set", FRESH),
     ("behavior_logp", "log-probs of who wrote the responses"),
     ("groups of at least 2", "two responses or more to a prompt"),
+    ("reward_parts", "the parts of several rewards"),
     ("value_store", "stored values of the prompts (data.value_store)"),
     ("reference_model", "a teacher (policy.reference_model)"),
     ("has no samples that", "samples of another role, such as expert"),

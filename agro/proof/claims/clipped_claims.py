@@ -6,7 +6,6 @@ A is the advantage of the first response of an ordered group; by symmetry it sta
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -115,62 +114,32 @@ def _mean_tokens(s: Situation, x_XYT: Tensor) -> Tensor:
 
 
 REGULARIZED = (*BEHAVIOR, "ref_logp")
+PLAIN = {"beta": 0.0, "std": False, "ratio": "old"}
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "grpo": (
         ratio_claims(grpo, updates=DESCENT, beta=0.0),
-        replace(
-            ratio_claims(lambda s: grpo(s) + s.beta * k3(s), REGULARIZED),
-            reference_shift=False,
-        ),
-        replace(
-            ratio_claims(lambda s: grpo(s) + s.beta * k2(s), REGULARIZED, kl="k2"),
-            reference_shift=False,
-        ),
-        replace(
-            ratio_claims(lambda s: grpo(s) + s.beta * unbiased_k3(s), REGULARIZED, unbiased_kl=True),
-            reference_shift=False,
-        ),
-        ratio_claims(
-            lambda s: grpo(s, 0.9, 1.4, std=False),
-            OLD,
-            beta=0.0,
-            ratio="old",
-            clip=(0.1, 0.4),
-            std=False,
-        ),
-        # The number of tokens of a step is that of its groups, so groups have one size.
-        replace(ratio_claims(lambda s: grpo(s, average="token"), beta=0.0, average="token"), n=(2,)),
+        ratio_claims(lambda s: grpo(s) + s.beta * k3(s), REGULARIZED),
+        ratio_claims(lambda s: grpo(s) + s.beta * k2(s), REGULARIZED, kl="k2"),
+        ratio_claims(lambda s: grpo(s) + s.beta * unbiased_k3(s), REGULARIZED, unbiased_kl=True),
+        ratio_claims(lambda s: grpo(s, 0.9, 1.4, std=False), OLD, **PLAIN, clip=(0.1, 0.4)),
+        ratio_claims(lambda s: grpo(s, average="token"), n=(2,), beta=0.0, average="token"),
         ratio_claims(lambda s: grpo(s, average=1.5, dual_clip=1.3), beta=0.0, average=1.5, dual_clip=1.3),
     ),
     "gspo": (
         ratio_claims(gspo, updates=DESCENT, beta=0.0),
-        ratio_claims(
-            lambda s: gspo(s, 0.9, 1.4, std=False),
-            OLD,
-            beta=0.0,
-            ratio="old",
-            clip=(0.1, 0.4),
-            std=False,
-        ),
-        replace(ratio_claims(lambda s: gspo(s, average="token"), beta=0.0, average="token"), n=(2,)),
+        ratio_claims(lambda s: gspo(s, 0.9, 1.4, std=False), OLD, **PLAIN, clip=(0.1, 0.4)),
+        ratio_claims(lambda s: gspo(s, average="token"), n=(2,), beta=0.0, average="token"),
         ratio_claims(lambda s: gspo(s, average=1.5), beta=0.0, average=1.5),
     ),
     "gmpo": (
         ratio_claims(gmpo, updates=DESCENT, beta=0.0),
-        ratio_claims(
-            lambda s: gmpo(s, 0.1, 0.3, std=False),
-            OLD,
-            beta=0.0,
-            ratio="old",
-            clip=(0.1, 0.3),
-            std=False,
-        ),
+        ratio_claims(lambda s: gmpo(s, 0.1, 0.3, std=False), OLD, **PLAIN, clip=(0.1, 0.3)),
     ),
     "dr_grpo": (ratio_claims(lambda s: grpo(s, std=False, average=2.5), updates=DESCENT, average=2.5),),
-    "dapo": (replace(ratio_claims(lambda s: grpo(s, 0.8, 1.28, average="token"), updates=DESCENT), n=(2,)),),
+    "dapo": (ratio_claims(lambda s: grpo(s, 0.8, 1.28, average="token"), updates=DESCENT, n=(2,)),),
     "ppo_dual_clip": (
-        replace(ratio_claims(lambda s: grpo(s, average="token", dual_clip=3.0), updates=DESCENT), n=(2,)),
+        ratio_claims(lambda s: grpo(s, average="token", dual_clip=3.0), updates=DESCENT, n=(2,)),
     ),
     "luspo": (ratio_claims(lambda s: gspo(s, average=1.0), updates=DESCENT),),
 }
@@ -179,8 +148,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
 def _corrected(level: str, rule: str, minimum: float, maximum: float | None) -> tuple[Claims, ...]:
     """Of a preset, whose options say the same. The policy when the batch was drawn isn't the sampler."""
     correction = CorrectionWeight("mismatch", maximum, minimum, level, rule)  # type: ignore[arg-type]
-    claims = ratio_claims(correction(grpo), (*BEHAVIOR, "old_logp"), updates=DESCENT)
-    return (replace(claims, drifted=True),)
+    return (ratio_claims(correction(grpo), (*BEHAVIOR, "old_logp"), updates=DESCENT, drifted=True),)
 
 
 CORRECTION_CLAIMS: dict[str, tuple[Claims, ...]] = {

@@ -8,7 +8,7 @@ from typing import Any
 from agro.proof import formulas
 from agro.proof.claim import DESCENT, Claims
 from agro.proof.claims.experts_claims import hybrid
-from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN
+from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN, SHIFTED_LAMBERT
 from agro.proof.families import (
     BEHAVIOR,
     FRESH,
@@ -112,12 +112,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         onpolicy_claims(squared="triangular"),
         onpolicy_claims(squared="local"),
         Claims(
-            formulas.adaptive,
-            "optimum",
-            FRESH,
-            {"likelihood_ratio": "adaptive"},
-            noise=False,
-            updates=600,
+            formulas.adaptive, "optimum", FRESH, {"likelihood_ratio": "adaptive"}, noise=False, updates=600
         ),
         Claims(half_variance, "optimum", FRESH, {"likelihood_ratio": 0.0}, policy_gradient=itself),
         Claims(
@@ -144,6 +139,14 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             "elsewhere",
             GROUPED,
             {"baseline": "reward", "scale": "square"},
+            reference_shift=False,
+            updates=0,
+        ),
+        Claims(
+            lambda s: square_to_reward(s, s.d, 1.0),
+            "elsewhere",
+            GROUPED,
+            {"baseline": "lowered", "scale": "square"},
             reference_shift=False,
             updates=0,
         ),
@@ -180,6 +183,15 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "kimi": (
         Claims(
             lambda s: square_to_reward(s, s.e_tokens.sum(2)), "elsewhere", BEHAVIOR, updates=300, end=LAMBERT
+        ),
+    ),
+    "kimi_shifted": (
+        Claims(
+            lambda s: square_to_reward(s, s.e_tokens.sum(2), 1.0),
+            "elsewhere",
+            BEHAVIOR,
+            updates=300,
+            end=SHIFTED_LAMBERT,
         ),
     ),
     "oapl": (
@@ -229,7 +241,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     "hnpg": (hybrid_claims(1.0, updates=DESCENT), hybrid_claims(0.4, offline=0.4)),
     "prefix_consistency": (
-        prefix_claims(one, "loss", updates=1000),
-        prefix_claims(lambda beta: 1 / beta, "reward", updates=0),
+        prefix_claims(formulas.prefix_residuals, 1000, scale="loss"),
+        prefix_claims(lambda s: formulas.prefix_residuals(s, 1 / s.beta), scale="reward"),
+        prefix_claims(formulas.residuals_to_end, scale="loss", compared="end"),
     ),
+    "oreo": (prefix_claims(lambda s: formulas.residuals_to_end(s, 1 / s.beta), 1000),),
 }

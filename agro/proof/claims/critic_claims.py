@@ -73,5 +73,5 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ppo_claims(gae_lambda=(0.6, 1.0), gamma=0.8),
         ppo_claims(clip=(0.1, 0.3), value_clip=None, average=4.0),
         ppo_claims(value_clip=0.5),
-    ),
+    )
 }

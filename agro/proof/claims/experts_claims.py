@@ -128,11 +128,7 @@ def chord(s: Situation, mu: float = 0.1, weight: str = "phi", clip: Clip = CLIP,
 
 
 def luffy(
-    s: Situation,
-    gamma: float = 0.1,
-    clip: Clip | None = None,
-    dual: float | None = None,
-    std: bool = False,
+    s: Situation, gamma: float = 0.1, clip: Clip | None = None, dual: float | None = None, std: bool = False
 ) -> Tensor:
     """The expert's tokens with p/(p + γ) (LUFFY)."""
     p = s.policy.logp_tokens().exp()

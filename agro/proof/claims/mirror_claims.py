@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -46,55 +47,36 @@ def _pushed(s: Situation, minimum: float) -> Tensor:
     return formulas.per_token(s, s.d_tokens.exp().clamp(min=minimum))
 
 
+def _claims(
+    expects: Callable[[Situation], Tensor], needs: tuple[str, ...], updates: int = 0, **options: Any
+) -> Claims:
+    """Means over all tokens: groups of one size."""
+    return Claims(expects, "unknown", needs, options, n=(2,), updates=updates)
+
+
+def _props(minimum: float, updates: int = 0, **options: Any) -> Claims:
+    of_one = Claims(
+        lambda s: _pushed(s, minimum), "elsewhere", ("ref_logp",), options, n=(1, 2), updates=updates
+    )
+    return replace(of_one, reference_shift=False)
+
+
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "opmd": (
         _opmd(1 / 2, {}, DESCENT),
         _opmd(1.0, {"form": "pairwise", "tau": 0.5}),
-        Claims(
-            _soft,
-            "elsewhere",
-            ("reward", "groups"),
-            {"baseline": "soft", "tau": 0.5},
-            noise=False,
-            n=(2,),
-            updates=0,
+        replace(
+            _claims(_soft, ("reward", "groups"), baseline="soft", tau=0.5), ends="elsewhere", noise=False
         ),
     ),
     "token_quadratic": (
-        Claims(lambda s: _quadratic(s, 0.1), "unknown", BEHAVIOR, n=(2,), updates=DESCENT),
-        Claims(
-            lambda s: _quadratic(s, 0.5), "unknown", OLD, {"pull": 0.5, "ratio": "old"}, n=(2,), updates=0
-        ),
+        _claims(lambda s: _quadratic(s, 0.1), BEHAVIOR, DESCENT),
+        _claims(lambda s: _quadratic(s, 0.5), OLD, pull=0.5, ratio="old"),
     ),
-    "opmd_token": (Claims(lambda s: _quadratic(s, 0.2), "unknown", BEHAVIOR, n=(2,), updates=DESCENT),),
-    "props": (
-        Claims(
-            lambda s: _pushed(s, 0.7),
-            "elsewhere",
-            ("ref_logp",),
-            reference_shift=False,
-            n=(1, 2),
-            updates=DESCENT,
-        ),
-        Claims(
-            lambda s: _pushed(s, 0.9),
-            "elsewhere",
-            ("ref_logp",),
-            {"clip": 0.1},
-            reference_shift=False,
-            n=(1, 2),
-            updates=0,
-        ),
-    ),
+    "opmd_token": (_claims(lambda s: _quadratic(s, 0.2), BEHAVIOR, DESCENT),),
+    "props": (_props(0.7, DESCENT), _props(0.9, clip=0.1)),
     "mdpo": (
-        Claims(lambda s: _mirrored(s, 1.0, "weighted"), "unknown", BEHAVIOR, n=(2,), updates=DESCENT),
-        Claims(
-            lambda s: _mirrored(s, 0.4, "square"),
-            "unknown",
-            OLD,
-            {"step_size": 0.4, "kl": "square", "ratio": "old"},
-            n=(2,),
-            updates=0,
-        ),
+        _claims(lambda s: _mirrored(s, 1.0, "weighted"), BEHAVIOR, DESCENT),
+        _claims(lambda s: _mirrored(s, 0.4, "square"), OLD, step_size=0.4, kl="square", ratio="old"),
     ),
 }

@@ -45,6 +45,11 @@ def _advantage(
     )
 
 
+def _future(strength: float, updates: int = 0, **options: float) -> Claims:
+    needs = ("reward", "groups", "future") if strength else ("reward", "groups")
+    return Claims(lambda s: formulas.future_gain(s, strength), "elsewhere", needs, options, updates=updates)
+
+
 def token_baselines(s: Situation) -> Tensor:
     """−E Σ_t (r − b_t) log π of the first response of a group, b_t the mean of those with a t-th token, by
     weights of the squared norm of the gradient in the logits up to it (OTB)."""
@@ -60,6 +65,8 @@ def token_baselines(s: Situation) -> Tensor:
     return -s.mean_groups(torch.where(space.mask[first_K], gain_XKT, 0.0).sum(2))
 
 
+TAPER: dict[str, Any] = {"ratio": "mean", "positive": (0.8, 1.1), "negative": (0.3, 0.9)}
+
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "otb": (
         Claims(
@@ -67,7 +74,6 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             "elsewhere",
             ("reward", "groups", "proposal"),
             shift=False,
-            n=(2, 3),
             episodes=False,
             updates=0,
         ),
@@ -107,37 +113,10 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "asymre": (_advantage("mean", shift=-0.1, updates=DESCENT, preset=True),),
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.
     "kl_pg": (Claims(formulas.kl_policy_gradient, "elsewhere", ("reward", "groups", "kl")),),
-    "fpa": (
-        Claims(
-            lambda s: formulas.future_gain(s, 1.0),
-            "elsewhere",
-            ("reward", "groups", "future"),
-            updates=DESCENT,
-        ),
-        Claims(
-            lambda s: formulas.future_gain(s, 0.4),
-            "elsewhere",
-            ("reward", "groups", "future"),
-            {"extrapolation": 0.4},
-            updates=0,
-        ),
-        Claims(
-            lambda s: formulas.future_gain(s, 0.0),
-            "elsewhere",
-            ("reward", "groups"),
-            {"extrapolation": 0.0},
-            updates=0,
-        ),
-    ),
+    "fpa": (_future(1.0, DESCENT), _future(0.4, extrapolation=0.4), _future(0.0, extrapolation=0.0)),
     "topr": (
         topr_claims(formulas.tapered),
-        topr_claims(
-            lambda s: formulas.tapered(s, "mean", (0.8, 1.1), (0.3, 0.9)),
-            updates=0,
-            ratio="mean",
-            positive=(0.8, 1.1),
-            negative=(0.3, 0.9),
-        ),
+        topr_claims(lambda s: formulas.tapered(s, **TAPER), updates=0, **TAPER),
         topr_claims(lambda s: formulas.tapered(s, "token"), updates=0, ratio="token"),
     ),
 }

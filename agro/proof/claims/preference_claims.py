@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from agro.proof import formulas
-from agro.proof.claim import DESCENT, Claims
+from agro.proof.claim import DESCENT, Claims, End
 from agro.proof.ends import BY_VOTED_WINS, BY_WINS
 from agro.proof.expectation import meaning_of
 from agro.proof.families import JUDGED, imitating, itself, weighted
@@ -46,6 +47,11 @@ def square(s: Situation, ratio_XY: Tensor, gap: float = 0.5) -> Tensor:
     return on_pairs(s, lambda w, x: (gap / s.beta - (w - x)).square(), ratio_XY)
 
 
+def quarter(s: Situation, ratio_XY: Tensor, gap: float = 0.5) -> Tensor:
+    """E ¼ (gap − βh)²."""
+    return s.beta**2 / 4 * square(s, ratio_XY, gap)
+
+
 def square_from_baseline(s: Situation, kind: str, gap: float = 0.5) -> Tensor:
     """The part of each response in β²/4 E (gap/β − h)² from a baseline of its pair, times w = min(1, √(π/f)).
 
@@ -75,9 +81,7 @@ def square_from_baseline(s: Situation, kind: str, gap: float = 0.5) -> Tensor:
 def likelihood(s: Situation, ratio_XY: Tensor, p: float = 1.0) -> Tensor:
     """E of −p log σ(βh) − (1 − p) log σ(−βh)."""
     return on_pairs(
-        s,
-        lambda w, x: p * F.softplus(-s.beta * (w - x)) + (1 - p) * F.softplus(s.beta * (w - x)),
-        ratio_XY,
+        s, lambda w, x: p * F.softplus(-s.beta * (w - x)) + (1 - p) * F.softplus(s.beta * (w - x)), ratio_XY
     )
 
 
@@ -88,16 +92,9 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _of_loss(name: str, **options: str) -> Claims:
+def of_gpo(s: Situation, loss: str) -> Tensor:
     """E f(βh), f one of GPO's losses."""
-    return Claims(
-        lambda s: on_pairs(s, lambda w, x: LOSSES[name](s.beta * (w - x)), s.d),
-        "elsewhere",
-        JUDGED,
-        options,
-        n=(2,),
-        updates=0,
-    )
+    return on_pairs(s, lambda w, x: LOSSES[loss](s.beta * (w - x)), s.d)
 
 
 def winners(s: Situation) -> Tensor:
@@ -175,179 +172,87 @@ def equivalent(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> T
 
 OF_BEHAVIOR = ("pairs", "behavior_logp")
 VOTED = (*JUDGED, "votes")
-ROOT_WEIGHT = {"weight": "reference", "weight_power": 0.5}
+OPTIMAL = {"weight": "reference", "weight_power": 0.5, "weight_baseline": "optimal"}
+BALANCED = {**OPTIMAL, "weight_baseline": "balanced"}
+Ends = Literal["optimum", "elsewhere", "unknown"]
+
+
+def _claims(
+    expects: Callable[[Situation], Tensor],
+    ends: Ends,
+    needs: tuple[str, ...] = JUDGED,
+    updates: int = 0,
+    end: End | None = None,
+    **options: Any,
+) -> Claims:
+    """Of groups of two."""
+    return Claims(expects, ends, needs, options, n=(2,), updates=updates, end=end)
+
+
+def _moved(claims: Claims) -> Claims:
+    """The same, where a number more in log f of a prompt makes a difference."""
+    return replace(claims, reference_shift=False)
+
+
+RATED = _claims(half_variance, "optimum", (*JUDGED, "reward"), 400, gap="reward")
+LIKELIHOOD = _claims(lambda s: likelihood(s, s.d), "optimum", updates=400)
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "pair_consistency": (
-        Claims(
-            half_variance, "optimum", (*JUDGED, "reward"), {"gap": "reward"}, policy_gradient=itself, n=(2,)
-        ),
-        weighted(
-            Claims(half_variance, "optimum", (*JUDGED, "reward"), {"gap": "reward"}, n=(2,)), "reference"
-        ),
+        replace(RATED, policy_gradient=itself),
+        weighted(RATED, "reference"),
         # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
-        Claims(formulas.ipo, "elsewhere", JUDGED, n=(2,), updates=300, end=BY_WINS),
+        _claims(lambda s: quarter(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
         # The optimal baseline doesn't read judgments, so it ends there too; the balanced one does.
-        Claims(
-            partial(square_from_baseline, kind="optimal"),
-            "elsewhere",
-            JUDGED,
-            {**ROOT_WEIGHT, "weight_baseline": "optimal"},
-            reference_shift=False,
-            n=(2,),
-            updates=600,
-            end=BY_WINS,
+        _moved(
+            _claims(
+                partial(square_from_baseline, kind="optimal"), "elsewhere", JUDGED, 600, BY_WINS, **OPTIMAL
+            )
         ),
-        Claims(
-            partial(square_from_baseline, kind="balanced"),
-            "unknown",
-            JUDGED,
-            {**ROOT_WEIGHT, "weight_baseline": "balanced"},
-            reference_shift=False,
-            n=(2,),
-            updates=0,
-        ),
+        _moved(_claims(partial(square_from_baseline, kind="balanced"), "unknown", **BALANCED)),
         # Three votes of four say ⅔ after the uniform prior.
-        Claims(
-            lambda s: formulas.ipo(s, 0.8 / 3),
-            "elsewhere",
-            VOTED,
-            {"gap": 0.8, "votes": "mean"},
-            n=(2,),
-            updates=0,
-        ),
-        Claims(
-            lambda s: s.beta**2 / 4 * square(s, to_behavior(s)),
-            "unknown",
-            OF_BEHAVIOR,
-            {"anchor": "behavior"},
-            n=(2,),
-            updates=0,
-        ),
+        _claims(lambda s: quarter(s, s.d, 0.8 / 3), "elsewhere", VOTED, gap=0.8, votes="mean"),
+        _claims(lambda s: quarter(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
     ),
     "dpo": (
-        Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)),
-        weighted(Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)), "reference"),
-        imitating(Claims(formulas.bradley_terry, "optimum", JUDGED, n=(2,)), formulas.wins),
-        Claims(
-            lambda s: formulas.bradley_terry(s, 0.9),
-            "unknown",
-            JUDGED,
-            {"label_smoothing": 0.1},
-            n=(2,),
-            updates=0,
-        ),
-        Claims(
-            lambda s: formulas.bradley_terry(s, 2 / 3),
-            "unknown",
-            VOTED,
-            {"votes": "mean"},
-            n=(2,),
-            updates=0,
-        ),
-        Claims(
-            lambda s: likelihood(s, to_behavior(s)),
-            "unknown",
-            OF_BEHAVIOR,
-            {"anchor": "behavior"},
-            n=(2,),
-            updates=0,
-        ),
-        Claims(
-            lambda s: likelihood(s, s.d) + 0.7 * winners(s),
-            "unknown",
-            JUDGED,
-            {"winner": 0.7},
-            reference_shift=False,
-            n=(2,),
-            updates=0,
-        ),
+        LIKELIHOOD,
+        weighted(LIKELIHOOD, "reference"),
+        imitating(LIKELIHOOD, formulas.wins),
+        _claims(lambda s: likelihood(s, s.d, 0.9), "unknown", label_smoothing=0.1),
+        _claims(lambda s: likelihood(s, s.d, 2 / 3), "unknown", VOTED, votes="mean"),
+        _claims(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        _moved(_claims(lambda s: likelihood(s, s.d) + 0.7 * winners(s), "unknown", winner=0.7)),
     ),
-    "gpo": (_of_loss("exponential"), *(_of_loss(loss, loss=loss) for loss in ("truncated_square", "savage"))),
+    "gpo": (
+        _claims(partial(of_gpo, loss="exponential"), "elsewhere"),
+        _claims(partial(of_gpo, loss="truncated_square"), "elsewhere", loss="truncated_square"),
+        _claims(partial(of_gpo, loss="savage"), "elsewhere", loss="savage"),
+    ),
     "ipo": (
-        Claims(lambda s: square(s, s.d), "elsewhere", JUDGED, n=(2,), updates=300, end=BY_WINS),
-        Claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, {"votes": "mean"}, n=(2,), updates=0),
-        Claims(
-            lambda s: square(s, to_behavior(s)),
-            "unknown",
-            OF_BEHAVIOR,
-            {"anchor": "behavior"},
-            n=(2,),
-            updates=0,
-        ),
-        Claims(
-            lambda s: square(s, per_token(s)),
-            "elsewhere",
-            JUDGED,
-            {"average": "token"},
-            reference_shift=False,
-            n=(2,),
-            updates=0,
-        ),
+        _claims(lambda s: square(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
+        _claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, votes="mean"),
+        _claims(lambda s: square(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        _moved(_claims(lambda s: square(s, per_token(s)), "elsewhere", average="token")),
     ),
-    "vipo": (
-        Claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, n=(2,), updates=300, end=BY_VOTED_WINS),
-    ),
-    "vdpo": (Claims(lambda s: likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, n=(2,), updates=DESCENT),),
+    "vipo": (_claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, 300, BY_VOTED_WINS),),
+    "vdpo": (_claims(lambda s: likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, DESCENT),),
     "slic": (
-        Claims(lambda s: hinge(s, s.d), "elsewhere", JUDGED, n=(2,), updates=DESCENT),
-        Claims(lambda s: hinge(s, s.d, 0.2), "elsewhere", JUDGED, {"margin": 0.2}, n=(2,), updates=0),
-        Claims(
-            lambda s: hinge(s, to_behavior(s)),
-            "unknown",
-            OF_BEHAVIOR,
-            {"anchor": "behavior"},
-            n=(2,),
-            updates=0,
-        ),
-        Claims(
-            lambda s: hinge(s, s.policy.logp()),
-            "elsewhere",
-            ("pairs",),
-            {"anchor": "none"},
-            n=(2,),
-            updates=0,
-        ),
+        _claims(lambda s: hinge(s, s.d), "elsewhere", JUDGED, DESCENT),
+        _claims(lambda s: hinge(s, s.d, 0.2), "elsewhere", margin=0.2),
+        _claims(lambda s: hinge(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        _claims(lambda s: hinge(s, s.policy.logp()), "elsewhere", ("pairs",), anchor="none"),
     ),
     "seppo": (
-        Claims(
-            lambda s: flipping(s, -1.0),
-            "elsewhere",
-            JUDGED,
-            reference_shift=False,
-            n=(2,),
-            updates=DESCENT,
-        ),
-        Claims(
-            lambda s: flipping(s, 0.0),
-            "elsewhere",
-            JUDGED,
-            {"doubt": "drop"},
-            reference_shift=False,
-            n=(2,),
-            updates=0,
-        ),
+        _moved(_claims(lambda s: flipping(s, -1.0), "elsewhere", JUDGED, DESCENT)),
+        _moved(_claims(lambda s: flipping(s, 0.0), "elsewhere", doubt="drop")),
     ),
-    "agent_q": (
-        Claims(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, n=(2,), updates=DESCENT),
-    ),
+    "agent_q": (_claims(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, DESCENT),),
     "opa_dpo": (
-        Claims(
-            lambda s: likelihood(replace(s, beta=0.1), s.d) + winners(replace(s, beta=0.1)),
-            "unknown",
-            JUDGED,
-            reference_shift=False,
-            n=(2,),
-            updates=0,
+        _moved(
+            _claims(
+                lambda s: likelihood(replace(s, beta=0.1), s.d) + winners(replace(s, beta=0.1)), "unknown"
+            )
         ),
-        Claims(
-            lambda s: likelihood(s, s.d) + winners(s),
-            "elsewhere",
-            JUDGED,
-            {"beta": BETA},
-            reference_shift=False,
-            n=(2,),
-            updates=DESCENT,
-        ),
+        _moved(_claims(lambda s: likelihood(s, s.d) + winners(s), "elsewhere", JUDGED, DESCENT, beta=BETA)),
     ),
 }

@@ -5,13 +5,17 @@ All are means over tokens. The letters are those of `agro.proof.formulas`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from agro.objectives.needs import PROPOSAL
+from agro.objectives.needs import PROPOSAL, changed
 from agro.objectives.reduce import quantile
 from agro.proof import formulas
-from agro.proof.claim import DESCENT, Claims
+from agro.proof.claim import DESCENT, Claims, End
 from agro.proof.ends import SAMPLER, TEACHER
 from agro.proof.families import weighted
 from agro.proof.formulas import Situation
@@ -27,7 +31,7 @@ def one_token(s: Situation, negative: float = -0.1, kappa: float = 1.0, draws: i
     """−Σ_a R(a) q(a) log π(a), R = 1 for the given token and β_o for the others, q ∝ π^(1/κ), or the shares
     of K draws from it (OTR)."""
     space, logp_XCV = s.policy.space, s.policy.logp_next()
-    q_XCV = s.policy.proposal(PROPOSAL.at(kappa, draws, 3.0))
+    q_XCV = s.policy.proposal(changed(PROPOSAL, temperature=kappa, draws=draws, seed=3.0))
     given_YTV = torch.nn.functional.one_hot(space.tokens, space.vocabulary).bool()
     R = given_YTV + negative * (~given_YTV).double()
     return per_token(s, -(R * (q_XCV * logp_XCV)[:, space.places]).sum(-1))
@@ -71,79 +75,54 @@ def in_band(s: Situation, low: float, high: float) -> Tensor:
     return ((nll >= lower) & (nll <= upper)).double()
 
 
-SUPERVISED_CLAIMS: dict[str, tuple[Claims, ...]] = {
-    "sft": (
-        Claims(formulas.imitation, "elsewhere", (), n=(1, 2), end=SAMPLER),
-        weighted(Claims(formulas.imitation, "elsewhere", (), n=(1, 2)), "reference", updates=0),
-    ),
-}
-
-
 PROPOSALS = ("proposal", "proposal_mean")
 SAMPLED = ("ref_logp", "behavior_logp")
 
+
+def _claims(
+    expects: Callable[[Situation], Tensor],
+    needs: tuple[str, ...] = (),
+    updates: int = 0,
+    end: End | None = None,
+    **options: Any,
+) -> Claims:
+    """No response is compared with others."""
+    return Claims(expects, "elsewhere", needs, options, n=(1, 2), updates=updates, end=end)
+
+
+def _moved(claims: Claims) -> Claims:
+    """The same, where a number more in log f of a prompt makes a difference."""
+    return replace(claims, reference_shift=False)
+
+
+SUPERVISED_CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "sft": (
+        _claims(formulas.imitation, (), 400, SAMPLER),
+        weighted(_claims(formulas.imitation), "reference", updates=0),
+    )
+}
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "otr": (
-        Claims(one_token, "elsewhere", PROPOSALS, n=(1, 2), updates=DESCENT),
-        Claims(
-            lambda s: one_token(s, -0.3, 1.5),
-            "elsewhere",
-            PROPOSALS,
-            {"negative": -0.3, "temperature": 1.5},
-            n=(1, 2),
-            updates=0,
-        ),
+        _claims(one_token, PROPOSALS, DESCENT),
+        _claims(lambda s: one_token(s, -0.3, 1.5), PROPOSALS, negative=-0.3, temperature=1.5),
         # Given the draws; their mean is the first claim.
-        Claims(
-            lambda s: one_token(s, kappa=1.5, draws=4),
-            "elsewhere",
-            PROPOSALS,
-            {"temperature": 1.5, "draws": 4.0, "seed": 3.0},
-            n=(1, 2),
-            updates=0,
-        ),
+        _claims(lambda s: one_token(s, kappa=1.5, draws=4), PROPOSALS, temperature=1.5, draws=4.0, seed=3.0),
     ),
     "distill": (
-        Claims(distilled, "elsewhere", SAMPLED, n=(1, 2), updates=300, end=TEACHER),
-        Claims(
-            lambda s: distilled(s, "forward"),
-            "elsewhere",
-            ("ref_logp", "old_logp"),
-            {"divergence": "forward", "ratio": "old"},
-            reference_shift=False,
-            n=(1, 2),
-            updates=0,
+        _claims(distilled, SAMPLED, 300, TEACHER),
+        _moved(
+            _claims(
+                lambda s: distilled(s, "forward"), ("ref_logp", "old_logp"), divergence="forward", ratio="old"
+            )
         ),
-        Claims(
-            lambda s: distilled(s, 0.3),
-            "elsewhere",
-            SAMPLED,
-            {"divergence": 0.3},
-            reference_shift=False,
-            n=(1, 2),
-            updates=0,
-        ),
-        Claims(
-            lambda s: sampled(s, "reverse", weighted=False),
-            "elsewhere",
-            ("ref_logp",),
-            {"ratio": "none"},
-            reference_shift=False,
-            n=(1, 2),
-            updates=0,
-        ),
-        Claims(exact, "elsewhere", ("kl",), {"over": "vocabulary"}, n=(1, 2), updates=0),
+        _moved(_claims(lambda s: distilled(s, 0.3), SAMPLED, divergence=0.3)),
+        _moved(_claims(lambda s: sampled(s, "reverse", weighted=False), ("ref_logp",), ratio="none")),
+        _claims(exact, ("kl",), over="vocabulary"),
     ),
     "middle_band": (
-        Claims(
-            lambda s: formulas.imitation(s, in_band(s, 0.2, 0.7)),
-            "elsewhere",
-            (),
-            {"low": 0.2, "high": 0.7},
-            n=(1, 2),
-            updates=100,
-        ),
+        _claims(lambda s: formulas.imitation(s, in_band(s, 0.2, 0.7)), (), 100, low=0.2, high=0.7),
     ),
-    "sophia": (Claims(formulas.imitation, "elsewhere", (), n=(1, 2), updates=0),),
-    "reward_conditioned": (Claims(formulas.imitation, "elsewhere", (), n=(1, 2), updates=0),),
+    "sophia": (_claims(formulas.imitation),),
+    "pear": (replace(weighted(_claims(formulas.imitation), "behavior", 2.0, updates=0), options={}),),
+    "reward_conditioned": (_claims(formulas.imitation),),
 }

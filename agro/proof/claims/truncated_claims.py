@@ -299,8 +299,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         _raft(None, DESCENT),
         _raft(0.5),
         replace(
-            _to_old(_raft(None), ratio="old", clip=(0.1, 0.4)),
-            expects=lambda s: best_clipped(s, 1.4, None),
+            _to_old(_raft(None), ratio="old", clip=(0.1, 0.4)), expects=lambda s: best_clipped(s, 1.4, None)
         ),
     ),
     "nested_reft": (

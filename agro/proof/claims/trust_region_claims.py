@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -155,64 +155,53 @@ def _shortage(
 DRAWN = (*BEHAVIOR, "old_logp")
 
 
-def _pair_claims(*args: Any, **options: Any) -> Claims:
-    """Whose mean is over all tokens of the step, which are those of its groups: groups have one size."""
-    return replace(ratio_claims(*args, **options), n=(2,))
-
-
-def _drifted(claims: Claims) -> Claims:
-    return replace(claims, drifted=True)
-
-
-def _deepseek(s: Situation, average: float | str = "response") -> Any:
+def _deepseek(s: Situation, average: float | str = "response") -> Tensor:
     return deepseek(s, 0.8, 1.2, 0.5, False, average)
+
+
+def _linear(claims: Claims) -> Claims:
+    """In the advantage, so that rewards count with their mean unless they are standardized."""
+    return replace(claims, noise=True)
 
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "deepseek_v32": (
         ratio_claims(_deepseek, updates=DESCENT, beta=0.0),
-        replace(
-            ratio_claims(
-                lambda s: _deepseek(s) + s.beta * clipped_claims.unbiased_k3(s), (*BEHAVIOR, "ref_logp")
-            ),
-            reference_shift=False,
+        ratio_claims(
+            lambda s: _deepseek(s) + s.beta * clipped_claims.unbiased_k3(s), (*BEHAVIOR, "ref_logp")
         ),
-        _drifted(
-            ratio_claims(
-                lambda s: deepseek(s, 0.9, 1.4, 0.2, True, 1.5),
-                DRAWN,
-                beta=0.0,
-                ratio="old",
-                clip=(0.1, 0.4),
-                off_policy=0.2,
-                std=True,
-                average=1.5,
-            )
+        ratio_claims(
+            lambda s: deepseek(s, 0.9, 1.4, 0.2, True, 1.5),
+            DRAWN,
+            drifted=True,
+            beta=0.0,
+            ratio="old",
+            clip=(0.1, 0.4),
+            off_policy=0.2,
+            std=True,
+            average=1.5,
         ),
-        _pair_claims(lambda s: _deepseek(s, "token"), beta=0.0, average="token"),
+        ratio_claims(lambda s: _deepseek(s, "token"), n=(2,), beta=0.0, average="token"),
     ),
-    # Linear in the advantage, so that rewards count with their mean unless they are standardized.
     "kimi_k25": (
-        replace(_pair_claims(lambda s: pulled(s, 1e-3), updates=DESCENT), noise=True),
+        _linear(ratio_claims(lambda s: pulled(s, 1e-3), updates=DESCENT, n=(2,))),
         ratio_claims(lambda s: pulled(s, 0.3, True, "response"), pull=0.3, std=True, average="response"),
-        replace(ratio_claims(lambda s: pulled(s, 0.3, average=1.5), pull=0.3, average=1.5), noise=True),
+        _linear(ratio_claims(lambda s: pulled(s, 0.3, average=1.5), pull=0.3, average=1.5)),
     ),
     "sapo": (
         ratio_claims(gated, updates=DESCENT, beta=0.0),
         ratio_claims(
             lambda s: gated(s, 0.5, 2.0, False, 1.5),
             OLD,
-            beta=0.0,
-            ratio="old",
+            **clipped_claims.PLAIN,
             temperature=(0.5, 2.0),
-            std=False,
             average=1.5,
         ),
-        _pair_claims(lambda s: gated(s, average="token"), beta=0.0, average="token"),
+        ratio_claims(lambda s: gated(s, average="token"), n=(2,), beta=0.0, average="token"),
     ),
     "dppo": (
-        _pair_claims(divergent, updates=DESCENT, beta=0.0),
-        _pair_claims(lambda s: divergent(s, "kl", 0.05), beta=0.0, divergence="kl", limit=0.05),
+        ratio_claims(divergent, updates=DESCENT, n=(2,), beta=0.0),
+        ratio_claims(lambda s: divergent(s, "kl", 0.05), n=(2,), beta=0.0, divergence="kl", limit=0.05),
         ratio_claims(
             lambda s: divergent(s, "tv", 0.1, True, "response"),
             beta=0.0,
@@ -222,29 +211,25 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
         ratio_claims(lambda s: divergent(s, average=1.5), beta=0.0, average=1.5),
     ),
-    "dppo_kl": (_pair_claims(lambda s: divergent(s, "kl", 0.05), updates=DESCENT, beta=0.0),),
+    "dppo_kl": (ratio_claims(lambda s: divergent(s, "kl", 0.05), updates=DESCENT, n=(2,), beta=0.0),),
     "remix": (
-        _drifted(_pair_claims(mixed, DRAWN, updates=DESCENT, beta=0.0)),
-        replace(
-            _drifted(
-                _pair_claims(
-                    lambda s: mixed(s) + s.beta * convex_kl(s, 0.7),
-                    (*DRAWN, "ref_logp"),
-                    base_share=0.7,
-                )
-            ),
-            reference_shift=False,
+        ratio_claims(mixed, DRAWN, DESCENT, n=(2,), drifted=True, beta=0.0),
+        ratio_claims(
+            lambda s: mixed(s) + s.beta * convex_kl(s, 0.7),
+            (*DRAWN, "ref_logp"),
+            n=(2,),
+            drifted=True,
+            base_share=0.7,
         ),
-        _drifted(
-            ratio_claims(
-                lambda s: mixed(s, 0.1, 0.4, False, "response"),
-                DRAWN,
-                beta=0.0,
-                clip=(0.1, 0.4),
-                std=False,
-                average="response",
-            )
+        ratio_claims(
+            lambda s: mixed(s, 0.1, 0.4, False, "response"),
+            DRAWN,
+            drifted=True,
+            beta=0.0,
+            clip=(0.1, 0.4),
+            std=False,
+            average="response",
         ),
-        _drifted(ratio_claims(lambda s: mixed(s, average=1.5), DRAWN, beta=0.0, average=1.5)),
+        ratio_claims(lambda s: mixed(s, average=1.5), DRAWN, drifted=True, beta=0.0, average=1.5),
     ),
 }

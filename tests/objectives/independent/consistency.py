@@ -143,8 +143,9 @@ def dro(case: Case, beta: float, scale: str = "reward") -> Result:
     return loss, {"logp": grad, "value": value_grad}
 
 
-def prefix_consistency(case: Case, beta: float, scale: str = "reward") -> Result:
-    """Mean of ½ (C_i - C_j)² over the pairs of positions of a response, written out pair by pair.
+def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared: str = "pairs") -> Result:
+    """Mean of ½ (C_i - C_j)² over the pairs of positions of a response, written out pair by pair; with "end"
+    over those with the last one, in which the ρ of i alone has a derivative.
 
     C at the k-th token is V there, plus all token rewards before it in the row, minus β ρ of the tokens in
     the mask before it. After the last one it is r - β Σ ρ. d C_k / d l_t = -β (or -1, as `scale` says) for
@@ -162,7 +163,7 @@ def prefix_consistency(case: Case, beta: float, scale: str = "reward") -> Result
                 dense = fsum(float(x) for x in case.token_reward[row, :at] if not math.isnan(x))
                 C.append(float(case.prefix_value[row, at]) + dense - beta * fsum(rho[:k]))
             C.append(y.reward - beta * fsum(rho))
-            pairs = [(i, j) for j in range(K + 1) for i in range(j)]
+            pairs = [(i, j) for j in range(K + 1) for i in range(j) if compared == "pairs" or j == K]
             for i, j in pairs:
                 off = (C[i] - C[j]) / len(pairs)
                 loss += share * 0.5 * off * (C[i] - C[j])
@@ -170,8 +171,25 @@ def prefix_consistency(case: Case, beta: float, scale: str = "reward") -> Result
                     value_grad[y.places[i]] += share * off
                 if j < K:
                     value_grad[y.places[j]] -= share * off
-                for t in range(i, j):  # C_j has these tokens' ρ, C_i hasn't
+                for t in range(i, j if compared == "pairs" else i + 1):  # C_j has these tokens' ρ, C_i hasn't
                     grad[y.places[t]] += share * off * (beta if scale == "loss" else 1.0)
+    return loss, {"logp": grad, "prefix_value": value_grad}
+
+
+def oreo(case: Case, beta: float) -> Result:
+    """Mean of ½ (r - β Σ_{s>=t} ρ_s - V_t)² over t; d/dl_t = -(…), the loss's slope over β, d/dV_t = -(…)."""
+    grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
+    groups = groups_of(case, 1)
+    W = fsum(g.weight for g in groups)
+    for g in groups:
+        for y in g.responses:
+            share = g.weight / W / len(g.responses) / len(y.places)
+            rho = [float(case.logp[p]) - float(case.ref_logp[p]) for p in y.places]
+            for t, (row, at) in enumerate(y.places):
+                dense = fsum(float(x) for x in case.token_reward[row, :at] if not math.isnan(x))
+                off = y.reward - dense - beta * fsum(rho[t:]) - float(case.prefix_value[row, at])
+                loss += share * 0.5 * off * off
+                grad[row, at] = value_grad[row, at] = -share * off
     return loss, {"logp": grad, "prefix_value": value_grad}
 
 
@@ -201,7 +219,8 @@ def squared_consistency(
         most = max(rewards)
         soft = most + beta1 * log(fsum(exp((r - most) / beta1) for r in rewards) / n)
         stored = float(case.stored_value[g.responses[0].places[0][0]])
-        means = {"mean": fsum(a) / n, "reward": fsum(rewards) / n}
+        r_mean = fsum(rewards) / n
+        means = {"mean": fsum(a) / n, "reward": r_mean, "lowered": r_mean - beta}
         b = {**means, "soft": soft, "stored": stored}[baseline]
         if scale == "half_variance":
             factor = 1 / (2 * (n - 1))
@@ -291,6 +310,15 @@ def kimi(case: Case, beta: float) -> Result:
     return _to_value(
         case, case.behavior_logp, beta, lambda g: fsum(y.reward for y in g.responses) / len(g.responses)
     )
+
+
+def kimi_shifted(case: Case, beta: float) -> Result:
+    """V is the mean reward less β."""
+
+    def lowered(g: Group) -> float:
+        return fsum(y.reward for y in g.responses) / len(g.responses) - beta
+
+    return _to_value(case, case.behavior_logp, beta, lowered)
 
 
 def oapl(case: Case, beta: float = 1e-3, value_beta: float = 1.0) -> Result:

@@ -106,6 +106,16 @@ def sophia(case: Case) -> Result:
     return sft(case)
 
 
+def pear(case: Case) -> Result:
+    """The slope of each token times min(2, π/μ of its response)."""
+    loss, grads = sft(case)
+    for y in (y for g in groups_of(case, 1) for y in g.responses):
+        ratio = fsum(t for p in y.places for t in (float(case.logp[p]), -float(case.behavior_logp[p])))
+        for p in y.places:
+            grads["logp"][p] *= min(2.0, exp(min(ratio, 1.0)))
+    return loss, grads
+
+
 def reward_conditioned(case: Case) -> Result:
     """Of the prompts with the reward in front."""
     return sft(case)
