@@ -54,7 +54,9 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
         raise Refused(f"override {item!r}: expected KEY=VALUE, such as train.steps=20")
     value = parse(raw, f"override {item!r:.80}")
     target, keys = _target(values, key, raw, item)
-    if not isinstance(value, (str, list, dict)) and _is_text(types_at(config, keys)):
+    types = types_at(config, keys)
+    is_text = str in types and types.isdisjoint({bool, int, float, Any})
+    if is_text and not isinstance(value, (str, list, dict)):
         value = raw
     for section in keys[:-1]:
         target = target.setdefault(section, {})
@@ -100,10 +102,6 @@ def _complete_number(match: re.Match[str]) -> str:
     if match["quoted"] or not (match["whole"] or match["fraction"]):
         return match[0]
     return f"{match['whole'] or 0}.{match['fraction'] or 0}{match['exponent'] or ''}"
-
-
-def _is_text(types: set[Any]) -> bool:
-    return str in types and types.isdisjoint({bool, int, float, Any})
 
 
 def _target(values: dict[str, Any], key: str, raw: str, item: str) -> tuple[dict[str, Any], list[str]]:

@@ -15,9 +15,7 @@ COLDEST = 1e-6  # logits that are divided by much less overflow float32
 
 def _warm_enough(value: float) -> float:
     if 0 < value < COLDEST:
-        raise PydanticCustomError(
-            "temperature", "expected 0 (greedy) or at least {least}", {"least": COLDEST}
-        )
+        raise PydanticCustomError("temperature", "expected 0 (greedy) or at least {n}", {"n": COLDEST})
     return value
 
 
@@ -34,9 +32,5 @@ def field(default: Any, *, resume: bool = False, shared: bool = False, **limits:
     `resume`: it may change when a run is resumed: no step computes anything with it. `shared`: it is one for
     the complete run, so a phase can't change it.
     """
-    marks: dict[str, Any] = {}
-    if resume:
-        marks["resume"] = True
-    if shared:
-        marks["shared"] = True
+    marks: dict[str, Any] = {"resume": resume, "shared": shared}
     return Field(default, json_schema_extra=marks, **limits)

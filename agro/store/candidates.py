@@ -62,7 +62,7 @@ class Seen(NamedTuple):
 
 
 class Candidates:
-    """The groups that one run may draw by one rule: its `agro.store.draw_rules.DrawableGroups`."""
+    """The groups that one run may draw by one rule; see `agro.store.draw_rules.DrawableGroups`."""
 
     def __init__(
         self, database: Database, rule: DrawRule, at: At, is_held_out: Callable[[str], bool], split: str
@@ -110,12 +110,9 @@ class Candidates:
             )
 
     def first(self, n: int) -> list[str]:
-        """The first groups in the order of the rule."""
-        return self._ids(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
+        return [group.prompt_id for group in self.placed_first(n)]
 
     def between(self, slots: Sequence[tuple[int, int, int]]) -> list[str | None]:
-        """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
-        `high`, by place."""
         group = (
             f"(SELECT prompt_id FROM {self._table} WHERE place BETWEEN ? AND ? "
             "ORDER BY place, prompt_id LIMIT 1 OFFSET ?)"
@@ -128,11 +125,10 @@ class Candidates:
         return groups
 
     def of_version(self, version: int) -> list[str]:
-        """The groups whose newest samples have this version, by place."""
-        return self._ids("WHERE newest = ? ORDER BY place, prompt_id", version)
+        return [group.prompt_id for group in self.placed_of_version(version)]
 
     def placed_first(self, n: int) -> list[PlacedGroup]:
-        """As `first` has them, with what they are ordered by."""
+        """As `first` has them, with what they are ordered by; so do the next two."""
         return self._placed(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
 
     def placed_between(self, slots: Sequence[tuple[int, int, int]]) -> list[list[PlacedGroup]]:
@@ -142,10 +138,6 @@ class Candidates:
 
     def placed_of_version(self, version: int) -> list[PlacedGroup]:
         return self._placed("WHERE newest = ? ORDER BY place, prompt_id", version)
-
-    def _ids(self, clause: str, *args: int) -> list[str]:
-        rows = self._database.run(f"SELECT prompt_id FROM {self._table} {clause}", args)
-        return [decode_text(prompt_id) for (prompt_id,) in rows]
 
     def _placed(self, clause: str, *args: int) -> list[PlacedGroup]:
         sql = f"SELECT prompt_id, uses, newest, place FROM {self._table} {clause}"

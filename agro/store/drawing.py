@@ -116,13 +116,36 @@ class DrawPicker(DrawReader):
         if len(picked) >= rule.groups or rule.fewer:
             return picked
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
-        raise Refused(waited + too_few(self.location, rule, len(picked), self.tally(rule, at)))
+        raise self._too_few(rule, len(picked), at, waited)
 
     def require(self, rule: DrawRule, at: At) -> None:
         """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
         count = len(self.candidates(rule, at.run, at.version))
         if count < rule.groups:
-            raise Refused(too_few(self.location, rule, count, self.tally(rule, at)))
+            raise self._too_few(rule, count, at)
+
+    def _too_few(self, rule: DrawRule, got: int, at: At, waited: str = "") -> Refused:
+        rows, groups, chosen, unscored, failed, fit = self.tally(rule, at)
+        needed, add = f"{rule.min_group} or more", "add samples"
+        if rule.data.hold_out and rule.data.hold_out_most is None:
+            add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
+        if rule.pairs:
+            needed, add = "a pair of", "add pairs"
+        scores, stale, got_of = "", "", str(got)
+        if rule.scored_only:
+            scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
+            add += ", score them"
+        if rule.data.spread:
+            got_of = f"{got} of different rewards (data.spread)"
+            add = f"set data.spread = false, {add}"
+        if rule.data.max_age is not None:
+            stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
+        return Refused(
+            f"{waited}{self.location}: expected {rule.groups} groups with {needed} eligible responses to "
+            f"draw from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; {chosen:.0f} "
+            f"are of the requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What to "
+            f"do: request fewer groups, {add}, or widen the choice"
+        )
 
 
 class Draws(DrawPicker):
@@ -294,7 +317,7 @@ class Draws(DrawPicker):
         foreign = [i for i, row in recorded.items() if row.prompt_id not in groups]
         foreign += set(made) - recorded.keys()
         if foreign:
-            raise Refused(drawn_otherwise(self._database.path, at, foreign[0]))
+            raise drawn_otherwise(self.location, at, foreign[0])
 
     def _choose_all(
         self, picks: Sequence[Selection], at: At, made: Sequence[int], joining: DrawRule | None
@@ -378,7 +401,7 @@ class Draws(DrawPicker):
         return groups
 
     def tally(self, rule: DrawRule, at: At) -> list[float]:
-        """What `too_few` reports: rows, groups, chosen rows, of which unscored and failed, eligible rows."""
+        """What `pick` reports: rows, groups, chosen rows, of which unscored and failed, eligible rows."""
         clause, args = queries.build_condition(**queries.chosen(rule.data))
         fits, more = queries.eligible(rule, at.run, at.version)
         [row] = self._database.run(
@@ -392,34 +415,9 @@ class Draws(DrawPicker):
         return list(row)
 
 
-def too_few(location: Location, rule: DrawRule, got: int, tally: Sequence[float]) -> str:
-    """Why a store has fewer groups than a rule draws."""
-    rows, groups, chosen, unscored, failed, fit = tally
-    needed, add = f"{rule.min_group} or more", "add samples"
-    if rule.data.hold_out and rule.data.hold_out_most is None:
-        add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
-    if rule.pairs:
-        needed, add = "a pair of", "add pairs"
-    scores, stale, got_of = "", "", str(got)
-    if rule.scored_only:
-        scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
-        add += ", score them"
-    if rule.data.spread:
-        got_of = f"{got} of different rewards (data.spread)"
-        add = f"set data.spread = false, {add}"
-    if rule.data.max_age is not None:
-        stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
-    return (
-        f"{location}: expected {rule.groups} groups with {needed} eligible responses to draw "
-        f"from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; {chosen:.0f} are of "
-        f"the requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What to do: "
-        f"request fewer groups, {add}, or widen the choice"
-    )
-
-
-def drawn_otherwise(location: Location, at: At, sample: int) -> str:
-    """Why a step isn't drawn a second time."""
-    return (
+def drawn_otherwise(location: Location, at: At, sample: int) -> Refused:
+    """A step isn't drawn a second time."""
+    return Refused(
         f"{location}: run {at.run} has drawn other samples at step {at.step}: the two draws differ in sample "
         f"{sample}. What to do: draw at a later step, or take the run back before this one (`ledger.rewind`)"
     )

@@ -56,13 +56,12 @@ def check_followed(phases: Sequence[Phase]) -> None:
 
 def measures_followed(phase: Phase) -> bool:
     """Whether a phase measures the metric that it follows."""
-    name, data = phase.config.followed, phase.config.data
+    name, config = phase.config.followed, phase.config
     if name == "eval_reward":
-        return phase.config.asks_held_out
-    if name == "eval_consistency":
-        beta = phase.diagnostic_beta(phase.config.objective.options)
-        return data.has_held_out_groups and beta is not None
-    return name is not None and data.has_held_out_groups
+        return config.asks_held_out
+    if name == "eval_consistency" and phase.diagnostic_beta(config.objective.options) is None:
+        return False
+    return name is not None and config.data.has_held_out_groups
 
 
 def measures_heldout_kl(config: RunConfig) -> bool:
@@ -140,8 +139,7 @@ def check_phase(phase: Phase, prefix: str) -> None:
             f"data.replay = {data.replay} and objective {name}. What to do: set them, or remove it"
         )
     _check_origin(config, needs, prefix)
-    _check_best_of_group(config, needs, prefix)
-    _check_spread(config, needs, prefix)
+    _check_differences(config, needs, prefix)
     minimum = least_responses(needs)
     if data.samples_fresh and config.sampler.n < minimum:
         raise Refused(
@@ -291,33 +289,28 @@ def _stale_by(config: RunConfig) -> tuple[str, str] | None:
 def _check_completing(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """What data.complete_groups and data.reward_scale can't be combined with."""
     data = config.data
-    stored = [
-        name
-        for name, is_set in (
-            ("min_reward", data.min_reward is not None),
-            ("best_of_group", data.best_of_group),
-            ("spread", data.spread),
-        )
-        if is_set
-    ]
-    if data.reward_scale and stored:
-        raise Refused(
-            f"{prefix}data.reward_scale maps rewards after the draw, but data.{stored[0]} compares them as "
-            "they are stored; remove one of the two"
-        )
-    if data.complete_groups is None:
-        return
-    problem = ""
-    if not data.draws_stored or data.store is None:
-        problem = "completes stored groups, but none is drawn: set data.store and data.replay"
-    elif PAIRS in needs:
-        problem = f"samples responses without judgments, but objective {config.objective.name} needs pairs"
-    elif data.spread:
-        problem = "and data.spread exclude each other: whether rewards differ isn't known before it samples"
-    if problem:
-        raise Refused(
-            f"{prefix}data.complete_groups = {data.complete_groups} {problem}; change one of the two"
-        )
+    compared = {
+        "min_reward": data.min_reward is not None,
+        "best_of_group": data.best_of_group,
+        "spread": data.spread,
+    }
+    if data.reward_scale:
+        name = f"{prefix}data.reward_scale maps rewards after the draw, but data."
+        refuse_first(name, compared, " compares them as they are stored; remove one of the two")
+    problems = {
+        "completes stored groups, but none is drawn: set data.store and data.replay": (
+            not data.draws_stored or data.store is None
+        ),
+        f"samples responses without judgments, but objective {config.objective.name} needs pairs": (
+            PAIRS in needs
+        ),
+        "and data.spread exclude each other: whether rewards differ isn't known before it samples": (
+            data.spread
+        ),
+    }
+    if data.complete_groups is not None:
+        name = f"{prefix}data.complete_groups = {data.complete_groups} "
+        refuse_first(name, problems, "; change one of the two")
 
 
 def _check_truncation(config: RunConfig, prefix: str) -> None:
@@ -337,34 +330,23 @@ def _check_truncation(config: RunConfig, prefix: str) -> None:
     )
 
 
-def _check_best_of_group(config: RunConfig, needs: set[Need], prefix: str) -> None:
-    """The responses that it draws of a group have one reward, so there is nothing to compare."""
-    need = grouping(needs)
-    if config.data.best_of_group and need is not None:
+def _check_differences(config: RunConfig, needs: set[Need], prefix: str) -> None:
+    """Where rewards are compared that can't differ, or that aren't looked at."""
+    data, name, need = config.data, config.objective.name, grouping(needs)
+    if data.best_of_group and need is not None:
         raise Refused(
-            f"{prefix}objective {config.objective.name} compares the responses of a group (it needs "
-            f"{need.what}), but data.best_of_group draws only those of its highest reward. What to do: leave "
+            f"{prefix}objective {name} compares the responses of a group (it needs {need.what}), but "
+            "data.best_of_group draws only those of its highest reward. What to do: leave "
             "data.best_of_group out, or use an objective of single responses, such as sft."
         )
-
-
-def _check_spread(config: RunConfig, needs: set[Need], prefix: str) -> None:
-    """Where no group can have rewards that differ, or where they aren't looked at."""
-    data = config.data
-    if not data.spread:
-        return
-    problem = ""
-    if data.best_of_group:
-        problem = "data.best_of_group draws only responses of one reward in a group"
-    elif PAIRS in needs:
-        problem = f"objective {config.objective.name} draws judged pairs, whatever their rewards"
-    elif data.samples_fresh and config.sampler.n == 1:
-        problem = "sampler.n = 1 makes groups of one response"
-    if problem:
-        raise Refused(
-            f"{prefix}data.spread = true trains only on groups whose rewards differ, but {problem}. What to "
-            "do: data.spread = false, or change the other"
-        )
+    problems = {
+        "data.best_of_group draws only responses of one reward in a group": data.best_of_group,
+        f"objective {name} draws judged pairs, whatever their rewards": PAIRS in needs,
+        "sampler.n = 1 makes groups of one response": data.samples_fresh and config.sampler.n == 1,
+    }
+    if data.spread:
+        name = f"{prefix}data.spread = true trains only on groups whose rewards differ, but "
+        refuse_first(name, problems, ". What to do: data.spread = false, or change the other")
 
 
 def _check_on_policy(config: RunConfig, prefix: str) -> None:

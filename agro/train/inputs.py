@@ -120,10 +120,8 @@ def split_prompts(
     for prompt in prompts:
         parts[is_held_out(clusters.get(prompt.id, prompt.id), data.hold_out)].append(prompt)
     if prompts and not parts[0]:
-        raise Refused(
-            f"data.hold_out = {data.hold_out:g} holds out all {len(prompts)} prompts of data.prompts; lower "
-            "it"
-        )
+        held_out = f"holds out all {len(prompts)} prompts of data.prompts"
+        raise Refused(f"data.hold_out = {data.hold_out:g} {held_out}; lower it")
     return parts
 
 

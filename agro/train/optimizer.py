@@ -142,12 +142,8 @@ class Optimizer:
 
 
 def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) -> torch.optim.Optimizer:
-    settings: dict[str, Any] = {
-        "lr": config.lr,
-        "betas": config.adam_betas,
-        "eps": config.adam_eps,
-        "weight_decay": config.weight_decay,
-    }
+    settings: dict[str, Any] = {"lr": config.lr, "betas": config.adam_betas, "eps": config.adam_eps}
+    settings["weight_decay"] = config.weight_decay
     if config.optimizer == "adamw_8bit":
         return adamw_8bit(groups, policy.device, **settings)
     is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel

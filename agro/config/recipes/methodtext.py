@@ -27,7 +27,8 @@ def method_text(name: str, entry: Objective) -> str:
     assert recipe is not None, f"{name}: its recipe is a file"
     values = method_values(name, entry)
     notes = {f"objective.{key}": note for key, note in option_notes(entry).items()}
-    notes |= NOTES | {_dotted(key): note for key, note in recipe.notes.items()}
+    notes |= NOTES
+    notes |= {key if "." in key else f"objective.{key}": note for key, note in recipe.notes.items()}
     lines = _head(name, recipe, BASES[recipe.base])
     for section in SECTIONS:
         if section in values:
@@ -119,17 +120,12 @@ def _paragraph(text: str) -> list[str]:
 def _setting(key: str, value: Any, note: str) -> list[str]:
     """`key = value`, and a comment that goes on in the lines below."""
     assignment = f"{key} = {toml(value)}"
-    comments = [
-        f"# {line}" for line in textwrap.wrap(note, WIDTH - COMMENT_COLUMN - 2, break_on_hyphens=False)
-    ]
+    lines = textwrap.wrap(note, WIDTH - COMMENT_COLUMN - 2, break_on_hyphens=False)
+    comments = [f"# {line}" for line in lines]
     indented = [" " * COMMENT_COLUMN + comment for comment in comments]
     if not comments or len(assignment) >= COMMENT_COLUMN:
         return [assignment, *indented]
     return [assignment.ljust(COMMENT_COLUMN) + comments[0], *indented[1:]]
-
-
-def _dotted(key: str) -> str:
-    return key if "." in key else f"objective.{key}"
 
 
 def _order(entry: Objective) -> Any:

@@ -14,7 +14,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-from agro.errors import Refused
 from agro.store.candidates import PlacedGroup
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection
 from agro.store.drawing import DrawPicker, drawn_otherwise, samples_of
@@ -211,7 +210,7 @@ class ShardedDraws(DrawPicker):
         Raises `Refused` where it would draw what isn't of them."""
         other = set(share.made) - set(made)
         if other:
-            raise Refused(drawn_otherwise(self._group.name, at, min(other)))
+            raise drawn_otherwise(self._group.name, at, min(other))
         planned = set(groups)
         picks = [Selection(rule, [group for group in own if group in planned]) for rule, own in share.picks]
         return _Share(picks, share.made)

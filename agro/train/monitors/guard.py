@@ -207,7 +207,15 @@ class Best(Monitor):
         name = view.phase.config.followed
         value = view.metrics.get(name) if name is not None else None
         if name is None or value is None or math.isnan(value):  # not measured, or not scored
-            _check_measurable(name, view.step, rule)
+            decides = rule.keep_best or rule.patience or rule.target is not None
+            # A reward may be known at the next step; what stored groups don't have stays so.
+            if view.step == 0 and decides and name not in (None, "eval_reward"):
+                raise Refused(
+                    f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, "
+                    "patience or target follow it. eval_auc needs responses of different rewards in a group. "
+                    "What to do: hold out more groups (data.hold_out, data.eval_store), or follow another "
+                    "metric"
+                )
             return ""
         lower = FOLLOWED[name].lower
         self.waited += 1
@@ -235,17 +243,3 @@ class Best(Monitor):
 def _exceeds(a: float, b: float, lower: bool) -> bool:
     """Whether `a` is better than `b`."""
     return a < b if lower else a > b
-
-
-def _check_measurable(name: str | None, step: int, rule: EvaluateConfig) -> None:
-    """Refuse to wait for a metric of stored groups that these groups don't have, before the first step.
-
-    A reward can be missing at one step and be known at the next, so that isn't refused.
-    """
-    decides = rule.keep_best or rule.patience or rule.target is not None
-    if step == 0 and decides and name not in (None, "eval_reward"):
-        raise Refused(
-            f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, patience or "
-            "target follow it. eval_auc needs responses of different rewards in a group. What to do: hold "
-            "out more groups (data.hold_out, data.eval_store), or follow another metric"
-        )
