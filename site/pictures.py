@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WORK, OUT = ROOT / "build/pictures", ROOT / "docs/pictures"
-RUNS = {"first": [], "rloo": ["objective.name=rloo", "objective.beta=0.0"]}
+RUNS = {"first": [], "near": ["objective.beta=0.1"]}
 LARGEST = 150_000  # bytes of a picture
 MARGIN = 16  # pixels below what it shows
 TERMINAL = """<!DOCTYPE html><meta charset="utf-8"><style>
@@ -49,11 +49,12 @@ def train(task: Path) -> None:
 
 
 def terminal(task: Path) -> Path:
-    """A page that looks like the terminal after a run: the first and the last lines."""
+    """A page that looks like the terminal after a run: what was measured, the verdict, the last lines."""
     lines = (task / "first.log").read_text(encoding="utf-8").splitlines()
     evaluated = [line for line in lines if "held-out" in line and line.startswith("train ")]
     shown = ["<b>$</b> agro train recipe.toml --out runs/first", *map(html.escape, evaluated)]
-    shown += [html.escape(line) for line in lines[-2:]]
+    said = [line for line in lines if line.startswith(("Better", "Worse", "Not shown"))]
+    shown += map(html.escape, said + lines[-2:])
     path = task / "terminal.html"
     path.write_text(TERMINAL + "\n".join(shown) + "</pre>\n", encoding="utf-8")
     return path
@@ -84,7 +85,7 @@ def main() -> None:
     for scheme in ("light", "dark"):
         photograph(browser, task / "runs/first/report.html", f"page-{scheme}", scheme, 960, "figure")
         photograph(browser, task / "compare/compare.html", f"compare-{scheme}", scheme, 960, "svg")
-    photograph(browser, terminal(task), "terminal", "dark", 820, "pre")
+    photograph(browser, terminal(task), "terminal", "dark", 980, "pre")
     browser.close()
 
 

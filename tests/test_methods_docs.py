@@ -181,6 +181,14 @@ def test_a_setting_has_one_of_its_names(tmp_path: Path) -> None:
     assert RunConfig.of({"reward_funcs": ["math", "exact"]}).reward.functions[1].name == "exact"
 
 
+@pytest.mark.parametrize("text", ["[r.py:a,r.py:b]", '["r.py:a", "r.py:b"]', "r.py:a, r.py:b"])
+def test_several_functions_are_added_on_the_command_line(text: str) -> None:
+    """In place of the one reward that the recipe names."""
+    functions = RunConfig.load("fresh", [f"reward_funcs={text}"]).reward.functions
+    assert [(each.name, each.weight) for each in functions] == [("r.py:a", 1.0), ("r.py:b", 1.0)]
+    assert RunConfig.load("fresh", ["reward_funcs=[r.py:a]"]).reward.name == "r.py:a"
+
+
 def nested(key: str, value: Any) -> dict[str, Any]:
     section, _, last = key.rpartition(".")
     return {section: {last: value}} if section else {last: value}

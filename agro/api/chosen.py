@@ -1,4 +1,5 @@
-"""β and the learning rate of a run that names neither: from lengths, rewards and the size of the model."""
+"""What a run takes that names no method, β or learning rate: the recipe for its data, and the two from
+lengths, rewards and the size of the model."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from agro.objectives import get
 from agro.objectives.options import described
 from agro.store import Store
 from agro.store.location import exists, location_of
+from agro.train.instead import kind_of
 
-# The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. It goes with the rewards and 1/length.
-PER_TOKEN = 0.01 * 256
-LARGEST = 0.1  # for rewards from 0 to 1: the optimum of a success in 100 is then 99 in 100
+# The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. It goes with the rewards, and with 1/length
+# of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/arguments.py).
+LARGEST, PER_TOKEN = 0.01, 0.01 * 256
 LETTERS = 4  # of a token, about, where a log has none
 # 1e-6 for a billion weights, 3e-4 for three million: inversely as many.
 PER_WEIGHT, HIGHEST_RATE, UNKNOWN_RATE = 1e-6 * 1e9, 1e-3, 1e-6
 ADAPTER = 10  # times the rate of all weights (Schulman et al., LoRA Without Regret, 2025)
+OF_METHOD = {"data": ("spread",), "train": ("step_kl", "schedule")}  # of a recipe, besides its objective
 
 
 class Chosen(NamedTuple):
@@ -33,9 +36,13 @@ class Chosen(NamedTuple):
 
 
 def choose(values: Mapping[str, Any]) -> Chosen:
-    """What nested values of a run leave open, of `objective.beta` and `train.lr`."""
+    """What nested values of a run leave open, of the method, `objective.beta` and `train.lr`."""
     config = RunConfig.of(values, "agro.train")
     chosen = Chosen({}, [])
+    recipe = _recipe(config)
+    if recipe:
+        chosen.settings.update(_method(recipe, config))
+        chosen.notes.append(f"the method is that of recipe {recipe}")
     entry = get(config.objective.name)
     is_asked = described(entry.options).get("beta", {}).get("required", False)
     if is_asked and "beta" not in config.objective.options:
@@ -57,6 +64,35 @@ def choose(values: Mapping[str, Any]) -> Chosen:
         chosen.settings["train.lr"] = float(f"{rate:.1g}")
         chosen.notes.append(f"train.lr = {rate:.1g}, for {of_weights}")
     return chosen
+
+
+def _recipe(config: RunConfig) -> str:
+    """The recipe for the data of a run that says no more of its method than agro and β; empty for another."""
+    if config.objective.name != "agro" or config.objective.options.keys() - {"beta"} or config.phases:
+        return ""
+    share = config.data.replay_at(0)
+    opened = None if share == 0 else _store(config)
+    if opened is None:
+        return "fresh" if share == 0 and config.train.groups > 1 else ""
+    with opened as store:
+        kind, _ = kind_of(store)
+    if kind == "log" and share < 1:
+        return "mixed"
+    return kind if kind in ("log", "feedback") else ""
+
+
+def _method(recipe: str, config: RunConfig) -> dict[str, Any]:
+    """What a recipe says of the method, but for β and what is given, by dotted key."""
+    theirs = RunConfig.load(recipe)
+    options = {name: value for name, value in theirs.objective.options.items() if name != "beta"}
+    found = {f"objective.{name}": value for name, value in options.items()}
+    for section, names in OF_METHOD.items():
+        given = getattr(config, section).model_fields_set
+        said = getattr(theirs, section).model_fields_set
+        for name in names:
+            if name in said and name not in given:
+                found[f"{section}.{name}"] = getattr(getattr(theirs, section), name)
+    return found
 
 
 def _length(config: RunConfig) -> tuple[float, str]:

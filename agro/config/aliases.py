@@ -36,10 +36,8 @@ def without_aliases(
         if key in peers.BATCH:
             result.setdefault("", {})[key] = value  # taken when the number of responses is known
             continue
-        ours = peers.ALIASES[key]
-        if key == "reward_funcs" and isinstance(value, list | tuple):
-            ours, value = "reward.functions", [{"name": name} for name in value]
-        _put(result, ours, _translated(key, value), key, location)
+        ours, value = _ours(key, value)
+        _put(result, ours, value, key, location)
     batch = result.pop("", {})
     if batch:
         complete = {"per_device_train_batch_size": PER_DEVICE, **batch}
@@ -57,8 +55,9 @@ def renamed(items: Iterable[str]) -> list[str]:
         is_theirs = equals and name in peers.ALIASES and not key.startswith("phases.")
         is_theirs = is_theirs and (key.strip() == name or name != "beta")  # evaluate.beta is ours
         if is_theirs:
-            _say(name, peers.ALIASES[name])
-            item = f"{peers.ALIASES[name]}={_translated(name, value)}"
+            ours, value = _ours(name, _functions(value) if name == "reward_funcs" else value)
+            _say(name, ours)
+            item = f"{ours}={_toml(value)}"
         found.append(item)
     return found
 
@@ -86,11 +85,26 @@ def _put(values: dict[str, Any], ours: str, value: Any, theirs: str, location: s
     _say(theirs, ours)
 
 
-def _translated(key: str, value: Any) -> Any:
-    """Of a name of a loss its name here."""
+def _ours(key: str, value: Any) -> tuple[str, Any]:
+    """agro's key and value: several rewards are added, as TRL does, and a loss has its name here."""
+    if key == "reward_funcs" and isinstance(value, list | tuple):
+        return "reward.functions", [{"name": name} for name in value]
     if key == "loss_type" and isinstance(value, str):
-        return peers.method(value)
-    return value
+        value = peers.method(value)
+    return peers.ALIASES[key], value
+
+
+def _functions(text: str) -> str | list[str]:
+    """Names between commas, with brackets and quotes or without; one is a name."""
+    names = [name.strip(" \"'") for name in text.strip().strip("[]").split(",")]
+    return names if len(names) > 1 else names[0]
+
+
+def _toml(value: Any) -> str:
+    """A value of the command line: text as it was, a list of tables in one line."""
+    if isinstance(value, str):
+        return value
+    return "[" + ", ".join(f'{{ name = "{each["name"]}" }}' for each in value) + "]"
 
 
 def _groups(batch: Mapping[str, Any], n: Any, location: str) -> int:

@@ -22,6 +22,11 @@ _SHORT_NUMBER = re.compile(
     re.VERBOSE,
 )
 LENGTH = ("steps", "epochs")  # of [train], which has one of them
+REPLACED = {  # what a recipe may have in place of a key, by the key
+    "data.hold_out": "data.hold_out_most",
+    "reward.functions": "reward.name",
+    "reward.name": "reward.functions",
+}
 
 
 def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,11 +71,12 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
 
 
 def drop_replaced(values: dict[str, Any], item: str) -> None:
-    """Drop the steps of a recipe where `item` sets epochs, its epochs where it sets steps, and the bound of
-    its data.hold_out where it sets this."""
+    """Drop the steps of a recipe where `item` sets epochs, its epochs where it sets steps, and what REPLACED
+    says of other keys."""
     key, _, raw = item.partition("=")
-    if key.strip() == "data.hold_out" and isinstance(values.get("data"), dict):
-        values["data"].pop("hold_out_most", None)
+    section, _, name = REPLACED.get(key.strip(), "").partition(".")
+    if isinstance(values.get(section), dict):
+        values[section].pop(name, None)
     if not _sets_length(key.strip().split(".")):
         return
     target, keys = _target(values, key, raw, item)

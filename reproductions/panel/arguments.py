@@ -21,12 +21,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 import agro  # noqa: E402
-from agro.models.policy import Policy  # noqa: E402
-from reproductions.panel import play  # noqa: E402
+from reproductions.panel import logs, play  # noqa: E402
 from reproductions.panel.logs import FULL  # noqa: E402
 
 JOBS = ("own", "graded", "fresh")
-SHOWN = ("objective", "train.lr", "train.step_kl", "train.schedule")
 
 
 def trained(world: play.World, seed: int, folder: Path, **settings: Any) -> dict[str, Any]:
@@ -51,8 +49,8 @@ def trained(world: play.World, seed: int, folder: Path, **settings: Any) -> dict
         evaluate__kl=False,
         **settings,
     )
-    config = json.loads((run.folder / "config.json").read_text())["config"]
-    found = play.measure(world, Policy.load(run.folder / "model"))
+    config = json.loads((run.folder / "config.json").read_text())
+    found = play.measure(world, logs.load(run.folder / "model"))
     return {"objective": config["objective"], "lr": config["train"]["lr"], **found}
 
 
