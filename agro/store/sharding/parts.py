@@ -236,13 +236,17 @@ class ShardedSurvey(SurveyReader):
         return [(list(names), *rest) for names, rest in met.items()]
 
 
-class ShardedRequests(RemotePart):
+class ShardedPart(RemotePart):
+    """A part of all shards. What it doesn't say otherwise, the first one does alone."""
+
+    def __init__(self, name: str, group: ShardGroup) -> None:
+        super().__init__(name, group.first)
+        self._group = group
+
+
+class ShardedRequests(ShardedPart):
     """Requests are at the first shard. The others know which are claimed, and at which step one was taken:
     what waits to be fresh isn't drawn as stored."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("requests", group.first)
-        self._group = group
 
     def claim(self, run: str, collector: str, **options: Any) -> list[int]:
         """See `Requests.claim`."""
@@ -262,12 +266,8 @@ class ShardedRequests(RemotePart):
         self._group.then_first("requests.reopen", run, list(numbers))
 
 
-class ShardedLedger(RemotePart):
+class ShardedLedger(ShardedPart):
     """Each shard has the commits of runs, those at the first count. Cached log-probs are there alone."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("ledger", group.first)
-        self._group = group
 
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
         """See `Ledger.commit`."""
@@ -291,24 +291,16 @@ class ShardedLedger(RemotePart):
         return " ".join(self._group.each("ledger.fingerprint"))
 
 
-class ShardedClusters(RemotePart):
+class ShardedClusters(ShardedPart):
     """The clusters of runs, by which each shard draws for them."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("clusters", group.first)
-        self._group = group
 
     def keep(self, run: str, clusters: Clusters) -> None:
         """Replace those of a run."""
         self._group.then_first("clusters.keep", run, clusters)
 
 
-class ShardedImports(RemotePart):
+class ShardedImports(ShardedPart):
     """What was imported into the shards."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("imports", group.first)
-        self._group = group
 
     def provenance(self, run: str | None = None) -> list[Provenance]:
         """See `Imports.provenance`."""
@@ -320,12 +312,8 @@ class ShardedImports(RemotePart):
         return sorted(found.values(), key=lambda part: text_key(part.source))
 
 
-class ShardedTables(RemotePart):
+class ShardedTables(ShardedPart):
     """Whether all shards are as they were written."""
-
-    def __init__(self, group: ShardGroup) -> None:
-        super().__init__("tables", group.first)
-        self._group = group
 
     def check(self) -> None:
         """See `Tables.check`."""
@@ -354,7 +342,7 @@ def parts_of_shards(location: Shards, *, read_only: bool, create: bool, timeout:
         raise
     group = ShardGroup(shards, str(location))
     survey = cast(Survey, ShardedSurvey(group))
-    clusters = cast(RunClusters, ShardedClusters(group))
+    clusters = cast(RunClusters, ShardedClusters("clusters", group))
     split = Split(survey, clusters)
     return Parts(
         location=location,
@@ -364,10 +352,10 @@ def parts_of_shards(location: Shards, *, read_only: bool, create: bool, timeout:
         split=split,
         clusters=clusters,
         draws=cast(Draws, ShardedDraws(group, split)),
-        requests=cast(Requests, ShardedRequests(group)),
-        ledger=cast(Ledger, ShardedLedger(group)),
-        imports=cast(Imports, ShardedImports(group)),
-        tables=cast(Tables, ShardedTables(group)),
+        requests=cast(Requests, ShardedRequests("requests", group)),
+        ledger=cast(Ledger, ShardedLedger("ledger", group)),
+        imports=cast(Imports, ShardedImports("imports", group)),
+        tables=cast(Tables, ShardedTables("tables", group)),
         leases=cast(Leases, RemotePart("leases", group.first)),
         shard=cast(ShardRecord, RemotePart("shard", group.first)),
     )
