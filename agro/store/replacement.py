@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -68,7 +69,7 @@ def replaced(paths: Sequence[Path], new: Sequence[Path]) -> Iterator[None]:
 
 def is_begun(path: Path) -> bool:
     """Whether a replacement of this store, and of others, has begun."""
-    return _note_of(path).exists()
+    return os.path.exists(_note_of(path))  # False for a name that is too long
 
 
 def complete(path: Path) -> None:
