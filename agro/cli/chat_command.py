@@ -14,7 +14,7 @@ import typer
 
 from agro.cli.common import PolicySetting, Seed
 from agro.cli.models import LONGEST
-from agro.cli.run_models import START, MeasuredModel, located
+from agro.cli.run_models import START, MeasuredModel, model_path
 from agro.errors import Refused
 from agro.io.terminal import visible
 
@@ -60,7 +60,7 @@ def chat(
     name = asked.name
     rollouts = [asked.rollout()]
     if against is not None:
-        rollouts.append(asked.other(against if against == START else located(against)))
+        rollouts.append(asked.other(against if against == START else model_path(against)))
     conversation = Conversation(rollouts, asked.sampler(1, temperature, max_new), random.Random(seed))
     if against is None:
         _talk(conversation, lambda answers: answers[0].sample)

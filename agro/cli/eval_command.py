@@ -15,7 +15,7 @@ import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, Responses, RewardOption, Seed, end, options
 from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of
-from agro.cli.run_models import START, MeasuredModel, load_sets, located, working_in
+from agro.cli.run_models import START, MeasuredModel, load_sets, model_path, working_in
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def eval_(
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
-    other = against if against in (None, START) else located(against)
+    other = against if against in (None, START) else model_path(against)
     sets = _sets(prompts, subject)
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:

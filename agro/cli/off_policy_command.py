@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
-from agro.cli.run_models import START, MeasuredModel, located, working_in
+from agro.cli.run_models import START, MeasuredModel, model_path, working_in
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
 
@@ -117,7 +117,7 @@ def _estimate(
     other = None
     if reference is not None:
         other = RescoredLog.of(
-            log, policy_of(subject.other(reference if reference == START else located(reference)))
+            log, policy_of(subject.other(reference if reference == START else model_path(reference)))
         )
         if len(other.responses) != len(rescored.responses):
             raise Refused(
@@ -224,7 +224,7 @@ def _rank_checkpoints(
         raise Refused(f"{subject.run}: expected checkpoints/step-N, got none; train.keep keeps more of them")
     candidates: list[dict[str, Any]] = []
     for path in folders:
-        checkpoint = replace(subject, name=str(path), path=located(str(path)))
+        checkpoint = replace(subject, name=str(path), path=model_path(str(path)))
         rescored = RescoredLog.of(log, _policy(checkpoint, values))
         found = _value(rescored.scored(), values, None)
         row: dict[str, Any] = {"name": path.name, "estimated": None, "obstacle": found["obstacle"]}

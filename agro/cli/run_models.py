@@ -56,7 +56,7 @@ class MeasuredModel:
         folder = run or _run_that_saved(model)
         if folder is not None and config is None:
             config = config_of(folder)
-        return cls(model, located(model), run, config, started_in(folder), changes)
+        return cls(model, model_path(model), run, config, started_in(folder), changes)
 
     def without_environment(self) -> MeasuredModel:
         """Asked single questions, whatever the run played."""
@@ -127,7 +127,7 @@ class MeasuredModel:
         return Path.cwd() if name else self.started
 
 
-def located(name: str) -> str:
+def model_path(name: str) -> str:
     """A model's folder from anywhere, or its name on the hub."""
     return str(Path(name).absolute()) if Path(name).exists() else name
 

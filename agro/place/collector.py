@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agro.config import RunConfig, check_texts
 from agro.errors import Refused
@@ -40,6 +40,11 @@ from agro.train.source import PromptOrder
 REPORT_SECONDS = 1.0  # between what it lets people see
 IDLE_SECONDS = 1.0  # after which a collector without work asks again, unless a step is published before
 BEGIN_SECONDS = 600.0  # for the trainer of a run to begin
+NO_TRAINER = (
+    f"{{url}}: waited {BEGIN_SECONDS:g} s for a trainer with source.kind = elsewhere, and none began. What "
+    "to do: start it (agro train …), then run agro collect again"
+)
+T = TypeVar("T")
 
 
 class Collector:
@@ -128,7 +133,7 @@ class Collector:
                     self.publications.wait(published, IDLE_SECONDS)
                 self.activity.check()
                 published = self._renew(engine)
-                self._report(published)
+                self._report(published, engine)
         self.publications.withdraw(self.process)
         return self.process.responses or 0
 
@@ -159,11 +164,16 @@ class Collector:
         self.say(f"{len(collected.ids)} responses to {len(numbers)} prompts at version {published.version}")
         self.process = replace(self.process, responses=(self.process.responses or 0) + len(collected.ids))
 
-    def _report(self, published: PublishedWeights) -> None:
+    def _report(self, published: PublishedWeights, engine: Engine) -> None:
         """Let people see what this process does, now and then."""
         now = time.monotonic()
         if now - self._reported >= REPORT_SECONDS:
-            self.publications.report(replace(self.process, version=published.version))
+            error, dropped = (
+                engine.measured.get("push_error"),
+                tuple(engine.measured.get("servers_dropped", ())),
+            )
+            report = replace(self.process, version=published.version, push_error=error, dropped=dropped)
+            self.publications.report(report)
             self._reported = now
 
     def _check_scoring(self, inputs: Mapping[str, str]) -> None:
@@ -193,19 +203,15 @@ class Collector:
 
     def _wait(self) -> PublishedWeights:
         """The first weights that the trainer published."""
-        deadline = self._deadline()
-        while True:
-            published = self.publications.newest()
-            if published is not None:
-                return published
-            if time.monotonic() > deadline:
-                raise Refused(
-                    f"source.wait_seconds: waited {self.config.source.wait_seconds:g} s for the weights that "
-                    f"the trainer publishes in {self.publications}. What to do: start it (agro train … --out "
-                    "RUN), then run agro collect again"
-                )
-            self.activity.check()
-            time.sleep(POLL_SECONDS)
+        seconds = self.config.source.wait_seconds
+        return _until(
+            self.publications.newest,
+            seconds,
+            self.activity,
+            f"source.wait_seconds: waited {seconds:g} s for the weights that the trainer publishes in "
+            f"{self.publications}. What to do: start it (agro train … --out RUN), then run agro collect "
+            "again",
+        )
 
     def _load(self) -> tuple[Policy, PublishedWeights]:
         """The published model, in a process of its own."""
@@ -248,34 +254,35 @@ def _store_of(publications: Publications) -> Any:
     return (publications.record() or {}).get("data", {}).get("store")
 
 
-def _wait_for_record(publications: Publications, activity: Activity) -> None:
-    """The trainer of a run that has a folder publishes it at the owner a moment later."""
-    deadline = time.monotonic() + BEGIN_SECONDS
-    while publications.record() is None and time.monotonic() < deadline:
-        activity.check()
-        time.sleep(POLL_SECONDS)
-
-
 def wait_for_trainer(url: str, activity: Activity) -> str:
     """The id of the run that is at work at the owner of a store; of several the one that began last.
 
     Raises `Refused` where none begins.
     """
-    deadline = time.monotonic() + BEGIN_SECONDS
     with closing(OwnerHttp(url)) as http, Store.open(url) as store:
-        while True:
+
+        def working() -> str | None:
             runs = json.loads(http.get("/shared") or b"[]")
-            working = set(store.leases.alive([trainer_of(run) for run in runs]))
-            found = [str(run) for run in runs if trainer_of(run) in working]
-            if found:
-                return found[-1]
-            if time.monotonic() > deadline:
-                raise Refused(
-                    f"{url}: waited {BEGIN_SECONDS:g} s for a trainer with source.kind = elsewhere, and none "
-                    "began. What to do: start it (agro train …), then run agro collect again"
-                )
-            activity.check()
-            time.sleep(POLL_SECONDS)
+            alive = set(store.leases.alive([trainer_of(run) for run in runs]))
+            return next((str(run) for run in reversed(runs) if trainer_of(run) in alive), None)
+
+        return _until(working, BEGIN_SECONDS, activity, NO_TRAINER.format(url=url))
+
+
+def _wait_for_record(publications: Publications, activity: Activity) -> None:
+    """The trainer of a run that has a folder publishes it at the owner a moment later."""
+    _until(publications.record, BEGIN_SECONDS, activity, NO_TRAINER.format(url=publications))
+
+
+def _until(find: Callable[[], T | None], seconds: float, activity: Activity, refusal: str) -> T:
+    """What is found within so many seconds. Raises `Refused` with this text where nothing is."""
+    deadline = time.monotonic() + seconds
+    while (found := find()) is None:
+        if time.monotonic() > deadline:
+            raise Refused(refusal)
+        activity.check()
+        time.sleep(POLL_SECONDS)
+    return found
 
 
 def _dead(store: Store, collectors: Collection[str]) -> list[str]:

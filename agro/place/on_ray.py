@@ -1,9 +1,10 @@
 """Processes on a cluster of Ray: Ray finds a node for each, and says when it dies.
 
-Each process is a child of an actor. The owner is pinned to the head, the trainer has the one bundle of a
-placement group, and collectors are spread over the nodes as far as there is room: those for which there is
-none wait until a node joins. What dies with its actor or node is started again in a new actor, wherever Ray
-finds room. The processes speak HTTP, so that nothing but their start and end goes through Ray.
+Each process is a child of an actor. The owner is pinned to the head, the trainer has a bundle of a placement
+group, and collectors are spread over the nodes as far as there is room: those for which there is none wait
+until a node joins. Servers and their collectors are on the trainer's node. What dies with its actor or node
+is started again in a new actor, wherever Ray finds room. The processes speak HTTP, so that nothing but their
+start and end goes through Ray.
 
 Ray Core is used, no other part of it. RUN and the files that the configuration names lie in a folder that all
 nodes share.
@@ -15,21 +16,22 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agro.errors import Refused
 from agro.io.processes import LocalProcess, free_port
 from agro.place.local import log_file
 from agro.place.placement import PlacedProcess, Placement
+from agro.place.remote import PASSED
 from agro.place.supervisor import LOST
 
 HEAD = {"node:__internal_head__": 0.001}  # a resource that the head alone has
 CONNECT_SECONDS = 10.0
 START_SECONDS = 120.0  # for the actors of owner and trainer to be placed
 PYTHON = "{python}"  # in a command: the Python of the node
-PASSED = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE")
 
 
 class Runner:
@@ -101,12 +103,56 @@ class RayProcess:
         self._code = LOST
 
 
+@dataclass(frozen=True)
+class Group:
+    """Processes that are on one node: a bundle of a placement group each."""
+
+    placement_group: Any
+    names: Sequence[str]  # of the processes, in the order of their bundles
+
+    @classmethod
+    def of(cls, ray: Any, processes: Sequence[PlacedProcess], ranks: int) -> Self:
+        """The trainer; and servers, where there are some, with the collectors, which name them as those of
+        their own host and hand them weights as its files.
+
+        A CPU for each rank and other process, and a GPU for each rank and server where the cluster has them.
+        Raises `Refused` where no node has room.
+        """
+        has_servers = any(process.role == "server" for process in processes)
+        roles = ("trainer", "server", "collector") if has_servers else ("trainer",)
+        members = [process for process in processes if process.role in roles]
+        counts = [ranks if process.role == "trainer" else 1 for process in members]
+        bundles: list[dict[str, float]] = [{"CPU": count} for count in counts]
+        of_gpus = [i for i, process in enumerate(members) if process.role != "collector"]
+        if ray.cluster_resources().get("GPU", 0) >= sum(counts[i] for i in of_gpus):
+            for i in of_gpus:
+                bundles[i]["GPU"] = counts[i]
+        group = ray.util.placement_group(bundles, strategy="STRICT_PACK")
+        if not group.wait(START_SECONDS):
+            raise Refused(
+                f"--place ray: expected a node with {bundles} free for {', '.join(p.name for p in members)}, "
+                f"but none was within {START_SECONDS:g} s; the cluster has {ray.available_resources()}"
+            )
+        return cls(group, [process.name for process in members])
+
+    def options(self, ray: Any, name: str) -> dict[str, Any]:
+        """Of the actor of a process, which has all of its bundle."""
+        i = self.names.index(name)
+        reserved = self.placement_group.bundle_specs[i]
+        strategies = ray.util.scheduling_strategies
+        strategy = strategies.PlacementGroupSchedulingStrategy(
+            self.placement_group, placement_group_bundle_index=i
+        )
+        cpus, gpus = reserved.get("CPU", 0), reserved.get("GPU", 0)
+        return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+
+
 class RayLauncher:
     """Starts processes in actors."""
 
-    def __init__(self, ray: Any, placement_group: Any, logs: Path, variables: Mapping[str, str]) -> None:
-        """`placement_group`: of the trainer. `variables`: of the environment of all processes."""
-        self._ray, self._group, self._logs = ray, placement_group, logs
+    def __init__(self, ray: Any, group: Group, logs: Path, variables: Mapping[str, str]) -> None:
+        """`variables`: of the environment of all processes."""
+        self._ray, self._group, self._logs = ray, group, logs
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
         self._variables = {**passed, **variables}
         self._runner = ray.remote(max_restarts=0)(Runner)
@@ -121,13 +167,9 @@ class RayLauncher:
         """Where an actor goes, and what it reserves there."""
         if process.role == "owner":
             return {"num_cpus": 0, "resources": HEAD}
-        if process.role == "collector":
-            return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-        strategies = self._ray.util.scheduling_strategies
-        strategy = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
-        reserved = self._group.bundle_specs[0] if process.role == "trainer" else {}
-        gpus, cpus = reserved.get("GPU", 0), reserved.get("CPU", 0)
-        return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+        if process.name in self._group.names:
+            return self._group.options(self._ray, process.name)
+        return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
 
 
 def connect(placement: Placement) -> Any:
@@ -154,20 +196,6 @@ def _check_head(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-
-
-def trainer_group(ray: Any, ranks: int) -> Any:
-    """A placement group with room for the trainer: a CPU a rank, and a GPU where the cluster has them."""
-    bundle: dict[str, float] = {"CPU": ranks}
-    if ray.cluster_resources().get("GPU", 0) >= ranks:
-        bundle["GPU"] = ranks
-    group = ray.util.placement_group([bundle], strategy="STRICT_PACK")
-    if not group.wait(START_SECONDS):
-        raise Refused(
-            f"--place ray: expected a node with {bundle} free for the trainer, but none was within "
-            f"{START_SECONDS:g} s; the cluster has {ray.available_resources()}"
-        )
-    return group
 
 
 def owner_address(ray: Any) -> tuple[str, int]:

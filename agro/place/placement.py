@@ -99,6 +99,12 @@ class Plan:
         """`host`, `port`: where the owner of the store listens. Raises `Refused` for a run that can't be
         placed."""
         config = command.load()
+        if config.place.servers and placement.kind in ("ssh", "slurm"):
+            raise Refused(
+                f"--place {placement}: place.servers: they would be started on this host, but collectors on "
+                "others hand them weights as files of their own hosts. What to do: start a server on each of "
+                "these hosts, and name it as they do: engine.url = http://127.0.0.1:8000"
+            )
         url = f"http://{host}:{port}"
         count = placement.collectors or config.place.collectors
         changes = _changes(config)

@@ -23,12 +23,8 @@ from agro.io.processes import LocalProcess
 from agro.place.local import LocalLauncher, log_file
 from agro.place.placement import PlacedProcess
 
-PASSED = (
-    "PYTHONPATH",
-    "OMP_NUM_THREADS",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-)  # variables that hosts get as they are
+# Variables that hosts get as they are.
+PASSED = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "TMPDIR")
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 EXPECTED = 'expected "HOST [collectors=N] [python=PATH] [dir=PATH]"'
 

@@ -65,7 +65,7 @@ def _on_ray(placement: Placement, command: TrainCommand) -> int:
         address, port = config.address or host, config.port or port
         plan = Plan.of(placement, command, address, port)
         variables = {TOKEN: token_of(command.out), "PYTHONUNBUFFERED": "1"}
-        group = on_ray.trainer_group(ray, config.ranks)
+        group = on_ray.Group.of(ray, plan.processes, config.ranks)
         launcher = on_ray.RayLauncher(ray, group, command.out / LOGS, variables)
         say(f"the trainer writes to {command.out / LOGS / 'trainer.log'}")
         return supervise(plan, launcher, command.out, config.restarts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ class ProcessStatus:
     version: int | None  # of the weights that it has
     step: int | None  # of the run, that a trainer has come to
     responses: int | None  # that a collector has made since it was started
+    push_error: float | None  # of the last probe of its servers, nats a token
+    dropped: Sequence[str] | None  # servers that it doesn't use
     seen: float | None  # its last sign of life
     restarts: int | None  # None: nobody starts it again
     ended: str  # why it doesn't run any more; "": it runs, as far as is known
@@ -61,6 +63,9 @@ class ProcessStatus:
             parts.append(f"step {self.step}")
         if self.responses is not None:
             parts.append(f"{self.responses} responses")
+        if self.push_error is not None:
+            parts.append(f"last probe {self.push_error:.1g} nats off")
+        parts += [f"without {url}" for url in self.dropped or ()]
         if self.restarts:
             parts.append(f"started again {_times(self.restarts)}")
         return ", ".join(parts)
@@ -114,7 +119,9 @@ class RunStatus:
 
     def doing(self) -> tuple[tuple[Any, ...], ...]:
         """What changes when a process begins, ends or goes on; not with time alone."""
-        return tuple((p.name, p.pid, p.version, p.step, p.restarts, p.ended) for p in self.processes)
+        return tuple(
+            (p.name, p.pid, p.version, p.step, p.dropped, p.restarts, p.ended) for p in self.processes
+        )
 
     def sentence(self) -> str:
         """What is newest in the run."""

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self
 from agro.errors import Refused, Unwritable
 from agro.store.location import SHORTEST
 from agro.store.paging import PAGE_BYTES, Page
+from agro.store.replacement import NOTE, complete
 from agro.store.sample_rows import SAMPLE
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
@@ -127,6 +128,8 @@ class Database:
         self.path = Path(path)
         self.timeout = timeout
         self.read_only = read_only
+        if os.path.exists(f"{path}{NOTE}"):
+            complete(self.path)
         try:
             _check_path(self.path, read_only, create)
         except OSError as error:

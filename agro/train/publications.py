@@ -63,6 +63,8 @@ class ProcessReport:
     version: int | None = None  # of the weights that it has
     step: int | None = None  # of the run, that the trainer has come to
     responses: int | None = None  # that the collector has made
+    push_error: float | None = None  # the largest of its servers' last probes, nats a token
+    dropped: Sequence[str] = ()  # servers that it doesn't use
     seen: float | None = None  # when it said so
 
 

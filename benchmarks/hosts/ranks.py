@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +157,16 @@ def kill_launcher(run: PlacedRun, rng: random.Random) -> None:
     assert not left, f"ranks of a launcher that died still run: {left}"
 
 
-def kill_server(run: PlacedRun, rng: random.Random) -> None:
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_server(run: PlacedRun, rng: random.Random, strike: Callable[[int], None] = _kill) -> None:
     """Until it is used again, after its probe."""
     name, pid = rng.choice(sorted(run.pids("server").items()))
     log = run.folder / "logs" / "collector-1.log"
     before = len(log.read_text())
-    os.kill(pid, signal.SIGKILL)
+    strike(pid)
     deadline = time.monotonic() + PATIENCE
     while "is used again: it passed its probe" not in log.read_text()[before:]:
         assert time.monotonic() < deadline, (name, log.read_text()[before:], tail(run.log))

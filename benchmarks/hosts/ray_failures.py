@@ -1,6 +1,6 @@
-"""The same run on a cluster of Ray of two nodes: a process, an actor and a node are killed.
+"""The same runs on a cluster of Ray of two nodes: processes, actors and a node are killed.
 
-    RAYPYTHON benchmarks/hosts/ray_failures.py FOLDER RESULT.json [--seed 0]
+    RAYPYTHON benchmarks/hosts/ray_failures.py FOLDER RESULT.json [--served] [--seed 0]
 
 It is a program of its own, for a Python that has Ray.
 """
@@ -14,15 +14,28 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from failures import ENDLESS, Failure, Result, note, report_of  # noqa: E402
 from placed import PATIENCE, PlacedRun, configuration, findings, last_step, tail  # noqa: E402
+from ranks import (  # noqa: E402
+    RANK_SECONDS,
+    RANKS,
+    SERVERS,
+    kill_launcher,
+    kill_rank,
+    kill_server,
+    log_probs,
+    served,
+)
 from ray.cluster_utils import Cluster  # noqa: E402
 
 MEMORY = 100 << 20  # bytes of a node's object store, which is hardly used
@@ -64,12 +77,20 @@ def lose(run: PlacedRun, failure: Failure, name: str, strike: Callable[[int], No
     note(failure, run.step() - step, time.monotonic() - began)
 
 
+@contextmanager
+def two_nodes(cpus: int) -> Iterator[tuple[Cluster, Any]]:
+    """A cluster, and the node that isn't its head. `cpus`: of the head, as Ray counts them."""
+    head = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": MEMORY}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield cluster, cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
+    finally:
+        cluster.shutdown()
+
+
 def ray_failures(folder: Path, seed: int) -> Result:
     rng = random.Random(seed)
-    head = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": MEMORY}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    node = cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
-    try:
+    with two_nodes(3) as (cluster, node):
         run = PlacedRun(
             folder,
             configuration(folder, ENDLESS, max_age=2, place={"collectors": 2}),
@@ -86,22 +107,50 @@ def ray_failures(folder: Path, seed: int) -> Result:
         step, began = run.step(), time.monotonic()
         run.wait_for(step + 20)
         note(lost, run.step() - step, time.monotonic() - began)
-        run.process.stop()
-        assert run.end(120) == 130, tail(run.log)
-    finally:
-        cluster.shutdown()
+        stop(run)
     rows = [*killed.values(), *actors.values(), lost]
     return Result("Ray", rows, findings(run.folder, last_step(run.folder)))
+
+
+def served_on_ray(folder: Path, seed: int) -> Result:
+    """Two ranks, two servers and their collector, on one of two nodes."""
+    rng = random.Random(seed)
+    strikes = {
+        "rank killed": kill_rank,
+        "server killed": kill_server,
+        "launcher of ranks killed": kill_launcher,
+        "actor of the server killed": partial(kill_server, strike=_kill_actor),
+    }
+    failures = {what: Failure(what, "Ray") for what in strikes}
+    with two_nodes(RANKS + SERVERS + 1) as (cluster, _):
+        where = f"ray://{cluster.address}"
+        run = PlacedRun(folder, served(folder), where, (f"train.rank_seconds={RANK_SECONDS}",))
+        run.wait_for(3)
+        for what in rng.sample(sorted(strikes), len(strikes)):
+            step, began = run.step(), time.monotonic()
+            strikes[what](run, rng)
+            note(failures[what], run.step() - step, time.monotonic() - began)
+        run.wait_for(run.step() + 3)
+        stop(run)
+    found = findings(run.folder, last_step(run.folder)) | log_probs(run.folder)
+    return Result("Ray with ranks and servers", [*failures.values()], found)
+
+
+def stop(run: PlacedRun) -> None:
+    run.process.stop()
+    assert run.end(120) == 130, tail(run.log)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("result", type=Path)
+    parser.add_argument("--served", action="store_true", help="two ranks, and servers that sample")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     began = time.monotonic()
-    result = ray_failures(arguments.folder, arguments.seed)
+    case = served_on_ray if arguments.served else ray_failures
+    result = case(arguments.folder, arguments.seed)
     result.seconds = time.monotonic() - began
     arguments.result.write_text(json.dumps(asdict(result)))
 

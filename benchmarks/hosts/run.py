@@ -59,16 +59,9 @@ GOES_ON = {
 }
 
 
-def ray_case(folder: Path, python: str, seed: int) -> dict[str, Any]:
+def ray_case(folder: Path, python: str, *options: str) -> dict[str, Any]:
     """The failures on Ray, by a Python that has it."""
-    command = [
-        python,
-        str(HERE / "ray_failures.py"),
-        str(folder),
-        str(folder / "result.json"),
-        "--seed",
-        str(seed),
-    ]
+    command = [python, str(HERE / "ray_failures.py"), str(folder), str(folder / "result.json"), *options]
     subprocess.run(command, env=ENVIRONMENT, check=True)
     return dict(json.loads((folder / "result.json").read_text()))
 
@@ -150,10 +143,13 @@ def main() -> None:
             result.seconds = round(time.monotonic() - began, 1)
         results[result.name] = asdict(result)
         _show(results[result.name], arguments.out, results)
-    if arguments.ray_python and "ray" in (arguments.only or ["ray"]):
+    for name, options in (("ray", ()), ("ray ranks", ("--served",))):
+        if not arguments.ray_python or name not in (arguments.only or [name]):
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            results["Ray"] = ray_case(Path(folder), arguments.ray_python, arguments.seed)
-        _show(results["Ray"], arguments.out, results)
+            found = ray_case(Path(folder), arguments.ray_python, "--seed", str(arguments.seed), *options)
+        results[found["name"]] = found
+        _show(found, arguments.out, results)
     raise SystemExit(0 if all(holds(result["found"]) for result in results.values()) else 1)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,35 @@ from agro.config import RunConfig
 from agro.config.override import override
 from agro.place.placement import Placement
 
+RECIPE = """
+[policy]
+new = { alphabet = "0123456789>", hidden = 16, layers = 1, heads = 2, context = 16 }
+[data]
+prompts = "prompts.jsonl"
+[sampler]
+n = 3
+max_new = 3
+[reward]
+name = "reward.py:share"
+[objective]
+name = "agro"
+beta = 0.1
+[train]
+steps = 3
+groups = 4
+micro_batch = 4
+lr = 1e-2
+"""
+REWARD = """
+def share(completions, answer, **_):
+    return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer)]
+"""
+SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+shift
+exec sh -c "$*"
+"""
+HOST = "127.0.0.1"
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 STATEMENTS = re.compile(r"&&|\|\||;|\n")
 
@@ -74,3 +108,70 @@ def test_documents_of_kubernetes_refer_to_each_other() -> None:
     [port] = by_kind["Service"]["spec"]["ports"]
     [collector] = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert f"http://{by_kind['Service']['metadata']['name']}:{port['port']} " in collector["args"][0]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a shell's command in a folder with a recipe, where `agro` is this one and `ssh` a stand-in."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "reward.py").write_text(REWARD)
+    rows = ({"prompt": f"{i:03d}>", "answer": str(i % 10)} for i in range(40))
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, text in (("agro", f'#!/bin/sh\nexec {sys.executable} -m agro "$@"\n'), ("ssh", SSH)):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(FOLDER.parents[1])}
+    started = []
+
+    def run(text: str, **variables: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **path, "AGRO_TOKEN": "token", "OMP_NUM_THREADS": "1", **variables}
+        started.append(subprocess.Popen(["sh", "-c", text], cwd=tmp_path, env=environment))
+        return started[-1]
+
+    yield run
+    for process in reversed(started):  # the owner last
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.nightly
+def test_the_containers_of_kubernetes_train_and_go_on(tmp_path: Path, start: Any) -> None:
+    """Each container's command as a process of this host, the trainer's twice."""
+    texts = {}
+    for document in yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text()):
+        template = document["spec"].get("template", {"spec": {"containers": []}})
+        for container in template["spec"]["containers"]:
+            words = [*container["command"], *container.get("args", [])]
+            text = words[2] if words[:2] == ["sh", "-c"] else f"exec {shlex.join(words)}"
+            for old, new in {"/run/agro": str(tmp_path / "run"), "0.0.0.0": HOST, "agro-owner": HOST}.items():
+                text = text.replace(old, new)
+            texts[container["name"]] = text.replace("8700", "18731")
+    (tmp_path / "run").mkdir()
+    start(texts["owner"])
+    collector = start(texts["collector"], POD="agro-collector-1")
+    trainer = start(texts["trainer"])
+    model, deadline = tmp_path / "run" / "model" / "model.safetensors", time.monotonic() + 200
+    while not model.exists():
+        assert trainer.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert collector.wait(60) == 0
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace("steps = 3", "steps = 5"))
+    start(texts["collector"], POD="agro-collector-1")
+    start(texts["trainer"])
+    while '"step": 5,' not in (tmp_path / "run" / "metrics.jsonl").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.nightly
+def test_the_first_machine_of_skypilot_starts_all(tmp_path: Path, start: Any) -> None:
+    text = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())["run"]
+    machines = "127.0.0.1\nlocalhost"
+    assert start(text, SKYPILOT_NODE_RANK="1", SKYPILOT_NODE_IPS=machines).wait(60) == 0
+    assert start(text, SKYPILOT_NODE_RANK="0", SKYPILOT_NODE_IPS=machines).wait(200) == 0
+    placed = json.loads((tmp_path / "runs" / "cluster" / "place.json").read_text())
+    hosts = [process["host"] for process in placed["processes"] if process["role"] == "collector"]
+    assert hosts == machines.split()

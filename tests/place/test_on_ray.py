@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import time
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,11 +64,45 @@ def runs(pid: int | None) -> bool:
         return False
 
 
+class Cluster:
+    """What `Group` uses of Ray, for a cluster with so many GPUs."""
+
+    def __init__(self, gpus: int) -> None:
+        strategy = namedtuple("strategy", ["group", "placement_group_bundle_index"])
+        self.util = SimpleNamespace(
+            placement_group=self.made,
+            scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=strategy),
+        )
+        self.cluster_resources = lambda: {"GPU": gpus}
+
+    def made(self, bundles: list[dict[str, float]], strategy: str) -> SimpleNamespace:
+        assert strategy == "STRICT_PACK"  # one node
+        return SimpleNamespace(bundle_specs=bundles, wait=lambda seconds: True)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [(0, [(1, 0), (2, 0), (1, 0)]), (2, [(1, 0), (2, 0), (1, 0)]), (3, [(1, 1), (2, 2), (1, 0)])],
+)
+def test_servers_and_their_collectors_are_beside_the_trainer(gpus: int, expected: list[Any]) -> None:
+    """CPUs and GPUs of server, trainer (two ranks) and collector."""
+    roles: list[Role] = ["owner", "server", "trainer", "collector"]
+    processes = [process(role, role, "") for role in roles]
+    group = on_ray.Group.of(Cluster(gpus), processes, ranks=2)
+    assert group.names == roles[1:]
+    options = [group.options(Cluster(gpus), name) for name in group.names]
+    assert [(o["num_cpus"], o["num_gpus"]) for o in options] == expected
+    assert [o["scheduling_strategy"].placement_group_bundle_index for o in options] == [0, 1, 2]
+    assert on_ray.Group.of(Cluster(gpus), [p for p in processes if p.role != "server"], 2).names == [
+        "trainer"
+    ]
+
+
 @pytest.mark.nightly
 def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: Path) -> None:
     host, port = on_ray.owner_address(ray)
     assert 0 < port < 65536
-    group = on_ray.trainer_group(ray, ranks=1)
+    group = on_ray.Group.of(ray, [process("trainer", "trainer", "")], ranks=1)
     launcher = on_ray.RayLauncher(ray, group, tmp_path / "logs", {"AGRO_TOKEN": "secret"})
     sleep = "import os, time; print(os.environ['AGRO_TOKEN'], flush=True); time.sleep(600)"
     roles: list[Role] = ["owner", "trainer", "collector"]

@@ -146,6 +146,12 @@ def test_runs_that_cannot_be_placed(tmp_path: Path, text: str, message: str) -> 
         plan(command(tmp_path, text))
 
 
+@pytest.mark.parametrize("where", ["ssh:hosts.txt", "slurm"])
+def test_servers_are_on_the_host_of_their_collectors(tmp_path: Path, where: str) -> None:
+    with pytest.raises(Refused, match=r"start a server on each .* engine\.url = http://127\.0\.0\.1:8000"):
+        plan(command(tmp_path, '[place]\nservers = ["serve"]'), where)
+
+
 def test_the_script_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/a b")
     text = script(command(tmp_path, "", "train.steps=3"), PlaceConfig(collectors=4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def publications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publication
     made.publish(PublishedWeights(4, "train", 3), lambda folder: folder.mkdir(parents=True))
     made.report(report("trainer", 0.0, version=4, step=3))
     monkeypatch.setattr("time.time", lambda: 120.0)
-    made.report(report("collector-1", 0.0, version=3, responses=12))
+    collector = report("collector-1", 0.0, version=3, responses=12)
+    made.report(replace(collector, push_error=1.04e-6, dropped=("http://s:2",)))
     monkeypatch.setattr("time.time", lambda: 200.0)
     return made
 
@@ -52,7 +54,7 @@ def test_what_the_supervisor_and_the_processes_say(publications: Publications) -
             "100 s ago",
             "3",
             "80 s ago",
-            "silent, 12 responses, started again 2 times",
+            "silent, 12 responses, last probe 1e-06 nats off, without http://s:2, started again 2 times",
         ),
     ]
     assert status.sentence() == "newest weights: version 4, after step 3; the run goes on"

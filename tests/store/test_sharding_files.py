@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 
@@ -149,3 +154,104 @@ def test_what_fails_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(Refused, match="expected responses to one prompt"):
         split(tmp_path / "two.db", paths(tmp_path / "new"))
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def killed_at(number: int, work: Callable[[], None]) -> bool:
+    """Whether a process that does this was killed before its n-th change of a name in a folder."""
+
+    def child() -> None:
+        left = number
+
+        def counted(plain: Callable[..., object]) -> Callable[..., object]:
+            def change(*args: object, **kwargs: object) -> object:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return plain(*args, **kwargs)
+
+            return change
+
+        Path.replace = counted(Path.replace)  # type: ignore[method-assign, assignment]
+        Path.unlink = counted(Path.unlink)  # type: ignore[method-assign, assignment]
+        work()
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def samples_in(shards: Shards) -> int:
+    """In all of them together, each of which has no damage; a missing one has none."""
+    count = 0
+    for path in map(Path, shards.locations):
+        with Store.open(path) as store:
+            assert not store.tables.damage()
+            count += store.counts().samples
+    return count
+
+
+@pytest.mark.parametrize("opened_first", [0, 2])
+def test_stores_change_together_or_not_at_all_whenever_the_import_is_killed(
+    tmp_path: Path, opened_first: int
+) -> None:
+    """An import of 40 into three stores that have 62 samples, killed before each change of a file's name."""
+    filled(tmp_path / "one.db")
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"prompt": "q{i}", "response": "r", "reward": 1}}\n' for i in range(40)))
+    found, number, is_killed = [], 0, True
+    while is_killed:
+        shards = paths(tmp_path / str(number))
+        (tmp_path / str(number)).mkdir()
+        split(tmp_path / "one.db", shards)
+
+        def work(shards: Shards = shards) -> None:
+            with joined(shards) as path, Store.open(path) as store:
+                import_files(store, [log])
+
+        is_killed = killed_at(number, work)
+        with Store.open(shards.locations[opened_first]):
+            found.append(samples_in(shards))
+        work()  # once more: nothing is added twice, and nothing is left beside the stores
+        assert samples_in(shards) == 102
+        assert sorted(os.listdir(tmp_path / str(number))) == ["0.db", "1.db", "2.db"]
+        shutil.rmtree(tmp_path / str(number))
+        number += 1
+    assert found == sorted(found)
+    assert set(found) == {62, 102}
+
+
+def test_a_split_makes_all_stores_or_none_whenever_it_is_killed(tmp_path: Path) -> None:
+    filled(tmp_path / "one.db")
+    found, is_killed = [], True
+    while is_killed:
+        shards = paths(tmp_path / str(len(found)))
+        (tmp_path / str(len(found))).mkdir()
+
+        def work(shards: Shards = shards) -> None:
+            split(tmp_path / "one.db", shards)
+
+        is_killed = killed_at(len(found), work)
+        found.append(samples_in(shards))
+    assert found == sorted(found)
+    assert set(found) == {0, 62}
+
+
+def test_notes_of_a_replacement_that_never_counted_are_not_followed(tmp_path: Path) -> None:
+    """Those of another one, and where the store whose note decides isn't here."""
+    filled(tmp_path / "one.db")
+    split(tmp_path / "one.db", paths(tmp_path))
+    stale = tmp_path / "1.db.replacing"
+    stale.write_text(
+        f'[["{tmp_path}/0.db", "{tmp_path}/gone/0.db"], ["{tmp_path}/1.db", "{tmp_path}/one.db"]]'
+    )
+    (tmp_path / "0.db.replacing").write_text("[]")
+    with Store.open(tmp_path / "1.db") as store:
+        store.draws.candidates(RULE, "r", 9)
+    assert (tmp_path / "one.db").exists()
+    stale.write_text('[["/none/0.db", "/none/new"], ["1.db", "new"]]')
+    with pytest.raises(Refused, match="isn't here"):
+        Store.open(tmp_path / "1.db")

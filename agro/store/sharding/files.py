@@ -5,15 +5,14 @@ What belongs to a prompt is in the store of the prompt; what belongs to none, su
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from agro.errors import Refused
 from agro.store.database import BUSY_TIMEOUT, LEDGERS, Database
 from agro.store.location import Shards, exists, url_of
+from agro.store.replacement import beside, complete, is_begun, remove_unfinished, replaced
 from agro.store.sample_rows import SAMPLE, decode_text
 from agro.store.shard_record import ShardRecord
 from agro.store.sharding.group import shard_of
@@ -24,7 +23,6 @@ COLUMNS |= {"samples": SAMPLE, "reference_logp": ("sample", "key", "run", "step"
 OF_PROMPT = ("samples", "pairs", "group_uses")
 OF_NONE = ("requests", "reference_logp", "commits")  # which the first store has
 OF_FILE = ("imports", "identities")  # of which each store may have the same
-FILES = ("", "-wal", "-shm")  # of a store, by the end of its name
 
 
 def merge(shards: Shards, out: Path) -> None:
@@ -60,13 +58,19 @@ def split(one: Path, shards: Shards) -> None:
     judgment of responses to two prompts that belong to different ones.
     """
     paths = _files(shards, missing=True)
+    with beside(paths) as new:
+        _share_out(one, new)
+        with replaced(paths, new):
+            pass
+
+
+def _share_out(one: Path, new: Sequence[Path]) -> None:
     with _opened(one, read_only=True) as database:
         if ShardRecord(database).place() is not None:
             raise Refused(f"{one}: expected a store with all samples, got one of several; merge them first")
-    with _removed_on_failure(paths):
-        for number, path in enumerate(paths):
-            with _made(path) as database:
-                _fill(database, one, number, len(paths))
+    for number, path in enumerate(new):
+        with _opened(path, read_only=False) as database:
+            _fill(database, one, number, len(new))
 
 
 def _fill(database: Database, one: Path, number: int, count: int) -> None:
@@ -107,28 +111,27 @@ def _fill(database: Database, one: Path, number: int, count: int) -> None:
 def joined(shards: Shards) -> Iterator[Path]:
     """One store with what several have, new ones nothing; in the end they have what it has then.
 
-    Where it raises they stay as they are. Raises `Refused` where another process has one of them open; until
-    the end no other one can write to them.
+    Where it raises, or this process is killed, all of them stay as they are, or all have it. Raises `Refused`
+    where another process has one of them open; until the end no other one can write to them.
     """
     paths = _files(shards, missing=None)
-    with ExitStack() as stack:
-        temporary = [TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") for path in paths]
-        folders = [Path(stack.enter_context(folder)) for folder in temporary]  # each beside its store
-        one = folders[0] / "one" / paths[0].name  # the name is in messages
-        one.parent.mkdir()
-        with ExitStack() as held:
-            for path in filter(exists, paths):
-                database = held.enter_context(_opened(path, read_only=False))
-                with database.alone():
-                    pass
-                held.enter_context(database.transaction())
-            if any(map(exists, paths)):
+    there = list(filter(exists, paths))
+    with ExitStack() as held:
+        for path in there:
+            database = held.enter_context(_opened(path, read_only=False))
+            with database.alone():
+                pass
+            held.enter_context(database.transaction())
+            remove_unfinished(path)
+        with beside(paths) as new:
+            one = new[0].with_name("one") / paths[0].name  # the name is in messages
+            one.parent.mkdir()
+            if there:
                 merge(shards, one)
             yield one
-            new = [folder / path.name for folder, path in zip(folders, paths, strict=True)]
-            split(one, Shards(tuple(new)))
-        for source, path in zip(new, paths, strict=True):
-            os.replace(source, path)
+            _share_out(one, new)
+            with replaced(paths, new):
+                held.close()
 
 
 def _attach(database: Database, path: Path, name: str) -> None:
@@ -163,6 +166,8 @@ def _files(shards: Shards, *, missing: bool | None) -> list[Path]:
                 "the file"
             )
         path = Path(location)
+        if is_begun(path):
+            complete(path)
         if missing is not None and exists(path) is missing:
             raise Refused(f"{path}: {'is there already' if missing else 'no such store'}; give another path")
         paths.append(path)
@@ -175,20 +180,10 @@ def _opened(path: Path, *, read_only: bool) -> Database:
 
 @contextmanager
 def _made(path: Path) -> Iterator[Database]:
-    """A new store, of which nothing is left where it raises."""
+    """A new store, of which nothing is there before it is complete."""
     if exists(path):
         raise Refused(f"{path}: is there already; give another path")
-    with _removed_on_failure([path]), _opened(path, read_only=False) as database:
-        yield database
-
-
-@contextmanager
-def _removed_on_failure(paths: list[Path]) -> Iterator[None]:
-    """Remove stores that are made inside where it raises."""
-    try:
-        yield
-    except BaseException:
-        for path in paths:
-            for end in FILES:
-                Path(f"{path}{end}").unlink(missing_ok=True)
-        raise
+    with beside([path]) as [new]:
+        with _opened(new, read_only=False) as database:
+            yield database
+        new.replace(path)
