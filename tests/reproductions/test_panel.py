@@ -117,13 +117,13 @@ def test_who_applies_where() -> None:
     assert len(of_pairs) == 3
     assert len(fresh) == 5
     assert able["DPO"] == able["IPO"] == of_pairs
-    assert able["GRPO"] == able["RLOO"] == able["replay"] == fresh
+    assert able["GRPO"] == able["RLOO"] == able["replay, root"] == fresh
     assert able["TOPR"] == [job.name for job in EVERY if job.logs_start]
     assert set(JOBS) - set(able["earlier"]) == set(fresh)
     assert able["the default"] == able["REINFORCE"] == list(JOBS)
-    assert able["lora"] == able["lora, bounded"] == able["replay, bounded"] == fresh
+    assert able["lora"] == able["lora, in groups"] == able["replay, by the sampler"] == fresh
     stored = [name for name in JOBS if name not in fresh]
-    assert able["mixed"] == able["mixed, bounded"] == [n for n in stored if JOBS[n].data == "groups"]
+    assert able["mixed, β = 0.01"] == [name for name in stored if JOBS[name].data == "groups"]
     assert able["TBRM, β = 0.1"] == stored
     assert able["QRPO, β = 0.1"] == [n for n in stored if n not in (*of_pairs, "turns")]
     assert able["FPA"] == [n for n in stored if JOBS[n].data != "one each"]
@@ -131,9 +131,9 @@ def test_who_applies_where() -> None:
 
 def test_a_mixed_run_has_the_log_and_prompts_and_qrpo_samples_of_the_start(out) -> None:
     world = play.world("graded", out, logs.SMALL)
-    mixed = play.settings(world, Row("graded", "mixed, bounded", 1e-3), Path("log.db"))
+    mixed = play.settings(world, Row("graded", "mixed, β = 0.05", 1e-3), Path("log.db"))
     assert (mixed.data.store, mixed.data.prompts) == ("log.db", str(world.files.prompts))
-    assert (mixed.data.replay, mixed.train.step_kl) == (0.5, 0.005)
+    assert (mixed.data.replay, mixed.train.step_kl, mixed.objective.options["beta"]) == (0.5, 0.005, 0.05)
     qrpo = play.settings(world, Row("graded", "QRPO, β = 0.1", 1e-3), Path("log.db"))
     assert qrpo.data.value_store == str(world.files.values)
     with Store.open(world.files.values, read_only=True) as store:
@@ -250,14 +250,6 @@ def test_the_table_of_the_guide_is_of_jobs_that_have_the_same_runs() -> None:
     lines = advice.table(runs).splitlines()
     assert lines[2] == "| log of the policy, 0/1, short | 2 | – | – | 0.70 | – | – | TOPR 0.20 |"
     assert lines[3] == "| log of a much worse author, 0/1 | 1 | – | – | 0.20 | – | – | – |"
-
-
-def test_other_recipes_with_and_without_the_bound() -> None:
-    """Of the seeds that both have: 0, .7 less .5."""
-    runs = [measured("own", "mixed", 1e-3, 0.5), measured("own", "mixed", 1e-3, 0.1, seed=1)]
-    runs += [measured("own", "mixed, bounded", 1e-3, 0.7), measured("own", "mixed, bounded", 3e-3, 0.7)]
-    lines = report.bounded(report.of_cells(runs)).splitlines()
-    assert lines[2:] == ["| mixed | own | 0.001 | 0.500 | 0.700 | +0.200 |"]
 
 
 def test_recorded_runs_count_as_complete(tmp_path) -> None:
