@@ -13,7 +13,7 @@ import pytest
 
 from agro.errors import Refused
 from agro.store import Store
-from reproductions.panel import advice, logs, play, report, run, thousand
+from reproductions.panel import advice, logs, play, race, report, run, sizes, thousand
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING
 from reproductions.panel.play import Row
@@ -271,6 +271,31 @@ def test_a_thousand_tokens_from_end_to_end(tmp_path, capsys) -> None:
     methods = [row.removeprefix("| ").split(" | ")[:3] for row in rows[1:]]
     assert methods == [[NOTHING, "–", "1"], ["imitation of the good", "0.001", "2"]]
     JOBS.pop(thousand.JOB.name)
+
+
+def test_sizes_differ_in_prompts_alone(tmp_path, capsys) -> None:
+    """A table of one size, from end to end; noisy thumbs have another task than thumbs."""
+    small, large = (sizes.job_of("ratings", prompts) for prompts in (512, 8192))
+    assert replace(small, name="", prompts=0) == replace(large, name="", prompts=0)
+    assert sizes.job_of("noisy thumbs", 512).wrong == 0.2
+    sizes.main(["--small", "--only", "ratings", "--prompts", "512", "--out", str(tmp_path)])
+    head, _, row = capsys.readouterr().out.splitlines()[-3:]
+    assert head == (
+        "| log, prompts | seeds | the start | the default (0.001) | imitation of the good (0.001) "
+        "| DRO (0.001) | KTO (0.0003) |"
+    )
+    assert row.startswith("| ratings, 512 | 1 | 0.")
+    assert "–" not in row
+    JOBS.pop("ratings, 512")
+
+
+def test_a_race_on_a_job_of_the_panel(out, capsys) -> None:
+    """With 32 held-out prompts all choose, and the race says so."""
+    race.main(["--small", "--only", "stars", "--out", str(out)])
+    row = capsys.readouterr().out.splitlines()[-1].split(" | ")
+    assert row[0] == "| one rating a prompt (stars)"
+    assert [word.split(" ")[0] for word in row[1].split(", ")] == ["feedback", "imitation", "dro", "kto"]
+    assert row[4] in ("too few", "–")
 
 
 @pytest.mark.parametrize("name", ["graded", "pairs", "GPT-2", "GPT-NeoX"])
