@@ -273,28 +273,24 @@ def test_a_thousand_tokens_from_end_to_end(tmp_path, capsys) -> None:
     JOBS.pop(thousand.JOB.name)
 
 
-def test_sizes_differ_in_prompts_alone(tmp_path, capsys) -> None:
-    """A table of one size, from end to end; noisy thumbs have another task than thumbs."""
+def test_sizes_differ_in_prompts_alone() -> None:
+    """The table has a row for each kind and size, means over seeds; .6 is that of .5 and .7."""
     small, large = (sizes.job_of("ratings", prompts) for prompts in (512, 8192))
     assert replace(small, name="", prompts=0) == replace(large, name="", prompts=0)
     assert sizes.job_of("noisy thumbs", 512).wrong == 0.2
-    sizes.main(["--small", "--only", "ratings", "--prompts", "512", "--out", str(tmp_path)])
-    head, _, row = capsys.readouterr().out.splitlines()[-3:]
-    assert head == (
-        "| log, prompts | seeds | the start | the default (0.001) | imitation of the good (0.001) "
-        "| DRO (0.001) | KTO (0.0003) |"
-    )
-    assert row.startswith("| ratings, 512 | 1 | 0.")
-    assert "–" not in row
-    JOBS.pop("ratings, 512")
+    assert [row.seed for row in sizes.rows(small, seeds=2)] == [0, *[0] * 4, *[1] * 4]
+    runs = [measured("ratings, 512", NOTHING, None, 0.3)]
+    runs += [measured("ratings, 512", "DRO", 1e-3, reward, seed) for seed, reward in enumerate((0.5, 0.7))]
+    lines = sizes.table(runs, [small, large]).splitlines()
+    assert lines[2:] == ["| ratings, 512 | 2 | 0.300 | – | – | 0.600 | – |"]
 
 
 def test_a_race_on_a_job_of_the_panel(out, capsys) -> None:
-    """With 32 held-out prompts all choose, and the race says so."""
-    race.main(["--small", "--only", "stars", "--out", str(out)])
+    """With 32 held-out prompts all choose, and none is left to judge."""
+    race.main(["--small", "--only", "pairs", "--out", str(out)])
     row = capsys.readouterr().out.splitlines()[-1].split(" | ")
-    assert row[0] == "| one rating a prompt (stars)"
-    assert [word.split(" ")[0] for word in row[1].split(", ")] == ["feedback", "imitation", "dro", "kto"]
+    assert row[0] == "| judged pairs (pairs)"
+    assert [word.split(" ")[0] for word in row[1].split(", ")] == ["pairs", "imitation", "dpo"]
     assert row[4] in ("too few", "–")
 
 
