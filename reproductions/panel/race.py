@@ -20,6 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from agro.store import Pair, Store  # noqa: E402
 from reproductions import harness, racing  # noqa: E402
 from reproductions.panel import logs, play  # noqa: E402
 from reproductions.panel.jobs import JOBS  # noqa: E402
@@ -47,10 +48,10 @@ def values(name: str, folder: Path, out: Path, size: Size) -> dict[str, Any]:
     data = {"eval_prompts": str(held_out)}
     if job.data == "fresh":
         data["prompts"] = str(files.prompts)
-    else:  # a run writes draws and log-probs of the reference into its store
+    else:
         data["store"] = str(folder / "log.db")
         if not Path(data["store"]).exists():
-            shutil.copy(files.log, data["store"])
+            copy_log(files.log, Path(data["store"]), judged=job.data == "pairs")
     return {
         "policy": {"model": str(files.start), "threads": 1},
         "data": data,
@@ -65,6 +66,19 @@ def values(name: str, folder: Path, out: Path, size: Size) -> dict[str, Any]:
         },
         "evaluate": {"kl": False, "kl_samples": 0},
     }
+
+
+def copy_log(log: Path, to: Path, *, judged: bool) -> None:
+    """Of its own, since a run writes draws and log-probs of the reference into its store. Of judged pairs
+    without the rewards 1 and 0, which other methods of the panel read."""
+    if not judged:
+        shutil.copy(log, to)
+        return
+    with Store.open(log, read_only=True) as store, Store.open(to) as copied:
+        samples = list(store.samples())
+        ids = copied.append(sample.replace(id=None, reward=None) for sample in samples)
+        new = {sample.id: id for sample, id in zip(samples, ids, strict=True)}
+        copied.add_pairs(Pair(new[pair.winner], new[pair.loser]) for pair in store.pairs())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from agro.api.candidates import default_for
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
-from reproductions.panel import advice, logs, play, race, report, run, sizes, thousand
+from reproductions import racing
+from reproductions.panel import advice, jobs, logs, play, race, report, run, sizes, thousand
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING
 from reproductions.panel.play import Row
@@ -285,13 +288,33 @@ def test_sizes_differ_in_prompts_alone() -> None:
     assert lines[2:] == ["| ratings, 512 | 2 | 0.300 | – | – | 0.600 | – |"]
 
 
-def test_a_race_on_a_job_of_the_panel(out, capsys) -> None:
-    """With 32 held-out prompts all choose, and none is left to judge."""
-    race.main(["--small", "--only", "pairs", "--out", str(out)])
-    row = capsys.readouterr().out.splitlines()[-1].split(" | ")
-    assert row[0] == "| judged pairs (pairs)"
-    assert [word.split(" ")[0] for word in row[1].split(", ")] == ["pairs", "imitation", "dpo"]
-    assert row[4] in ("too few", "–")
+def test_a_race_has_the_job_s_data(out, tmp_path) -> None:
+    """Of judged pairs no rewards, which would make it a log of rewards."""
+    kinds = {}
+    for name in race.DATA:
+        given = race.values(name, tmp_path / name, out, logs.SMALL)
+        default = RunConfig.load("fresh", list(racing.overrides(given)))
+        kinds[name] = default_for(default.data)
+        assert default.reward.options == {"job": name}
+    assert kinds == {"own": "log", "fresh": "fresh", "stars": "feedback", "pairs": "pairs"}
+    log = JOBS["own"]
+    assert jobs.reward(["52073>", "52073>"], ["02357", "02375"], job=log.name) == [1.0, 0.0]
+
+
+def test_the_row_of_a_race() -> None:
+    """After a quarter the best rate of each method; then the one that was chosen, on the other prompts."""
+    runs = {
+        "log-0.001": {"25": {"reward": 0.4}, "50": {"reward": 0.5}, "100": {"reward": 0.61}},
+        "log-0.003": {"25": {"reward": 0.3}},
+        "imitation-1e-05": {"25": {"reward": 0.35}, "50": {"reward": 0.38}},
+    }
+    judged = {"difference": 0.2, "low": 0.1, "high": 0.3, "n": 256, "verdict": "better"}
+    raced = {"runs": runs, "rows": [], "start": {"reward": 0.3}, "winner": "log-0.001", "judged": judged}
+    words = ["a log", "log 0.40 (0.001), imitation 0.35 (1e-05)", "log at 0.001", "0.30, 0.61"]
+    words += ["better, +0.20 (0.10 to 0.30), 256 prompts", "2.0"]
+    assert racing.row("a log", raced | {"cpu_seconds": 120.0}) == f"| {' | '.join(words)} |"
+    lost = racing.row("a log", raced | {"cpu_seconds": 120.0, "winner": None, "judged": None})
+    assert lost.endswith("| nothing | 0.30 | – | 2.0 |")
 
 
 @pytest.mark.parametrize("name", ["graded", "pairs", "GPT-2", "GPT-NeoX"])
