@@ -77,16 +77,17 @@ def train(config: RunConfig, folder: Path, lag: int = 0) -> dict[str, Any]:
     if lag and not took.exists():
         shutil.rmtree(folder, ignore_errors=True)
     resume = (folder / "config.json").exists()
-    clock, cpu = time.perf_counter(), _cpu()
+    clock, cpu = time.perf_counter(), cpu_seconds()
     Lagging(config, folder, lag, resume).run()
     if not took.exists():
-        spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": _cpu() - cpu}
+        spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": cpu_seconds() - cpu}
         took.write_text(json.dumps(dict.fromkeys(spent) if resume else spent))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"metrics": metrics, **json.loads(took.read_text())}
 
 
-def _cpu() -> float:
+def cpu_seconds() -> float:
+    """Of this process and of those that it started and that ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 

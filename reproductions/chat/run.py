@@ -1,10 +1,12 @@
 """A real chat model learns to answer with one word: from fresh samples, from a log, from thumbs.
 
-    python reproductions/chat/run.py --model DIR [--job log …] [--seeds 0 1 2] [--record] [KEY=VALUE …]
+    python reproductions/chat/run.py --model DIR [--job log …] [--method recipe] [--seeds 0 1 2]
+                                     [--recorded] [--record] [KEY=VALUE …]
 
 DIR is what model.py writes. Each job trains an adapter with its recipe and, at the same rate and as many
-updates, the simplest alternative; a run that is done isn't made again, an interrupted one continues. Prints
-the tables of all runs in --out, with --record also into README.md and result.json beside this script.
+updates, the simplest alternative; a run that is done isn't made again, an interrupted one continues. With
+--recorded, runs of methods that aren't in --method are those in result.json. Prints the tables of all
+runs in --out, with --record also into README.md and result.json beside this script.
 """
 
 from __future__ import annotations
@@ -150,6 +152,23 @@ def finished(out: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(path.read_text())
 
 
+def restore(out: Path, methods: Sequence[str]) -> None:
+    """Put the recorded runs of all but `methods` into `out`, where they count as done."""
+    result = json.loads((HERE / "result.json").read_text())
+    facts = json.loads(logs.Files(out / "data").facts.read_text())
+    for part in ("log", "mixed_groups", "thumbs"):
+        if facts[part] != result["data"][part]:
+            raise Refused(
+                f"--recorded: the recorded runs had another log: {part} was {result['data'][part]}, is "
+                f"{facts[part]}. What to do: run all methods anew, without --recorded"
+            )
+    for made in result["runs"]:
+        folder = out / f"{made['job']}-{made['method']}-{made['seed']}"
+        if made["method"] not in methods and not folder.exists():
+            folder.mkdir()
+            (folder / "measured.json").write_text(json.dumps(made, ensure_ascii=False))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -162,12 +181,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/chat"))
+    parser.add_argument("--recorded", action="store_true", help="other methods as they were recorded")
     parser.add_argument("--record", action="store_true", help="keep the result beside this script")
     args = parser.parse_args(arguments)
     if not (args.model / "config.json").is_file():
         raise Refused(f"--model: {args.model}: expected the folder that reproductions/chat/model.py writes")
     torch.set_num_threads(1)
     prepare(args.model, args.out)
+    if args.recorded:
+        restore(args.out, args.method)
     for seed in args.seeds:
         for job in args.job:
             for method in args.method:

@@ -10,7 +10,8 @@ seed, and on rewards that are shuffled within their prompts, as the control. It 
 prompts how often log π/π_ref is higher for the better of two responses (AUC), and ½ Var(R), R = r − βρ.
 Prints tables and writes result.json and figure.png into --out, with --record beside this script too. An
 interrupted run continues. KEY=VALUE are settings of phase `agro`, to be chosen with --validate: on three
-folds within the training half of fold 0, which never read what that fold holds out.
+folds within the training half of fold 0, which never read what that fold holds out. Settings in one --out
+share the references.
 """
 
 from __future__ import annotations
@@ -149,17 +150,19 @@ def validate(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[
     store = imported(name, folder)
     sft, agro_ = settings(name, overrides, small)
     folds = validation(store, 8 if small else None)
+    folder = folder / "validation"
     starts = references(sft, folds, folder)
+    to = folder / ("_".join(overrides) or "as it is")
     found = []
     for seed in range(seeds):
         runs = [
-            one_run(
-                from_reference(agro_, start), seed, (mixed(train), heldout), folder / f"seed-{seed}-{fold}"
-            )
+            one_run(from_reference(agro_, start), seed, (mixed(train), heldout), to / f"seed-{seed}-{fold}")
             for fold, (start, (train, heldout)) in enumerate(zip(starts, folds, strict=True))
         ]
         found.append(of_seed(seed, runs))
-    return {"overrides": list(overrides), "seeds": found, "over_seeds": over_seeds(found)}
+    result = {"overrides": list(overrides), "seeds": found, "over_seeds": over_seeds(found)}
+    (to / "validated.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[str]) -> dict[str, Any]:
@@ -226,9 +229,7 @@ def main() -> None:
     names = list(LOGS) if args.data == "both" else [args.data]
     if args.validate:
         for name in names:
-            found = validate(name, args.seeds, out, args.small, args.overrides)
-            (out / name / "validated.json").write_text(json.dumps(found, indent=1) + "\n")
-            print(validated(name, found))
+            print(validated(name, validate(name, args.seeds, out, args.small, args.overrides)))
         return
     results = {name: one_log(name, args.seeds, out, args.small, args.overrides) for name in names}
     for result in results.values():

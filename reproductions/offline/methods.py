@@ -122,7 +122,9 @@ REMEDIES: dict[str, dict[str, Any]] = {
 }
 REMEDY_RATES = (1e-4, 3e-4)
 
-# What each changes of recipe replay: 16 groups a step, of which these shares come from the store.
+# The weight of the recipe replay until 24 November 2026, with which these runs were recorded.
+BY_SAMPLER = {"name": "agro", "beta": 0.01, "weight": "behavior", "weight_baseline": "lower"}
+# What each changes of that recipe: 16 groups a step, of which these shares come from the store.
 FRESH = "fresh samples alone"
 _REFERENCE = {"name": "agro", "beta": 0.01, "weight": "reference", "weight_baseline": "lower"}
 REPLAY: dict[str, dict[str, Any]] = {

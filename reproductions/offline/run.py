@@ -47,6 +47,7 @@ from reproductions import harness  # noqa: E402
 from reproductions.offline import logs, report  # noqa: E402
 from reproductions.offline.methods import (  # noqa: E402
     BOUNDED,
+    BY_SAMPLER,
     EARLIER,
     FIXED,
     FRESH_RATES,
@@ -222,6 +223,8 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
     values = RunConfig.load(recipe, settings).model_dump()
     if "objective" in method:
         values["objective"] = method["objective"]
+    elif row.section in ("replay", "lag"):
+        values["objective"] = BY_SAMPLER
     for section in ("data", "train", "evaluate"):
         values[section] |= method.get(section, {})
     if row.method not in BOUNDED:

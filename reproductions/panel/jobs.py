@@ -5,6 +5,7 @@ A third of the jobs is `kept` for the last look: defaults are chosen on the othe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -338,3 +339,8 @@ EVERY = [
     ),
 ]
 JOBS = {job.name: job for job in EVERY}
+
+
+def reward(prompts: Sequence[str], completions: Sequence[str], job: str, **columns: object) -> list[float]:
+    """That of a job, as the library's users write it."""
+    return [JOBS[job].value(p, text) for p, text in zip(prompts, completions, strict=True)]

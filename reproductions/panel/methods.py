@@ -40,7 +40,7 @@ class Method:
     name: str
     about: str
     settings: Callable[[Job, Facts], Values | str]
-    candidate: bool = False
+    candidate: bool = False  # of the library, and no published method
     simple: bool = False  # one of those that a default must not end below
 
 
@@ -93,23 +93,16 @@ def _on_fresh(job: Job, facts: Facts, *, values: Values) -> Values | str:
     return values if job.data == "fresh" else "needs fresh samples"
 
 
-def _replay(job: Job, facts: Facts, *, train: Values) -> Values | str:
-    return _on_fresh(job, facts, values={"recipe": "replay", "train": train})
-
-
-def _mixed(job: Job, facts: Facts, *, train: Values) -> Values | str:
-    """The log, and as many fresh samples."""
-    if job.data != "groups":
-        return "needs a log with several responses a prompt"
-    return {"recipe": "mixed", "train": train, "data": {"prompts": True}}
-
-
-def _adapter(job: Job, facts: Facts, *, train: Values) -> Values | str:
-    """The recipe `lora`, all of it in float32, as these models are small."""
-    if job.data != "fresh":
-        return "needs fresh samples"
-    train = {**train, "gradient_checkpointing": False}
-    return {"recipe": "lora", "train": train, "policy": {"dtype": "float32"}}
+def _other(job: Job, facts: Facts, *, recipe: str, options: Values, train: Values) -> Values | str:
+    """The recipes `replay` and `lora` for fresh samples, and `mixed` for a log and as many fresh samples."""
+    values: Values = {"recipe": recipe, "objective": options, "train": train}
+    if recipe == "mixed":
+        if job.data != "groups":
+            return "needs a log with several responses a prompt"
+        return {**values, "data": {"prompts": True}}
+    if recipe == "lora":  # all of it in float32, as these models are small
+        values |= {"train": {**train, "gradient_checkpointing": False}, "policy": {"dtype": "float32"}}
+    return _on_fresh(job, facts, values=values)
 
 
 def _default(job: Job, facts: Facts) -> Values:
@@ -194,6 +187,7 @@ def _kto(facts: Facts) -> Values:
     return {"name": "kto", "beta": BETA, "threshold": facts["mean"]}
 
 
+LIKE_LOG = _of_reference("optimal", power=0.5, normalize="group")
 CANDIDATES = {
     "balanced": ("min(1, √(π/π_ref)), the balanced baseline", _of_reference("balanced", power=0.5)),
     "no root": ("min(2, π/π_ref), the balanced baseline", _of_reference("balanced", most=2.0)),
@@ -222,10 +216,37 @@ ON_FRESH = {
     "fresh, earlier": ("β = 0.05, the group's mean", {"weight_baseline": "mean", "beta": 0.05}),
 }
 
-OTHER_RECIPES: dict[str, Callable[..., Values | str]] = {
-    "replay": _replay,
-    "mixed": _mixed,
-    "lora": _adapter,
+# By method: a recipe, the settings in words, and options of its objective.
+OTHER_RECIPES: dict[str, tuple[str, str, Values]] = {
+    "replay, by the sampler": (
+        "replay",
+        "min(1, π/μ), the lower baseline",
+        {
+            "weight": "behavior",
+            "weight_max": 1.0,
+            "weight_power": 1.0,
+            "weight_normalize": "none",
+            "weight_baseline": "lower",
+        },
+    ),
+    "replay, root": (
+        "replay",
+        "the weight and the baseline of `log`",
+        LIKE_LOG,
+    ),
+    "replay, no root": (
+        "replay",
+        "the weight and the baseline of `feedback`: min(2, π/π_ref)",
+        _of_reference("optimal", most=2.0, normalize="group"),
+    ),
+    "mixed, β = 0.05": (
+        "mixed",
+        "β = 0.05, the weight and the baseline of `log`",
+        {**LIKE_LOG, "beta": 0.05},
+    ),
+    "mixed, β = 0.01": ("mixed", "β = 0.01, the same", {**LIKE_LOG, "beta": 0.01}),
+    "lora, in groups": ("lora", "compared in groups, with the optimal baseline", BEFORE["fresh"]),
+    "lora": ("lora", "as it is", {}),
 }
 
 METHODS = {
@@ -293,12 +314,14 @@ METHODS = {
             candidate=True,
         ),
         *(
-            Method(name + ending, f"the recipe `{name}`{about}", partial(settings, train=train))
-            for name, settings in OTHER_RECIPES.items()
-            for ending, about, train in (
-                ("", ", without a bound", UNBOUNDED),
-                (", bounded", f", `train.step_kl` = {BOUNDED['step_kl']}", BOUNDED),
+            Method(
+                name + ending,
+                f"the recipe `{recipe}`, {about}{ending}",
+                partial(_other, recipe=recipe, options=options, train=train),
+                candidate=True,
             )
+            for name, (recipe, about, options) in OTHER_RECIPES.items()
+            for ending, train in (("", BOUNDED), (", without the bound", UNBOUNDED))
         ),
         *(
             Method(name, about, partial(_candidate, options=options), candidate=True)

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from agro.train.learner import Local
 from agro.types import Prompt, Sample
 from reproductions.arena.training import SilentActivity
 from reproductions.panel import logs
-from reproductions.panel.jobs import JOBS, Job
+from reproductions.panel.jobs import JOBS, Job, reward
 from reproductions.panel.logs import Files, Size
 from reproductions.panel.methods import METHODS, NOTHING, Facts, Values
 
@@ -156,7 +156,7 @@ def _train(row: Row, world: World, folder: Path) -> tuple[Policy, str]:
         center(store, METHODS[row.method].settings(world.job, world.facts))
     config = settings(world, row, store)
     trainer = SilentActivity(config, folder / "run")
-    trainer.rewards = {VALUE: scorer(world.job)}
+    trainer.rewards = {VALUE: partial(reward, job=world.job.name)}
     try:
         trainer.run()
     except Refused as error:
@@ -173,25 +173,16 @@ def center(path: Path, given: Values | str) -> None:
             normalize(store, given["center_by"], center=True)
 
 
-def scorer(job: Job) -> Any:
-    """The reward as a function, as the library's users write it."""
-
-    def value(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        return [job.value(p, text) for p, text in zip(prompts, completions, strict=True)]
-
-    return value
-
-
 def measure(world: World, policy: Policy) -> Run:
     """Mean reward of one response to each held-out prompt, at temperature 1, and KL(π ‖ start) in nats.
 
     All policies have the same random numbers. What isn't finite is None.
     """
     job = world.job
-    inner = load_reward(RewardConfig(name=VALUE), {VALUE: scorer(job)})
-    reward = EpisodeReward(inner) if job.environment else inner
+    inner = load_reward(RewardConfig(name=VALUE), {VALUE: partial(reward, job=job.name)})
+    scorer = EpisodeReward(inner) if job.environment else inner
     sampler = SamplerConfig(n=1, max_new=job.max_new, batch=512)
-    found = heldout(logs.rollout_of(job, policy), reward, world.held_out, sampler, seed=0)
+    found = heldout(logs.rollout_of(job, policy), scorer, world.held_out, sampler, seed=0)
     far = _log_ratios(world, found.samples)
     return {
         "reward": _known(found.mean),

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from reproductions import harness
 from reproductions.panel.jobs import JOBS
-from reproductions.panel.methods import METHODS, NOTHING, OTHER_RECIPES, RIVAL_BETAS
+from reproductions.panel.methods import METHODS, NOTHING, RIVAL_BETAS
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
@@ -108,9 +108,6 @@ def tables(result: Run) -> str:
         "Held-out reward at each rate, mean over the seeds that were run.",
         _by_rate(runs),
         *[part for rate in BESIDE_RATES for part in (_about_beside(rate), beside(runs, rate))],
-        "The other recipes without and with the bound on a step's change (`train.step_kl` = 0.005), mean "
-        "over seeds.",
-        bounded(cells),
         "Recipes and candidates, by job: how far below the start and below the best simple method (imitation "
         f"of the good, or nothing) they end at worst, and on how many jobs they end at least {ABOVE} above.",
         _verdicts(at_one),
@@ -212,25 +209,6 @@ def _emphasized(value: float | None, best: float) -> str:
     if value is None:
         return ""
     return f"**{value:.3f}**" if value == best else f"{value:.3f}"
-
-
-def bounded(cells: Mapping[Cell, Sequence[Run]]) -> str:
-    """A row for each recipe, job and rate that was run both ways."""
-    lines = ["| recipe | job | lr | without | with | difference |", "|---|---|---|---|---|---|"]
-    for recipe in OTHER_RECIPES:
-        for (job, method), plain in cells.items():
-            if method != recipe or (job, f"{recipe}, bounded") not in cells:
-                continue
-            for rate in sorted({run["rate"] for run in plain}):
-                both = [at_rate(runs, rate) for runs in (plain, cells[job, f"{recipe}, bounded"])]
-                seeds = set.intersection(*({run["seed"] for run in runs} for runs in both))
-                shared = [[run for run in runs if run["seed"] in seeds] for runs in both]
-                if seeds:
-                    without, bounded = (mean(runs) or 0.0 for runs in shared)
-                    texts = [_reward(runs) for runs in shared]
-                    words = [recipe, job, f"{rate:g}", *texts, f"{bounded - without:+.3f}"]
-                    lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines)
 
 
 def _reward(runs: Sequence[Run]) -> str:

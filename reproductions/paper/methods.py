@@ -14,9 +14,9 @@ from reproductions.arena.kinds import BETAS
 from reproductions.paper.plans import Plan
 
 
-def _weight(recipe: str) -> dict[str, Any]:
-    """The weight of the recipe, and its baseline. Its β is of the grid, as others'."""
-    options = tomllib.loads(recipes()[recipe].text)["objective"]
+def _of_log() -> dict[str, Any]:
+    """The weight of the recipe `log`, and its baseline. Its β is of the grid, as others'."""
+    options = tomllib.loads(recipes()["log"].text)["objective"]
     return {key: value for key, value in options.items() if key.startswith("weight")}
 
 
@@ -59,9 +59,12 @@ METHODS = {
     method.name: method
     for method in (
         Method(AGRO, "agro", "eq. 4"),
-        Method(WEIGHTED, "agro", "with the weight and the baseline of our recipe `log`", _weight("log")),
+        Method(WEIGHTED, "agro", "with the weight and the baseline of our recipe `log`", _of_log()),
         Method(
-            BY_SAMPLER, "agro", "with the weight and the baseline of our recipe `replay`", _weight("replay")
+            BY_SAMPLER,
+            "agro",
+            "weighted by min(1, π/μ), with the baseline `lower`",
+            {"weight": "behavior", "weight_baseline": "lower"},
         ),
         Method(ON_POLICY, "agro_onpolicy", "eqs. 5 and 6"),
         Method(ADAPTIVE, "agro_onpolicy", "our default share", {"likelihood_ratio": "adaptive"}),

@@ -11,7 +11,8 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.train.check import check_config
 from agro.types import Sample
-from reproductions.chat import logs, model, report, run, tasks
+from reproductions import racing
+from reproductions.chat import logs, model, race, report, run, tasks
 
 
 def words(records) -> set[str]:
@@ -151,3 +152,30 @@ def test_a_run_that_is_done_isn_t_made_again(tmp_path):
     done.write_text(json.dumps(measured("log", "recipe", 0, 0.5)))
     run.play("log", "recipe", 0, tmp_path, tmp_path, [])
     assert [r["after"] for r in run.finished(tmp_path)] == [0.5]
+
+
+def test_recorded_runs_of_other_methods_count_where_the_log_is_the_same(tmp_path):
+    recorded = json.loads((run.HERE / "result.json").read_text())
+    files = logs.Files(tmp_path / "data")
+    files.folder.mkdir()
+    files.facts.write_text(json.dumps(recorded["data"]))
+    run.restore(tmp_path, ["recipe"])
+    found = list(run.finished(tmp_path))
+    assert found == [r for r in recorded["runs"] if r["method"] == "imitation"]
+    files.facts.write_text(json.dumps({**recorded["data"], "mixed_groups": 1}))
+    with pytest.raises(Refused, match="had another log: mixed_groups was 107, is 1"):
+        run.restore(tmp_path, ["recipe"])
+
+
+def test_a_race_has_the_settings_of_all_runs(tmp_path):
+    """As a user types them: each is one KEY=VALUE, and read again it is the same."""
+    (tmp_path / "log.db").touch()
+    given = race.values("thumbs", tmp_path, tmp_path, logs.Files(tmp_path / "data"))
+    config = RunConfig.load("feedback", list(racing.overrides(given)))
+    lora = config.policy.lora
+    assert (lora.rank, list(lora.targets)) == (8, run.COMMON["policy"]["lora"]["targets"])
+    assert (config.train.groups, config.train.lr, config.data.eval_prompts) == (
+        32,
+        1e-3,
+        str(tmp_path / "data" / "held_out.jsonl"),
+    )

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from agro.api.candidates import default_for
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
-from reproductions.panel import advice, logs, play, report, run, thousand
+from reproductions import racing
+from reproductions.panel import advice, jobs, logs, play, race, report, run, sizes, thousand
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING
 from reproductions.panel.play import Row
@@ -117,13 +120,13 @@ def test_who_applies_where() -> None:
     assert len(of_pairs) == 3
     assert len(fresh) == 5
     assert able["DPO"] == able["IPO"] == of_pairs
-    assert able["GRPO"] == able["RLOO"] == able["replay"] == fresh
+    assert able["GRPO"] == able["RLOO"] == able["replay, root"] == fresh
     assert able["TOPR"] == [job.name for job in EVERY if job.logs_start]
     assert set(JOBS) - set(able["earlier"]) == set(fresh)
     assert able["the default"] == able["REINFORCE"] == list(JOBS)
-    assert able["lora"] == able["lora, bounded"] == able["replay, bounded"] == fresh
+    assert able["lora"] == able["lora, in groups"] == able["replay, by the sampler"] == fresh
     stored = [name for name in JOBS if name not in fresh]
-    assert able["mixed"] == able["mixed, bounded"] == [n for n in stored if JOBS[n].data == "groups"]
+    assert able["mixed, β = 0.01"] == [name for name in stored if JOBS[name].data == "groups"]
     assert able["TBRM, β = 0.1"] == stored
     assert able["QRPO, β = 0.1"] == [n for n in stored if n not in (*of_pairs, "turns")]
     assert able["FPA"] == [n for n in stored if JOBS[n].data != "one each"]
@@ -131,9 +134,9 @@ def test_who_applies_where() -> None:
 
 def test_a_mixed_run_has_the_log_and_prompts_and_qrpo_samples_of_the_start(out) -> None:
     world = play.world("graded", out, logs.SMALL)
-    mixed = play.settings(world, Row("graded", "mixed, bounded", 1e-3), Path("log.db"))
+    mixed = play.settings(world, Row("graded", "mixed, β = 0.05", 1e-3), Path("log.db"))
     assert (mixed.data.store, mixed.data.prompts) == ("log.db", str(world.files.prompts))
-    assert (mixed.data.replay, mixed.train.step_kl) == (0.5, 0.005)
+    assert (mixed.data.replay, mixed.train.step_kl, mixed.objective.options["beta"]) == (0.5, 0.005, 0.05)
     qrpo = play.settings(world, Row("graded", "QRPO, β = 0.1", 1e-3), Path("log.db"))
     assert qrpo.data.value_store == str(world.files.values)
     with Store.open(world.files.values, read_only=True) as store:
@@ -252,14 +255,6 @@ def test_the_table_of_the_guide_is_of_jobs_that_have_the_same_runs() -> None:
     assert lines[3] == "| log of a much worse author, 0/1 | 1 | – | – | 0.20 | – | – | – |"
 
 
-def test_other_recipes_with_and_without_the_bound() -> None:
-    """Of the seeds that both have: 0, .7 less .5."""
-    runs = [measured("own", "mixed", 1e-3, 0.5), measured("own", "mixed", 1e-3, 0.1, seed=1)]
-    runs += [measured("own", "mixed, bounded", 1e-3, 0.7), measured("own", "mixed, bounded", 3e-3, 0.7)]
-    lines = report.bounded(report.of_cells(runs)).splitlines()
-    assert lines[2:] == ["| mixed | own | 0.001 | 0.500 | 0.700 | +0.200 |"]
-
-
 def test_recorded_runs_count_as_complete(tmp_path) -> None:
     run.restore(tmp_path)
     recorded = json.loads((Path(run.__file__).parent / "result.json").read_text())["runs"]
@@ -279,6 +274,47 @@ def test_a_thousand_tokens_from_end_to_end(tmp_path, capsys) -> None:
     methods = [row.removeprefix("| ").split(" | ")[:3] for row in rows[1:]]
     assert methods == [[NOTHING, "–", "1"], ["imitation of the good", "0.001", "2"]]
     JOBS.pop(thousand.JOB.name)
+
+
+def test_sizes_differ_in_prompts_alone() -> None:
+    """The table has a row for each kind and size, means over seeds; .6 is that of .5 and .7."""
+    small, large = (sizes.job_of("ratings", prompts) for prompts in (512, 8192))
+    assert replace(small, name="", prompts=0) == replace(large, name="", prompts=0)
+    assert sizes.job_of("noisy thumbs", 512).wrong == 0.2
+    assert [row.seed for row in sizes.rows(small, seeds=2)] == [0, *[0] * 4, *[1] * 4]
+    runs = [measured("ratings, 512", NOTHING, None, 0.3)]
+    runs += [measured("ratings, 512", "DRO", 1e-3, reward, seed) for seed, reward in enumerate((0.5, 0.7))]
+    lines = sizes.table(runs, [small, large]).splitlines()
+    assert lines[2:] == ["| ratings, 512 | 2 | 0.300 | – | – | 0.600 | – |"]
+
+
+def test_a_race_has_the_job_s_data(out, tmp_path) -> None:
+    """Of judged pairs no rewards, which would make it a log of rewards."""
+    kinds = {}
+    for name in race.DATA:
+        given = race.values(name, tmp_path / name, out, logs.SMALL)
+        default = RunConfig.load("fresh", list(racing.overrides(given)))
+        kinds[name] = default_for(default.data)
+        assert default.reward.options == {"job": name}
+    assert kinds == {"own": "log", "fresh": "fresh", "stars": "feedback", "pairs": "pairs"}
+    log = JOBS["own"]
+    assert jobs.reward(["52073>", "52073>"], ["02357", "02375"], job=log.name) == [1.0, 0.0]
+
+
+def test_the_row_of_a_race() -> None:
+    """After a quarter the best rate of each method; then the one that was chosen, on the other prompts."""
+    runs = {
+        "log-0.001": {"25": {"reward": 0.4}, "50": {"reward": 0.5}, "100": {"reward": 0.61}},
+        "log-0.003": {"25": {"reward": 0.3}},
+        "imitation-1e-05": {"25": {"reward": 0.35}, "50": {"reward": 0.38}},
+    }
+    judged = {"difference": 0.2, "low": 0.1, "high": 0.3, "n": 256, "verdict": "better"}
+    raced = {"runs": runs, "rows": [], "start": {"reward": 0.3}, "winner": "log-0.001", "judged": judged}
+    words = ["a log", "log 0.40 (0.001), imitation 0.35 (1e-05)", "log at 0.001", "0.30, 0.61"]
+    words += ["better, +0.20 (0.10 to 0.30), 256 prompts", "2.0"]
+    assert racing.row("a log", raced | {"cpu_seconds": 120.0}) == f"| {' | '.join(words)} |"
+    lost = racing.row("a log", raced | {"cpu_seconds": 120.0, "winner": None, "judged": None})
+    assert lost.endswith("| nothing | 0.30 | – | 2.0 |")
 
 
 @pytest.mark.parametrize("name", ["graded", "pairs", "GPT-2", "GPT-NeoX"])

@@ -32,27 +32,25 @@ from agro.types import Prompt
 PROBING = 12.0  # seconds of all measurements, about; loading and checking come on top
 
 
-def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, Any]:
+def phase_counts(phase: Phase, per_group: float | None, heldout: int) -> dict[str, Any]:
     """What one phase samples and trains on. A number that is known only later is None.
 
     Args:
         phase: a run's first phase evaluates before its first step too.
-        store: the store that the phase draws from.
+        per_group: mean responses that are drawn from a stored group.
         heldout: held-out prompts.
     """
     config = phase.config
-    train, sampler, every = config.train, config.sampler, config.evaluate.every
+    train, sampler = config.train, config.sampler
     shares = [phase.stored_groups(step) for step in range(phase.steps)]
     stored = sum(shares)
     fresh = phase.steps * train.groups - stored
     joining = config.data.complete_groups or 0
     sampled = fresh * sampler.n + stored * joining
-    per_group = _stored_responses(phase, store)
     trained = None
     if per_group is not None or not stored:
         trained = round(sampled + stored * (per_group or 0))
-    between = len(range(every, phase.steps, every)) if every else 0
-    evaluations = 1 + (phase.begins == 0) + between if heldout else 0
+    evaluations = _evaluations(phase, at_start=phase.begins == 0) if heldout else 0
     return {
         "objective": config.objective.name,
         "steps": phase.steps,
@@ -68,6 +66,13 @@ def phase_counts(phase: Phase, store: Store | None, heldout: int) -> dict[str, A
         "evaluations": evaluations,
         "responses_evaluated": evaluations * heldout * config.evaluate.n,
     }
+
+
+def _evaluations(phase: Phase, *, at_start: bool) -> int:
+    """After every so many steps, at the end, and before the first step where `at_start` says so."""
+    every = phase.config.evaluate.every
+    between = len(range(every, phase.steps, every)) if every else 0
+    return at_start + between + 1
 
 
 def _stored_responses(phase: Phase, store: Store | None) -> float | None:
@@ -108,11 +113,8 @@ def plan(
     phases = []
     every = Phase.all(config)
     for phase in every:
-
-        def say_here(text: str, name: str = phase.name) -> None:
-            say(f"{name}: {text}")
-
-        measure = partial(seconds, budget=PROBING / len(every), say=say_here)
+        say_of = lambda text, name=phase.name: say(f"{name}: {text}")  # noqa: E731
+        measure = partial(seconds, budget=PROBING / len(every), say=say_of)
         phases.append(_plan_phase(phase, policy, reference, (prompts, eval_prompts), store, loaded, measure))
     times = ("seconds_sampling_at_most", "seconds_training_at_most")
     return {
@@ -156,12 +158,13 @@ def _plan_phase(
     `measure`: `agro.api.plan.cost.seconds`.
     """
     config = phase.config
-    counts = phase_counts(phase, store, len(prompts[1]))
-    if samples_kl(config) and reference is not None:  # responses for the KL alone
-        rule, is_first = config.evaluate, phase.begins == 0 and config.policy.reference == "model"
-        times = 1 + is_first + (len(range(rule.every, phase.steps, rule.every)) if rule.every else 0)
-        counts |= {"evaluations": times, "responses_evaluated": times * rule.kl_samples}
-    step = work(phase, policy, prompts[0], store, _stored_responses(phase, store))
+    per_group = _stored_responses(phase, store)
+    counts = phase_counts(phase, per_group, len(prompts[1]))
+    if samples_kl(config) and reference is not None:  # responses for the KL alone, see `agro.train.monitors`
+        evaluations = _evaluations(phase, at_start=phase.begins == 0 and config.policy.reference == "model")
+        responses = evaluations * config.evaluate.kl_samples
+        counts |= {"evaluations": evaluations, "responses_evaluated": responses}
+    step = work(phase, policy, prompts[0], store, per_group)
     policy.checkpoint_gradients(config.train.gradient_checkpointing)
     phase_reference = reference if phase.reads_reference else None
     parts, rate = measure(phase, policy, phase_reference, step)

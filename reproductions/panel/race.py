@@ -1,0 +1,107 @@
+"""`agro race` on jobs of the panel: what it tries, what it chooses, and whether that holds.
+
+    python reproductions/panel/race.py [--only JOB …] [--out runs/panel] [--record] [--small]
+
+Each job's race has the job's start, its log or prompts, and 512 of its held-out prompts, a half of which
+choose. Prints a table, and writes it with --record into result_races.json and README.md beside this script.
+What is complete in --out isn't run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from agro.store import Pair, Store  # noqa: E402
+from reproductions import harness, racing  # noqa: E402
+from reproductions.panel import logs, play  # noqa: E402
+from reproductions.panel.jobs import JOBS  # noqa: E402
+from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
+from reproductions.panel.run import chosen  # noqa: E402
+
+DATA = {
+    "own": "a log, 0/1 (own)",
+    "fresh": "prompts and a reward (fresh)",
+    "stars": "one rating a prompt (stars)",
+    "pairs": "judged pairs (pairs)",
+}
+HELD_OUT = 512
+BEGIN, END = "<!-- begin: made by race.py --record -->", "<!-- end: made by race.py --record -->"
+
+
+def values(name: str, folder: Path, out: Path, size: Size) -> dict[str, Any]:
+    """What a user would give; the held-out prompts and a copy of the log are put into `folder`."""
+    job = size.of(JOBS[name])
+    files = logs.prepare(job, out, size)
+    folder.mkdir(parents=True, exist_ok=True)
+    held_out = folder / "held_out.jsonl"
+    lines = files.held_out.read_text().splitlines(keepends=True)
+    held_out.write_text("".join(lines[:HELD_OUT]))
+    data = {"eval_prompts": str(held_out)}
+    if job.data == "fresh":
+        data["prompts"] = str(files.prompts)
+    else:
+        data["store"] = str(folder / "log.db")
+        if not Path(data["store"]).exists():
+            copy_log(files.log, Path(data["store"]), judged=job.data == "pairs")
+    return {
+        "policy": {"model": str(files.start), "threads": 1},
+        "data": data,
+        "reward": {"name": "reproductions.panel.jobs:reward", "options": {"job": name}},
+        "sampler": {"n": play.RESPONSES, "max_new": job.max_new, "batch": 512},
+        "train": {
+            "steps": max(job.updates, 4),
+            "lr": 1e-3,
+            "groups": job.groups,
+            "schedule": "linear",
+            "checkpoint_every": 100_000,
+        },
+        "evaluate": {"kl": False, "kl_samples": 0},
+    }
+
+
+def copy_log(log: Path, to: Path, *, judged: bool) -> None:
+    """Of its own, since a run writes draws and log-probs of the reference into its store. Of judged pairs
+    without the rewards 1 and 0, which other methods of the panel read."""
+    if not judged:
+        shutil.copy(log, to)
+        return
+    with Store.open(log, read_only=True) as store, Store.open(to) as copied:
+        samples = list(store.samples())
+        ids = copied.append(sample.replace(id=None, reward=None) for sample in samples)
+        new = {sample.id: id for sample, id in zip(samples, ids, strict=True)}
+        copied.add_pairs(Pair(new[pair.winner], new[pair.loser]) for pair in store.pairs())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="JOB")
+    parser.add_argument("--out", type=Path, default=Path("runs/panel"))
+    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
+    args = parser.parse_args(arguments)
+    size, out = SMALL if args.small else FULL, args.out.resolve()
+    raced = {}
+    for name in chosen(args.only, DATA, "--only"):
+        folder = out / "races" / name
+        raced[name] = racing.race(values(name, folder, out, size), folder)
+    text = "\n".join([*racing.HEAD, *(racing.row(DATA[name], found) for name, found in raced.items())])
+    if args.record:
+        result = {"machine": harness.machine(), "races": raced}
+        (HERE / "result_races.json").write_text(json.dumps(result, indent=1) + "\n")
+        harness.put(HERE / "README.md", text, BEGIN, END)
+    print(text)
+
+
+if __name__ == "__main__":
+    harness.guarded(main)

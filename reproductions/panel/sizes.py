@@ -1,0 +1,95 @@
+"""One response a prompt, by how many prompts there are: the recipe `feedback` beside what fits such a log.
+
+    python reproductions/panel/sizes.py [--only KIND …] [--prompts 512 2048 8192] [--seeds 1]
+                                        [--out runs/sizes] [--record] [--small]
+
+Thumbs, ratings from 1 to 5, and thumbs of which a fifth is wrong, of 512, 2,048 and 8,192 prompts, with the
+same 128 updates of 32 responses: eight, two and half an epoch. Prints a table, and writes it with --record
+into result_sizes.json and README.md beside this script. An interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from reproductions import harness  # noqa: E402
+from reproductions.panel import logs, play, report  # noqa: E402
+from reproductions.panel.jobs import JOBS, Job  # noqa: E402
+from reproductions.panel.logs import FULL, SMALL  # noqa: E402
+from reproductions.panel.methods import NOTHING  # noqa: E402
+from reproductions.panel.play import Row, Run  # noqa: E402
+from reproductions.panel.run import chosen  # noqa: E402
+from reproductions.panel.tasks import TASKS  # noqa: E402
+
+PROMPTS, UPDATES = (512, 2048, 8192), 128
+KINDS = {
+    "thumbs": JOBS["thumbs"],
+    "ratings": JOBS["stars"],
+    "noisy thumbs": replace(JOBS["thumbs"], task=TASKS["swapped"], wrong=0.2),
+}
+# The rates at which these ended higher on "stars" and "thumbs" of the panel, of 3e-4 and 1e-3.
+RATES = {"the default": 1e-3, "imitation of the good": 1e-3, "DRO": 1e-3, "KTO": 3e-4}
+BEGIN, END = "<!-- begin: made by sizes.py --record -->", "<!-- end: made by sizes.py --record -->"
+
+
+def job_of(kind: str, prompts: int) -> Job:
+    return replace(KINDS[kind], name=f"{kind}, {prompts}", prompts=prompts, updates=UPDATES, kept=False)
+
+
+def rows(job: Job, seeds: int) -> list[Row]:
+    trained = [Row(job.name, method, rate, seed) for seed in range(seeds) for method, rate in RATES.items()]
+    return [Row(job.name, NOTHING, None), *trained]
+
+
+def table(runs: Sequence[Run], jobs: Sequence[Job]) -> str:
+    """A row for each kind and size: held-out reward, the mean over the seeds."""
+    names = ["the start", *(f"{method} ({rate:g})" for method, rate in RATES.items())]
+    lines = [f"| log, prompts | seeds | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    cells = report.of_cells(runs)
+    for job in jobs:
+        found = [cells.get((job.name, method), []) for method in (NOTHING, *RATES)]
+        if any(found):
+            seeds = str(max(len(same) for same in found))
+            words = [job.name, seeds, *(report.number(report.mean(same)) for same in found)]
+            lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="KIND")
+    parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/sizes"))
+    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
+    args = parser.parse_args(arguments)
+    size = SMALL if args.small else FULL
+    jobs = [job_of(kind, prompts) for kind in chosen(args.only, KINDS, "--only") for prompts in args.prompts]
+    JOBS.update({job.name: job for job in jobs})
+    runs = []
+    for row in (row for job in jobs for row in rows(job, args.seeds)):
+        runs.append(play.complete(row, args.out, size))
+        print(report.line(runs[-1]), flush=True)
+    result: dict[str, Any] = {"machine": harness.machine(), "runs": runs}
+    result["facts"] = {job.name: logs.prepare(size.of(job), args.out, size).facts for job in jobs}
+    text = table(runs, jobs)
+    if args.record:
+        (HERE / "result_sizes.json").write_text(json.dumps(result, indent=1) + "\n")
+        harness.put(HERE / "README.md", text, BEGIN, END)
+    print(text)
+
+
+if __name__ == "__main__":
+    harness.guarded(main)

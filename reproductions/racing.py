@@ -1,0 +1,75 @@
+"""`agro race` as the reproductions run it: from values of a configuration to a row of what it chose."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agro.api.race import Race
+from reproductions import harness
+
+HEAD = [
+    "| data | after a quarter of the steps, at its best rate | chosen | held-out reward: start, chosen | "
+    "on the other held-out prompts | CPU minutes |",
+    "|---|---|---|---|---|---|",
+]
+
+
+def overrides(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """KEY=VALUE of nested values, as a user types them; without those that are None."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from overrides(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}={json.dumps(value)}"
+
+
+def race(values: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """What race.json has, and the CPU seconds that it took; made once in the folder `out`."""
+    done = out / "raced.json"
+    if not done.exists():
+        began = harness.cpu_seconds()
+        record = Race(list(overrides(values)), out, say=lambda text: print(text, file=sys.stderr)).run()
+        for row in record["rows"]:  # folders of this machine
+            row.pop("run")
+        del record["settings"]
+        done.write_text(json.dumps(record | {"cpu_seconds": harness.cpu_seconds() - began}))
+    found: dict[str, Any] = json.loads(done.read_text())
+    return found
+
+
+def row(data: str, raced: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    first = min(int(steps) for of in raced["runs"].values() for steps in of)
+    best: dict[str, tuple[float, str]] = {}
+    for name, of in raced["runs"].items():
+        method, rate = _parts(name)
+        if str(first) in of:
+            best[method] = max(best.get(method, (-1.0, "")), (of[str(first)]["reward"], rate))
+    tried = [f"{method} {reward:.2f} ({rate})" for method, (reward, rate) in best.items()]
+    refused = {of["candidate"] for of in raced["rows"] if "refused" in of} - set(best)
+    tried += [f"{method}: refused" for method in sorted(refused)]
+    start = f"{raced['start']['reward']:.2f}"
+    if raced["winner"] is None:
+        words = ["nothing", start, "–"]
+    else:
+        steps = raced["runs"][raced["winner"]]
+        reached = steps[max(steps, key=int)]["reward"]
+        words = [" at ".join(_parts(raced["winner"])), f"{start}, {reached:.2f}", _judged(raced["judged"])]
+    return "| " + " | ".join([data, ", ".join(tried), *words, f"{raced['cpu_seconds'] / 60:.1f}"]) + " |"
+
+
+def _parts(name: str) -> Sequence[str]:
+    """The method and the rate of a run's name, whose rate may be 1e-05."""
+    method, _, rate = name.partition("-")
+    return method, rate
+
+
+def _judged(judged: Mapping[str, Any] | None) -> str:
+    if judged is None:
+        return "too few"
+    change = f"{judged['difference']:+.2f} ({judged['low']:.2f} to {judged['high']:.2f})"
+    return f"{judged['verdict']}, {change}, {judged['n']} prompts"
