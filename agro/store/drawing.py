@@ -143,8 +143,8 @@ class DrawPicker(DrawReader):
         return Refused(
             f"{waited}{self.location}: expected {rule.groups} groups with {needed} eligible responses to "
             f"draw from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; {chosen:.0f} "
-            f"are of the requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What to "
-            f"do: request fewer groups, {add}, or widen the choice"
+            f"are of the requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What "
+            f"to do: request fewer groups, {add}, or widen the choice"
         )
 
 
