@@ -1,7 +1,4 @@
-"""The samples of a store: adding, finding, reading and scoring them, and judgments of them.
-
-Samples that are added together are each checked by itself, and all written at once.
-"""
+"""The samples of a store: adding, finding, reading and scoring them, and judgments of them."""
 
 from __future__ import annotations
 
