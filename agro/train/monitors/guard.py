@@ -10,7 +10,7 @@ median of 0, which is common where rewards are rare, is ignored. The actions:
   on; the order of the data continues. After `guard.rollbacks` of them the next one stops the run.
 
 A gradient that isn't finite is skipped whatever the rule. Other monitors here stop a run whose sampler and
-trainer have different log-probs, and one whose held-out metric is no longer its best.
+trainer have different log-probs, and follow a held-out metric: which model is saved, and when the run ends.
 """
 
 from __future__ import annotations
