@@ -97,9 +97,8 @@ def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
 
     from agro.rollout.blind import read_key, read_ratings
     from agro.runs.card import write_cards
-    from agro.runs.ratings import Ratings
     from agro.runs.rundata import load_run
-    from agro.runs.verdict import Verdict
+    from agro.runs.verdict import Ratings, Verdict
 
     key = read_key(sheet)
     values = read_ratings(sheet)

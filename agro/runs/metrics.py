@@ -1,8 +1,5 @@
-"""The metrics of `metrics.jsonl`, each declared once, and those that may say which model is best.
-
-`metrics.md` beside this file declares them: rows, report and guide are made from its tables. `FOLLOWED` has
-the choices of `evaluate.metric`.
-"""
+"""The metrics of `metrics.jsonl`, each declared once in the tables of `metrics.md` beside this file, of
+which rows, report and guide are made; and those that may say which model is best."""
 
 from __future__ import annotations
 

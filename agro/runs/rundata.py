@@ -145,7 +145,7 @@ class RunData:
         return self.best_row if several and metric == self.followed else None
 
     def heldout(self, start: int, end: int) -> Measurement | None:
-        """The latest held-out reward of steps `first` to `last`."""
+        """The latest held-out reward of steps `start` to `end`."""
         for row in reversed(self.rows):
             if start <= row["step"] <= end and row.get("eval_reward") is not None:
                 return Measurement(row["eval_reward"], row.get("eval_reward_se"), row["step"])

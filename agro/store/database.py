@@ -1,7 +1,4 @@
-"""Opening the store's SQLite file, transactions, and SQLite's errors in plain words.
-
-The tables of a store; how a sample is written into them is in `agro.store.sample_rows`.
-"""
+"""The tables of a store's SQLite file, opening it, transactions, and SQLite's errors in plain words."""
 
 from __future__ import annotations
 

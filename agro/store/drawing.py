@@ -1,7 +1,5 @@
-"""What a step trains on: groups by a rule (`draw_rules.py` has the rules), and what was made for the step.
-
-The one way out of the store into training.
-"""
+"""The one way out of the store into training: groups by a rule (`draw_rules.py`), and what was made for a
+step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the store reports of its samples, judgments and runs.
-
-A group has one prompt: in all of a store a prompt_id names one, whoever adds samples.
-"""
+"""What the store reports of its samples, judgments and runs."""
 
 from __future__ import annotations
 
@@ -197,7 +194,7 @@ AROUND = 20  # characters shown before the first difference of two prompts
 
 
 class OtherPrompt(Refused):
-    """A prompt_id that names another prompt already."""
+    """A prompt_id that names another prompt already: a group has one, whoever adds samples."""
 
     def __init__(self, prompt_id: str, prompt: Text, location: str, got: Text) -> None:
         """`location`: of the prompt that the id names, `got`: the other one."""

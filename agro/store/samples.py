@@ -1,13 +1,11 @@
-"""The samples of a store: adding, finding, reading and scoring them, and judgments of them.
-
-Samples that are added together are each checked by itself, and all written at once.
-"""
+"""The samples of a store: adding, finding, reading and scoring them, and judgments of them."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, Unpack
 
@@ -168,11 +166,8 @@ class SampleReader:
         self.check_ids(rising)
         for start in range(0, len(rising), PAGE_ROWS):
             block = rising[start : start + PAGE_ROWS]
-            cursor: int | None = 0
-            while cursor is not None:
-                page = self.samples_page(cursor, block[-1], ids=block, skip_damaged=skip_damaged, **chosen)
-                yield from page.items
-                cursor = page.cursor
+            options = {"until": block[-1], "ids": block, "skip_damaged": skip_damaged}
+            yield from read_pages(partial(self.samples_page, **options, **chosen))
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
         """Judgments in the order in which they came; with `ids` those that join two of these samples.

@@ -1,7 +1,5 @@
-"""Settings of a phase against the needs of its objective.
-
-Settings that follow a held-out measurement, against what is measured.
-"""
+"""Settings of a phase against the needs of its objective, and those that follow a held-out measurement
+against what is measured."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""Encoded samples as the tensors of one step.
-
-Stored log-probs of the reference, computed by this run or another.
-
-Where kept sets are recorded, and where the trainer's log-probs are over them.
-
-Values of prompts from stored rewards: V*(x) of the reference (A*PO, arXiv 2505.20686), or tracked.
-"""
+"""Encoded samples as the tensors of one step, with what the store knows of them: log-probs of the reference,
+kept sets, and values of prompts."""
 
 from __future__ import annotations
 
@@ -133,7 +127,8 @@ OVER_KEPT = ", over kept sets"  # in the key of a batch whose log-probs are
 
 
 class ReferenceCache:
-    """Keyed by sample, tokenizer, reference (weights and temperature), and whether it is over kept sets.
+    """Stored log-probs of the reference, computed by this run or another, keyed by sample, tokenizer,
+    reference (weights and temperature), and whether they are over kept sets.
 
     The last bits of a log-prob depend on the rows of its batch, so a resumed run must use the same entries as
     before: those of its own committed steps, and those of other runs that existed when it began (`until`).
@@ -210,7 +205,8 @@ class Values(Protocol):
 
 
 class StoredValues:
-    """The rewards of a store's responses by prompt. β log mean exp(r/β) of them estimates V*(x).
+    """The rewards of a store's responses by prompt. β log mean exp(r/β) of them estimates V*(x) of the
+    reference (A*PO, arXiv 2505.20686).
 
     The estimate is biased low, the more so the fewer responses there are. It assumes that the responses are
     samples of the reference, which can't be checked here.

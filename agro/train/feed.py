@@ -259,7 +259,7 @@ class Feed:
             drawn = replace(drawn, samples=rescaled(drawn.samples, data))
         if REWARD in self.needs and len({sample.source for sample in drawn.samples}) > 1:
             check_drawn(drawn.samples, data)
-        for need in self.needs & {BEHAVIOR_LOGP}:  # over which tokens they are has to be known
+        for need in [need for need in self.needs if need == BEHAVIOR_LOGP]:  # over known tokens
             anchored = [sample for sample in drawn.samples if need.applies_to(sample.role)]
             missing = [named(s.id, s.prompt_id, s.truncation) for s in anchored if s.truncation]
             if missing:

@@ -1,13 +1,5 @@
-"""The optimizer of a phase: AdamW over the policy's weights and, in a group of its own, over its value's.
-
-Offloading to the CPU's memory, of activations until the backward pass and of the optimizer's state.
-
-An exponential moving average of the policy's weights, which is measured and saved in their place.
-
-Numbers below 1e-38 in float32 count as 0 while gradients are computed and applied.
-
-Weights π/π_ref of improbable responses leave such numbers, with which a processor works several times slower.
-"""
+"""The optimizer of a phase: AdamW over the policy's weights and, in a group of its own, over its value's;
+what is kept in the CPU's memory meanwhile, and an average of the weights."""
 
 from __future__ import annotations
 
@@ -82,9 +74,10 @@ class Average:
 
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """Flush denormal numbers in this thread, on a CPU that can; a decorator too.
+    """Flush denormal numbers, below 1e-38 in float32, in this thread, on a CPU that can; a decorator too.
 
-    Not longer: rewards and records keep all of their bits.
+    Weights π/π_ref of improbable responses leave such numbers, with which a processor works several times
+    slower. Not longer: rewards and records keep all of their bits.
     """
     previous = float("1e-310") * 0.5 == 0  # torch has no function for it
     torch.set_flush_denormal(True)

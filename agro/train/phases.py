@@ -1,11 +1,7 @@
 """The phases of a run: which steps each has, and what changes over them.
 
-Values that change over the steps of a phase: the learning rate, and any numeric option of an objective.
-
-`train.epochs`: how many steps make so many passes over the stored groups of a phase.
-
-Epochs become steps once, when the run begins. `config.json` has the steps, and under "epochs" what they were
-computed from.
+`train.epochs` become steps once, when the run begins. `config.json` has the steps, and under "epochs" what
+they were computed from.
 """
 
 from __future__ import annotations

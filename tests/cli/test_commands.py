@@ -19,7 +19,7 @@ from agro.config import NewModel
 from agro.logs.record_files import read_samples
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
-from agro.runs.ratings import Ratings
+from agro.runs.verdict import Ratings
 from agro.store import Store
 from agro.types import Sample
 

@@ -17,8 +17,7 @@ from agro.errors import Refused
 from agro.rollout import Rollout
 from agro.rollout.blind import Answers, answer, key_of, read_ratings, write_sheet
 from agro.rollout.evaluate import clopper_pearson
-from agro.runs.ratings import Ratings
-from agro.runs.verdict import Verdict
+from agro.runs.verdict import Ratings, Verdict
 from agro.types import Prompt, Sample
 
 ABOUT = {"model": "run/model", "against": "start", "run": "1f", "step": 6}

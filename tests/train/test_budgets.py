@@ -90,22 +90,22 @@ def check(trace: Trace, functions: int, files: int) -> None:
 
 def test_a_fresh_sample(tmp_path, monkeypatch):
     trace = of_second_step(has_sample, tmp_path, monkeypatch)
-    check(trace, functions=42, files=15)
+    check(trace, functions=41, files=15)
 
 
 def test_a_batch(tmp_path, monkeypatch):
     trace = of_second_step(has_batch, tmp_path, monkeypatch)
-    check(trace, functions=59, files=15)
+    check(trace, functions=58, files=15)
 
 
 def test_beta(tmp_path):
     trace = run_of_two_steps(has_beta, tmp_path)
-    check(trace, functions=64, files=21)
+    check(trace, functions=63, files=21)
 
 
 def test_a_run(tmp_path):
     trace = run_of_two_steps(None, tmp_path)
-    check(trace, functions=708, files=101)
+    check(trace, functions=696, files=98)
 
 
 def test_a_configuration_is_validated_once(tmp_path):

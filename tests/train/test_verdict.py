@@ -10,9 +10,8 @@ import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, write_prompts
 
 from agro.errors import Interrupted
-from agro.runs.ratings import Ratings
 from agro.runs.rundata import load_run
-from agro.runs.verdict import Verdict
+from agro.runs.verdict import Ratings, Verdict
 from agro.store import Store
 from agro.train.trainer import BaseTrainer
 

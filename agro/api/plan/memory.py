@@ -66,7 +66,8 @@ def peak(purposes: dict[str, int | None], loaded: int | None, passes: int, *, he
     sampling and a pass of activations used, in pieces that seldom fit again, so both count besides a pass.
 
     Args:
-        before: bytes that are allocated when everything is loaded.
+        loaded: bytes that are allocated when everything is loaded.
+        passes: of a step.
     """
     if loaded is None or purposes["activations"] is None:
         return None

@@ -94,7 +94,7 @@ class _Share(NamedTuple):
 
 
 class ShardedDraws(DrawPicker):
-    """What runs drew, and what they may draw."""
+    """What runs drew, and what they may draw; see the methods of `agro.store.drawing.Draws`."""
 
     def __init__(self, group: ShardGroup, split: Split) -> None:
         self._group, self._split, self.location = group, split, group.name
@@ -106,7 +106,6 @@ class ShardedDraws(DrawPicker):
         return MergedGroups(self._group, rule, at)
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
-        """The groups that `pick` chooses from, found among all samples."""
         is_held_out = self._split.held_out(rule.data, run)
         all_of = replace(rule, data=rule.data.model_copy(update={"hold_out": 0.0}))
         candidates = list(chain(*self._group.each("draws.candidates", all_of, run, version)))
@@ -114,14 +113,12 @@ class ShardedDraws(DrawPicker):
         return [candidate for candidate in candidates if not is_held_out(candidate.prompt_id)]
 
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
-        """Record that `run` trains on these samples at `step`."""
         parts = self._group.by_known_id(ids)
         self._group.some("draws.record", {number: (run, step, own) for number, own in parts.items()})
 
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
     ) -> DrawnGroups:
-        """`draw` of groups that were picked by several rules, each a group of another prompt."""
         groups = list(dict.fromkeys(chain(*(picked.groups for picked in picks))))
         shares = self._shares(picks, made)
         planned_groups, planned_made = self._agree(groups, made, at)
@@ -141,25 +138,21 @@ class ShardedDraws(DrawPicker):
         return DrawnGroups(samples, pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
-        """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
         parts = self._group.by_prompt(picked.groups, str)
         looks = {number: (Selection(picked.rule, own), at) for number, own in parts.items()}
         return in_order(self._group.some("draws.look", looks).values(), picked.groups, frozenset())
 
     def recorded_groups(self, at: At) -> list[str]:
-        """The prompt_ids of what was drawn at a step before, one for each sample; none where nothing was."""
         recorded = list(chain(*self._group.each("draws.recorded_groups", at)))
         planned = self._group.first.call("shard.plan", at.run, at.step) if recorded else []
         place = {group: number for number, group in enumerate(planned[0] if planned else [])}
         return sorted(recorded, key=lambda group: place.get(group, len(place)))
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
-        """Every row that `run` drew, in the order of its steps; in a step by shard."""
         rows = chain(*self._group.each("draws.drawn", run, versions))
-        return sorted(rows, key=lambda draw: draw.step)
+        return sorted(rows, key=lambda draw: draw.step)  # in a step by shard
 
     def uses(self, ids: Iterable[int]) -> dict[int, int]:
-        """How often each sample was drawn, by all runs, at steps that they committed."""
         ids = list(ids)
         calls = {number: (own,) for number, own in self._group.by_known_id(ids).items()}
         uses: dict[int, int] = {}
@@ -168,7 +161,6 @@ class ShardedDraws(DrawPicker):
         return {i: uses[i] for i in ids}
 
     def trained(self, ids: Sequence[int]) -> list[RunUse]:
-        """The runs that drew any of these samples."""
         calls = {number: (own,) for number, own in self._group.by_id(ids).items()}
         runs: dict[str, RunUse] = {}
         for use in chain(*self._group.some("draws.trained", calls).values()):

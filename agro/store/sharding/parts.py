@@ -70,12 +70,11 @@ class ShardedPart(RemotePart):
 
 
 class ShardedExperience(ShardedPart, SampleReader):
-    """Samples, and judgments of them. A sample is in the shard of its prompt."""
+    """Samples, and judgments of them; see `Experience`. A sample is in the shard of its prompt."""
 
     def samples(
         self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
     ) -> Iterator[Sample]:
-        """See `SampleReader.samples`."""
         shards = [shard.experience for shard in self._group.shards]
         prompt_id = chosen.get("prompt_id")
         if ids is not None:
@@ -131,27 +130,22 @@ class ShardedExperience(ShardedPart, SampleReader):
         return added
 
     def check_ids(self, ids: list[int]) -> None:
-        """Raise `Refused` for ids that aren't there."""
         self._group.by_known_id(ids)
 
     def known_ids(self, ids: Sequence[int]) -> list[int]:
-        """Those of the ids that samples have."""
         return list(chain(*self._group.by_id(ids).values()))
 
     def ids_of(self, origins: Sequence[Origin]) -> list[int | None]:
-        """The ids of the samples that are stored with these origins; None where none is."""
         parts = self._group.each("experience.ids_of", list(origins))
         return [next((i for i in ids if i is not None), None) for ids in zip(*parts, strict=True)]
 
     def check_prompts(self, prompts: Iterable[tuple[str, Text]]) -> None:
-        """Raise `OtherPrompt` unless a prompt_id names one prompt, in the store and among these."""
         parts = self._group.by_prompt(prompts, lambda prompt: prompt[0])
         self._group.some("experience.check_prompts", {number: (part,) for number, part in parts.items()})
 
     def rewards(
         self, run: str, prompt_ids: Iterable[str], *, without: Collection[int]
     ) -> dict[str, list[tuple[int, float]]]:
-        """See `Experience.rewards`."""
         prompt_ids = list(prompt_ids)
         parts = self._group.by_prompt(prompt_ids, str)
         calls = {number: (run, own) for number, own in parts.items()}
@@ -163,7 +157,6 @@ class ShardedExperience(ShardedPart, SampleReader):
     def set_rewards(
         self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
     ) -> None:
-        """Set rewards, see `Experience.set_rewards`."""
         scores = list(scores)
         parts = self._group.by_known_id(i for i, _, _ in scores)
         for i, reward, entries in scores:
@@ -175,7 +168,7 @@ class ShardedExperience(ShardedPart, SampleReader):
         self._group.some("experience.set_rewards", calls, once=once)
 
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
-        """Add judgments. Raises `Refused` for ids that aren't there, and for a pair of two shards."""
+        """Also raises `Refused` for a pair of two shards."""
         pairs = list(pairs)
         parts = self._group.by_known_id(i for pair in pairs for i in (pair.winner, pair.loser))
         shard_of = {i: number for number, ids in parts.items() for i in ids}
@@ -252,7 +245,6 @@ class ShardedRequests(ShardedPart):
     what waits to be fresh isn't drawn as stored."""
 
     def claim(self, run: str, collector: str, **options: Any) -> list[int]:
-        """See `Requests.claim`."""
         numbers: list[int] = self._group.first.call("requests.claim", run, collector, **options)
         if numbers:
             others = dict.fromkeys(range(1, len(self._group.shards)), (run, collector, numbers))
@@ -269,12 +261,10 @@ class ShardedLedger(ShardedPart):
     """Each shard has the commits of runs, those at the first count. Cached log-probs are there alone."""
 
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
-        """See `Ledger.commit`."""
         cursor = max(self._group.each("experience.last_id"))
         self._group.then_first("ledger.commit", run, step, digest, files=files, cursor=cursor)
 
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewind:
-        """See `Ledger.rewind`."""
         done = self._group.first.call("ledger.rewind", run, step, to=to)
         target = self._group.first.call("ledger.committed", run)
         others = dict.fromkeys(range(1, len(self._group.shards)), (run, step, target))
@@ -286,7 +276,6 @@ class ShardedImports(ShardedPart):
     """What was imported into the shards."""
 
     def provenance(self, run: str | None = None) -> list[Provenance]:
-        """See `Imports.provenance`."""
         found: dict[tuple[str, str], Provenance] = {}
         for part in chain(*self._group.each("imports.provenance", run)):
             key = part.source, part.sha256

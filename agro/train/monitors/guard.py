@@ -9,11 +9,8 @@ median of 0, which is common where rewards are rare, is ignored. The actions:
 - "rollback": weights and optimizer return to the last checkpoint, and the learning rate is halved from there
   on; the order of the data continues. After `guard.rollbacks` of them the next one stops the run.
 
-A gradient that isn't finite is skipped whatever the rule.
-
-Other rules are for log-probs of sampler and trainer that differ: `SamplerMismatch` and `FirstSamples`.
-
-A held-out metric against its best so far: which model is saved, and whether the run continues.
+A gradient that isn't finite is skipped whatever the rule. Other monitors here stop a run whose sampler and
+trainer have different log-probs, and follow a held-out metric: which model is saved, and when the run ends.
 """
 
 from __future__ import annotations

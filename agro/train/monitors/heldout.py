@@ -1,7 +1,5 @@
-"""Measurements on data that a phase doesn't train on: fresh responses to held-out prompts, stored groups.
-
-Stored groups that aren't trained on, of any origin: AGRO's loss, and whether π ranks right above wrong.
-"""
+"""Measurements on data that a phase doesn't train on: fresh responses to held-out prompts, and stored groups
+of any origin: AGRO's loss, and whether π ranks right above wrong."""
 
 from __future__ import annotations
 

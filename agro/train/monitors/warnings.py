@@ -1,9 +1,5 @@
-"""Warnings about the metrics of steps, each once per phase.
-
-Warnings about valid settings of a policy, its prompts and its objectives that may be unintended.
-
-Steps from which nothing can be learned: said on the terminal, and recorded as `no_signal`.
-"""
+"""Warnings: about the metrics of steps, each once per phase, about valid settings that may be unintended, and
+about steps from which nothing can be learned."""
 
 from __future__ import annotations
 
@@ -123,7 +119,7 @@ AGAIN = 100  # steps in a row after which a warning is repeated
 
 
 class Signal(Monitor):
-    """Warns of steps in a row without a signal, and of a share of replay that isn't met."""
+    """Warns of steps in a row without a signal (`no_signal`), and of a share of replay that isn't met."""
 
     def __init__(self, phase: Phase, say: Callable[[str], None]) -> None:
         self.phase, self.say = phase, say
