@@ -5,8 +5,8 @@
 
 DIR is what model.py writes. Each job trains an adapter with its recipe and, at the same rate and as many
 updates, the simplest alternative; a run that is done isn't made again, an interrupted one continues. With
---recorded, runs of methods that aren't in --method are those in result.json. Prints the tables of all
-runs in --out, with --record also into README.md and result.json beside this script.
+--recorded, runs of other jobs, methods and seeds are those in result.json. Prints the tables of all runs in
+--out, with --record also into README.md and result.json beside this script.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,8 @@ def finished(out: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(path.read_text())
 
 
-def restore(out: Path, methods: Sequence[str]) -> None:
-    """Put the recorded runs of all but `methods` into `out`, where they count as done."""
+def restore(out: Path, asked: Container[tuple[str, str, int]]) -> None:
+    """Put the recorded runs into `out`, where they count as done, but for (job, method, seed) in `asked`."""
     result = json.loads((HERE / "result.json").read_text())
     facts = json.loads(logs.Files(out / "data").facts.read_text())
     for part in ("log", "mixed_groups", "thumbs"):
@@ -163,8 +164,9 @@ def restore(out: Path, methods: Sequence[str]) -> None:
                 f"{facts[part]}. What to do: run all methods anew, without --recorded"
             )
     for made in result["runs"]:
-        folder = out / f"{made['job']}-{made['method']}-{made['seed']}"
-        if made["method"] not in methods and not folder.exists():
+        row = made["job"], made["method"], made["seed"]
+        folder = out / "{}-{}-{}".format(*row)
+        if row not in asked and not folder.exists():
             folder.mkdir()
             (folder / "measured.json").write_text(json.dumps(made, ensure_ascii=False))
 
@@ -181,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/chat"))
-    parser.add_argument("--recorded", action="store_true", help="other methods as they were recorded")
+    parser.add_argument("--recorded", action="store_true", help="other runs as they were recorded")
     parser.add_argument("--record", action="store_true", help="keep the result beside this script")
     args = parser.parse_args(arguments)
     if not (args.model / "config.json").is_file():
@@ -189,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     prepare(args.model, args.out)
     if args.recorded:
-        restore(args.out, args.method)
+        restore(args.out, set(product(args.job, args.method, args.seeds)))
     for seed in args.seeds:
         for job in args.job:
             for method in args.method:

@@ -154,17 +154,19 @@ def test_a_run_that_is_done_isn_t_made_again(tmp_path):
     assert [r["after"] for r in run.finished(tmp_path)] == [0.5]
 
 
-def test_recorded_runs_of_other_methods_count_where_the_log_is_the_same(tmp_path):
+def test_recorded_runs_that_aren_t_asked_for_count_where_the_log_is_the_same(tmp_path):
     recorded = json.loads((run.HERE / "result.json").read_text())
     files = logs.Files(tmp_path / "data")
     files.folder.mkdir()
     files.facts.write_text(json.dumps(recorded["data"]))
-    run.restore(tmp_path, ["recipe"])
+    asked = {("thumbs", "recipe", 1)}
+    run.restore(tmp_path, asked)
     found = list(run.finished(tmp_path))
-    assert found == [r for r in recorded["runs"] if r["method"] == "imitation"]
+    assert found == [r for r in recorded["runs"] if (r["job"], r["method"], r["seed"]) not in asked]
+    assert len(found) == len(recorded["runs"]) - 1
     files.facts.write_text(json.dumps({**recorded["data"], "mixed_groups": 1}))
     with pytest.raises(Refused, match="had another log: mixed_groups was 107, is 1"):
-        run.restore(tmp_path, ["recipe"])
+        run.restore(tmp_path, asked)
 
 
 def test_a_race_has_the_settings_of_all_runs(tmp_path):
