@@ -3,214 +3,126 @@
 It imports nothing of agro, so that `agro --help` needs no command's module.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
 class CommandEntry(NamedTuple):
     name: str
     home: str  # module:function in agro.cli
+    page: str  # in docs/
     summary: str
     example: str  # of its arguments
-    page: str  # in docs/
 
 
-GROUPS = {
-    "First steps": [
-        CommandEntry(
-            "init",
-            "first:init",
-            "A folder to begin with: recipe, prompts, reward, and a README with the next commands.",
-            "first --task digits",
-            "guide/getting-started.md",
-        ),
-        CommandEntry(
-            "recipes",
-            "first:recipes",
-            "The recipes for `agro train NAME` and the tasks for `agro init`: what each is for, its time.",
-            "fresh",
-            "guide/getting-started.md",
-        ),
-        CommandEntry(
-            "doctor",
-            "doctor:doctor",
-            "Versions, device, threads, state of a run or store, and what is off, to paste into an issue.",
-            "runs/first",
-            "guide/the-run.md",
-        ),
-    ],
-    "Train and sample": [
-        CommandEntry(
-            "train",
-            "runs:train",
-            "One run: from a configuration to a model, metrics and a report.",
-            "recipe.toml train.steps=100 --out runs/first",
-            "guide/the-run.md",
-        ),
-        CommandEntry(
-            "race",
-            "race_command:race",
-            "Short runs of several methods and rates on one log or task; the best one trains on.",
-            "policy.model=runs/first/model data.store=runs/first/store.db data.eval_prompts=held_out.jsonl "
-            "reward.name=reward.py:prefix sampler.max_new=4 train.steps=24 --rate 3e-4 --rate 1e-3 "
-            "--out runs/race",
-            "guide/choosing.md",
-        ),
-        CommandEntry(
-            "collect",
-            "runs:collect",
-            "Sample and score for a run that another process trains (source.kind = elsewhere).",
-            "runs/async",
-            "guide/the-run.md",
-        ),
-        CommandEntry(
-            "ps",
-            "runs:ps",
-            "Who does what in a run: its processes, their hosts, weights and last signs of life.",
-            "runs/async",
-            "guide/hosts.md",
-        ),
-        CommandEntry(
-            "sample",
-            "models:sample",
-            "Sample responses into a store, without rewards; other ones each time, also with the same seed.",
-            "--model runs/first/model --prompts prompts.jsonl --out more.db -n 4 --max-new 4",
-            "guide/getting-started.md",
-        ),
-    ],
-    "Results": [
-        CommandEntry(
-            "eval",
-            "eval_command:eval_",
-            "Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response.",
-            "runs/first",
-            "guide/getting-started.md",
-        ),
-        CommandEntry(
-            "off-policy",
-            "off_policy_command:off_policy",
-            "A model's value by a log that it didn't write, with intervals, or why there is none.",
-            "runs/first --log runs/first/store.db",
-            "guide/is-it-better.md",
-        ),
-        CommandEntry(
-            "chat",
-            "chat_command:chat",
-            "Talk to the result of a run, also blind beside its start, which makes judged pairs.",
-            "runs/first --against start --temperature 0 < lines.txt",
-            "guide/getting-started.md",
-        ),
-        CommandEntry(
-            "report",
-            "runs:report",
-            "A run's figures as one self-contained page.",
-            "runs/first",
-            "guide/reading-the-report.md",
-        ),
-        CommandEntry(
-            "compare",
-            "compare_command:compare",
-            "Is B better than A, on the same prompts? Runs, models, stores, harnesses' samples; curves too.",
-            "runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1",
-            "guide/is-it-better.md",
-        ),
-    ],
-    "Data": [
-        CommandEntry(
-            "import",
-            "import_command:import_",
-            "Import logged responses into a store; reports what was recognized, imported and refused.",
-            "log.jsonl.gz --store logs.db --map prompt=question --map response=output --map reward=score "
-            "--map meta.user=user",
-            "guide/your-data.md",
-        ),
-        CommandEntry(
-            "formats",
-            "formats:formats",
-            "The formats of logs: what each holds and carries, and who writes it.",
-            "trl-completions",
-            "formats.md",
-        ),
-        CommandEntry(
-            "check",
-            "checking:check",
-            "What is in a store or log, before training; exit 2 where the objective can't train on it.",
-            "logs.db --objective agro",
-            "guide/what-to-train-on.md",
-        ),
-        CommandEntry(
-            "show",
-            "browse:show",
-            "Browse a store: samples, or groups side by side.",
-            "runs/first/store.db --groups --reward 0.5: --limit 1 --columns 3",
-            "guide/the-run.md",
-        ),
-        CommandEntry(
-            "score",
-            "stores:score",
-            "Fill in or renew the rewards of a store.",
-            "logs.db --reward reward.py:prefix",
-            "guide/your-reward.md",
-        ),
-        CommandEntry(
-            "judge-check",
-            "judging:judge_check",
-            "Compare a judge's scores with labels that are there: agreement and kappa.",
-            "logs.db --reward reward.py:prefix --threshold 0.5",
-            "guide/your-reward.md",
-        ),
-        CommandEntry(
-            "fit-reward",
-            "reward_fitting:fit_reward",
-            "A reward model from judged pairs or rewards: its held-out accuracy, calibration, length bias.",
-            "logs.db --model runs/first/model --out runs/judge --on groups --lr 1e-3",
-            "guide/your-reward.md",
-        ),
-        CommandEntry(
-            "export",
-            "stores:export",
-            "Write a store as records that agro import takes, or the model of a run in 16 bits or as GGUF.",
-            "runs/first/store.db samples.jsonl.gz",
-            "guide/your-data.md",
-        ),
-        CommandEntry(
-            "forget",
-            "forgetting:forget",
-            "Delete samples for good, with their judgments, and name the runs that trained on them.",
-            "logs.db --meta user=alice --yes",
-            "guide/your-data.md",
-        ),
-        CommandEntry(
-            "store",
-            "store_command:store",
-            "The owner of a store: serves it to a run's processes on other hosts (data.store = URL).",
-            "serve runs/first/store.db --port 8700",
-            "guide/the-run.md",
-        ),
-        CommandEntry(
-            "recover",
-            "stores:recover",
-            "Copy all that is undamaged in a store into a new one, and report what is lost.",
-            "damaged.db --out recovered.db",
-            "guide/the-run.md",
-        ),
-    ],
-    "Methods": [
-        CommandEntry(
-            "objectives",
-            "explain:objectives",
-            "The objectives: what they need, how far they couple, their options and source.",
-            "agro",
-            "guide/objectives.md",
-        ),
-        CommandEntry(
-            "prove",
-            "proving:prove",
-            "What is proved of objectives by enumeration; exit 1 where a claim is false.",
-            "agro kl_pg --figure proof.png",
-            "guide/choosing.md",
-        ),
-    ],
+# Of each command a line with name, home and page, then its summary, then the example.
+TEXT = {
+    "First steps": """
+init first:init guide/getting-started.md
+    A folder to begin with: recipe, prompts, reward, and a README with the next commands.
+    first --task digits
+recipes first:recipes guide/getting-started.md
+    The recipes for `agro train NAME` and the tasks for `agro init`: what each is for, its time.
+    fresh
+doctor doctor:doctor guide/the-run.md
+    Versions, device, threads, state of a run or store, and what is off, to paste into an issue.
+    runs/first
+""",
+    "Train and sample": """
+train runs:train guide/the-run.md
+    One run: from a configuration to a model, metrics and a report.
+    recipe.toml train.steps=100 --out runs/first
+race race_command:race guide/choosing.md
+    Short runs of several methods and rates on one log or task; the best one trains on.
+    policy.model=runs/first/model data.store=runs/first/store.db data.eval_prompts=held_out.jsonl
+        reward.name=reward.py:prefix sampler.max_new=4 train.steps=24 --rate 3e-4 --rate 1e-3 --out runs/race
+collect runs:collect guide/the-run.md
+    Sample and score for a run that another process trains (source.kind = elsewhere).
+    runs/async
+ps runs:ps guide/hosts.md
+    Who does what in a run: its processes, their hosts, weights and last signs of life.
+    runs/async
+sample models:sample guide/getting-started.md
+    Sample responses into a store, without rewards; other ones each time, also with the same seed.
+    --model runs/first/model --prompts prompts.jsonl --out more.db -n 4 --max-new 4
+""",
+    "Results": """
+eval eval_command:eval_ guide/getting-started.md
+    Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response.
+    runs/first
+off-policy off_policy_command:off_policy guide/is-it-better.md
+    A model's value by a log that it didn't write, with intervals, or why there is none.
+    runs/first --log runs/first/store.db
+chat chat_command:chat guide/getting-started.md
+    Talk to the result of a run, also blind beside its start, which makes judged pairs.
+    runs/first --against start --temperature 0 < lines.txt
+report runs:report guide/reading-the-report.md
+    A run's figures as one self-contained page.
+    runs/first
+compare compare_command:compare guide/is-it-better.md
+    Is B better than A, on the same prompts? Runs, models, stores, harnesses' samples; curves too.
+    runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1
+""",
+    "Data": """
+import import_command:import_ guide/your-data.md
+    Import logged responses into a store; reports what was recognized, imported and refused.
+    log.jsonl.gz --store logs.db --map prompt=question --map response=output --map reward=score --map
+        meta.user=user
+formats formats:formats formats.md
+    The formats of logs: what each holds and carries, and who writes it.
+    trl-completions
+check checking:check guide/what-to-train-on.md
+    What is in a store or log, before training; exit 2 where the objective can't train on it.
+    logs.db --objective agro
+show browse:show guide/the-run.md
+    Browse a store: samples, or groups side by side.
+    runs/first/store.db --groups --reward 0.5: --limit 1 --columns 3
+score stores:score guide/your-reward.md
+    Fill in or renew the rewards of a store.
+    logs.db --reward reward.py:prefix
+judge-check judging:judge_check guide/your-reward.md
+    Compare a judge's scores with labels that are there: agreement and kappa.
+    logs.db --reward reward.py:prefix --threshold 0.5
+fit-reward reward_fitting:fit_reward guide/your-reward.md
+    A reward model from judged pairs or rewards: its held-out accuracy, calibration, length bias.
+    logs.db --model runs/first/model --out runs/judge --on groups --lr 1e-3
+export stores:export guide/your-data.md
+    Write a store as records that agro import takes, or the model of a run in 16 bits or as GGUF.
+    runs/first/store.db samples.jsonl.gz
+forget forgetting:forget guide/your-data.md
+    Delete samples for good, with their judgments, and name the runs that trained on them.
+    logs.db --meta user=alice --yes
+store store_command:store guide/the-run.md
+    The owner of a store: serves it to a run's processes on other hosts (data.store = URL).
+    serve runs/first/store.db --port 8700
+recover stores:recover guide/the-run.md
+    Copy all that is undamaged in a store into a new one, and report what is lost.
+    damaged.db --out recovered.db
+""",
+    "Methods": """
+objectives explain:objectives guide/objectives.md
+    The objectives: what they need, how far they couple, their options and source.
+    agro
+prove proving:prove guide/choosing.md
+    What is proved of objectives by enumeration; exit 1 where a claim is false.
+    agro kl_pg --figure proof.png
+""",
 }
+
+
+def _entries(text: str) -> Iterator[CommandEntry]:
+    blocks: list[list[str]] = []
+    for line in text.strip().splitlines():
+        if line.startswith(" "):
+            blocks[-1].append(line.strip())
+        else:
+            blocks.append([line])
+    for head, summary, *example in blocks:
+        name, home, page = head.split()
+        yield CommandEntry(name, home, page, summary, " ".join(example))
+
+
+GROUPS = {group: list(_entries(text)) for group, text in TEXT.items()}
 COMMANDS = [entry for group in GROUPS.values() for entry in group]
 
 USAGE = """Usage: agro COMMAND [OPTIONS] [ARGUMENTS]

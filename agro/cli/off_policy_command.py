@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
+from agro.cli.models import ModelOfRun
 from agro.cli.run_models import START, MeasuredModel, model_path, working_in
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
@@ -37,10 +38,7 @@ def off_policy(
         Path | None,
         typer.Argument(metavar="[RUN]", help="A run: its model, and the β of its objective."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Folder or hub name of a model, or RUN/checkpoints/step-N."),
-    ] = None,
+    model: ModelOfRun = None,
     values: Annotated[
         str,
         typer.Option(

@@ -1,11 +1,14 @@
 """Recordings as text: commands and their real output, with the wheel of this checkout.
 
-    python docs/recordings/make.py [first log commands] [--out docs/recordings] [--environment DIR]
+    python docs/recordings/make.py [first log commands clone ratings trl] [--out docs/recordings]
+                                   [--environment DIR]
     python docs/recordings/make.py chat --model DIR
 
 `first`: a stranger's first ten minutes, from `pip install` in an empty environment to a rising curve
 (first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt). `chat`: the same
 of a real chat model, examples/chat_model (chat.txt); DIR is what reproductions/chat/model.py writes.
+`clone`: the README's first command in a fresh clone. `ratings`: from a table of ratings to a verdict. `trl`:
+a script for TRL's trainer, then with agro's, then its log; the environment has TRL.
 `commands`: the example of every command (commands.txt), which `python tools/docs/cli_docs.py` shows on the
 page of the commands.
 
@@ -56,20 +59,57 @@ LOG = (
     "agro eval runs/sft",
     "agro compare runs/agro runs/sft",
 )
-ON_THE_LOG = (
-    "policy.model=smollm2 policy.dtype=float32 policy.lora.rank=8 data.store=log.db "
-    "data.eval_prompts=held_out.jsonl reward.name=exact sampler.max_new=8 train.lr=1e-3 train.steps=24 "
-    "evaluate.every=0 evaluate.kl=false"
-)
 CHAT = (
     "python examples/chat_model/make_log.py smollm2",
     "head -n 2 log.jsonl",
     "agro import log.jsonl --store log.db",
     "agro check log.db",
-    f"agro train log {ON_THE_LOG} train.groups=8 --out runs/log",
-    f"agro train sft {ON_THE_LOG} data.replay=1 data.min_reward=1 train.groups=24 --out runs/imitation",
+    "agro train examples/chat_model/laptop.toml --out runs/log",
+    "agro train examples/chat_model/laptop.toml 'objective={name=\"sft\"}' data.min_reward=1 train.groups=32 "
+    "--out runs/imitation",
     "agro compare runs/imitation runs/log",
     "echo 'Answer with one word: what is the opposite of hot?' | agro chat runs/log",
+)
+CLONE = (
+    "git clone --quiet origin agro",
+    "cd agro",
+    "make demo",
+    "ls runs/demo",
+)
+RATINGS = (  # a form's export, of the task's log
+    "agro init ratings --task own-log",
+    "cd ratings",
+    '(echo \'Question;Answer;Stars (1-5)\'; sed -E \'s/.*: "(.*)", .*: "(.*)", .*: 1.0.*/\\1;\\2;5/; '
+    's/.*: "(.*)", .*: "(.*)", .*: 0.0.*/\\1;\\2;2/\' log.jsonl) > ratings.csv',
+    "head -n 4 ratings.csv",
+    "agro import ratings.csv --guess --store ratings.db",
+    "agro check ratings.db",
+    "agro train recipe.toml 'phases=[]' objective.name=sft data.store=ratings.db train.steps=100 "
+    "train.groups=64 train.lr=3e-3 --out runs/start",
+    "agro train log policy.model=runs/start/model data.store=ratings.db data.eval_prompts=held_out.jsonl "
+    "reward.name=reward.py:right sampler.max_new=5 train.lr=1e-3 train.steps=60 train.groups=64 "
+    "evaluate.every=20 --out runs/log",
+    "agro eval runs/log --against start",
+)
+TRL = (
+    "agro init digits --task digits",
+    "cd digits",
+    "agro train recipe.toml train.steps=20 --out runs/start",
+    "cat ../trl_script.py",
+    "cp ../trl_script.py train.py",
+    "python train.py",
+    "sed -e 's/GRPOConfig, GRPOTrainer/GRPOConfig/; s/GRPOTrainer/AGROTrainer/' "
+    "-e '3a from agro.api.trl import AGROTrainer' "
+    '-e \'s/"out",/"out", beta=0.002, scale_rewards="none",/\' train.py > with_agro.py',
+    "diff train.py with_agro.py",
+    "python with_agro.py",
+    "agro eval --model runs/start/model --prompts held_out.jsonl --reward reward.py:prefix --max-new 4 -n 2",
+    "agro eval --model out/model --prompts held_out.jsonl --reward reward.py:prefix --max-new 4 -n 2",
+    "agro import out/completions/*.parquet --store log.db",
+    "agro check log.db",
+    "agro train log policy.model=runs/start/model data.store=log.db data.eval_prompts=held_out.jsonl "
+    "reward.name=reward.py:prefix num_generations=8 max_completion_length=4 learning_rate=1e-3 "
+    "train.steps=40 --out runs/log",
 )
 MADE_FIRST = ("init", "train")  # the other examples are about what these make
 FIRST_LINES, LAST_LINES = 60, 20  # of a longer output
@@ -112,7 +152,7 @@ def examples() -> tuple[str, ...]:
     return tuple(commands)
 
 
-RECORDINGS = {"first": lambda: FIRST, "log": lambda: LOG, "chat": lambda: CHAT, "commands": examples}
+WALKS = {"first": FIRST, "log": LOG, "chat": CHAT, "clone": CLONE, "ratings": RATINGS, "trl": TRL}
 
 
 class Shell:
@@ -209,16 +249,18 @@ def record(name: str, out: Path, environment: Path | None, model: Path | None) -
             file.flush()
 
         folder = Path(temporary)
+        shutil.copy(ROOT / "docs/recordings/trl_script.py", folder)
+        (folder / "origin").symlink_to(ROOT)
         if name == "chat" and model is not None:
             (folder / "examples").symlink_to(ROOT / "examples")
             (folder / "smollm2").symlink_to(model.resolve())
         say(f"# Made by: python docs/recordings/make.py {name}")
         say(f"# {time.strftime('%Y-%m-%d')}, {machine()}\n")
         shell = Shell(folder, environment or folder / "env", say)
-        commands = RECORDINGS[name]()
+        commands = examples() if name == "commands" else WALKS[name]
         if name == "first":
             commands = (*installation(folder), *commands)
-        elif environment is None:
+        elif environment is None and name != "clone":
             for command in installation(folder):
                 Shell(folder, folder / "env", lambda line: None).run(command)
         for command in commands:
@@ -238,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="first|log|chat|commands", default=[])
+    parser.add_argument("names", nargs="*", metavar="NAME", default=[])
     parser.add_argument("--out", type=Path, default=ROOT / "docs/recordings")
     parser.add_argument("--environment", type=Path, help="of `log` and `commands`: one that has agro")
     parser.add_argument("--model", type=Path, help="of `chat`: the folder of the model")
