@@ -216,7 +216,10 @@ def test_the_share_of_tests_that_pass():
 
 
 def test_options_are_checked():
-    for options, error in (({"sandbox": 1}, "no such option"), ({"partial": 1}, "expected true or false, got 1")):
+    for options, error in (
+        ({"sandbox": 1}, "no such option"),
+        ({"partial": 1}, "expected true or false, got 1"),
+    ):
         with pytest.raises(Refused, match=error):
             code(options, timeout=1.0, workers=1)
     with pytest.raises(Refused, match="expected one of limits, namespaces, full"):
