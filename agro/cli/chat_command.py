@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import PolicySetting, Seed
-from agro.cli.models import LONGEST
+from agro.cli.models import MaxNew
 from agro.cli.run_models import START, MeasuredModel, located
 from agro.errors import Refused
 from agro.io.terminal import visible
@@ -40,10 +40,7 @@ def chat(
         Path | None,
         typer.Option("--store", help="With --against: where judged pairs go; RUN/chat.db."),
     ] = None,
-    max_new: Annotated[
-        int | None,
-        typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
-    ] = None,
+    max_new: MaxNew = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     seed: Seed = 0,
     policy: PolicySetting = None,

@@ -20,7 +20,7 @@ from agro.cli.common import (
     table,
     terminal,
 )
-from agro.cli.models import LONGEST
+from agro.cli.models import MaxNew, Temperature
 from agro.cli.run_models import MeasuredModel, load_sets
 from agro.errors import Refused
 
@@ -60,11 +60,8 @@ def compare(
     reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
     n: Responses = 8,
-    max_new: Annotated[
-        int | None,
-        typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
-    ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of the model's distribution.")] = 1.0,
+    max_new: MaxNew = None,
+    temperature: Temperature = 1.0,
     seed: Seed = 0,
     policy: PolicySetting = None,
     out: Annotated[

@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, Responses, RewardOption, Seed, end, options
-from agro.cli.models import LONGEST, EnvironmentName, MaxTurns, environment_of
+from agro.cli.models import (
+    EnvironmentName,
+    MaxNew,
+    MaxTurns,
+    MeasuredName,
+    Temperature,
+    environment_of,
+)
 from agro.cli.run_models import START, MeasuredModel, load_sets, located, working_in
 from agro.errors import Refused
 
@@ -41,12 +47,7 @@ def eval_(
             metavar="[RUN]", help="A run: its model, held-out prompts, reward, environment and lengths."
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", help="Folder or hub name of a causal language model, or RUN/checkpoints/step-N."
-        ),
-    ] = None,
+    model: MeasuredName = None,
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -60,11 +61,8 @@ def eval_(
         typer.Option("--pass-at", help="The reward from which a response passes; the reward's own maximum."),
     ] = None,
     n: Responses = 8,
-    max_new: Annotated[
-        int | None,
-        typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
-    ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of the model's distribution.")] = 1.0,
+    max_new: MaxNew = None,
+    temperature: Temperature = 1.0,
     seed: Seed = 0,
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
@@ -128,12 +126,10 @@ def eval_(
         return
 
     from agro.cli.measuring import Measurement
-    from agro.rewards import load_reward
-    from agro.rollout.rollout import EpisodeReward
 
     scoring = subject.reward(reward, options(option))
     kept = None if store is None else store.absolute()
-    with working_in(subject.reward_folder(reward)), closing(EpisodeReward(load_reward(scoring))) as scorer:
+    with subject.scorer(scoring, reward) as scorer:
         measurement = Measurement(scorer, sampler, seed, kept)
         maximum = _measure(sets, subject, other, measurement)
     _compare(sets, subject)

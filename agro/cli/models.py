@@ -22,6 +22,15 @@ EnvironmentName = Annotated[
     typer.Option("--environment", help="Episodes: verifiers:ENV_ID, module:Class or file.py:Class."),
 ]
 TURNS, LONGEST = 8, 256  # of an episode, and tokens of a response, where nothing else is said
+MaxNew = Annotated[
+    int | None,
+    typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
+]
+Temperature = Annotated[float, typer.Option(min=0.0, help="Of the model's distribution.")]
+MeasuredName = Annotated[
+    str | None,
+    typer.Option("--model", help="Folder or hub name of a causal language model, or RUN/checkpoints/step-N."),
+]
 MaxTurns = Annotated[
     int | None,
     typer.Option("--max-turns", min=1, metavar="N", help=f"Turns of an episode at most; {TURNS}."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
-from agro.cli.run_models import START, MeasuredModel, located, working_in
+from agro.cli.models import MeasuredName
+from agro.cli.run_models import START, MeasuredModel, located
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
 
@@ -37,10 +37,7 @@ def off_policy(
         Path | None,
         typer.Argument(metavar="[RUN]", help="A run: its model, and the β of its objective."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Folder or hub name of a model, or RUN/checkpoints/step-N."),
-    ] = None,
+    model: MeasuredName = None,
     values: Annotated[
         str,
         typer.Option(
@@ -82,13 +79,9 @@ def off_policy(
     document: dict[str, Any] = {"log": str(log), "values": values}
     if checkpoints:
         from agro.cli.measuring import Measurement
-        from agro.rewards import load_reward
-        from agro.rollout.rollout import EpisodeReward
 
         scoring, sampler = subject.reward(reward, options(option)), subject.sampler(n, 1.0, None)
-        with working_in(subject.reward_folder(reward)):
-            scorer = EpisodeReward(load_reward(scoring))
-        with closing(scorer):
+        with subject.scorer(scoring, reward) as scorer:
             measurement = Measurement(scorer, sampler, seed)
             document |= _rank_checkpoints(subject, logged, values, measurement)
     else:
