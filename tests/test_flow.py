@@ -26,7 +26,6 @@ def test_scores_are_scaled_within_a_response():
     """(s − 1) / 4, then 2 s − 1; the first and the last token aren't in the mask."""
     score, mask = [9.0, 1.0, 2.0, 5.0, 0.0], [False, True, True, True, False]
     assert rewards(score, mask, coef=0.5) == [0.0, 0.5, 0.25, -0.5, 0.0]
-    assert rewards(score, mask, coef=0.5, bilateral=False) == [0.0, 0.0, -0.125, -0.5, 0.0]
 
 
 def test_each_row_has_its_own_scale():
@@ -35,12 +34,11 @@ def test_each_row_has_its_own_scale():
     assert out.tolist() == [[1.0, -1.0], [1.0, -1.0]]
 
 
-@pytest.mark.parametrize("bilateral", [True, False])
-def test_equal_scores_give_no_reward(bilateral):
+def test_equal_scores_give_no_reward():
     """Scaled alone they would be −1, for which −coef · s is a bonus."""
-    assert rewards([3.0, 3.0, 3.0], bilateral=bilateral) == [0.0, 0.0, 0.0]
-    assert rewards([3.0, 7.0], [True, False], bilateral=bilateral) == [0.0, 0.0]
-    assert rewards([3.0, 7.0], [False, False], bilateral=bilateral) == [0.0, 0.0]
+    assert rewards([3.0, 3.0, 3.0]) == [0.0, 0.0, 0.0]
+    assert rewards([3.0, 7.0], [True, False]) == [0.0, 0.0]
+    assert rewards([3.0, 7.0], [False, False]) == [0.0, 0.0]
 
 
 def test_a_threshold_leaves_the_extremes():
@@ -48,13 +46,6 @@ def test_a_threshold_leaves_the_extremes():
     score = [0.0, 1.0, 2.0, 3.0, 4.0]
     assert rewards(score, threshold=0.75) == [1.0, 0.0, 0.0, 0.0, -1.0]
     assert rewards(score, threshold=0.5) == [1.0, 0.5, 0.0, -0.5, -1.0]
-
-
-def test_only_the_largest_are_kept():
-    """s = −1, −0.6, 0.8, 1."""
-    score = [0.0, 2.0, 9.0, 10.0]
-    assert rewards(score, top_k=3) == pytest.approx([1.0, 0.0, -0.8, -1.0])
-    assert rewards(score, top_k=9) == rewards(score)
 
 
 def test_a_perfect_velocity_has_no_error():

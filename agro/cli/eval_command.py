@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,12 +119,10 @@ def eval_(
         return
 
     from agro.cli.measuring import Measurement
-    from agro.rewards import load_reward
-    from agro.rollout.rollout import EpisodeReward
 
     scoring = subject.reward(reward, options(option))
     kept = None if store is None else store.absolute()
-    with working_in(subject.reward_folder(reward)), closing(EpisodeReward(load_reward(scoring))) as scorer:
+    with subject.scorer(scoring, reward) as scorer:
         measurement = Measurement(scorer, sampler, seed, kept)
         maximum = _measure(sets, subject, other, measurement)
     _compare(sets, subject)

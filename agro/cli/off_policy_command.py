@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
 from agro.cli.models import ModelOfRun
-from agro.cli.run_models import START, MeasuredModel, model_path, working_in
+from agro.cli.run_models import START, MeasuredModel, model_path
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
 
@@ -80,13 +79,9 @@ def off_policy(
     document: dict[str, Any] = {"log": str(log), "values": values}
     if checkpoints:
         from agro.cli.measuring import Measurement
-        from agro.rewards import load_reward
-        from agro.rollout.rollout import EpisodeReward
 
         scoring, sampler = subject.reward(reward, options(option)), subject.sampler(n, 1.0, None)
-        with working_in(subject.reward_folder(reward)):
-            scorer = EpisodeReward(load_reward(scoring))
-        with closing(scorer):
+        with subject.scorer(scoring, reward) as scorer:
             measurement = Measurement(scorer, sampler, seed)
             document |= _rank_checkpoints(subject, logged, values, measurement)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
-    from agro.rollout.rollout import Rollout
+    from agro.rollout.rollout import EpisodeReward, Rollout
     from agro.runs.contamination import Contamination
     from agro.types import Prompt
 
@@ -122,9 +122,16 @@ class MeasuredModel:
             trained = trained_prompts(folder, self.config)
         return Contamination.of(prompts, trained, self.config.data.near_copies) if trained else None
 
-    def reward_folder(self, name: str | None) -> Path:
-        """Where the reward's own paths begin."""
-        return Path.cwd() if name else self.started
+    @contextmanager
+    def scorer(self, reward: RewardConfig, name: str | None) -> Iterator[EpisodeReward]:
+        """The reward, opened where its own paths begin: here, if it was named, else where the run began."""
+        from agro.rewards import load_reward
+        from agro.rollout.rollout import EpisodeReward
+
+        with working_in(Path.cwd() if name else self.started):
+            scorer = EpisodeReward(load_reward(reward))
+        with closing(scorer):
+            yield scorer
 
 
 def model_path(name: str) -> str:

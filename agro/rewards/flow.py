@@ -64,8 +64,6 @@ def token_rewards(
     *,
     coef: float,
     threshold: float = 0.0,
-    bilateral: bool = True,
-    top_k: int | None = None,
 ) -> Tensor:
     """−coef · s at the positions of `mask`, 0 elsewhere, with s the `score` scaled within each row.
 
@@ -75,20 +73,12 @@ def token_rewards(
         score: [B,T].
         mask: [B,T].
         threshold: smaller |s| become 0.
-        bilateral: s is in [−1, 1], else in [0, 1].
-        top_k: keep only so many of the largest |s| of a row.
     """
     low = torch.where(mask, score, torch.inf).amin(1, keepdim=True)
     spread = torch.where(mask, score, -torch.inf).amax(1, keepdim=True) - low
     differs = mask & (spread > 0)
-    s = torch.where(differs, (score - low) / spread, 0.0)
-    if bilateral:
-        s = torch.where(differs, 2 * s - 1, 0.0)
-    s = torch.where(s.abs() < threshold, 0.0, s)
-    if top_k is not None and top_k < s.shape[1]:
-        smallest = s.abs().argsort(dim=1, descending=True, stable=True)[:, top_k:]
-        s = s.scatter(1, smallest, 0.0)
-    return -coef * s
+    s = torch.where(differs, 2 * (score - low) / spread - 1, 0.0)
+    return -coef * torch.where(s.abs() < threshold, 0.0, s)
 
 
 @torch.no_grad()
@@ -197,27 +187,13 @@ class FlowReward:
             scores.append(row)
         return scores
 
-    def reward(
-        self,
-        samples: Sequence[Sample],
-        *,
-        coef: float,
-        threshold: float = 0.0,
-        bilateral: bool = True,
-        top_k: int | None = None,
-    ) -> list[Sample]:
+    def reward(self, samples: Sequence[Sample], *, coef: float, threshold: float = 0.0) -> list[Sample]:
         """The encoded samples with `token_reward`, which training adds to `reward`; see `token_rewards`."""
         rewarded = []
         for sample, score in zip(samples, self.scores(samples), strict=True):
             is_scored = ~np.isnan(score)
-            reward = token_rewards(
-                torch.from_numpy(score)[None],
-                torch.from_numpy(is_scored)[None],
-                coef=coef,
-                threshold=threshold,
-                bilateral=bilateral,
-                top_k=top_k,
-            )[0].numpy()
+            score_T, mask_T = torch.from_numpy(score)[None], torch.from_numpy(is_scored)[None]
+            reward = token_rewards(score_T, mask_T, coef=coef, threshold=threshold)[0].numpy()
             encoded = self.policy.encode(sample)
             rewarded.append(encoded.replace(token_reward=np.where(is_scored, reward, np.nan)))
         return rewarded

@@ -129,24 +129,11 @@ _UNIT = re.compile(
     r"\s*(?:(?P<shape>square|sq|cubic)\b\.?)?\s*(?P<unit>[A-Za-z$€¢£¥₹Ω]+)(?:\s*(?:/|\bper\b)\s*(?P<per>[A-Za-z]+))?"
     r"(?:\s*\^?\s*\{?(?P<power>[23²³])\}?)?"
 )
-_TO_19 = [
-    *(
-        "zero",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-    ),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-]
+_TO_19 = re.findall(
+    r"\w+",
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen",
+)
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _COUNTS = {word: n for n, word in enumerate(_TO_19)} | {word: 10 * n for n, word in enumerate(_TENS, start=2)}
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}

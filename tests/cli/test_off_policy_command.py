@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from running import done, refused
+from safetensors.torch import save_file
 
 from agro.config import NewModel
 from agro.models.newmodel import new_model
@@ -126,3 +129,18 @@ def test_eval_measures_entropy_and_kl_along_its_samples(folder: Path) -> None:
     assert other["before"]["reward_mean"]["value"] is not None
     assert "kl" not in json.loads(done(*asked, "--max-new", 3, "--json").stdout)
     assert ", before " in done(*asked, "--max-new", 3, "--against", folder / "b").stdout
+
+
+def test_a_constant_critic_takes_its_share_out_of_the_weights(folder: Path) -> None:
+    """V = ¼ before every token: doubly robust is mean(V + w (r − V)), which is ips + ¼ (1 − mean w)."""
+    critic = folder / "critic"
+    shutil.copytree(folder / "b", critic)
+    save_file(
+        {"linear.weight": torch.zeros(1, 16), "linear.bias": torch.tensor([0.25])},
+        critic / "value.safetensors",
+    )
+    asked = ("off-policy", "--model", critic, "--log", folder / "log.db", "--values", "critic", "--json")
+    value = json.loads(done(*asked).stdout)["value"]
+    by_hand = value["estimates"]["ips"]["value"] + 0.25 * (1 - value["mean_weight"]["value"])
+    assert value["estimates"]["doubly_robust"]["value"] == pytest.approx(by_hand, abs=1e-5)
+    assert value["mean_weight"]["value"] != pytest.approx(1, abs=1e-3)  # else V would cancel

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agro.rollout.off_policy import LEAST, compare_on_log
+from agro.rollout.off_policy import LEAST, compare_on_log, interval
 
 
 def test_of_its_own_log_a_policy_is_worth_the_mean_reward() -> None:
@@ -73,3 +73,22 @@ def test_copies_are_one_unit() -> None:
     once = compare_on_log(a, b, rewards, x)
     copied = compare_on_log(*(np.tile(value, 4) for value in (a, b, rewards)), np.tile(x, 4))
     assert copied.high - copied.low == pytest.approx(once.high - once.low, rel=0.05)
+
+
+def test_without_skewness_and_with_all_clusters_alike_it_is_students_interval() -> None:
+    """Values 0 and 1, 50 each: no skewness, and all 100 matter. Student's t of 99 degrees of
+    freedom is 1.984217, the standard error of the mean √(.25/99)."""
+    terms = np.repeat([0.0, 1.0], 50)
+    low, high, p = interval(0.5, (terms.sum() - terms) / 99)
+    assert (low, high) == pytest.approx(
+        (0.5 - 1.984217 * math.sqrt(0.25 / 99), 0.5 + 1.984217 * math.sqrt(0.25 / 99))
+    )
+    assert p < 1e-12
+
+
+def test_a_few_large_terms_make_the_upper_end_far() -> None:
+    """One in twenty terms is 20, the others 0: the mean 1 is likelier too low than too high."""
+    terms = np.tile([20.0, *[0.0] * 19], 5)
+    low, high, p = interval(1.0, (terms.sum() - terms) / 99)
+    assert high - 1 > 2 * (1 - low) > 0
+    assert (p < 0.05) is bool(low > 0)

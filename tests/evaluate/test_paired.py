@@ -164,3 +164,17 @@ def test_the_interval_of_clusters_covers(sizes: list[int]) -> None:
         out = compare(np.zeros(len(labels)), common[labels] + own, labels.tolist())
         covered.append(out.low <= 0.3 <= out.high)
     assert 0.93 <= np.mean(covered) <= 0.99
+
+
+def test_few_changed_graded_rewards_are_bounded_by_how_many_may_change() -> None:
+    """Three of 100 rose, none fell, and rewards are from .2 to 1: .8 times Wilson's upper ends of 3 % and of
+    0 %, which is z²/(n + z²), in either direction."""
+    before = np.linspace(0.2, 0.9, 100)
+    after = before.copy()
+    after[[5, 50, 99]] += 0.1
+    found = compare(before, after)
+    assert (found.low, found.high) == pytest.approx((-0.8 * 0.0370, 0.8 * 0.0845), abs=1e-4)
+    assert found.verdict == "not shown"
+    same = compare(np.full(100, 0.5), np.full(100, 0.5))
+    assert math.isnan(same.low)
+    assert math.isnan(same.high)

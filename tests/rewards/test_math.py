@@ -96,18 +96,30 @@ def test_pairs_of_other_kinds(judge):
     """
     accepted, rejected, unknown, wrong, right = judged(judge, "fourth_look")
     assert (accepted, unknown, wrong, right) == ([], [], 102, 90)
-    assert rejected == [
-        ("It takes 1 hour and 30 minutes.", "90 minutes"),
-        ("The correct option is C: 14", "C"),
-    ]
+    assert rejected == [("The correct option is C: 14", "C")]
+
+
+def test_pairs_of_many_kinds(judge):
+    """957 pairs. When first scored, 1 of 428 was accepted and 10 were rejected in error, of 214 more 3 and 7.
+
+    Rules were made for these. With them 1 of the other 315 was accepted, 5 were rejected and 4 unknown; rules
+    were made for these too.
+    """
+    accepted, rejected, unknown, wrong, right = judged(judge, "fifth_look")
+    assert (accepted, unknown, wrong + right) == ([], [], 957)
+    assert rejected == [("1 in 2", "1/2"), ("So Alice wins.", "Alice")]
 
 
 @pytest.mark.parametrize(
     ("name", "sizes", "errors"),
-    [("outside_aside", (142, 123), (1, 5, 1)), ("third_look", (36, 32), (2, 1, 0))],
+    [
+        ("outside_aside", (142, 123), (1, 4, 0)),
+        ("third_look", (36, 32), (2, 1, 0)),
+        ("sixth_look", (180, 170), (1, 2, 1)),
+    ],
 )
 def test_judged_pairs_that_no_rule_was_made_for(judge, name, sizes, errors):
-    """A third of `outside`, and pairs written last, of which only the totals were looked at."""
+    """A third of `outside`, and pairs written after all rules, of which only the totals were looked at."""
     accepted, rejected, unknown, *counts = judged(judge, name)
     assert tuple(counts) == sizes
     assert (len(accepted), len(rejected), len(unknown)) == errors
