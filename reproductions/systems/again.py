@@ -63,6 +63,26 @@ def guide(folder: Path) -> Iterator[Row]:
     failed = [g for (_, prompt_id), g in groups.items() if not right[prompt_id]]
     share = float(np.mean([len({s.reward for s in g}) > 1 for g in failed]))
     yield Row("Guide", BY_HINT, "share of failed groups with a signal (0 without)", share, 0.5, "at least")
+    own = {s.prompt_id: asked(s) for s in stored(run) if not is_hinted(s)}
+    of_hint = [s for g in groups.values() for s in hinted(g)]
+    read = [s for s in of_hint if asked(s) != own[s.prompt_id] or s.context_tokens is None]
+    text = "trained rows whose tokens aren't those of the prompt without the hint that was read"
+    yield Row("Guide", BY_HINT, text, len(read), 0, "at most")
+    right_at_end = {}
+    for name, changes in (("guide", {"again": again}), ("grpo", {})):
+        learning = task(
+            folder / name,
+            policy={"model": model},
+            objective={"name": name},
+            steps=30,
+            train__lr=3e-3,
+            **changes,
+        )
+        late = [s for s in stored(train(learning, folder / name / "run"))[-320:] if not is_hinted(s)]
+        right_at_end[name] = mean_reward(late)
+    text = "right responses to the prompts without a hint after 30 steps, less those of grpo"
+    gain = right_at_end["guide"] - right_at_end["grpo"]
+    yield Row("Guide", "recipe `guide`", text, gain, 0.2, "at least")
 
 
 def ampo(folder: Path) -> Iterator[Row]:
@@ -333,6 +353,13 @@ def drawn(run: Path, store: Path | None = None) -> Groups:
 
 def is_hinted(sample: Sample) -> bool:
     return "hint" in sample.meta
+
+
+def asked(sample: Sample) -> list[int]:
+    """The tokens before those of the response."""
+    assert sample.tokens is not None
+    assert sample.action is not None
+    return [int(token) for token in sample.tokens[: int(sample.action.argmax())]]
 
 
 def hinted(group: list[Sample]) -> list[Sample]:
