@@ -49,7 +49,6 @@ class System:
 
 SHIFTED = "a mean shifted by β"
 REVAL = "Of ReVal V of the reference at the first token, which it subtracts: no pass gives it."
-SPO = "Its order of prompts, by √(V̂(1 − V̂)) + .05, and its normalization over the step."
 OLD_LOGITS = "The trainer's log-probs of the version that sampled: a copy of the weights for each."
 ECHO = "Log-probs of what an environment answers: a batch has those of the policy's own tokens."
 UNREAD = "Its text, which wasn't found to read."
@@ -79,7 +78,6 @@ SYSTEMS = (
         "Mixture of Attentions",
         "2410.03804",
         ("speculative", "trained_draft"),
-        missing="The architecture of the draft.",
         part="the rule",
     ),
     System("experience-replayable conditions", "2402.10374", ("erc",)),
@@ -141,8 +139,8 @@ SYSTEMS = (
     System("OREO", "2412.16145", ("oreo",)),
     System("PEAR", "2602.01058", ("pear",)),
     System("FreshPER", "2604.16918", ("freshper",), part="the rule"),
-    System(SHIFTED, "2605.28150", ("kimi_shifted",), missing="Its text; the sign of the shift is ours."),
-    System("SPO", "2509.13232", ("one_response",), missing=SPO, part="the rule"),
+    System(SHIFTED, "2605.28150", ("kimi_shifted",)),
+    System("SPO", "2509.13232", ("one_response",), part="the rule"),
     System("Missing old logits", "2605.12070", missing=OLD_LOGITS, part="no"),
     System("ECHO", "2605.24517", missing=ECHO, part="no"),
     System("MP1, ARIES", "2507.10543", missing="Robot control and a world of their own.", part="no"),
