@@ -69,18 +69,16 @@ def guide(folder: Path) -> Iterator[Row]:
     text = "trained rows whose tokens aren't those of the prompt without the hint that was read"
     yield Row("Guide", BY_HINT, text, len(read), 0, "at most")
     right_at_end = {}
+    one_answer = [{**prompt, "answer": "70", "hint": "70"} for prompt in prompts()]
+    settings: dict[str, Any] = {"policy": {"model": model}, "train__lr": 1e-2}
+    settings["data__prompts"] = written(folder / "one_answer.jsonl", one_answer)
     for name, changes in (("guide", {"again": again}), ("grpo", {})):
-        learning = task(
-            folder / name,
-            policy={"model": model},
-            objective={"name": name},
-            steps=30,
-            train__lr=3e-3,
-            **changes,
-        )
-        late = [s for s in stored(train(learning, folder / name / "run"))[-320:] if not is_hinted(s)]
-        right_at_end[name] = mean_reward(late)
-    text = "right responses to the prompts without a hint after 30 steps, less those of grpo"
+        learning = task(folder / name, steps=30, objective={"name": name}, **settings, **changes)
+        plain = [s for s in stored(train(learning, folder / name / "run")) if not is_hinted(s)]
+        right_at_end[name] = mean_reward(plain[-320:])
+    text = (
+        "right responses without a hint, last 5 of 30 steps of a task of one rare answer, less those of grpo"
+    )
     gain = right_at_end["guide"] - right_at_end["grpo"]
     yield Row("Guide", "recipe `guide`", text, gain, 0.2, "at least")
 

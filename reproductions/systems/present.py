@@ -285,13 +285,14 @@ def _oreo(folder: Path) -> list[Row]:
     """A log of single digits, half of them right; then what the policy writes."""
     with Store.open(folder / "log.db") as store:
         store.append(Sample(f"{i:03d}>", str(j), reward=float(j < 5)) for i in range(60) for j in range(10))
-    changes = {"data__store": str(folder / "log.db"), "data__prompts": None, "train__steps": 150}
+    changes = {"data__store": str(folder / "log.db"), "data__prompts": None}
+    changes |= {"train__steps": 100, "train__lr": 3e-3}
     run = train(of_recipe("oreo", folder, **changes), folder / "oreo")
     still = {"policy": {"model": str(run / "model")}, "reward__name": f"{Path(__file__)}:starts_low"}
     last = train(config(folder, train__steps=2, train__lr=1e-12, **still), folder / "last")
     right = float(column(last, "reward_mean").mean())
     consequence = "right responses of the policy (of the log: 0.5)"
-    return [Row("OREO", "recipe `oreo`, 150 steps", consequence, right, 0.7, "at least")]
+    return [Row("OREO", "recipe `oreo`, 100 steps", consequence, right, 0.7, "at least")]
 
 
 def starts_low(completions: list[str], **_: Any) -> list[float]:
