@@ -21,7 +21,6 @@ from agro.config import FlowConfig
 from agro.models.policy import Policy
 from agro.rewards.flow import ROWS, FlowReward
 from agro.rollout import CollectResult, Rollout
-from agro.train.collate import total_reward
 from agro.train.learner import Learner
 from agro.train.monitors import Monitor
 from agro.train.phases import derive
@@ -82,7 +81,10 @@ class FlowSource(Monitor):
     def fill(self, wanted: FillRequest) -> CollectResult:
         filled = self.sampler.fill(wanted)
         self.newest = [*self.newest, *filled.ids][-self.flow.newest :]
-        auc = ranking(list(self.sampler.store.samples(ids=filled.ids, skip_damaged=True)))
+        auc = None
+        if self.rollout.flow is not None:
+            samples = list(self.sampler.store.samples(ids=filled.ids, skip_damaged=True))
+            auc = ranking(samples, [float(np.nanmean(s)) for s in self.rollout.flow.scores(samples)])
         return replace(filled, measured={**filled.measured, "learned_auc": auc})
 
     def state(self) -> Any:
@@ -96,18 +98,18 @@ class FlowSource(Monitor):
             self.rollout.flow = FlowReward.load(self.policy, self.flow.layer, tensors)
 
 
-def ranking(samples: Sequence[Sample]) -> float | None:
-    """How often, of two responses to one prompt with unequal rewards, the better one has more token reward.
+def ranking(samples: Sequence[Sample], errors: Sequence[float]) -> float | None:
+    """How often, of two responses to one prompt with unequal rewards, the better one has the smaller error.
 
-    Equal token rewards count as ½. None where there are no such two.
+    Equal errors count as ½. None where there are no such two. Token rewards are scaled within a response, so
+    that their sums say nothing of this.
     """
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for sample in samples:
-        if sample.token_reward is not None and sample.reward is not None:
-            of_tokens = total_reward(sample) - sample.reward
-            groups[sample.prompt_id].append((sample.reward, of_tokens))
+    for sample, error in zip(samples, errors, strict=True):
+        if sample.reward is not None:
+            groups[sample.prompt_id].append((sample.reward, error))
     wins = [
-        float(np.sign(low[1] - high[1]) * np.sign(low[0] - high[0])) / 2 + 0.5
+        float(np.sign(high[1] - low[1]) * np.sign(low[0] - high[0])) / 2 + 0.5
         for group in groups.values()
         for low, high in itertools.combinations(group, 2)
         if low[0] != high[0]

@@ -63,6 +63,24 @@ def guide(folder: Path) -> Iterator[Row]:
     failed = [g for (_, prompt_id), g in groups.items() if not right[prompt_id]]
     share = float(np.mean([len({s.reward for s in g}) > 1 for g in failed]))
     yield Row("Guide", BY_HINT, "share of failed groups with a signal (0 without)", share, 0.5, "at least")
+    own = {s.prompt_id: asked(s) for s in stored(run) if not is_hinted(s)}
+    of_hint = [s for g in groups.values() for s in hinted(g)]
+    read = [s for s in of_hint if asked(s) != own[s.prompt_id] or s.context_tokens is None]
+    text = "trained rows whose tokens aren't those of the prompt without the hint that was read"
+    yield Row("Guide", BY_HINT, text, len(read), 0, "at most")
+    right_at_end = {}
+    one_answer = [{**prompt, "answer": "70", "hint": "70"} for prompt in prompts()]
+    settings: dict[str, Any] = {"policy": {"model": model}, "train__lr": 1e-2}
+    settings["data__prompts"] = written(folder / "one_answer.jsonl", one_answer)
+    for name, changes in (("guide", {"again": again}), ("grpo", {})):
+        learning = task(folder / name, steps=30, objective={"name": name}, **settings, **changes)
+        plain = [s for s in stored(train(learning, folder / name / "run")) if not is_hinted(s)]
+        right_at_end[name] = mean_reward(plain[-320:])
+    text = (
+        "right responses without a hint, last 5 of 30 steps of a task of one rare answer, less those of grpo"
+    )
+    gain = right_at_end["guide"] - right_at_end["grpo"]
+    yield Row("Guide", "recipe `guide`", text, gain, 0.2, "at least")
 
 
 def ampo(folder: Path) -> Iterator[Row]:
@@ -333,6 +351,13 @@ def drawn(run: Path, store: Path | None = None) -> Groups:
 
 def is_hinted(sample: Sample) -> bool:
     return "hint" in sample.meta
+
+
+def asked(sample: Sample) -> list[int]:
+    """The tokens before those of the response."""
+    assert sample.tokens is not None
+    assert sample.action is not None
+    return [int(token) for token in sample.tokens[: int(sample.action.argmax())]]
 
 
 def hinted(group: list[Sample]) -> list[Sample]:

@@ -8,6 +8,7 @@ demonstrations alone measure whether responses are right, and don't train on it.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from safetensors import safe_open
 from agro import Trainer
 from agro.config import NewModel, PolicyConfig, RunConfig
 from agro.models.policy import Policy
+from agro.models.published import load_published
+from agro.rewards.flow import FlowReward
 from agro.store import Store
+from agro.train.stored_tensors import from_text
 from agro.types import Sample
 from reproductions.systems.row import Row
 
@@ -107,6 +111,19 @@ def rivals(folder: Path) -> list[Row]:
         objective={"name": "seppo", "beta": 0.1, "singletons": "drop"},
     )
     behind = [row["version"] - 1 - row["sampler_version"] for row in steps[20:]]
+    played, _ = run(
+        folder,
+        120,
+        demonstrations="copied",
+        policy__reference="sampler",
+        data__experts=1,
+        data__experts_win=True,
+        sampler__n=2,
+        source={"sync_every": 10},
+        objective={"name": "dpo", "beta": 0.1, "singletons": "drop"},
+    )
+    off_rule = [abs(row["version"] - 1 - row["sampler_version"] - i % 10) for i, row in enumerate(played)]
+    begun = [abs(row["loss"] - math.log(2)) for row in played[::10]]
     mixed = {"name": "mixed", "train": {"steps": 6}, "data": {"replay": 0.4, "max_age": 4}}
     phases, _ = run(
         folder,
@@ -116,13 +133,25 @@ def rivals(folder: Path) -> list[Row]:
         phases=[mixed, {"name": "reincarnated", "train": {"steps": 2}}],
     )
     setting = 'policy.reference = "sampler", source.sync_from = 4'
+    own, iterations = "self-play, SPIN", 'policy.reference = "sampler", source.sync_every = 10'
+    text = "right responses at the end, from demonstrations alone (from .02)"
     return [
+        Row(
+            own,
+            iterations,
+            "steps the rival is behind, less (step mod 10)",
+            max(off_rule),
+            0,
+            "at most",
+        ),
+        Row(own, iterations, "loss as an iteration begins, less log 2", max(begun), 1e-6, "at most"),
+        Row(own, "recipe self_play", text, mean(column(played, "reward_mean")[-10:]), 0.3, "at least"),
         Row("SePPO", setting, "most optimizer steps that the rival is behind", max(behind), 10, "at least"),
         Row("SePPO", setting, "fewest", min(behind), 4, "at most"),
         Row(
             "SePPO",
             "recipe seppo",
-            "right responses at the end, from demonstrations alone (from .02)",
+            text,
             mean(column(steps, "reward_mean")[-10:]),
             0.3,
             "at least",
@@ -221,11 +250,25 @@ def flow(folder: Path) -> list[Row]:
     rewarded = mean([float(t is not None and np.nanmax(np.abs(t)) > 0) for t in tokens])
     position = json.loads((out / "checkpoints" / "step-00000030" / "position.json").read_text())
     fitted = position["monitors"]["flow"]["fitted"]
+    order = "AUC of the flow's error, right over wrong responses to prompts of no step (chance: 0.5)"
     text, last = "share of fresh responses with token rewards", "version at the last fit, in 30 steps"
     return [
         Row("RLFR", "recipe rlfr", text, rewarded, 0.9, "at least"),
         Row("RLFR", "reward.flow.every = 10", last, fitted, 20, "at least"),
+        Row("RLFR", "recipe rlfr", order, held_out_auc(out, position["monitors"]["flow"]), 0.6, "at least"),
     ]
+
+
+def held_out_auc(out: Path, state: dict[str, Any]) -> float:
+    """How often a right response to a prompt of no step has a smaller error than a wrong one.
+
+    Of the errors themselves: token rewards are scaled within each response, so that their sums say little.
+    """
+    policy = load_published(PolicyConfig(new=NewModel(**MODEL, hidden=32)), out / "model")
+    flow = FlowReward.load(policy, -1, from_text(state["tensors"]))
+    texts = [(f"{i:02d}>", str((i + off) % 10)) for i in range(40, 100) for off in (0, 3)]
+    errors = [float(np.nanmean(score)) for score in flow.scores([Sample(*text) for text in texts], draws=8)]
+    return mean([float(right < wrong) for right, wrong in zip(errors[::2], errors[1::2], strict=True)])
 
 
 def props(folder: Path) -> list[Row]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agro import Batch, objectives
 from agro.models.published import load_published
 from agro.pages.store.check_survey import survey
 from agro.pages.store.measurements import measure
@@ -261,7 +263,65 @@ def _coverage(folder: Path) -> list[Row]:
     ]
 
 
+def _freshper(folder: Path) -> list[Row]:
+    """Of one policy's responses, replayed by age and reward and by age alone."""
+    replayed = {}
+    for name, power in (("priority", 0.6), ("age", None)):
+        changes = {"data__reward_power": power, "train__steps": 40, "train__lr": 1e-9}
+        run = train(of_recipe("freshper", folder, **changes), folder / name)
+        with Store.open(run / "store.db", read_only=True) as store:
+            draws = store.draws.drawn(json.loads((run / "config.json").read_text())["run"])
+        seen, again = set[int](), []
+        for draw in draws:
+            again += [abs(draw.reward or 0.0)] if draw.sample in seen else []
+            seen.add(draw.sample)
+        replayed[name] = float(np.mean(again))
+    ratio = replayed["priority"] / replayed["age"]
+    consequence = "mean reward of replayed responses, times that of draws by age alone"
+    return [Row("FreshPER", "recipe `freshper`, 40 steps", consequence, ratio, 1.3, "at least")]
+
+
+def _oreo(folder: Path) -> list[Row]:
+    """A log of single digits, half of them right; then what the policy writes."""
+    with Store.open(folder / "log.db") as store:
+        store.append(Sample(f"{i:03d}>", str(j), reward=float(j < 5)) for i in range(60) for j in range(10))
+    changes = {"data__store": str(folder / "log.db"), "data__prompts": None}
+    changes |= {"train__steps": 100, "train__lr": 3e-3}
+    run = train(of_recipe("oreo", folder, **changes), folder / "oreo")
+    still = {"policy": {"model": str(run / "model")}, "reward__name": f"{Path(__file__)}:starts_low"}
+    last = train(config(folder, train__steps=2, train__lr=1e-12, **still), folder / "last")
+    right = float(column(last, "reward_mean").mean())
+    consequence = "right responses of the policy (of the log: 0.5)"
+    return [Row("OREO", "recipe `oreo`, 100 steps", consequence, right, 0.7, "at least")]
+
+
+def starts_low(completions: list[str], **_: Any) -> list[float]:
+    """1 where the first character is a digit below 5."""
+    return [float(text[:1] in set("01234")) for text in completions]
+
+
+def _pear(folder: Path) -> list[Row]:
+    """Two responses of one length: π/μ is 2 of one and ½ of the other."""
+    logp, log_2 = [[0.0, -1.0]] * 2, math.log(2)
+    behavior = [[0.0, -1.0 - log_2], [0.0, -1.0 + log_2]]
+    batch = Batch.of(mask=[[0, 1]] * 2, reward=[1.0] * 2, group=["x"] * 2, behavior_logp=behavior)
+    gradient = objectives.evaluate("pear", logp, batch).grad
+    consequence = "weight of a response with π/μ = 2 over that of one with ½, less 4"
+    off = abs(float(gradient[0, 1] / gradient[1, 1]) - 4)
+    return [Row("PEAR", "`pear`", consequence, off, 1e-9, "at most")]
+
+
+def _spo(folder: Path) -> list[Row]:
+    """Groups of one, compared with a value that is tracked."""
+    changes = {"train__steps": 60, "train__groups": 32, "reward__name": f"{Path(tiny.__file__)}:low"}
+    run = train(of_recipe("one_response", folder, **changes), folder / "spo")
+    reward = column(run, "reward_mean")
+    gain = float(reward[-10:].mean() - reward[:10].mean())
+    consequence = "mean reward of the last ten steps less that of the first ten, one response a prompt"
+    return [Row("SPO", "recipe `one_response`, 60 steps", consequence, gain, 0.1, "at least")]
+
+
 RUNS = (
     *(_arb, _remix, _erc, _tuned_beta, _dynamic_sampling, _tracked, _opa_dpo, _nested, _topr, _critic),
-    *(_evaluation, _checkpoints, _checked, _ranked, _coverage),
+    *(_evaluation, _checkpoints, _checked, _ranked, _coverage, _freshper, _oreo, _pear, _spo),
 )

@@ -47,6 +47,11 @@ class System:
         return " ".join(filter(None, (self.lacks, *failed, *unmeasured)))
 
 
+SHIFTED = "a mean shifted by β"
+REVAL = "Of ReVal V of the reference at the first token, which it subtracts: no pass gives it."
+OLD_LOGITS = "The trainer's log-probs of the version that sampled: a copy of the weights for each."
+ECHO = "Log-probs of what an environment answers: a batch has those of the policy's own tokens."
+UNREAD = "Its text, which wasn't found to read."
 SYSTEMS = (
     System("AGRO off-policy", "2503.19612", ("agro", "log", "mixed", "replay")),
     System("AGRO on-policy", "2503.19612", ("agro_onpolicy",)),
@@ -73,7 +78,6 @@ SYSTEMS = (
         "Mixture of Attentions",
         "2410.03804",
         ("speculative", "trained_draft"),
-        missing="The architecture of the draft.",
         part="the rule",
     ),
     System("experience-replayable conditions", "2402.10374", ("erc",)),
@@ -92,7 +96,13 @@ SYSTEMS = (
         "VolleyBots", "2502.01932", missing="A benchmark of drones, and no method of training.", part="no"
     ),
     System("GAD", "2511.10643", ("gad",), part="the rule"),
-    System("ABPO", "2605.18899", ("complete_groups",), missing="Its text, which wasn't found to read."),
+    System(
+        "ABPO",
+        "2605.18899",
+        ("complete_groups",),
+        missing=UNREAD,
+        part="the rule",
+    ),
     System("AILBoost", "2404.08513", ("ailboost",), part="the rule"),
     System("SAC", "1812.05905", ("tuned_beta",), part="the rule"),
     System("TempSamp-R1", "2509.18056", ("tempsamp_r1",)),
@@ -122,5 +132,16 @@ SYSTEMS = (
     System("Guide", "2506.13923", ("guide",)),
     System("Agent Q", "2408.07199", ("agent_q",)),
     System("LlamaRL", "2505.24034", ("aipo",)),
+    System("self-play, SPIN", "2401.01335", ("self_play",)),
+    System("TBRM, ReVal", "2505.15311", ("tbrm",), missing=REVAL),
+    System("QRPO", "2507.08068", ("qrpo",)),
+    System("FPA", "2509.19893", ("fpa",)),
+    System("OREO", "2412.16145", ("oreo",)),
+    System("PEAR", "2602.01058", ("pear",)),
+    System("FreshPER", "2604.16918", ("freshper",), part="the rule"),
+    System(SHIFTED, "2605.28150", ("kimi_shifted",)),
+    System("SPO", "2509.13232", ("one_response",), part="the rule"),
+    System("Missing old logits", "2605.12070", missing=OLD_LOGITS, part="no"),
+    System("ECHO", "2605.24517", missing=ECHO, part="no"),
     System("MP1, ARIES", "2507.10543", missing="Robot control and a world of their own.", part="no"),
 )

@@ -259,7 +259,7 @@ DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "
         and not (n == "rloo" and "beta" in o)
         and o.get("criterion") != "gradient"  # the search ends where a bound reaches a ratio: at a kink
         and not (n == "kto" and o.get("kl") != "none")
-        and not {"regularizer", "weight"} & (o | objectives.get(n).preset).keys()
+        and not {"regularizer", "weight", "compared"} & (o | objectives.get(n).preset).keys()
         and o.get("mismatch") != "retrace"
         and "token_weight" not in o
         and "weight_baseline" not in o

@@ -167,20 +167,15 @@ def test_a_resumed_run_has_the_same_flow(tmp_path: Path) -> None:
     assert weights(run) == weights(whole)
 
 
-def test_the_ranking_of_token_rewards() -> None:
+def test_the_ranking_of_errors() -> None:
     """Of three responses to a prompt with rewards 1, 0 and 0, the right one against either."""
 
-    def sample(reward: float, tokens: float, prompt: str = "p") -> Sample:
-        of_tokens = np.array([np.nan, tokens], np.float32)
-        ids, action = np.array([1, 2], np.int32), np.array([False, True])
-        return Sample(
-            prompt, "x", reward=reward, tokens=ids, action=action, tokenizer="t", token_reward=of_tokens
-        )
+    def samples(*rewards: float, prompts: str = "ppp") -> list[Sample]:
+        return [Sample(prompt, "x", reward=reward) for prompt, reward in zip(prompts, rewards)]
 
-    assert ranking([sample(1, 0.5), sample(0, 0.25), sample(0, 0.5)]) == 0.75  # a win and a tie
-    assert ranking([sample(1, -0.5), sample(0, 0.25), sample(1, 0.0, "q")]) == 0.0
-    assert ranking([sample(1, 0.5), sample(1, 0.25)]) is None
-    assert ranking([Sample("p", "x", reward=1.0), Sample("p", "y", reward=0.0)]) is None
+    assert ranking(samples(1, 0, 0), [0.5, 1.0, 0.5]) == 0.75  # a win and a tie
+    assert ranking(samples(1, 0, 1, prompts="ppq"), [0.5, 0.25, 0.0]) == 0.0
+    assert ranking(samples(1, 1), [0.5, 0.25]) is None
 
 
 @pytest.mark.parametrize(

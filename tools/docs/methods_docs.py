@@ -48,7 +48,7 @@ RULES = {
     ),
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
     "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
-        "`agro prove kimi`"
+        "`agro prove kimi`, and nearer still `kimi_shifted`"
     ),
     "equivalence by a function, GEPO and OORL (2505.12723)": "`reward.meaning`, recipes `gepo` and `oorl`",
     "experience replay, first in first out (2604.08706)": '`data.order = "uniform"` with `data.max_age`',
@@ -61,7 +61,7 @@ RULES = {
         "`reward.learned.penalty`, recipe `gail`; of given rewards `agro.rewards.smooth`, recipe "
         "`smooth_reward`"
     ),
-    "logged response beside fresh ones, as in ABPO (2605.18899), which wasn't read": (
+    "logged response beside fresh ones, as in ABPO (2605.18899)": (
         "`data.complete_groups`, recipe `complete_groups`"
     ),
     "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, recipe `nested_reft`",
@@ -78,6 +78,9 @@ RULES = {
         "metric `ranked_share` of objectives on pairs; of held-out ones `agro check` with a model"
     ),
     "replay and reincarnation, ReMix (2507.06892)": "two phases, recipe `remix`",
+    "replay by age and reward, FreshPER (2604.16918)": (
+        '`data.reward_power` with `data.order = "age_weighted"`, recipe `freshper`'
+    ),
     "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
     "reward-conditioned imitation of stitched responses, MBRCSL (2310.19308)": (
         '`search.by = "ucb"` with `explore = 0`, recipe `mbrcsl`; of a log alone, recipe `reward_conditioned`'
@@ -92,7 +95,8 @@ RULES = {
         '`policy.reference = "sampler"` with `source.sync_every` and `data.experts_win`, recipe `self_play`'
     ),
     "rival and reference from a random earlier version, SePPO (2410.05255)": (
-        "the same with `source.sync_from`, recipe `seppo`"
+        '`policy.reference = "sampler"` with `source.sync_every`, `source.sync_from` and `data.experts_win`, '
+        "recipe `seppo`"
     ),
     "speculative decoding with a draft that is trained on-policy (2410.03804)": (
         "`sampler.draft_every`, recipe `trained_draft`"
@@ -109,40 +113,29 @@ RULES = {
         "`data.value_half_life`, recipe `one_response`"
     ),
 }
+UNREAD = {"2605.18899": "its text. Nothing of it was found to read but what others say it does."}
 # Of a method, or of a part of one: why it isn't here.
 NOT_CARRIED = {
     "DPO with images, OPA-DPO (2501.09695)": "text alone",
-    "ECHO (2605.24517)": (
-        "cross-entropy on what the environment answers; log-probs are those of the policy's own tokens alone"
-    ),
     "FPA (2509.19893) inside DPO and RPO": (
         "`fpa` has its weights with SimPER's loss, which is where the paper found most of it. The paper's "
         "code isn't out: the extrapolation and the constant weights are from notes that quote the equations "
         "of its first version, and that rewards take the place of judgments is reconstructed"
     ),
-    "FreshPER (2604.16918)": (
-        "draws a response by (|r| + ε) exp(−age/τ), as its code has it: `data.order = "
-        '"age_weighted"` has the decay, and `data.spread` leaves out the groups that teach nothing, but no '
-        "group comes more often for its rewards: the store's index of groups is by age alone"
+    "ECHO (2605.24517)": (
+        "its loss is GRPO's and λ times the cross-entropy of what the environment answers, by the tokens of "
+        "that (read in summaries, with the equation); a batch here has log-probs of the policy's own tokens "
+        "alone"
     ),
     "Missing old logits (2605.12070)": (
-        "the trainer's own log-probs of the version that sampled, from snapshots or a second model, and an "
-        "average of the weights in their place (PPO-EWMA): `decoupled_ppo` has those of when the batch is "
-        "drawn, which are of a later version where samples are stale. The abstract was read"
+        "ratios to the trainer's own log-probs of the version that sampled, from a copy of its weights or a "
+        "second model, or to an average of the weights (PPO-EWMA). `decoupled_ppo` has those of when the "
+        "batch is drawn, which are of a later version where samples are stale; a copy for each version isn't "
+        "kept. Its first page was read, not its equations; the stored code of the authors has no average"
     ),
     "Mixture of Attentions for drafts (2410.03804)": (
         "an architecture of draft models; `sampler.draft` takes a causal language model, which "
         "`sampler.draft_every` trains as the policy learns"
-    ),
-    "OREO (2412.16145)": (
-        "path consistency from each position to the end alone, the log-ratios of later tokens being constant "
-        "in the policy's part: `prefix_consistency` has all pairs of positions, and all gradients. Its "
-        "repository's stored part has no loss, and summaries no equation"
-    ),
-    "PEAR (2602.01058), by token and by block": (
-        "SFT weighed by products of ratios to whoever wrote the data, over a response (`sft` with "
-        '`weight = "behavior"`) or discounted over what comes after a token, which no weight here is. The '
-        "abstract and summaries were read; none has the discount's equation"
     ),
     "PMOE, a mixture of adapters (2104.09122)": (
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "
@@ -152,21 +145,19 @@ NOT_CARRIED = {
         "its teacher is the policy with a demonstration in the prompt; the teacher of `distill` reads the "
         "same tokens as the policy"
     ),
-    "SPO (2509.13232): its order of prompts and its normalization over the batch": (
-        "prompts come in an order that is shuffled anew in each epoch, whatever their V̂, since a resumed run "
-        "asks the same ones; `rloo` with a stored baseline is SPO without both"
-    ),
     "ReVal (2603.23355)": (
-        "TBRM's residual less the reference's V, the log of the sum of exp of its logits at the first token: "
-        "a pass of the reference gives log-probs alone; `tbrm` is the same without that term"
+        "`tbrm` less the reference's V, the log of the sum of exp of its logits at the first token. A pass "
+        "of the reference gives log-probs, and no such sum. Summaries were read, and the equation where "
+        "others quote it"
+    ),
+    "SPO (2509.13232): its order of prompts and its normalization over the batch": (
+        "its code takes prompts by √(V̂(1 − V̂)) + .05 out of a larger batch. Here prompts come in an order "
+        "that is shuffled anew in each epoch, whatever their V̂; `rloo` with a stored baseline is SPO "
+        "without both"
     ),
     "VAPO (2504.05118)": (
         "λ that grows with a response's length, and a value that is trained before the policy; its two λ are "
         "`gae_lambda` of `ppo`. Known from memory, not looked up"
-    ),
-    "a mean shifted by β (2605.28150), its correction": (
-        "subtracts more than the mean reward, so that the policy at the end is a cautious one; "
-        "`asymre` shifts the mean by a number. The abstract and a summary were read, not the formula"
     ),
     "TRL's ORPO, CPO, SimPO, XPO, Nash-MD, BCO, SPPO, AOT, EXO, NCA and DiscoPOP, verl's clip-cov, KL-cov "
     "and pass@k": (
@@ -201,7 +192,10 @@ def methods() -> str:
     """The page, as Markdown."""
     rows = [row for name, entry in OBJECTIVES.items() for row in _rows(name, entry)]
     table = "\n".join(row for _, row in sorted(rows)) + "\n"
-    rules = {name: f"{what} | {_extent(RECIPE.findall(what), 'the rule')}" for name, what in RULES.items()}
+    rules = {}
+    for name, what in RULES.items():
+        unread = UNREAD.get(NUMBER.findall(name)[0], "")
+        rules[name] = f"{what} | {_extent(RECIPE.findall(what), 'the rule', unread)}"
     return HEAD + table + SYSTEMS + _pairs(rules) + TAIL + _pairs(NOT_CARRIED)
 
 
@@ -211,10 +205,11 @@ def _pairs(rows: Mapping[str, str]) -> str:
     return "".join(f"| {_link(name)} | {_title(name)} | {what} |\n" for name, what in sorted_rows)
 
 
-def _extent(names: Sequence[str], part: str) -> str:
-    """What recipes have of their system: "whole", or the part that is here and what is missing."""
+def _extent(names: Sequence[str], part: str, more: str = "") -> str:
+    """What recipes have of their system: "whole", or the part that is here and what is missing. `more`: that
+    no recipe says."""
     known = recipes()
-    missing = " ".join(filter(None, (known[name].missing for name in names)))
+    missing = " ".join(filter(None, (*(known[name].missing for name in names), more)))
     return f"{part}. Missing: {missing}" if missing else "whole"
 
 

@@ -129,6 +129,12 @@ def ratio_needs(options: Options) -> set[Need]:
     return {REWARD, GROUPS, needed(options)}
 
 
+EXACT_AND_OVERLONG = [{"name": "exact"}, {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}}]
+NO_REWARD_NAMED = (
+    "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
+    "  --out runs/{name}",
+)
+ANSWERS = "policy.model, and data.prompts with the answers."
 ENTRIES: dict[str, Objective] = {
     "grpo": Objective(
         grpo,
@@ -216,22 +222,13 @@ ENTRIES |= {
             base="ratios",
             options={"ratio": "old"},
             shown=("clip",),
-            settings={
-                "reward.functions": [
-                    {"name": "exact"},
-                    {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}},
-                ],
-                "data.spread": True,
-            },
+            settings={"reward.functions": EXACT_AND_OVERLONG, "data.spread": True},
             notes={
                 "data.spread": "dynamic sampling: until there are enough groups whose rewards differ",
                 "reward.functions": "overlong falls from 0 at 192 tokens to -1 at 256",
             },
-            commands=(
-                "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
-                "  --out runs/{name}",
-            ),
-            required="policy.model, and data.prompts with the answers.",
+            commands=NO_REWARD_NAMED,
+            required=ANSWERS,
         ),
     ),
     "ppo_dual_clip": preset(

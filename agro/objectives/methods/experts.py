@@ -292,8 +292,11 @@ ENTRIES: dict[str, Objective] = {
         recipe=MethodRecipe(
             "CHORD (arXiv 2508.11408): GRPO on own samples, and a share of weighted imitation of an "
             "expert's responses.",
+            base="experts",
             shown=("mu", "expert_weight"),
             settings={
+                "data.experts": None,
+                "sampler.n": 8,
                 "data.replay": 0.2,
                 "data.roles": ("expert",),
                 "data.group_size": 1,
@@ -304,11 +307,6 @@ ENTRIES: dict[str, Objective] = {
                 "mu": 'or a schedule: {start = 0.9, end = 0.05, steps = 200, shape = "cosine"}',
                 "expert_weight": 'with the schedule "none" (CHORD-μ)',
             },
-            commands=(
-                "agro import experts.jsonl --store experts.db",
-                "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl data.store=experts.db \\",
-                "  reward.name=my_reward.py:score --out runs/{name}",
-            ),
             required='policy.model, data.prompts, data.store with responses of role "expert" (rewards '
             "aren't needed), and a reward for the samples unless it is `exact`.",
         ),
@@ -372,7 +370,10 @@ ENTRIES["ampo"] = preset(
     recipe=MethodRecipe(
         "AMPO (arXiv 2510.02227): where all responses to a prompt fail, the two teachers' responses that the "
         "policy understands best take the places of two.",
+        base="experts",
         settings={
+            "data.experts": None,
+            "sampler.n": 8,
             "again.by": "store",
             "again.take": "right",
             "again.most": 2,
@@ -383,11 +384,6 @@ ENTRIES["ampo"] = preset(
             "again.most": "teachers' responses in a group",
             "again.choose": "first those after whose reasoning the policy finds the right answer likeliest",
         },
-        commands=(
-            "agro import experts.jsonl --store experts.db",
-            "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl data.store=experts.db \\",
-            "  reward.name=my_reward.py:score --out runs/{name}",
-        ),
         required="policy.model; data.prompts with a column answer; data.store with scored records of role "
         '"expert" to the same prompts, of one teacher or of several (by their source); and a reward of at '
         "least again.right (1) for right responses unless it is `exact`.",

@@ -209,19 +209,13 @@ ENTRIES: dict[str, Objective] = {
         recipe=MethodRecipe(
             "HNPG (arXiv 2311.08384): a policy gradient on own samples; stored responses of others "
             "train the value alone.",
+            base="experts",
             shown=("offline",),
-            settings={"data.experts": 8, "train.value_lr": 0.01},
+            settings={"data.experts": 8, "sampler.n": 8, "train.value_lr": 0.01},
             notes={
                 "data.experts": "stored expert responses, at most, beside the samples of each prompt",
                 "offline": "weight of the value's errors on the stored responses; 0 is no offline data",
             },
-            commands=(
-                "agro import experts.jsonl --store offline.db",
-                "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl data.store=offline.db \\",
-                "  reward.name=my_reward.py:score --out runs/{name}",
-            ),
-            required='policy.model, data.prompts, data.store with scored records of role "expert" to the '
-            "same prompts, and a reward for the samples unless it is `exact`.",
         ),
     ),
 }

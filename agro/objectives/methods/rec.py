@@ -11,7 +11,7 @@ from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.methods.clipped import limited
+from agro.objectives.methods.clipped import ANSWERS, EXACT_AND_OVERLONG, NO_REWARD_NAMED, limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
@@ -215,17 +215,9 @@ ENTRIES["gdpo"] = preset(
         "GDPO (arXiv 2601.05242): PPO's clip with several rewards, each normalized in its group by itself.",
         base="ratios",
         shown=("clip",),
-        settings={
-            "reward.functions": [
-                {"name": "exact"},
-                {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}},
-            ]
-        },
+        settings={"reward.functions": EXACT_AND_OVERLONG},
         notes={"reward.functions": "two or more; yours as file.py:function, with a weight"},
-        commands=(
-            "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
-            "  --out runs/{name}",
-        ),
-        required="policy.model, and data.prompts with the answers.",
+        commands=NO_REWARD_NAMED,
+        required=ANSWERS,
     ),
 )

@@ -288,6 +288,7 @@ ENTRIES["kimi_shifted"] = preset(
         base="lagging",
         options={"beta": 0.05},
         notes={"beta": "reward per nat of the complete response's log-ratio"},
+        missing="the text: the abstract and a summary were read, and the sign of the shift is ours.",
     ),
 )
 ENTRIES["oapl"] = preset(

@@ -318,7 +318,12 @@ ENTRIES: dict[str, Objective] = {
             base="supervised",
             shown=("weight_max",),
             notes={"weight_max": "ours: the paper's bound wasn't read"},
-            required="policy.model and data.store, of responses with the log-probs of who wrote them.",
+            commands=(
+                "agro sample --model MODEL --prompts prompts.jsonl --out set.db -n 8",
+                "agro train {name} policy.model=MODEL data.store=set.db --out runs/{name}",
+            ),
+            required="policy.model and data.store, of responses with the log-probs of who wrote them, most "
+            "often another model. Of right and wrong ones set data.min_reward.",
             missing="ratios of the tokens or blocks after a token, with a discount: only that there are such "
             "was read.",
         ),

@@ -6,6 +6,7 @@ A is the advantage of the first response of an ordered group; by symmetry it sta
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ def _mean_tokens(s: Situation, x_XYT: Tensor) -> Tensor:
 
 
 REGULARIZED = (*BEHAVIOR, "ref_logp")
-PLAIN = {"beta": 0.0, "std": False, "ratio": "old"}
+PLAIN: dict[str, Any] = {"beta": 0.0, "std": False, "ratio": "old"}
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "grpo": (

@@ -172,8 +172,8 @@ def equivalent(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> T
 
 OF_BEHAVIOR = ("pairs", "behavior_logp")
 VOTED = (*JUDGED, "votes")
-OPTIMAL = {"weight": "reference", "weight_power": 0.5, "weight_baseline": "optimal"}
-BALANCED = {**OPTIMAL, "weight_baseline": "balanced"}
+OPTIMAL: dict[str, Any] = {"weight": "reference", "weight_power": 0.5, "weight_baseline": "optimal"}
+BALANCED: dict[str, Any] = {**OPTIMAL, "weight_baseline": "balanced"}
 Ends = Literal["optimum", "elsewhere", "unknown"]
 
 

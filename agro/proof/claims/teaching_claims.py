@@ -16,15 +16,10 @@ from agro.objectives.needs import PROPOSAL, changed
 from agro.objectives.reduce import quantile
 from agro.proof import formulas
 from agro.proof.claim import DESCENT, Claims, End
+from agro.proof.claims.truncated_claims import per_token
 from agro.proof.ends import SAMPLER, TEACHER
 from agro.proof.families import weighted
 from agro.proof.formulas import Situation
-
-
-def per_token(s: Situation, v_XYT: Tensor) -> Tensor:
-    """E_μ of a sum over tokens, over the mean length."""
-    masked = torch.where(s.policy.space.mask, v_XYT, 0.0)
-    return s.mean(masked.sum(2)) / s.mean(s.policy.space.lengths.double().expand_as(s.p))
 
 
 def one_token(s: Situation, negative: float = -0.1, kappa: float = 1.0, draws: int = 0) -> Tensor:

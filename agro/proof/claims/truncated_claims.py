@@ -87,20 +87,20 @@ def summed(s: Situation, kind: str, shift: float = 0.0) -> Tensor:
 
 def weighed(s: Situation, kind: str, weight: Weight, factor: float = 1.0) -> Tensor:
     """−E[Σ_t k_t A log π_t] over the mean number of tokens, k = `weight` without gradient."""
-    first_K = s.groups[:, 0]
-    A_XK1 = advantage_of_first(s, kind)[..., None]
-    k_XKT = weight(s.e_tokens.detach().exp()[:, first_K], A_XK1)
-    gain_XK = (k_XKT * A_XK1 * s.policy.logp_tokens()[:, first_K]).sum(-1)
-    return -factor * s.mean_groups(gain_XK) / mean_tokens(s)
+    return -factor * s.mean_groups(_gain(s, kind, weight)) / mean_tokens(s)
 
 
 def in_responses(s: Situation, kind: str, weight: Weight) -> Tensor:
     """The same with the mean over a response's tokens, then over responses."""
+    return -s.mean_groups(_gain(s, kind, weight) / s.policy.space.lengths[s.groups[:, 0]])
+
+
+def _gain(s: Situation, kind: str, weight: Weight) -> Tensor:
+    """[X,K]"""
     first_K = s.groups[:, 0]
     A_XK1 = advantage_of_first(s, kind)[..., None]
     k_XKT = weight(s.e_tokens.detach().exp()[:, first_K], A_XK1)
-    gain_XK = (k_XKT * A_XK1 * s.policy.logp_tokens()[:, first_K]).sum(-1)
-    return -s.mean_groups(gain_XK / s.policy.space.lengths[first_K])
+    return (k_XKT * A_XK1 * s.policy.logp_tokens()[:, first_K]).sum(-1)
 
 
 def mean_tokens(s: Situation) -> Tensor:

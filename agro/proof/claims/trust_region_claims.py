@@ -15,6 +15,7 @@ from torch import Tensor
 from agro.proof.claim import DESCENT, Claims
 from agro.proof.claims import clipped_claims
 from agro.proof.claims.clipped_claims import clipped_surrogate, first_response_loss
+from agro.proof.claims.truncated_claims import per_token
 from agro.proof.families import BEHAVIOR, OLD, ratio_claims
 from agro.proof.formulas import Situation
 
@@ -99,11 +100,8 @@ def mixed(
 
 def convex_kl(s: Situation, share: float) -> Tensor:
     """E_μ of λ k3 to f and (1 − λ) k3 to π_old, the mean over all tokens."""
-    base_k3, old_k3 = (
-        torch.where(s.policy.space.mask, (-d).exp() - 1 + d, 0.0) for d in (s.d_tokens, s.drawn_tokens)
-    )
-    tokens = s.mean(s.policy.space.lengths.double().expand_as(s.p))
-    return s.mean((share * base_k3 + (1 - share) * old_k3).sum(2)) / tokens
+    base_k3, old_k3 = ((-d).exp() - 1 + d for d in (s.d_tokens, s.drawn_tokens))
+    return per_token(s, share * base_k3 + (1 - share) * old_k3)
 
 
 def bapo(s: Situation, odds: float, low: Bound, high: Bound, gradient: bool = False) -> Tensor:
