@@ -53,16 +53,12 @@ class LocalProcess:
         return self._process.poll()
 
     def stop(self) -> None:
-        self._send(signal.SIGTERM)
+        """The process alone: it ends what it has started itself."""
+        self._process.terminate()
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
-
-    def _send(self, number: signal.Signals) -> None:
-        """To the process alone: it ends what it has started itself."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
 
 
 class LocalLauncher:

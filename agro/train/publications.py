@@ -86,7 +86,8 @@ class Publications:
 
     def begin(self, record: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
         """Publish what collectors read first, and remove weights that a killed trainer never announced."""
-        lines = [f"{_to_json(prompt)}\n" for prompt in prompts]
+        records = [{"id": p.id, "text": p.text, "columns": dict(p.columns)} for p in prompts]
+        lines = [dumps(record, f"prompt {record['id']}", ascii=True) + "\n" for record in records]
         self.shared.write(PROMPTS, "".join(lines).encode("ascii"))
         content = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
         self.shared.write(RECORD, content.encode("utf-8"))
@@ -165,8 +166,3 @@ class Publications:
 
 def _announcement(weights: PublishedWeights) -> bytes:
     return f"{json.dumps(asdict(weights))}\n".encode()
-
-
-def _to_json(prompt: Prompt) -> str:
-    record = {"id": prompt.id, "text": prompt.text, "columns": dict(prompt.columns)}
-    return dumps(record, f"prompt {prompt.id}", ascii=True)

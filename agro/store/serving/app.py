@@ -20,10 +20,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agro.errors import Refused
-from agro.store.serving.folder_app import SharedFolders
+from agro.store.serving.folder_app import BODY_BYTES, SharedFolders, TooLong, body
 from agro.store.serving.owner import Answer, Call, Owner
 
-BODY_BYTES = 1 << 28  # of a call
 PIECE_BYTES = 1 << 17  # of an answer
 REPLY_SECONDS = 15.0  # after which a client learns that its call is still at work
 
@@ -44,7 +43,7 @@ class Application:
                 Route("/metrics", self.metrics),
                 *SharedFolders(shared, self._check_token).routes,
             ],
-            exception_handlers={_Rejected: _text_of_rejected, Refused: _text_of_refused},
+            exception_handlers={Refused: _text_of},
         )
 
     async def call(self, request: Request) -> Response:
@@ -52,39 +51,37 @@ class Application:
         500 and an error's name and text."""
         try:
             self._check_token(request)
-            call = Call.read(await self._body(request))
-        except _Rejected as error:
-            return _response(Answer.refusal(Refused(str(error)), error.status))
+            answer = await self._answer(Call.read(await body(request, self._body_bytes)))
+        except WrongToken as error:
+            answer = Answer.refusal(error, 401)
+        except TooLong as error:
+            answer = Answer.refusal(error, 413)
         except Refused as error:
-            return _response(Answer.refusal(error))
-        answer = await self._answer(call)
-        return Response(status_code=202) if answer is None else _response(answer)
+            answer = Answer.refusal(error)
+        return Response(status_code=202) if answer is None else _Packed(answer.body, answer.status)
 
     async def healthz(self, request: Request) -> Response:
         return Response(json.dumps({"status": "ok"}), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         self._check_token(request)
-        return Response(self._metrics(), media_type="text/plain; version=0.0.4")
+        counts = self._owner.counts
+        lines = [
+            *_counter("agro_store_calls_total", "calls answered", counts.calls),
+            *_counter("agro_store_call_seconds_total", "seconds of the owner's thread", counts.seconds),
+            *_counter("agro_store_refused_total", "calls refused", {"": counts.refused}),
+            *_counter("agro_store_repeated_total", "writes asked for again", {"": counts.repeated}),
+            *_counter("agro_store_transactions_total", "transactions", {"": counts.transactions}),
+            *_counter("process_cpu_seconds_total", "seconds of CPU", {"": time.process_time()}),
+            "# TYPE agro_store_up_seconds gauge",
+            f"agro_store_up_seconds {time.monotonic() - self._began:.3f}\n",
+        ]
+        return Response("\n".join(lines), media_type="text/plain; version=0.0.4")
 
     def _check_token(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(given, self._authorization):
-            raise _Rejected(401, "the token isn't the owner's. What to do: set AGRO_TOKEN to the one it has")
-
-    async def _body(self, request: Request) -> bytes:
-        """Raises `_Rejected` as soon as it is too long."""
-        parts, length = [], 0
-        async for part in request.stream():
-            parts.append(part)
-            length += len(part)
-            if length > self._body_bytes:
-                raise _Rejected(
-                    413,
-                    f"expected a call of at most {self._body_bytes} bytes. What to do: add fewer samples at "
-                    "once",
-                )
-        return b"".join(parts)
+            raise WrongToken("the token isn't the owner's. What to do: set AGRO_TOKEN to the one it has")
 
     async def _answer(self, call: Call) -> Answer | None:
         """None where it isn't there yet. A call that is sent again waits for the one that is at work."""
@@ -97,36 +94,13 @@ class Application:
         done, _ = await asyncio.wait([future], timeout=REPLY_SECONDS)
         return future.result() if done else None
 
-    def _metrics(self) -> str:
-        counts = self._owner.counts
-        lines = [
-            *_counter("agro_store_calls_total", "calls answered", counts.calls),
-            *_counter("agro_store_call_seconds_total", "seconds of the owner's thread", counts.seconds),
-            *_counter("agro_store_refused_total", "calls refused", {"": counts.refused}),
-            *_counter("agro_store_repeated_total", "writes asked for again", {"": counts.repeated}),
-            *_counter("agro_store_transactions_total", "transactions", {"": counts.transactions}),
-            *_counter("process_cpu_seconds_total", "seconds of CPU", {"": time.process_time()}),
-            "# TYPE agro_store_up_seconds gauge",
-            f"agro_store_up_seconds {time.monotonic() - self._began:.3f}",
-        ]
-        return "\n".join(lines) + "\n"
+
+class WrongToken(Refused):
+    """A request of somebody who has no token, or another one."""
 
 
-class _Rejected(Exception):
-    """A request that isn't answered."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-async def _text_of_rejected(request: Request, error: Exception) -> Response:
-    assert isinstance(error, _Rejected)
-    return Response(str(error), error.status)
-
-
-async def _text_of_refused(request: Request, error: Exception) -> Response:
-    return Response(str(error), 400)
+async def _text_of(request: Request, error: Exception) -> Response:
+    return Response(str(error), 401 if isinstance(error, WrongToken) else 400)
 
 
 class _Packed(Response):
@@ -141,10 +115,6 @@ class _Packed(Response):
             piece = body[start : start + PIECE_BYTES]
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body"})
-
-
-def _response(answer: Answer) -> Response:
-    return _Packed(answer.body, answer.status)
 
 
 def _counter(name: str, meaning: str, values: Mapping[str, float]) -> list[str]:

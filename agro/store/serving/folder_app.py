@@ -65,8 +65,8 @@ class SharedFolders:
 
     async def runs(self, request: Request) -> Response:
         """By the time at which they began last."""
-        entries = self.folder.glob("*/config.json")
-        return JSONResponse([file.parent.name for file in sorted(entries, key=_modified)])
+        files = sorted(self.folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+        return JSONResponse([file.parent.name for file in files])
 
     async def names(self, request: Request) -> Response:
         shared, folder = self._of(request), checked_name(request.path_params["name"])
@@ -100,10 +100,8 @@ class SharedFolders:
                 await asyncio.wait_for(written.wait(), ends - time.monotonic())
 
     async def piece(self, request: Request) -> Response:
-        name, file = (
-            checked_name(request.path_params["name"]),
-            checked_name(request.query_params.get("file", "")),
-        )
+        name = checked_name(request.path_params["name"])
+        file = checked_name(request.query_params.get("file", ""))
         _check_taken(file)
         content = await body(request)
         if hashlib.sha256(content).hexdigest() != request.headers.get("x-sha256"):
@@ -156,19 +154,19 @@ class SharedFolders:
         sync(folder.parent)
 
 
-async def body(request: Request) -> bytes:
-    """Raises `Refused` as soon as it is too long."""
+class TooLong(Refused):
+    """A request with more bytes than are taken at once."""
+
+
+async def body(request: Request, most: int = BODY_BYTES) -> bytes:
+    """Raises `TooLong` as soon as it has more bytes."""
     parts, length = [], 0
     async for part in request.stream():
         parts.append(part)
         length += len(part)
-        if length > BODY_BYTES:
-            raise Refused(f"expected at most {BODY_BYTES} bytes at once")
+        if length > most:
+            raise TooLong(f"expected at most {most} bytes at once. What to do: add fewer samples at once")
     return b"".join(parts)
-
-
-def _modified(file: Path) -> float:
-    return file.stat().st_mtime
 
 
 def _incomplete(folder: Path) -> Path:

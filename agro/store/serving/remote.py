@@ -9,24 +9,20 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from agro.errors import Refused, Unwritable
-from agro.store.drawing import DrawReader, Draws
-from agro.store.imports import Imports
-from agro.store.leases import Leases
-from agro.store.ledger import Ledger, Requests
+from agro.store.drawing import DrawReader
 from agro.store.parts import Parts
 from agro.store.records import OtherPrompt
-from agro.store.samples import Experience, SampleReader
+from agro.store.samples import SampleReader
 from agro.store.serving.http import PATIENCE, OwnerHttp, Reply
 from agro.store.serving.methods import METHODS, WRITES
 from agro.store.serving.wire import PROTOCOL, pack, unpack
-from agro.store.shard_record import ShardRecord
-from agro.store.split import RunClusters, Split
-from agro.store.survey import Survey, SurveyReader
-from agro.store.tables import Tables
+from agro.store.split import Split
+from agro.store.survey import SurveyReader
 
+PLAIN = ("clusters", "requests", "ledger", "imports", "tables", "leases", "shard")  # only asked
 ERRORS: dict[str, type[Refused]] = {error.__name__: error for error in (Refused, Unwritable, OtherPrompt)}
 
 
@@ -126,20 +122,9 @@ class RemoteDraws(RemotePart, DrawReader):
 def parts_of_owner(url: str, *, read_only: bool, timeout: float | None) -> Parts:
     """Parts with the methods of those of a file. Raises `Refused` as `Connection` does."""
     connection = Connection(url, read_only=read_only, timeout=timeout)
-    survey = RemoteSurvey("survey", connection)
-    clusters = cast(RunClusters, RemotePart("clusters", connection))
-    return Parts(
-        location=url,
-        close=connection.close,
-        experience=cast(Experience, RemoteExperience("experience", connection)),
-        survey=cast(Survey, survey),
-        split=Split(survey, clusters),
-        clusters=clusters,
-        draws=cast(Draws, RemoteDraws("draws", connection)),
-        requests=cast(Requests, RemotePart("requests", connection)),
-        ledger=cast(Ledger, RemotePart("ledger", connection)),
-        imports=cast(Imports, RemotePart("imports", connection)),
-        tables=cast(Tables, RemotePart("tables", connection)),
-        leases=cast(Leases, RemotePart("leases", connection)),
-        shard=cast(ShardRecord, RemotePart("shard", connection)),
-    )
+    parts: dict[str, Any] = {name: RemotePart(name, connection) for name in PLAIN}
+    parts["experience"] = RemoteExperience("experience", connection)
+    parts["survey"] = RemoteSurvey("survey", connection)
+    parts["draws"] = RemoteDraws("draws", connection)
+    split = Split(parts["survey"], parts["clusters"])
+    return Parts(location=url, close=connection.close, split=split, **parts)

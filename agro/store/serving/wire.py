@@ -117,7 +117,7 @@ def _pack(rows: list[bytes], value: Any) -> Any:
         rows.append(_rows.pack(value.values))
         return msgpack.ExtType(SAMPLE, len(rows[-1]).to_bytes(LENGTH, "little"))
     if RECORDS.get(name) is type(value):
-        return msgpack.ExtType(RECORD, _packed([name, *_values(value)], rows))
+        return msgpack.ExtType(RECORD, _packed([name, *(getattr(value, f) for f in FIELDS[name])], rows))
     if isinstance(value, DataConfig):
         return msgpack.ExtType(DATA, value.model_dump_json().encode())
     if isinstance(value, np.ndarray):
@@ -141,10 +141,6 @@ def _pack_plain(rows: list[bytes], value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise Refused(f"a {type(value).__name__} can't be sent to the owner of a store")
-
-
-def _values(record: Any) -> list[Any]:
-    return [getattr(record, name) for name in FIELDS[type(record).__name__]]
 
 
 class _Message:

@@ -95,13 +95,12 @@ class _Share(NamedTuple):
 
 
 class ShardedDraws(DrawReader):
-    """What runs drew, and what they may draw."""
+    """What runs drew, and what they may draw. Methods do what those of `agro.store.drawing.Draws` do."""
 
     def __init__(self, group: ShardGroup, split: Split) -> None:
         self._group, self._split = group, split
 
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
-        """See `agro.store.drawing.Draws.pick`."""
         self._share_split(rule, at.run)
         picked = pick_groups(MergedGroups(self._group, rule, at), rule, at, taken)
         if len(picked) >= rule.groups or rule.fewer:
@@ -110,7 +109,6 @@ class ShardedDraws(DrawReader):
         raise Refused(waited + self._too_few(rule, len(picked), at))
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
-        """The groups that `pick` chooses from, found among all samples."""
         is_held_out = self._split.held_out(rule.data, run)
         all_of = replace(rule, data=rule.data.model_copy(update={"hold_out": 0.0}))
         candidates = list(chain(*self._group.each("draws.candidates", all_of, run, version)))
@@ -118,20 +116,17 @@ class ShardedDraws(DrawReader):
         return [candidate for candidate in candidates if not is_held_out(candidate.prompt_id)]
 
     def require(self, rule: DrawRule, at: At) -> None:
-        """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
         count = len(self.candidates(rule, at.run, at.version))
         if count < rule.groups:
             raise Refused(self._too_few(rule, count, at))
 
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
-        """Record that `run` trains on these samples at `step`."""
         parts = self._group.by_known_id(ids)
         self._group.some("draws.record", {number: (run, step, own) for number, own in parts.items()})
 
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
     ) -> DrawnGroups:
-        """`draw` of groups that were picked by several rules, each a group of another prompt."""
         groups = list(dict.fromkeys(chain(*(picked.groups for picked in picks))))
         shares = self._shares(picks, made)
         planned_groups, planned_made = self._agree(groups, made, at)
@@ -151,25 +146,22 @@ class ShardedDraws(DrawReader):
         return DrawnGroups(samples, pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
-        """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
         parts = self._group.by_prompt(picked.groups, str)
         looks = {number: (Selection(picked.rule, own), at) for number, own in parts.items()}
         return in_order(self._group.some("draws.look", looks).values(), picked.groups, frozenset())
 
     def recorded_groups(self, at: At) -> list[str]:
-        """The prompt_ids of what was drawn at a step before, one for each sample; none where nothing was."""
         recorded = list(chain(*self._group.each("draws.recorded_groups", at)))
-        planned = self._planned(at) if recorded else []
+        planned = self._group.first.call("shard.plan", at.run, at.step) if recorded else []
         place = {group: number for number, group in enumerate(planned[0] if planned else [])}
         return sorted(recorded, key=lambda group: place.get(group, len(place)))
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
-        """Every row that `run` drew, in the order of its steps; in a step by shard."""
+        """Within a step by shard."""
         rows = chain(*self._group.each("draws.drawn", run, versions))
         return sorted(rows, key=lambda draw: draw.step)
 
     def uses(self, ids: Iterable[int]) -> dict[int, int]:
-        """How often each sample was drawn, by all runs, at steps that they committed."""
         ids = list(ids)
         calls = {number: (own,) for number, own in self._group.by_known_id(ids).items()}
         uses: dict[int, int] = {}
@@ -178,7 +170,6 @@ class ShardedDraws(DrawReader):
         return {i: uses[i] for i in ids}
 
     def trained(self, ids: Sequence[int]) -> list[RunUse]:
-        """The runs that drew any of these samples."""
         calls = {number: (own,) for number, own in self._group.by_id(ids).items()}
         runs: dict[str, RunUse] = {}
         for use in chain(*self._group.some("draws.trained", calls).values()):
@@ -204,10 +195,6 @@ class ShardedDraws(DrawReader):
             self._group.first.call("shard.drop_plan", at.run, at.step)
             agreed = self._group.first.call("shard.agree", *plan)
         return agreed[0], agreed[1]
-
-    def _planned(self, at: At) -> list[list[Any]]:
-        planned: list[list[Any]] = self._group.first.call("shard.plan", at.run, at.step)
-        return planned
 
     def _shares(self, picks: Sequence[Selection], made: Sequence[int]) -> dict[int, _Share]:
         """What each shard draws: of each pick its own groups, and the samples made that it has."""

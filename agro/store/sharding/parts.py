@@ -1,4 +1,7 @@
-"""The parts of a store in shards: each method asks the shards that it concerns, and joins their answers."""
+"""The parts of a store in shards: each method asks the shards that it concerns, and joins their answers.
+
+What a method does is said where a store of one file has it: in `Experience`, `Survey` and so on.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,18 @@ from operator import attrgetter
 from typing import Any, Unpack, cast
 
 from agro.errors import Refused
-from agro.store.drawing import Draws
-from agro.store.imports import Imports, Provenance
-from agro.store.leases import Leases
-from agro.store.ledger import Ledger, Requests
+from agro.store.imports import Provenance
 from agro.store.location import Shards
 from agro.store.parts import Parts
 from agro.store.queries import Filter
 from agro.store.records import Commit, Counts, Damage, Group, LedgerSample, Pair, Rewind, SampleSummary
 from agro.store.sample_rows import Origin, SampleRow
-from agro.store.samples import Experience, SampleReader, scored_columns
+from agro.store.samples import SampleReader, scored_columns
 from agro.store.serving.remote import RemotePart
-from agro.store.shard_record import ShardRecord
 from agro.store.sharding.draws import ShardedDraws, text_key
 from agro.store.sharding.group import Shard, ShardGroup
-from agro.store.split import Clusters, RunClusters, Split
-from agro.store.survey import Scale, Survey, SurveyReader, SurveyRow
-from agro.store.tables import Tables
+from agro.store.split import Clusters, Split
+from agro.store.survey import Scale, SurveyReader, SurveyRow
 from agro.types import Sample, Text
 
 
@@ -39,7 +37,6 @@ class ShardedExperience(SampleReader):
     def samples(
         self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
     ) -> Iterator[Sample]:
-        """See `SampleReader.samples`."""
         shards = [shard.experience for shard in self._group.shards]
         prompt_id = chosen.get("prompt_id")
         if ids is not None:
@@ -95,39 +92,31 @@ class ShardedExperience(SampleReader):
         return added
 
     def last_id(self) -> int:
-        """The id of the sample that was added last; 0 where there is none."""
         return int(max(self._group.each("experience.last_id")))
 
     def check_ids(self, ids: list[int]) -> None:
-        """Raise `Refused` for ids that aren't there."""
         self._group.by_known_id(ids)
 
     def known_ids(self, ids: Sequence[int]) -> list[int]:
-        """Those of the ids that samples have."""
         return list(chain(*self._group.by_id(ids).values()))
 
     def ids_of(self, origins: Sequence[Origin]) -> list[int | None]:
-        """The ids of the samples that are stored with these origins; None where none is."""
         parts = self._group.each("experience.ids_of", list(origins))
         return [next((i for i in ids if i is not None), None) for ids in zip(*parts, strict=True)]
 
     def check_prompts(self, prompts: Iterable[tuple[str, Text]]) -> None:
-        """Raise `OtherPrompt` unless a prompt_id names one prompt, in the store and among these."""
         parts = self._group.by_prompt(prompts, lambda prompt: prompt[0])
         self._group.some("experience.check_prompts", {number: (part,) for number, part in parts.items()})
 
     def find(self, **chosen: Any) -> list[int]:
-        """See `Experience.find`."""
         return sorted(chain(*self._group.each("experience.find", **chosen)))
 
     def in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[LedgerSample]:
-        """See `Experience.in_ledger`."""
         return sorted(chain(*self._group.each("experience.in_ledger", ledger, list(numbers))))
 
     def rewards(
         self, run: str, prompt_ids: Iterable[str], *, without: Collection[int]
     ) -> dict[str, list[tuple[int, float]]]:
-        """See `Experience.rewards`."""
         prompt_ids = list(prompt_ids)
         parts = self._group.by_prompt(prompt_ids, str)
         calls = {number: (run, own) for number, own in parts.items()}
@@ -137,13 +126,11 @@ class ShardedExperience(SampleReader):
         return {prompt_id: rewards[prompt_id] for prompt_id in prompt_ids}
 
     def next_number(self, seed: int) -> int:
-        """See `Experience.next_number`."""
         return int(max(self._group.each("experience.next_number", seed)))
 
     def set_rewards(
         self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
     ) -> None:
-        """Set rewards, see `Experience.set_rewards`."""
         scores = list(scores)
         parts = self._group.by_known_id(i for i, _, _ in scores)
         for i, reward, entries in scores:
@@ -184,26 +171,21 @@ class ShardedSurvey(SurveyReader):
         self._group, self._shards = group, [shard.survey for shard in group.shards]
 
     def each_group_rows(self) -> Iterator[list[SurveyRow]]:
-        """See `SurveyReader.each_group_rows`."""
         readers = [shard.each_group_rows() for shard in self._shards]
         return heapq.merge(*readers, key=lambda rows: text_key(rows[0].prompt_id))
 
     def each_prompt(self) -> Iterator[tuple[str, Text]]:
-        """See `SurveyReader.each_prompt`."""
         readers = [shard.each_prompt() for shard in self._shards]
         return heapq.merge(*readers, key=lambda prompt: text_key(prompt[0]))
 
     def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
-        """See `SurveyReader.each_group`."""
         readers = [shard.each_group(**chosen) for shard in self._shards]
         return heapq.merge(*readers, key=lambda group: text_key(group.prompt_id))
 
     def each_summary(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
-        """See `SurveyReader.each_summary`."""
         return heapq.merge(*(shard.each_summary(**chosen) for shard in self._shards), key=attrgetter("id"))
 
     def begun_groups(self, **chosen: Unpack[Filter]) -> list[tuple[int, Group]]:
-        """See `Survey.begun_groups`."""
         groups = chain(*self._group.each("survey.begun_groups", **chosen))
         return sorted(groups, key=lambda begun: begun[0])
 
@@ -219,7 +201,6 @@ class ShardedSurvey(SurveyReader):
         return Counts(**total)
 
     def scales(self) -> list[Scale]:
-        """See `Survey.scales`."""
         scales: dict[str, Scale] = {}
         for scale in chain(*self._group.each("survey.scales")):
             other = scales.get(scale.source, scale)
@@ -228,7 +209,6 @@ class ShardedSurvey(SurveyReader):
         return [scales[source] for source in sorted(scales, key=text_key)]
 
     def meetings(self, **chosen: Unpack[Filter]) -> list[tuple[list[str], int, str]]:
-        """See `Survey.meetings`."""
         met: dict[tuple[str, ...], tuple[int, str]] = {}
         for names, count, prompt_id in chain(*self._group.each("survey.meetings", **chosen)):
             total, first = met.get(tuple(names), (0, prompt_id))
@@ -249,7 +229,6 @@ class ShardedRequests(ShardedPart):
     what waits to be fresh isn't drawn as stored."""
 
     def claim(self, run: str, collector: str, **options: Any) -> list[int]:
-        """See `Requests.claim`."""
         numbers: list[int] = self._group.first.call("requests.claim", run, collector, **options)
         if numbers:
             others = dict.fromkeys(range(1, len(self._group.shards)), (run, collector, numbers))
@@ -257,11 +236,10 @@ class ShardedRequests(ShardedPart):
         return numbers
 
     def take(self, run: str, step: int, numbers: Collection[int]) -> None:
-        """See `Requests.take`."""
         self._group.then_first("requests.take", run, step, list(numbers))
 
     def reopen(self, run: str, numbers: Collection[int]) -> None:
-        """See `Requests.reopen`. The first shard begins: a part that is missing is found too stale again."""
+        """The first shard begins: a part that is missing is found too stale again."""
         self._group.first.call("requests.reopen", run, list(numbers))
         self._group.then_first("requests.reopen", run, list(numbers))
 
@@ -270,12 +248,10 @@ class ShardedLedger(ShardedPart):
     """Each shard has the commits of runs, those at the first count. Cached log-probs are there alone."""
 
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
-        """See `Ledger.commit`."""
         cursor = max(self._group.each("experience.last_id"))
         self._group.then_first("ledger.commit", run, step, digest, files=files, cursor=cursor)
 
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewind:
-        """See `Ledger.rewind`."""
         done = self._group.first.call("ledger.rewind", run, step, to=to)
         target = self._group.first.call("ledger.committed", run)
         others = dict.fromkeys(range(1, len(self._group.shards)), (run, step, target))
@@ -283,7 +259,6 @@ class ShardedLedger(ShardedPart):
         return Rewind(sum(r.draws for r in rewinds), sum(r.samples for r in rewinds))
 
     def knows(self, run: str) -> bool:
-        """Whether there is anything of a run: samples, draws or commits."""
         return any(self._group.each("ledger.knows", run))
 
     def fingerprint(self) -> str:
@@ -295,7 +270,6 @@ class ShardedClusters(ShardedPart):
     """The clusters of runs, by which each shard draws for them."""
 
     def keep(self, run: str, clusters: Clusters) -> None:
-        """Replace those of a run."""
         self._group.then_first("clusters.keep", run, clusters)
 
 
@@ -303,7 +277,6 @@ class ShardedImports(ShardedPart):
     """What was imported into the shards."""
 
     def provenance(self, run: str | None = None) -> list[Provenance]:
-        """See `Imports.provenance`."""
         found: dict[tuple[str, str], Provenance] = {}
         for part in chain(*self._group.each("imports.provenance", run)):
             key = part.source, part.sha256
@@ -316,7 +289,6 @@ class ShardedTables(ShardedPart):
     """Whether all shards are as they were written."""
 
     def check(self) -> None:
-        """See `Tables.check`."""
         self._group.each("tables.check")
 
     def damage(self) -> Damage:
@@ -325,8 +297,18 @@ class ShardedTables(ShardedPart):
         return Damage(**{part: list(chain(*(damage[part] for damage in found))) for part in found[0]})
 
     def damaged(self, table: str) -> list[int]:
-        """See `Tables.damaged`."""
         return sorted(chain(*self._group.each("tables.damaged", table)))
+
+
+KINDS = {
+    "requests": ShardedRequests,
+    "ledger": ShardedLedger,
+    "clusters": ShardedClusters,
+    "imports": ShardedImports,
+    "tables": ShardedTables,
+    "leases": ShardedPart,
+    "shard": ShardedPart,
+}
 
 
 def parts_of_shards(location: Shards, *, read_only: bool, create: bool, timeout: float | None) -> Parts:
@@ -341,24 +323,12 @@ def parts_of_shards(location: Shards, *, read_only: bool, create: bool, timeout:
             shard.close()
         raise
     group = ShardGroup(shards, str(location))
-    survey = cast(Survey, ShardedSurvey(group))
-    clusters = cast(RunClusters, ShardedClusters("clusters", group))
-    split = Split(survey, clusters)
-    return Parts(
-        location=location,
-        close=group.close,
-        experience=cast(Experience, ShardedExperience(group)),
-        survey=survey,
-        split=split,
-        clusters=clusters,
-        draws=cast(Draws, ShardedDraws(group, split)),
-        requests=cast(Requests, ShardedRequests("requests", group)),
-        ledger=cast(Ledger, ShardedLedger("ledger", group)),
-        imports=cast(Imports, ShardedImports("imports", group)),
-        tables=cast(Tables, ShardedTables("tables", group)),
-        leases=cast(Leases, RemotePart("leases", group.first)),
-        shard=cast(ShardRecord, RemotePart("shard", group.first)),
-    )
+    survey: Any = ShardedSurvey(group)
+    parts: dict[str, Any] = {name: kind(name, group) for name, kind in KINDS.items()}
+    parts["split"] = Split(survey, parts["clusters"])
+    parts["draws"] = ShardedDraws(group, parts["split"])
+    experience: Any = ShardedExperience(group)
+    return Parts(location=location, close=group.close, experience=experience, survey=survey, **parts)
 
 
 def _join(shards: Sequence[Shard], *, read_only: bool) -> None:
