@@ -169,10 +169,8 @@ class Collector:
         """Let people see what this process does, now and then."""
         now = time.monotonic()
         if now - self._reported >= REPORT_SECONDS:
-            error, dropped = (
-                engine.measured.get("push_error"),
-                tuple(engine.measured.get("servers_dropped", ())),
-            )
+            of_servers = engine.measured
+            error, dropped = of_servers.get("push_error"), tuple(of_servers.get("servers_dropped", ()))
             report = replace(self.process, version=published.version, push_error=error, dropped=dropped)
             self.publications.report(report)
             self._reported = now
