@@ -16,7 +16,7 @@ from agro.models.policy import Policy
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.plan.probes import Rates, StepSequence, decoding, operations, rates, update
-from agro.rollout.engines.capabilities import ENGINES
+from agro.rollout.engines.capabilities import capabilities
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.queries import chosen
@@ -143,7 +143,7 @@ def unknown_sampling(config: RunConfig) -> str:
     """Why the time of sampling can't be measured here; empty where it can."""
     reasons = {
         "other processes sample": config.source.kind == "elsewhere",
-        "a server samples": "shares_weights" not in ENGINES[config.engine.kind],
+        "a server samples": "shares_weights" not in capabilities(config.engine.kind),
         "an environment takes its own time": config.environment is not None,
         "a draft model's accepted share is unknown": config.sampler.draft is not None,
         "groups are completed": bool(config.data.complete_groups),

@@ -12,7 +12,7 @@ from agro.models.policy import Policy
 from agro.models.tiles import KEPT, TILE, sum_dtype
 from agro.plan.cost import Work
 from agro.plan.probes import Rates, operations
-from agro.rollout.engines.capabilities import ENGINES
+from agro.rollout.engines.capabilities import capabilities
 from agro.train.abilities import lags
 
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
@@ -86,7 +86,7 @@ def _moments(policy: Policy, config: RunConfig) -> int:
 
 def _batch(config: RunConfig, step: Work) -> int:
     """Responses that are sampled at once in this process."""
-    shares = "shares_weights" in ENGINES[config.engine.kind]
+    shares = "shares_weights" in capabilities(config.engine.kind)
     if not shares or config.source.kind != "inline":
         return 0
     return min(config.sampler.batch, len(step.fresh))

@@ -23,7 +23,7 @@ from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.rewards import Reward, Score
 from agro.rollout.engines import Engine, Request
-from agro.rollout.engines.capabilities import check_section
+from agro.rollout.engines.capabilities import check_section, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode
@@ -80,8 +80,7 @@ class Rollout:
             numbers: of the prompts; from 0 unless given.
             skip: numbers of responses that aren't sampled.
         """
-        can = getattr(self.engine, "can", frozenset())  # of another program's engine, which says nothing
-        check_section("sampler", options, can, f"the engine {type(self.engine).__name__}")
+        check_section("sampler", options, declared(self.engine), f"the engine {type(self.engine).__name__}")
         refuse_empty("sampler.stop", options.stop)
         if self.environment is not None:
             refuse_empty(f"environment {self.environment.name}: stop", self.environment.stop)

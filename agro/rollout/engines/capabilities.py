@@ -48,6 +48,17 @@ REQUIREMENTS = (
 )
 
 
+def capabilities(kind: str) -> frozenset[Capability]:
+    """What the engines of this `engine.kind` can do."""
+    return ENGINES[kind]
+
+
+def declared(engine: Any) -> frozenset[Capability]:
+    """What an engine, or a class of engines, can do; nothing where it says nothing."""
+    can: frozenset[Capability] = getattr(engine, "can", frozenset())
+    return can
+
+
 def check_section(
     name: str, section: Section, can: Collection[Capability], engine: str, where: str = ""
 ) -> None:
