@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -61,7 +60,7 @@ class Application:
         return Response(status_code=202) if answer is None else _Packed(answer.body, answer.status)
 
     async def healthz(self, request: Request) -> Response:
-        return Response(json.dumps({"status": "ok"}), media_type="application/json")
+        return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         self._check_token(request)

@@ -46,23 +46,9 @@ TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = CODES = range(7)
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
-        *(
-            At,
-            Candidate,
-            Commit,
-            Counts,
-            Damage,
-            DamagedSample,
-            Draw,
-            DrawRule,
-            DrawnGroups,
-            Group,
-            LedgerSample,
-            Origin,
-            Page,
-            Pair,
-        ),
-        *(PlacedGroup, Provenance, Rewind, RunUse, SampleSummary, Scale, Selection, SurveyRow),
+        *(At, Candidate, Commit, Counts, Damage, DamagedSample, Draw, DrawRule, DrawnGroups, Group),
+        *(LedgerSample, Origin, Page, Pair, PlacedGroup, Provenance, Rewind, RunUse, SampleSummary, Scale),
+        *(Selection, SurveyRow),
     )
 }
 FIELDS: dict[str, tuple[str, ...]] = {
