@@ -9,7 +9,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -95,9 +95,10 @@ class Collector:
             store = located(_store_of(publications), Path())
             return cls(publications, store if isinstance(store, Shards) else url, activity, say, name)
         folder = Path(run)
-        record = Publications(LocalFolder(folder)).record() or {}
-        store = located(_store_of(Publications(LocalFolder(folder))), folder)
-        publications = Publications.of(store, str(record.get("run")), folder)
+        publications = Publications(LocalFolder(folder))
+        run_id = str((publications.record() or {}).get("run"))
+        store = located(_store_of(publications), folder)
+        publications = Publications.of(store, run_id, folder)
         if url_of(store) is not None:
             _wait_for_record(publications, activity)
         return cls(publications, store, activity, say, name)
@@ -168,10 +169,8 @@ class Collector:
         """Let people see what this process does, now and then."""
         now = time.monotonic()
         if now - self._reported >= REPORT_SECONDS:
-            error, dropped = (
-                engine.measured.get("push_error"),
-                tuple(engine.measured.get("servers_dropped", ())),
-            )
+            of_servers = engine.measured
+            error, dropped = of_servers.get("push_error"), tuple(of_servers.get("servers_dropped", ()))
             report = replace(self.process, version=published.version, push_error=error, dropped=dropped)
             self.publications.report(report)
             self._reported = now
@@ -192,13 +191,15 @@ class Collector:
     def _claim(self, store: Store, config: RunConfig, trained: int) -> list[int]:
         """What to sample next: as many prompts as the engine decodes at once, as far as training allows."""
         at_once = max(1, config.sampler.batch // config.sampler.n)
+        collectors = store.requests.collectors(self.id)
+        alive = set(store.leases.alive(collectors))
         return store.requests.claim(
             self.id,
             self.name,
             maximum=min(at_once, config.train.groups),
             ahead=ahead(config),
             trained=trained,
-            dead=_dead(store, store.requests.collectors(self.id)),
+            dead=[name for name in collectors if name not in alive],
         )
 
     def _wait(self) -> PublishedWeights:
@@ -283,9 +284,3 @@ def _until(find: Callable[[], T | None], seconds: float, activity: Activity, ref
         activity.check()
         time.sleep(POLL_SECONDS)
     return found
-
-
-def _dead(store: Store, collectors: Collection[str]) -> list[str]:
-    """Those whose lease has run out."""
-    alive = set(store.leases.alive(collectors))
-    return [name for name in collectors if name not in alive]

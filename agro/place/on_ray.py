@@ -17,9 +17,8 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from agro.errors import Refused
 from agro.io.processes import LocalProcess, free_port
@@ -103,59 +102,44 @@ class RayProcess:
         self._code = LOST
 
 
-@dataclass(frozen=True)
-class Group:
-    """Processes that are on one node: a bundle of a placement group each."""
-
-    placement_group: Any
-    names: Sequence[str]  # of the processes, in the order of their bundles
-
-    @classmethod
-    def of(cls, ray: Any, processes: Sequence[PlacedProcess], ranks: int) -> Self:
-        """The trainer; and servers, where there are some, with the collectors, which name them as those of
-        their own host and hand them weights as its files.
-
-        A CPU for each rank and other process, and a GPU for each rank and server where the cluster has them.
-        Raises `Refused` where no node has room.
-        """
-        has_servers = any(process.role == "server" for process in processes)
-        roles = ("trainer", "server", "collector") if has_servers else ("trainer",)
-        members = [process for process in processes if process.role in roles]
-        counts = [ranks if process.role == "trainer" else 1 for process in members]
-        bundles: list[dict[str, float]] = [{"CPU": count} for count in counts]
-        of_gpus = [i for i, process in enumerate(members) if process.role != "collector"]
-        if ray.cluster_resources().get("GPU", 0) >= sum(counts[i] for i in of_gpus):
-            for i in of_gpus:
-                bundles[i]["GPU"] = counts[i]
-        group = ray.util.placement_group(bundles, strategy="STRICT_PACK")
-        if not group.wait(START_SECONDS):
-            raise Refused(
-                f"--place ray: expected a node with {bundles} free for {', '.join(p.name for p in members)}, "
-                f"but none was within {START_SECONDS:g} s; the cluster has {ray.available_resources()}"
-            )
-        return cls(group, [process.name for process in members])
-
-    def options(self, ray: Any, name: str) -> dict[str, Any]:
-        """Of the actor of a process, which has all of its bundle."""
-        i = self.names.index(name)
-        reserved = self.placement_group.bundle_specs[i]
-        strategies = ray.util.scheduling_strategies
-        strategy = strategies.PlacementGroupSchedulingStrategy(
-            self.placement_group, placement_group_bundle_index=i
-        )
-        cpus, gpus = reserved.get("CPU", 0), reserved.get("GPU", 0)
-        return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
-
-
 class RayLauncher:
     """Starts processes in actors."""
 
-    def __init__(self, ray: Any, group: Group, logs: Path, variables: Mapping[str, str]) -> None:
-        """`variables`: of the environment of all processes."""
-        self._ray, self._group, self._logs = ray, group, logs
+    def __init__(
+        self,
+        ray: Any,
+        processes: Sequence[PlacedProcess],
+        ranks: int,
+        logs: Path,
+        variables: Mapping[str, str],
+    ) -> None:
+        """`variables`: of the environment of all processes. Raises `Refused` where no node has room.
+
+        On one node are the trainer, and servers, where there are some, with the collectors, which name them
+        as those of their own host and hand them weights as its files. Each has a bundle of a placement group:
+        a CPU for a rank or another process, and a GPU for a rank or a server where the cluster has them.
+        """
+        self._ray, self._logs = ray, logs
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
         self._variables = {**passed, **variables}
         self._runner = ray.remote(max_restarts=0)(Runner)
+        has_servers = any(process.role == "server" for process in processes)
+        roles = ("trainer", "server", "collector") if has_servers else ("trainer",)
+        together = [process for process in processes if process.role in roles]
+        cpus = {process.name: ranks if process.role == "trainer" else 1 for process in together}
+        gpus = {process.name: cpus[process.name] for process in together if process.role != "collector"}
+        if ray.cluster_resources().get("GPU", 0) < sum(gpus.values()):
+            gpus = {}
+        self._bundles = [
+            {"CPU": count} | ({"GPU": gpus[name]} if name in gpus else {}) for name, count in cpus.items()
+        ]
+        self._names = list(cpus)
+        self._group = ray.util.placement_group(self._bundles, strategy="STRICT_PACK")
+        if not self._group.wait(START_SECONDS):
+            raise Refused(
+                f"--place ray: expected a node with {self._bundles} free for {', '.join(self._names)}, but "
+                f"none was within {START_SECONDS:g} s; the cluster has {ray.available_resources()}"
+            )
 
     def start(self, process: PlacedProcess, *, again: bool) -> RayProcess:
         actor = self._runner.options(**self._options(process)).remote()
@@ -167,9 +151,13 @@ class RayLauncher:
         """Where an actor goes, and what it reserves there."""
         if process.role == "owner":
             return {"num_cpus": 0, "resources": HEAD}
-        if process.name in self._group.names:
-            return self._group.options(self._ray, process.name)
-        return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        if process.name not in self._names:
+            return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        i = self._names.index(process.name)
+        strategies = self._ray.util.scheduling_strategies
+        strategy = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=i)
+        cpus, gpus = self._bundles[i]["CPU"], self._bundles[i].get("GPU", 0)
+        return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
 
 
 def connect(placement: Placement) -> Any:
@@ -180,7 +168,9 @@ def connect(placement: Placement) -> Any:
     except ImportError:
         raise Refused(f"--place {placement}: Ray isn't installed; pip install 'ray>=2.50,<3'") from None
     try:
-        _check_head(placement.target)
+        host, colon, port = placement.target.rpartition(":")
+        if colon:  # Ray itself would try for minutes where nobody listens
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
         ray.init(address=placement.target, namespace="agro", logging_level="ERROR", log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise Refused(
@@ -189,13 +179,6 @@ def connect(placement: Placement) -> Any:
             "Client and its port, 10001, aren't used"
         ) from None
     return ray
-
-
-def _check_head(address: str) -> None:
-    """Raises `OSError` where nobody listens there: Ray itself would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def owner_address(ray: Any) -> tuple[str, int]:

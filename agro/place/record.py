@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,6 @@ def token_of(folder: Path) -> str:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            with open(file, "w", opener=_for_this_person_alone) as new:
+            with open(file, "w", opener=partial(os.open, mode=0o600)) as new:
                 new.write(secrets.token_urlsafe(24))
     return file.read_text(encoding="utf-8")
-
-
-def _for_this_person_alone(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,13 @@ LOGS = "logs"  # a folder in the run's, of the processes' output
 
 def place(placement: Placement, command: TrainCommand) -> int:
     """Run all processes until the trainer is done; the exit code of the run."""
-    command = replace(command, config=_resolved(command.config), out=command.out.absolute())
-    _check_folder(command)
+    config = command.config  # a file, or the name of a recipe
+    config = config.absolute() if config.is_file() else config  # processes may run in other folders
+    command = replace(command, config=config, out=command.out.absolute())
+    if (command.out / "metrics.jsonl").exists() and not command.resume:
+        raise Refused(
+            f"{command.out}: there is a run in this folder; continue it with --resume, or set another --out"
+        )
     if placement.kind == "slurm" and not slurm.is_job():
         slurm.submit(command, command.load().place, say)
         return 0
@@ -65,9 +71,9 @@ def _on_ray(placement: Placement, command: TrainCommand) -> int:
         address, port = config.address or host, config.port or port
         plan = Plan.of(placement, command, address, port)
         variables = {TOKEN: token_of(command.out), "PYTHONUNBUFFERED": "1"}
-        group = on_ray.Group.of(ray, plan.processes, config.ranks)
-        launcher = on_ray.RayLauncher(ray, group, command.out / LOGS, variables)
-        say(f"the trainer writes to {command.out / LOGS / 'trainer.log'}")
+        logs = command.out / LOGS
+        launcher = on_ray.RayLauncher(ray, plan.processes, config.ranks, logs, variables)
+        say(f"the trainer writes to {logs / 'trainer.log'}")
         return supervise(plan, launcher, command.out, config.restarts)
     finally:
         ray.shutdown()
@@ -89,11 +95,12 @@ def supervise(plan: Plan, launcher: Launcher, folder: Path, restarts: int) -> in
 
 def furthest_step(folder: Path) -> int:
     """The furthest step in the metrics of a run; -1 where there is none."""
-    try:
-        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-    except FileNotFoundError:
-        return -1
-    return max(map(_step, lines), default=-1)
+    furthest = -1
+    with suppress(FileNotFoundError):
+        for line in (folder / "metrics.jsonl").read_bytes().splitlines():
+            with suppress(ValueError, TypeError, KeyError):  # the last line may be cut off
+                furthest = max(furthest, int(json.loads(line)["step"]))
+    return furthest
 
 
 def say(text: str) -> None:
@@ -120,22 +127,3 @@ def _address(other: str) -> str:
             f"--place: the address of this host, as {name} reaches it, can't be found out: {error}. What to "
             "do: set place.address"
         ) from None
-
-
-def _resolved(config: Path) -> Path:
-    """Processes may run in other folders; a recipe's name stays."""
-    return config.absolute() if config.is_file() else config
-
-
-def _check_folder(command: TrainCommand) -> None:
-    if (command.out / "metrics.jsonl").exists() and not command.resume:
-        raise Refused(
-            f"{command.out}: there is a run in this folder; continue it with --resume, or set another --out"
-        )
-
-
-def _step(line: bytes) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):
-        return -1

@@ -76,16 +76,11 @@ def script(command: TrainCommand, config: PlaceConfig) -> str:
 
 def hosts_of_job(collectors: int) -> list[Host]:
     """The nodes of this job, with as many collectors as are wanted spread over them."""
-    names = _expand(os.environ.get(NODES, ""))
-    counts = [collectors // len(names) + (i < collectors % len(names)) for i in range(len(names))]
-    return [Host(name, count) for name, count in zip(names, counts, strict=True) if count]
-
-
-def _expand(nodes: str) -> list[str]:
-    """node[1-3] as names, by Slurm's own program."""
-    command = ["scontrol", "show", "hostnames", nodes]
+    nodes = os.environ.get(NODES, "")
+    command = ["scontrol", "show", "hostnames", nodes]  # node[1-3] as names
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError) as error:
         raise Refused(f"--place slurm: {NODES}={nodes}: {shlex.join(command)} fails: {error}") from None
-    return done.stdout.split()
+    counts = [collectors // len(names) + (i < collectors % len(names)) for i in range(len(names))]
+    return [Host(name, count) for name, count in zip(names, counts, strict=True) if count]

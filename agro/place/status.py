@@ -67,7 +67,8 @@ class ProcessStatus:
             parts.append(f"last probe {self.push_error:.1g} nats off")
         parts += [f"without {url}" for url in self.dropped or ()]
         if self.restarts:
-            parts.append(f"started again {_times(self.restarts)}")
+            count = "once" if self.restarts == 1 else f"{self.restarts} times"
+            parts.append(f"started again {count}")
         return ", ".join(parts)
 
     def where(self) -> str:
@@ -169,7 +170,3 @@ def _ago(moment: float | None, now: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size:.0f} {name} ago"
     return f"{seconds:.0f} s ago"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

@@ -20,18 +20,17 @@ class Leases:
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database, self._clock = database, clock
-        self._made = False
 
     def renew(self, name: str, seconds: float) -> None:
         """Let `name` count as alive for so many seconds."""
         with self._database.transaction():
-            self._make()
+            self._database.run(TABLE)
             row = [name, self._clock() + seconds, seconds]
             self._database.run("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", row)
 
     def release(self, name: str) -> None:
         with self._database.transaction():
-            self._make()
+            self._database.run(TABLE)
             self._database.run("DELETE FROM leases WHERE name = ?", [name])
 
     def alive(self, names: Collection[str]) -> list[str]:
@@ -46,11 +45,6 @@ class Leases:
             [now, json.dumps(list(names))],
         )
         return [name for (name,) in rows]
-
-    def _make(self) -> None:
-        if not self._made:
-            self._database.run(TABLE)
-            self._made = True
 
 
 def trainer_of(run: str) -> str:

@@ -9,6 +9,7 @@ they were.
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -41,7 +42,7 @@ def beside(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 def remove_unfinished(path: Path) -> None:
     """Remove what processes that were killed left beside a store, of which none is at work."""
-    for folder in path.parent.glob(f".{path.name}.*{UNFINISHED}"):
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,5 @@
-"""A small server on loopback with vLLM's routes. It samples with the embedded engine and fails on request.
+"""A small server on loopback with vLLM's routes, and SGLang's as they are documented. It samples with the
+embedded engine and fails on request.
 
 `push` says what comes of new weights; "right" unless a test asks for one of vLLM's silent failures.
 """
@@ -51,10 +52,11 @@ class StandIn:
         self.lock = threading.Lock()
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        if path in ("/v1/completions", "/inference/v1/generate"):
-            return self._complete(path, body)
-        if path == "/collective_rpc":
-            self._take(sorted(Path(body["kwargs"]["weights_path"]).glob("*.safetensors")))
+        if path in ("/v1/completions", "/inference/v1/generate", "/generate"):
+            return self._sglang(body) if path == "/generate" else self._complete(path, body)
+        if path in ("/collective_rpc", "/update_weights_from_disk"):
+            folder = body.get("model_path") or body["kwargs"]["weights_path"]
+            self._take(sorted(Path(folder).glob("*.safetensors")))
         elif path == "/init_weight_transfer_engine":
             self.announced = body["init_info"]["names"]
         elif path == "/update_weights":
@@ -64,11 +66,11 @@ class StandIn:
                 self.failing_updates -= 1
                 raise BrokenPipeError
             self.labels.append(body.get("weight_version") or body["new_version"])
-        elif path == "/v1/load_lora_adapter":
+        elif path.removeprefix("/v1") == "/load_lora_adapter":
             if body["lora_name"] in self.adapters:
                 raise ValueError("The lora adapter has already been loaded")
             self.adapters[body["lora_name"]] = body["lora_path"]
-        elif path == "/v1/unload_lora_adapter":
+        elif path.removeprefix("/v1") == "/unload_lora_adapter":
             del self.adapters[body["lora_name"]]
         return {}
 
@@ -116,6 +118,22 @@ class StandIn:
             {"version": v, "start": start, "end": end} for v, start, end in spans if start < end
         ]
         return {"choices": [choice]}
+
+    def _sglang(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._choose(body.get("lora_path"))
+        ids, settings = body["input_ids"], body["sampling_params"]
+        if body["logprob_start_len"] == 0:
+            with torch.no_grad():
+                logp = own_logp(self.engine.policy.model, torch.tensor(ids), 1.0)[0].tolist()
+            entries = [[x, token, None] for token, x in zip(ids, [None, *logp], strict=True)]
+            meta = {"finish_reason": {"type": "length"}, "input_token_logprobs": entries}
+            return {"output_ids": [0], "meta_info": meta}
+        names = {"max_tokens": settings["max_new_tokens"], "seed": settings["sampling_seed"]}
+        choice = self._sample({**settings, **names, "prompt": ids})
+        logp = choice["logprobs"]["token_logprobs"]
+        entries = [[x, token, None] for token, x in zip(choice["token_ids"], logp, strict=True)]
+        meta = {"finish_reason": {"type": choice["finish_reason"]}, "output_token_logprobs": entries}
+        return {"output_ids": choice["token_ids"], "meta_info": meta}
 
     def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
         sampler = SamplerConfig(

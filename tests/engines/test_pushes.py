@@ -423,6 +423,32 @@ SGLANG = {
 }
 
 
+@pytest.mark.parametrize("way", ["reload", "adapter"])
+def test_sglang_gets_weights_is_probed_and_samples(
+    opened, start: str, tuned: Policy, tmp_path: Path, way: str
+) -> None:
+    """With a stand-in of its routes, as its documentation says: no server was tried."""
+    url, state = server(opened, start)
+    policy = tuned if way == "adapter" else Policy.load(PolicyConfig(model=start))
+    made = engine(opened, policy, url, dialect="sglang")
+    for version in (1, 2):
+        made.load(moved(policy, tmp_path / f"{version}", way), version)
+        assert made.measured["push_error"] < ROUNDED
+        [done] = made.decode(deque([Request(0, [1, 2], 4)]), SamplerConfig(), seed=0)
+        ids = torch.tensor([1, 2, *done.tokens.tolist()])[None]
+        with torch.no_grad():
+            all_of = policy.model(input_ids=ids).logits.log_softmax(-1)
+        expected = all_of[0, 1:-1].gather(1, ids[0, 2:, None])[:, 0].numpy()
+        np.testing.assert_allclose(done.logp, expected, atol=ROUNDED)
+    paths = [path for path, _ in state.asked]
+    pushed = {"reload": "/update_weights_from_disk", "adapter": "/load_lora_adapter"}[way]
+    assert paths.count(pushed) == 2
+    assert paths.count("/flush_cache") == (2 if way == "reload" else 0)
+    state.push = "nothing" if way == "reload" else "first adapter"
+    with pytest.raises(Refused, match="nothing arrived"):
+        made.load(moved(policy, tmp_path / "3", way), 3)
+
+
 def test_sglang_is_asked_and_read_as_its_documentation_says() -> None:
     """No server was tried: the reply is written by hand after SGLang's documentation of /generate."""
     dialect = dialect_of(config.EngineConfig(kind="server", dialect="sglang"), [2])

@@ -65,7 +65,7 @@ def runs(pid: int | None) -> bool:
 
 
 class Cluster:
-    """What `Group` uses of Ray, for a cluster with so many GPUs."""
+    """What a launcher uses of Ray, for a cluster with so many GPUs."""
 
     def __init__(self, gpus: int) -> None:
         strategy = namedtuple("strategy", ["group", "placement_group_bundle_index"])
@@ -74,41 +74,41 @@ class Cluster:
             scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=strategy),
         )
         self.cluster_resources = lambda: {"GPU": gpus}
+        self.remote = lambda max_restarts: lambda kind: kind
 
     def made(self, bundles: list[dict[str, float]], strategy: str) -> SimpleNamespace:
         assert strategy == "STRICT_PACK"  # one node
-        return SimpleNamespace(bundle_specs=bundles, wait=lambda seconds: True)
+        return SimpleNamespace(wait=lambda seconds: True)
 
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [(0, [(1, 0), (2, 0), (1, 0)]), (2, [(1, 0), (2, 0), (1, 0)]), (3, [(1, 1), (2, 2), (1, 0)])],
 )
-def test_servers_and_their_collectors_are_beside_the_trainer(gpus: int, expected: list[Any]) -> None:
+def test_servers_and_their_collectors_are_beside_the_trainer(
+    tmp_path: Path, gpus: int, expected: list[Any]
+) -> None:
     """CPUs and GPUs of server, trainer (two ranks) and collector."""
     roles: list[Role] = ["owner", "server", "trainer", "collector"]
-    processes = [process(role, role, "") for role in roles]
-    group = on_ray.Group.of(Cluster(gpus), processes, ranks=2)
-    assert group.names == roles[1:]
-    options = [group.options(Cluster(gpus), name) for name in group.names]
+    owner, *others = (process(role, role, "") for role in roles)
+    launcher = on_ray.RayLauncher(Cluster(gpus), [owner, *others], 2, tmp_path, {})
+    options = [launcher._options(other) for other in others]
     assert [(o["num_cpus"], o["num_gpus"]) for o in options] == expected
     assert [o["scheduling_strategy"].placement_group_bundle_index for o in options] == [0, 1, 2]
-    assert on_ray.Group.of(Cluster(gpus), [p for p in processes if p.role != "server"], 2).names == [
-        "trainer"
-    ]
+    assert launcher._options(owner)["resources"] == on_ray.HEAD
+    without = on_ray.RayLauncher(Cluster(gpus), [owner, *others[1:]], 2, tmp_path, {})
+    assert without._options(others[2]) == {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
 
 
 @pytest.mark.nightly
 def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: Path) -> None:
     host, port = on_ray.owner_address(ray)
     assert 0 < port < 65536
-    group = on_ray.Group.of(ray, [process("trainer", "trainer", "")], ranks=1)
-    launcher = on_ray.RayLauncher(ray, group, tmp_path / "logs", {"AGRO_TOKEN": "secret"})
     sleep = "import os, time; print(os.environ['AGRO_TOKEN'], flush=True); time.sleep(600)"
     roles: list[Role] = ["owner", "trainer", "collector"]
-    owner, trainer, collector = started = [
-        launcher.start(process(role, role, sleep), again=False) for role in roles
-    ]
+    processes = [process(role, role, sleep) for role in roles]
+    launcher = on_ray.RayLauncher(ray, processes, 1, tmp_path / "logs", {"AGRO_TOKEN": "secret"})
+    owner, trainer, collector = started = [launcher.start(p, again=False) for p in processes]
     wait(lambda: [p.poll() for p in started] == [None] * 3 and all(p.pid for p in started))
     assert {p.host for p in started} == {host}  # two nodes of one machine
     wait(lambda: (tmp_path / "logs" / "trainer.log").read_text() == "secret\n")

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
-from pydantic import Field, RootModel, StrictFloat, StrictInt, model_validator
+from pydantic import BaseModel, Field, RootModel, StrictFloat, StrictInt, model_validator
 
 from agro import config
 from agro.config import SamplerConfig
@@ -16,6 +16,7 @@ from agro.rollout.engines.connection import Failed
 from agro.rollout.engines.protocol import Request
 from agro.rollout.engines.replies import Reply, Span, Strict
 
+C = TypeVar("C", bound=BaseModel)
 SEED_BITS = 31  # servers take a 32-bit signed integer
 ABORTED = 'finish_reason "abort": the server gave the response up'
 
@@ -69,6 +70,12 @@ class _Unaborted(Strict):
         return choice
 
 
+class Choices(Strict, Generic[C]):
+    """A reply with the one response that was asked for."""
+
+    choices: Annotated[list[C], Field(min_length=1, max_length=1)]
+
+
 class TokenLogProbs(Strict):
     token_logprobs: list[float | None]
 
@@ -79,20 +86,12 @@ class CompletionChoice(_Unaborted):
     logprobs: TokenLogProbs
 
 
-class CompletionReply(Strict):
-    choices: Annotated[list[CompletionChoice], Field(min_length=1, max_length=1)]
-
-
 class LogProb(Strict):
     logprob: float
 
 
 class ScoredChoice(Strict):
     prompt_logprobs: list[dict[str, LogProb] | None]
-
-
-class ScoredReply(Strict):
-    choices: Annotated[list[ScoredChoice], Field(min_length=1, max_length=1)]
 
 
 class Completions:
@@ -125,7 +124,7 @@ class Completions:
         }
 
     def read(self, content: Any) -> Reply:
-        choice = CompletionReply.model_validate(content).choices[0]
+        choice = Choices[CompletionChoice].model_validate(content).choices[0]
         return Reply(choice.token_ids, choice.logprobs.token_logprobs, choice.finish_reason)
 
     def scoring(self, ids: Sequence[int], served: str | None) -> dict[str, Any]:
@@ -133,7 +132,7 @@ class Completions:
         return {**body, "prompt_logprobs": 0}
 
     def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
-        scored = ScoredReply.model_validate(content).choices[0].prompt_logprobs
+        scored = Choices[ScoredChoice].model_validate(content).choices[0].prompt_logprobs
         return [_of_token(entry, token) for entry, token in zip(scored[1:], ids[1:], strict=True)]
 
 
@@ -154,10 +153,6 @@ class GeneratedChoice(_Unaborted):
     weight_versions: list[Span] | None = None
 
 
-class GeneratedReply(Strict):
-    choices: Annotated[list[GeneratedChoice], Field(min_length=1, max_length=1)]
-
-
 class Generate(Completions):
     """vLLM's /inference/v1/generate, which says with which weights each token was sampled."""
 
@@ -171,7 +166,7 @@ class Generate(Completions):
         return {"model": served, "token_ids": request.ids, "sampling_params": settings}
 
     def read(self, content: Any) -> Reply:
-        choice = GeneratedReply.model_validate(content).choices[0]
+        choice = Choices[GeneratedChoice].model_validate(content).choices[0]
         logprobs: list[float | None] = [entry.logprob for entry in choice.logprobs.content]
         return Reply(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
 

@@ -126,7 +126,7 @@ class Adapter:
 
 
 class SGLangReload:
-    """SGLang's workers read the folder again. Untried."""
+    """SGLang's workers read the folder again. Tried with a stand-in alone."""
 
     needs = "SGLang 0.5 or newer"
 
@@ -138,7 +138,7 @@ class SGLangReload:
 
 
 class SGLangAdapter(Adapter):
-    """SGLang's adapters (--enable-lora). Untried."""
+    """SGLang's adapters (--enable-lora). Tried with a stand-in alone."""
 
     needs = "--enable-lora"
     load, unload = "/load_lora_adapter", "/unload_lora_adapter"

@@ -12,7 +12,7 @@ from pathlib import Path
 from agro.errors import Refused
 from agro.store.database import BUSY_TIMEOUT, LEDGERS, Database
 from agro.store.location import Shards, exists, url_of
-from agro.store.replacement import beside, complete, is_begun, remove_unfinished, replaced
+from agro.store.replacement import beside, complete, remove_unfinished, replaced
 from agro.store.sample_rows import SAMPLE, decode_text
 from agro.store.shard_record import ShardRecord
 from agro.store.sharding.group import shard_of
@@ -166,8 +166,7 @@ def _files(shards: Shards, *, missing: bool | None) -> list[Path]:
                 "the file"
             )
         path = Path(location)
-        if is_begun(path):
-            complete(path)
+        complete(path)
         if missing is not None and exists(path) is missing:
             raise Refused(f"{path}: {'is there already' if missing else 'no such store'}; give another path")
         paths.append(path)
