@@ -80,10 +80,10 @@ def drop_replaced(values: dict[str, Any], item: str) -> None:
     if not _sets_length(key.strip().split(".")):
         return
     target, keys = _target(values, key, raw, item)
-    section = target.get(keys[0])
-    if isinstance(section, dict):
+    train = target.get(keys[0])
+    if isinstance(train, dict):
         for length in LENGTH:
-            section.pop(length, None)
+            train.pop(length, None)
 
 
 def _sets_length(keys: Sequence[str]) -> bool:
