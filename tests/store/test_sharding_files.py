@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -194,17 +195,17 @@ def samples_in(shards: Shards) -> int:
     return count
 
 
-@pytest.mark.parametrize("opened_first", [0, 2])
+@pytest.mark.parametrize("opened_first", [0, 1])
 def test_stores_change_together_or_not_at_all_whenever_the_import_is_killed(
     tmp_path: Path, opened_first: int
 ) -> None:
-    """An import of 40 into three stores that have 62 samples, killed before each change of a file's name."""
+    """An import of 40 into two stores that have 62 samples, killed before each change of a file's name."""
     filled(tmp_path / "one.db")
     log = tmp_path / "log.jsonl"
     log.write_text("".join(f'{{"prompt": "q{i}", "response": "r", "reward": 1}}\n' for i in range(40)))
     found, number, is_killed = [], 0, True
     while is_killed:
-        shards = paths(tmp_path / str(number))
+        shards = paths(tmp_path / str(number), 2)
         (tmp_path / str(number)).mkdir()
         split(tmp_path / "one.db", shards)
 
@@ -217,7 +218,7 @@ def test_stores_change_together_or_not_at_all_whenever_the_import_is_killed(
             found.append(samples_in(shards))
         work()  # once more: nothing is added twice, and nothing is left beside the stores
         assert samples_in(shards) == 102
-        assert sorted(os.listdir(tmp_path / str(number))) == ["0.db", "1.db", "2.db"]
+        assert sorted(os.listdir(tmp_path / str(number))) == ["0.db", "1.db"]
         shutil.rmtree(tmp_path / str(number))
         number += 1
     assert found == sorted(found)
@@ -245,13 +246,27 @@ def test_notes_of_a_replacement_that_never_counted_are_not_followed(tmp_path: Pa
     filled(tmp_path / "one.db")
     split(tmp_path / "one.db", paths(tmp_path))
     stale = tmp_path / "1.db.replacing"
-    stale.write_text(
-        f'[["{tmp_path}/0.db", "{tmp_path}/gone/0.db"], ["{tmp_path}/1.db", "{tmp_path}/one.db"]]'
-    )
+    new = [tmp_path / f".{name}.gone.unfinished" / name for name in ("0.db", "1.db")]
+    new[1].parent.mkdir()
+    (tmp_path / "one.db").rename(new[1])
+    names = [[str(tmp_path / file.name), str(file)] for file in new]
+    stale.write_text(json.dumps(names))
     (tmp_path / "0.db.replacing").write_text("[]")
     with Store.open(tmp_path / "1.db") as store:
         store.draws.candidates(RULE, "r", 9)
-    assert (tmp_path / "one.db").exists()
-    stale.write_text('[["/none/0.db", "/none/new"], ["1.db", "new"]]')
+    assert new[1].exists()
+    names[0] = ["/none/0.db", "/none/.0.db.gone.unfinished/0.db"]
+    stale.write_text(json.dumps(names))
     with pytest.raises(Refused, match="isn't here"):
         Store.open(tmp_path / "1.db")
+
+
+def test_a_note_that_somebody_else_wrote_moves_no_file(tmp_path: Path) -> None:
+    store, other = tmp_path / "0.db", tmp_path / "letters.txt"
+    filled(store)
+    other.write_text("mine")
+    for names in ([[str(store), str(other)]], [[str(other), str(other)]]):
+        store.with_name("0.db.replacing").write_text(json.dumps(names))
+        with pytest.raises(Refused, match="expected a note of agro"):
+            Store.open(store)
+    assert other.read_text() == "mine"
