@@ -24,6 +24,7 @@ from agro.place.collector import Collector
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.train.check import check_config
+from agro.train.publications import ProcessReport, Publications
 
 ROUNDED = 1e-5  # nats: float32 in batches of other shapes
 
@@ -57,8 +58,13 @@ def test_a_run_of_adapters(tmp_path: Path, start: str, push: str) -> None:
 
 
 @pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 2}}])
-def test_collectors_sample_with_a_server(tmp_path: Path, start: str, policy: dict[str, Any]) -> None:
-    """By whole weights, and by adapters."""
+def test_collectors_sample_with_a_server(
+    tmp_path: Path, start: str, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whole weights, and by adapters; `agro ps` shows the last probe."""
+    reports: list[ProcessReport] = []
+    report = Publications.report
+    monkeypatch.setattr(Publications, "report", lambda self, own: (reports.append(own), report(self, own)))
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
         changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0, "train__steps": 3}
         config = run_of(tmp_path, start, url, policy=policy, **changes)
@@ -73,6 +79,9 @@ def test_collectors_sample_with_a_server(tmp_path: Path, start: str, policy: dic
     rows = [row for row in metrics(tmp_path / "run") if row["step"]]
     assert [row["staleness_max"] for row in rows] == [0, 0, 0]
     assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+    probes = [own.push_error for own in reports if own.role == "collector"]
+    assert probes
+    assert all(error is not None and error < ROUNDED for error in probes)
     pushed = "/v1/load_lora_adapter" if policy else "/collective_rpc"
     assert sum(path == pushed for path, _ in state.asked) >= 3
     with Store.open(tmp_path / "run/store.db", read_only=True) as store:
