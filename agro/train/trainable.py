@@ -152,14 +152,10 @@ def check_store(
     check.parts()
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     if data.spread:
-        groups = [
-            group for group in store.survey.each_group(**chosen(data)) if check.is_drawn(group.prompt_id)
-        ]
-        equal = sum(group.scored > 1 and group.reward_min == group.reward_max for group in groups)
-        if equal:
-            check.notes.append(
-                f"{equal} of {len(groups)} groups have equal rewards and aren't drawn (data.spread)"
-            )
+        groups = [g for g in store.survey.each_group(**chosen(data)) if check.is_drawn(g.prompt_id)]
+        equal = sum(g.scored > 1 and g.reward_min == g.reward_max for g in groups)
+        share = f"{equal} of {len(groups)} groups"
+        check.notes += [f"{share} have equal rewards and aren't drawn (data.spread)"] if equal else []
     remaining = check.groups(sizes, drop=options.get("singletons") == "drop")
     if remaining == 0 and not fills:
         raise Refused(

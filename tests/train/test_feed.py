@@ -11,6 +11,7 @@ from rounding import rounding
 from tiny_runs import tiny
 
 from agro.config import RunConfig
+from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.store import DamagedSample, DrawnGroups, Store
@@ -68,6 +69,16 @@ def test_what_is_not_valid_is_counted_by_reason(tmp_path: Path) -> None:
         "group too small after others were dropped": 1,
     }
     assert all(s.tokens is not None for s in valid.samples)
+
+
+def test_only_rows_whose_log_probs_are_read_must_know_over_which_tokens(tmp_path: Path) -> None:
+    """luffy reads none of experts': theirs may be over what top-p left, which isn't recorded."""
+    made = feed(tiny(tmp_path, objective={"name": "luffy"}))
+    truncated = [s.replace(sampling={"temperature": 1.0, "top_p": 0.9}) for s in samples(5)]
+    experts = [s.replace(role="expert") for s in truncated]
+    assert len(valid_of(made, DrawnGroups(experts)).samples) == 2
+    with pytest.raises(Refused, match=r"behavior_logp.*2 don't.*sampled with top_p 0\.9"):
+        valid_of(made, DrawnGroups([*truncated, *experts]))
 
 
 def test_nothing_valid_is_no_batch(tmp_path: Path) -> None:
