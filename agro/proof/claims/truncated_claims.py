@@ -215,7 +215,7 @@ def over_tokens(
 
 
 def _m2po(kind: str, tokens: str, updates: int) -> Claims:
-    options = {"budget": 0.5, "tokens": tokens, "advantage": kind}
+    options: dict[str, Any] = {"budget": 0.5, "tokens": tokens, "advantage": kind}
     return ratio_claims(lambda s: within_budget(s, kind, 0.5, tokens), updates=updates, n=(2,), **options)
 
 
