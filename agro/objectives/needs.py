@@ -6,7 +6,7 @@ Kinds of needs: how data lack them, and how they are withheld. `agro.objectives.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import Literal, Protocol, TypeVar
 
@@ -415,19 +415,8 @@ PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
     *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, FUTURE, VALUE, PREFIX_VALUE),
-    *(
-        REWARD,
-        REWARD_PARTS,
-        PART_WEIGHTS,
-        FRESH,
-        REF_LOGP,
-        BEHAVIOR_LOGP,
-        OF_REFERENCE,
-        OLD_LOGP,
-        DRAWN_VALUE,
-    ),
-    *(STORED_VALUE, STORED_QUANTILE, HINTED, MEANING),
-    *(GROUPS, TRIPLES, PAIRS, VOTES),
+    *(REWARD, REWARD_PARTS, PART_WEIGHTS, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP),
+    *(DRAWN_VALUE, STORED_VALUE, STORED_QUANTILE, HINTED, MEANING, GROUPS, TRIPLES, PAIRS, VOTES),
 )
 
 
@@ -439,11 +428,6 @@ def ordered(needs: Collection[Need]) -> list[Need]:
 
 def provided_by(provider: Provider, needs: Collection[Need]) -> list[Need]:
     return [need for need in ordered(needs) if need.provider == provider]
-
-
-def withhold(need: Need, batch: Batch, streams: Mapping[str, Tensor]) -> tuple[Batch, dict[str, Tensor]]:
-    """The batch and the streams without this need, which an objective that declares it must refuse."""
-    return need.without(batch), {name: value for name, value in streams.items() if name != need}
 
 
 def grouping(needs: Collection[Need]) -> GroupSize | None:

@@ -20,7 +20,7 @@ from agro.objectives import Need, NotFinite, differentiate, get
 from agro.objectives.core import STREAMS, Ingredient
 from agro.objectives.imitation import IMITATION, IMITATION_OF_WINNERS
 from agro.objectives.kl_term import KL_TERM
-from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference, withhold
+from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS
 from agro.proof.claims import CLAIMS
 from agro.proof.descent import Path
@@ -256,7 +256,8 @@ def needs(subject: Subject) -> Iterator[ProofRow]:
     def gradient(without: Collection[Need]) -> Tensor:
         remaining, streams = batch, dict(live)
         for need in without:
-            remaining, streams = withhold(need, remaining, streams)
+            remaining = need.without(remaining)
+            streams.pop(need, None)
         grads = differentiate(subject.name, subject.entry, streams, remaining, resolved).grads
         return torch.cat([grad.flatten() for grad in grads.values()])
 

@@ -68,19 +68,30 @@ def guide(folder: Path) -> Iterator[Row]:
     read = [s for s in of_hint if asked(s) != own[s.prompt_id] or s.context_tokens is None]
     text = "trained rows whose tokens aren't those of the prompt without the hint that was read"
     yield Row("Guide", BY_HINT, text, len(read), 0, "at most")
-    right_at_end = {}
-    one_answer = [{**prompt, "answer": "70", "hint": "70"} for prompt in prompts()]
-    settings: dict[str, Any] = {"policy": {"model": model}, "train__lr": 1e-2}
-    settings["data__prompts"] = written(folder / "one_answer.jsonl", one_answer)
+    yield without_hint(folder / "without")
+
+
+CODES = [f"{(digit * 271 + 507) % 1000:03d}" for digit in range(10)]
+
+
+def without_hint(folder: Path) -> Row:
+    """A policy that can write the code of a digit that it reads first, and guesses where it reads none."""
+    read = [Sample(f"{i:03d}>", CODES[i // 100], reward=1.0) for i in range(1000)]
+    guessed = [Sample(f"{i % 100:02d}>", f"{i * 371 % 1000:03d}", reward=1.0) for i in range(1000)]
+    settings: dict[str, Any] = {"policy": {"model": taught(folder / "taught", read + guessed, max_new=3)}}
+    asked_for = [{"prompt": f"{i:02d}>", "answer": CODES[7], "hint": "7"} for i in range(90)]
+    settings |= {"data__prompts": written(folder / "one.jsonl", asked_for), "sampler__max_new": 3}
+    again = {"by": "hint", "template": "{hint}{prompt}"}
+    right = {}
     for name, changes in (("guide", {"again": again}), ("grpo", {})):
-        learning = task(folder / name, steps=30, objective={"name": name}, **settings, **changes)
+        learning = task(folder / name, steps=10, objective={"name": name}, **settings, **changes)
         plain = [s for s in stored(train(learning, folder / name / "run")) if not is_hinted(s)]
-        right_at_end[name] = mean_reward(plain[-320:])
-    text = (
-        "right responses without a hint, last 5 of 30 steps of a task of one rare answer, less those of grpo"
+        right[name] = mean_reward(plain)
+    text, gain = (
+        "right responses without a hint in 10 steps, less those of grpo",
+        right["guide"] - right["grpo"],
     )
-    gain = right_at_end["guide"] - right_at_end["grpo"]
-    yield Row("Guide", "recipe `guide`", text, gain, 0.2, "at least")
+    return Row("Guide", "recipe `guide`, a rare answer", text, gain, 0.05, "at least")
 
 
 def ampo(folder: Path) -> Iterator[Row]:
@@ -302,12 +313,14 @@ def repeating(folder: Path) -> str:
     return taught(folder, [Sample(f"{text}>", digits * 3, reward=1.0) for text, digits in texts])
 
 
-def taught(folder: Path, samples: list[Sample]) -> str:
+def taught(folder: Path, samples: list[Sample], max_new: int = 2) -> str:
     """The folder of a model that imitated these responses."""
     folder.mkdir(parents=True)
     with Store.open(folder / "log.db") as store:
         store.append(samples)
-    data = {"data__store": str(folder / "log.db"), "data__replay": 1.0, "data__group_size": 1}
+    data: dict[str, Any] = {"data__store": str(folder / "log.db"), "data__replay": 1.0}
+    data["data__group_size"] = 1
+    data["sampler__max_new"] = max_new
     config = task(folder, objective={"name": "sft"}, steps=120, train__groups=32, **data)
     return str(train(config, folder / "run") / "model")
 

@@ -16,7 +16,7 @@ from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.store import DamagedSample, DrawnGroups, Store
 from agro.train.collate import StoredValues
-from agro.train.feed import Feed, Valid, count_responses, one_each
+from agro.train.feed import Feed, Valid, by_reward, count_responses, one_each
 from agro.train.learner import Local
 from agro.train.phases import Phase
 from agro.train.state import Position
@@ -145,6 +145,17 @@ def test_stored_values_are_the_soft_maximum(tmp_path: Path) -> None:
     batch = data.batch
     expected = 0.5 * math.log(0.5 * (1 + math.e**2))
     assert batch.extra["stored_value"].tolist() == pytest.approx([expected] * 2, rel=1e-12)
+
+
+def test_groups_are_replayed_by_the_mean_power_of_their_rewards() -> None:
+    """Rewards 4 and 0 at the power ½: (2 + 10⁻³)/2, ε = 10⁻⁶; one without a reward counts nowhere."""
+    rewards = {"a": (4.0, 0.0), "b": (-1.0, None)}
+    samples = [
+        Sample(p, str(i), reward=r, prompt_id=p) for p, of in rewards.items() for i, r in enumerate(of)
+    ]
+    found = by_reward(samples, 0.5)
+    assert found["a"] == pytest.approx(math.log((2 + 1e-3) / 2), abs=1e-6)
+    assert found["b"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_samples_of_an_episode_are_one_response() -> None:

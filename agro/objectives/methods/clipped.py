@@ -10,6 +10,7 @@ staleness too they estimate the gradient of GRPO at π_old, but for the bounds.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -135,14 +136,17 @@ NO_REWARD_NAMED = (
     "  --out runs/{name}",
 )
 ANSWERS = "policy.model, and data.prompts with the answers."
+
+
+_entry = partial(
+    Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), metrics=("clipped_share", "ratio_max")
+)
 ENTRIES: dict[str, Objective] = {
-    "grpo": Objective(
+    "grpo": _entry(
         grpo,
         "GRPO, arXiv 2402.03300, eq. 3",
         ratio_needs,
-        ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         called='TRL loss_type = "grpo"; verl adv_estimator = "grpo"',
-        metrics=("clipped_share", "ratio_max"),
         recipe=MethodRecipe(
             "GRPO (arXiv 2402.03300, eq. 3): standardized rewards, clipped ratios per token, several "
             "updates per batch.",
@@ -152,13 +156,11 @@ ENTRIES: dict[str, Objective] = {
             notes={"beta": "here reward per nat of one token (k3); 0 needs no reference"},
         ),
     ),
-    "gspo": Objective(
+    "gspo": _entry(
         gspo,
         "GSPO, arXiv 2507.18071, eqs. 5 to 7",
         ratio_needs,
-        ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         called='TRL importance_sampling_level = "sequence"; verl loss_mode = "gspo"',
-        metrics=("clipped_share", "ratio_max"),
         recipe=MethodRecipe(
             "GSPO (arXiv 2507.18071): GRPO with one clipped ratio per response, the geometric mean of "
             "its tokens' ratios.",
@@ -168,12 +170,10 @@ ENTRIES: dict[str, Objective] = {
             notes={"clip": "far narrower than for the ratio of a token"},
         ),
     ),
-    "gmpo": Objective(
+    "gmpo": _entry(
         gmpo,
         "GMPO, arXiv 2507.20673, eq. 4",
         ratio_needs,
-        ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
-        metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='TRL experimental GMPOTrainer; verl loss_mode = "geo_mean"',
         recipe=MethodRecipe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -228,13 +229,12 @@ def _nested_needs(options: Options) -> set[Need]:
     return advantages.needs(options) | {OLD_LOGP if options["mismatch"] == "ignore" else BEHAVIOR_LOGP}
 
 
+_entry = partial(Objective, ingredients=(IMITATION, SINGLETONS), metrics=("clipped_share", "ratio_max"))
 ENTRIES: dict[str, Objective] = {
-    "cispo": Objective(
+    "cispo": _entry(
         cispo,
         "CISPO, MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5",
         ratio_and_advantage,
-        ingredients=(IMITATION, SINGLETONS),
-        metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='TRL loss_type = "cispo"; Trinity policy_loss_fn = "cispo"; Liger loss_type = "cispo"',
         recipe=MethodRecipe(
@@ -245,12 +245,10 @@ ENTRIES: dict[str, Objective] = {
             notes={"clip": "the weight may go to 1.28; 1.0 sets no lower limit"},
         ),
     ),
-    "minpro": Objective(
+    "minpro": _entry(
         minpro,
         "MinPRO, arXiv 2601.22718",
         ratio_and_advantage,
-        ingredients=(IMITATION, SINGLETONS),
-        metrics=("clipped_share", "ratio_max"),
         certainty="notes",
         recipe=MethodRecipe(
             "MinPRO (arXiv 2601.22718): each token's ratio times the smallest before it, for samples "
@@ -276,13 +274,11 @@ ENTRIES: dict[str, Objective] = {
             notes={"positive": "k and λ of the weight W^k e^(−λW) of responses with A ≥ 0"},
         ),
     ),
-    "m2po": Objective(
+    "m2po": _entry(
         m2po,
         "M2PO, arXiv 2510.01161",
         ratio_and_advantage,
         coupling("step"),
-        ingredients=(IMITATION, SINGLETONS),
-        metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called="AReaL actor.m2_threshold",
         recipe=MethodRecipe(
@@ -296,12 +292,10 @@ ENTRIES: dict[str, Objective] = {
             },
         ),
     ),
-    "raft_pp": Objective(
+    "raft_pp": _entry(
         raft_pp,
         "RAFT++, arXiv 2504.11343",
         _raft_needs,
-        ingredients=(IMITATION, SINGLETONS),
-        metrics=("clipped_share", "ratio_max"),
         certainty="notes",
         recipe=MethodRecipe(
             "RAFT++ (arXiv 2504.11343): imitates the best response of each group, with a clipped ratio.",

@@ -3,6 +3,7 @@ than PPO's clip."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -189,14 +190,13 @@ def _remix_needs(options: Options) -> set[Need]:
     return {REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP} | regularized()(options)
 
 
+_entry = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), certainty="code")
 ENTRIES: dict[str, Objective] = {
-    "deepseek_v32": Objective(
+    "deepseek_v32": _entry(
         deepseek_v32,
         "DeepSeek-V3.2, arXiv 2512.02556, eqs. 7 to 9",
         lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
-        ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
-        certainty="code",
         called="TRL off_policy_mask_threshold and use_bias_correction_kl",
         preset={"unbiased_kl": True},
         recipe=MethodRecipe(
@@ -223,13 +223,11 @@ ENTRIES: dict[str, Objective] = {
             shown=("pull",),
         ),
     ),
-    "sapo": Objective(
+    "sapo": _entry(
         sapo,
         "SAPO, arXiv 2511.20347, eqs. 5 and 6",
         ratio_needs,
-        ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("ratio_max",),
-        certainty="code",
         called='TRL loss_type = "sapo"; verl loss_mode = "sapo"',
         recipe=MethodRecipe(
             "SAPO (arXiv 2511.20347): GRPO with a soft gate in the place of the clip.",
@@ -239,13 +237,11 @@ ENTRIES: dict[str, Objective] = {
             notes={"temperature": "of right and wrong tokens: the larger, the faster the gradient falls"},
         ),
     ),
-    "dppo": Objective(
+    "dppo": _entry(
         dppo,
         "DPPO, arXiv 2602.04879",
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
-        ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
-        certainty="code",
         called='verl loss_mode = "dppo_tv"; TRL experimental DPPOTrainer; prime-rl dppo_mask_high',
         recipe=MethodRecipe(
             "DPPO (arXiv 2602.04879): masks tokens whose probability, not whose ratio, has moved too far.",

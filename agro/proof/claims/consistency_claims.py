@@ -48,6 +48,26 @@ def hybrid_claims(weight: float, updates: int = 0, **options: Any) -> Claims:
     )
 
 
+def _to_reward(shift: float, baseline: str) -> Claims:
+    return Claims(
+        lambda s: square_to_reward(s, s.d, shift),
+        "elsewhere",
+        GROUPED,
+        {"baseline": baseline, "scale": "square"},
+        reference_shift=False,
+        updates=0,
+    )
+
+
+STORED_SQUARE = Claims(
+    formulas.square_with_stored_value,
+    "optimum",
+    (*REGULARIZED, "stored_value"),
+    {"baseline": "stored", "scale": "square"},
+    reference_shift=False,
+    policy_gradient=lambda beta: 2 * beta,
+    n=(1, 2),
+)
 VARGRAD = squares_claims(lambda s: 2 * (s.n - 1) / s.n / s.beta**2, "trajectory", 4 / 3, -1)
 COPG = squares_claims(lambda s: 2.0 * s.n, "pairs", 6.0, 1)
 
@@ -134,33 +154,11 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}, end=OF_SAMPLER
         ),
         Claims(formulas.half_variance_to_behavior, "unknown", OLD, {"anchor": "old"}, updates=0),
-        Claims(
-            lambda s: square_to_reward(s, s.d),
-            "elsewhere",
-            GROUPED,
-            {"baseline": "reward", "scale": "square"},
-            reference_shift=False,
-            updates=0,
-        ),
-        Claims(
-            lambda s: square_to_reward(s, s.d, 1.0),
-            "elsewhere",
-            GROUPED,
-            {"baseline": "lowered", "scale": "square"},
-            reference_shift=False,
-            updates=0,
-        ),
+        _to_reward(0.0, "reward"),
+        _to_reward(1.0, "lowered"),
         soft_claims(lambda s: formulas.soft_maxima(s, s.beta), updates=600),
         soft_claims(lambda s: formulas.soft_maxima(s, 0.7), updates=0, value_beta=0.7),
-        Claims(
-            formulas.square_with_stored_value,
-            "optimum",
-            (*REGULARIZED, "stored_value"),
-            {"baseline": "stored", "scale": "square"},
-            reference_shift=False,
-            policy_gradient=lambda beta: 2 * beta,
-            n=(1, 2),
-        ),
+        STORED_SQUARE,
     ),
     "gvpo": (
         Claims(
@@ -200,17 +198,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             options={"beta": BETA, "value_beta": BETA},
         ),
     ),
-    "apo": (
-        Claims(
-            formulas.square_with_stored_value,
-            "optimum",
-            (*REGULARIZED, "stored_value"),
-            {"beta": BETA},
-            reference_shift=False,
-            policy_gradient=lambda beta: 2 * beta,
-            n=(1, 2),
-        ),
-    ),
+    "apo": (replace(STORED_SQUARE, options={"beta": BETA}),),
     "qrpo": (
         Claims(
             formulas.square_of_quantile,

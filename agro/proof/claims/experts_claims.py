@@ -191,6 +191,7 @@ def fix_claims(fix: str, fix_at: float | None = None, **options: Any) -> Claims:
     return replace(claims, shift=fix == "anchor")
 
 
+_OLD: dict[str, Any] = {"clip": (0.1, 0.4), "ratio": "old"}
 HINTED = ("reward", "behavior_logp", "groups", "hinted")
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
@@ -200,11 +201,10 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             lambda s: chord(s, 0.4, "probability", (0.9, 1.4), std=False),
             "apart",
             OLD,
+            **_OLD,
             mu=0.4,
             expert_weight="probability",
-            clip=(0.1, 0.4),
             std=False,
-            ratio="old",
         ),
         mixing(lambda s: chord(s, 0.7, "none"), "apart", mu=0.7, expert_weight="none"),
     ),
@@ -214,11 +214,10 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             lambda s: luffy(s, 0.3, (0.9, 1.4), 1.5, std=True),
             "member",
             OLD,
+            **_OLD,
             gamma=0.3,
-            clip=(0.1, 0.4),
             dual_clip=1.5,
             std=True,
-            ratio="old",
         ),
     ),
     "ampo": (mixing(lambda s: luffy(s, 0.1, (0.8, 1.2), 3.0), "member"),),
@@ -227,11 +226,10 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         mixing(
             lambda s: guide(s, 0.4, (0.9, 1.4), std=False),
             "hinted",
-            ("reward", "old_logp", "groups", "hinted"),
+            (*OLD, "hinted"),
+            **_OLD,
             gamma=0.4,
-            clip=(0.1, 0.4),
             std=False,
-            ratio="old",
         ),
     ),
     "tempsamp_r1": (

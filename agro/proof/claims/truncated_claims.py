@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agro.proof.claim import DESCENT, Claims
 from agro.proof.expectation import PART_WEIGHTS, parts_of
-from agro.proof.families import BEHAVIOR, OLD
+from agro.proof.families import BEHAVIOR, OLD, ratio_claims
 from agro.proof.formulas import EPS, Situation
 
 Weight = Callable[[Tensor, Tensor], Tensor]  # of (w [X,K,T], A [X,K,1])
@@ -215,15 +215,8 @@ def over_tokens(
 
 
 def _m2po(kind: str, tokens: str, updates: int) -> Claims:
-    return Claims(
-        lambda s: within_budget(s, kind, 0.5, tokens),
-        "elsewhere",
-        BEHAVIOR,
-        {"budget": 0.5, "tokens": tokens, "advantage": kind},
-        noise=False,
-        n=(2,),
-        updates=updates,
-    )
+    options: dict[str, Any] = {"budget": 0.5, "tokens": tokens, "advantage": kind}
+    return ratio_claims(lambda s: within_budget(s, kind, 0.5, tokens), updates=updates, n=(2,), **options)
 
 
 def _raft(min_reward: float | None, updates: int = 0) -> Claims:
@@ -244,16 +237,8 @@ def _to_old(claims: Claims, **options: Any) -> Claims:
     return replace(claims, needs=OLD, options={**claims.options, **options})
 
 
-def _nested(weight: Weight, options: Mapping[str, Any], updates: int = 0) -> Claims:
-    needs = OLD if options.get("mismatch") == "ignore" else BEHAVIOR
-    return Claims(
-        lambda s: in_responses(s, "standardized", weight),
-        "elsewhere",
-        needs,
-        options,
-        noise=False,
-        updates=updates,
-    )
+def _nested(weight: Weight, needs: tuple[str, ...] = BEHAVIOR, updates: int = 0, **options: Any) -> Claims:
+    return ratio_claims(lambda s: in_responses(s, "standardized", weight), needs, updates, **options)
 
 
 def _in_one_row(claims: Claims) -> Claims:
@@ -303,8 +288,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "nested_reft": (
-        _nested(_RATIO, {}, DESCENT),
-        _nested(_RATIO, {"mismatch": "ignore"}),
-        _nested(lambda w, A: 0.8 * w.clamp(max=1.0), {"mismatch": "retrace", "retrace": 0.8}),
+        _nested(_RATIO, updates=DESCENT),
+        _nested(_RATIO, OLD, mismatch="ignore"),
+        _nested(lambda w, A: 0.8 * w.clamp(max=1.0), mismatch="retrace", retrace=0.8),
     ),
 }
