@@ -120,7 +120,7 @@ def _reward_of(functions: Any) -> RewardArgument:
 
 
 def _choose(values: dict[str, Any]) -> list[str]:
-    """Set β and the learning rate where nobody did; returns what to say of them."""
+    """Set what nobody said of the method, β and the learning rate; returns what to say of them."""
     chosen = choose(values)
     for key, value in chosen.settings.items():
         put(values, key.split("."), value)

@@ -220,13 +220,9 @@ def _groups(
         if newest:
             matches.reverse()
         else:
-            matches.sort(key=_sorting_reward, reverse=True)
+            matches.sort(key=lambda s: -math.inf if s.reward is None else s.reward, reverse=True)
         if matches:
             yield matches
-
-
-def _sorting_reward(sample: Sample) -> float:
-    return -math.inf if sample.reward is None else sample.reward
 
 
 def _tokens(sample: Sample) -> int | None:

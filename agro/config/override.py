@@ -74,9 +74,9 @@ def drop_replaced(values: dict[str, Any], item: str) -> None:
     """Drop the steps of a recipe where `item` sets epochs, its epochs where it sets steps, and what REPLACED
     says of other keys."""
     key, _, raw = item.partition("=")
-    section, _, name = REPLACED.get(key.strip(), "").partition(".")
-    if isinstance(values.get(section), dict):
-        values[section].pop(name, None)
+    of, _, name = REPLACED.get(key.strip(), "").partition(".")
+    if isinstance(values.get(of), dict):
+        values[of].pop(name, None)
     if not _sets_length(key.strip().split(".")):
         return
     target, keys = _target(values, key, raw, item)

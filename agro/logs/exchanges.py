@@ -66,13 +66,11 @@ def prompt(value: Any, name: str) -> str | list[Message]:
             return request
         opening = [] if system is None else messages([{"role": "system", "content": system}], name)
         return opening + (
-            messages(request, location) if isinstance(request, list) else _user(request, location)
+            messages(request, location)
+            if isinstance(request, list)
+            else [{"role": "user", "content": text(request, location)}]
         )
     raise Refused(f"{name}: expected text or messages, got an object of {', '.join(value) or 'nothing'}")
-
-
-def _user(value: Any, name: str) -> list[Message]:
-    return [{"role": "user", "content": text(value, name)}]
 
 
 def replies(value: Any, name: str) -> list[str | Message]:

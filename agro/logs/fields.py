@@ -361,13 +361,11 @@ def plain_messages(content: Any, name: str) -> str | None:
     """The text of a message's content, which may be a list of parts that are texts."""
     if content is None or isinstance(content, str):
         return content
-    if isinstance(content, list) and all(map(_is_text_part, content)):
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
         return "".join(part["text"] for part in content)
     raise Refused(f"{name}: content: expected text, or parts of text, got {content!r:.80}")
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def _text(turn: Mapping[str, Any]) -> Any:

@@ -332,7 +332,10 @@ def _preferred(
     """Of a tie both votes are equal, which says that neither is better."""
     a, b, said = _step(left), _step(right), _step(winner)
     first, second, has_ties = names
-    is_a, is_b = (f"{said} == {_literal(name, winner)}" for name in (first, second))
+    is_a, is_b = (
+        f"{said} == {_json(next(value for value in winner.values if str(value) == name))}"
+        for name in (first, second)
+    )
     chosen, rejected = f"({is_a} && {a}) || ({is_b} && {b})", f"({is_a} && {b}) || ({is_b} && {a})"
     votes = {}
     if has_ties:
@@ -345,11 +348,6 @@ def _preferred(
 def _step(column: Column) -> str:
     path = column.path
     return path if re.fullmatch(r"[A-Za-z_][\w.]*", path) else json.dumps(path, ensure_ascii=False)
-
-
-def _literal(name: str, column: Column) -> str:
-    value = next(value for value in column.values if str(value) == name)
-    return _json(value)
 
 
 def _best(columns: Iterable[Column], role: str) -> Column | None:

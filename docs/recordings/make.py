@@ -84,8 +84,9 @@ RATINGS = (  # a form's export, of the task's log
     "head -n 4 ratings.csv",
     "agro import ratings.csv --guess --store ratings.db",
     "agro check ratings.db",
-    "agro train recipe.toml 'phases=[]' objective.name=sft data.store=ratings.db train.steps=100 "
-    "train.groups=64 train.lr=3e-3 --out runs/start",
+    'agro train sft \'policy.new={alphabet="0123456789>", hidden=64, layers=2, heads=4, context=16, '
+    "initializer_range=0.1}' data.store=ratings.db train.steps=100 train.groups=64 train.lr=3e-3 "
+    "--out runs/start",
     "agro train log policy.model=runs/start/model data.store=ratings.db data.eval_prompts=held_out.jsonl "
     "reward.name=reward.py:right sampler.max_new=5 train.lr=1e-3 train.steps=60 train.groups=64 "
     "evaluate.every=20 --out runs/log",

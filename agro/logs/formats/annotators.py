@@ -107,7 +107,11 @@ def _scores(name: str, answers: Answers, subjects: Mapping[str, str], *, alone: 
 
 
 def _written(prompt: Text, answers: Answers, meta: dict[str, Any], context: Context) -> Iterator[Item]:
-    texts = {question: values for question, values in answers.items() if _are_texts(values)}
+    texts = {
+        question: values
+        for question, values in answers.items()
+        if values and all(isinstance(value, str) for value in values)
+    }
     question = context.choose.get("response")
     if question is None and len(texts) > 1:
         raise Refused(
@@ -119,10 +123,6 @@ def _written(prompt: Text, answers: Answers, meta: dict[str, Any], context: Cont
     for i, value in enumerate(values):
         record = {"prompt": prompt, "response": value, "role": "expert", "meta": meta}
         yield Item.of(record, f"{question or next(iter(texts))}[{i}]")
-
-
-def _are_texts(values: Sequence[Any]) -> bool:
-    return bool(values) and all(isinstance(value, str) for value in values)
 
 
 def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Judgment, ...]:

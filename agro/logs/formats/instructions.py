@@ -176,15 +176,14 @@ def _message_text(value: Any, name: str) -> Any:
     return text(message(value, name).get("content"), name) if isinstance(value, dict) else value
 
 
-def _message_after(value: Any, name: str) -> list[dict[str, Any]]:
-    return [message(value, name)]
-
-
 ALPACA = Columns("prompt", "output", role="expert", compose=_prompt, dropped=_PROMPT_COLUMNS)
 UNPAIRED = Columns("prompt", _RESPONSES, judge=labeled, compose=_prompt, dropped=(*_PROMPT_COLUMNS, *LABELS))
 INSTRUCTIONS_PREFERENCES = Preference("prompt", _prompt, _message_text, dropped=_PROMPT_COLUMNS, sides=_PAIRS)
 AFTER_MESSAGES = Preference(
-    "messages", lambda row: objects(row["messages"], "messages"), _message_after, dropped=("messages",)
+    "messages",
+    lambda row: objects(row["messages"], "messages"),
+    lambda value, name: [message(value, name)],
+    dropped=("messages",),
 )
 
 

@@ -98,10 +98,6 @@ def _langfuse_scores(row: Row, context: Context) -> dict[str, list[Any]]:
     return scores | joined_scores(context, "scores", row.get("id"))
 
 
-def _observation_id(row: Row) -> str:
-    return score_key(row.get("observation_id", row.get("observationId")), row["name"])
-
-
 declared(
     "langfuse",
     _langfuse_read,
@@ -114,7 +110,7 @@ declared(
     lambda row: (
         row.keys() >= {"name", "value"} and not row.keys().isdisjoint({"observation_id", "observationId"})
     ),
-    joined_by=_observation_id,
+    joined_by=lambda row: score_key(row.get("observation_id", row.get("observationId")), row["name"]),
 )
 
 

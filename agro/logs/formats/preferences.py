@@ -202,7 +202,7 @@ def _judged(
 ) -> list[Item]:
     """A pair; of a tie with one vote for each. Where both are bad there is none: --choose both_bad=zero gives
     both the reward 0."""
-    prompts = [_opening(turns) for turns in sides]
+    prompts = [list(takewhile(lambda turn: turn["role"] != "assistant", turns)) for turns in sides]
     if not prompts[0] or prompts[0] != prompts[1]:
         raise Refused("conversation_b: expected the messages before the first response of conversation_a")
     records = []
@@ -216,10 +216,6 @@ def _judged(
         return _bad(records, context)
     better, worse = (0, 1) if winner == "model_a" else (1, 0)
     return [Item.pair(records[better], records[worse])]
-
-
-def _opening(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list(takewhile(lambda turn: turn["role"] != "assistant", turns))
 
 
 def _bad(records: list[dict[str, Any]], context: Context) -> list[Item]:

@@ -232,10 +232,6 @@ _LARGE = (
 _FAILED = ("aborted", "failed", "pending")
 
 
-def _is_torch(path: Path) -> bool:
-    return path.suffix == ".pt" and path.is_file() and zipfile.is_zipfile(path)
-
-
 def _records(path: Path) -> Iterator[Line]:
     """The samples of a dump. One that isn't numbers, texts, lists and tensors alone is refused: it could run
     a program."""
@@ -332,4 +328,9 @@ def _tokens(row: Row) -> dict[str, Any]:
     return record
 
 
-declared("slime-rollouts", _sample, opens=_is_torch, records=_records)
+declared(
+    "slime-rollouts",
+    _sample,
+    opens=lambda path: path.suffix == ".pt" and path.is_file() and zipfile.is_zipfile(path),
+    records=_records,
+)

@@ -157,16 +157,12 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in values.items():
         if key == "phases":
-            value = {phase["name"]: _without_name(phase) for phase in value}
+            value = {phase["name"]: {k: v for k, v in phase.items() if k != "name"} for phase in value}
         if isinstance(value, Mapping):
             result |= flat(value, f"{prefix}{key}.")
         else:
             result[prefix + key] = value
     return result
-
-
-def _without_name(phase: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in phase.items() if key != "name"}
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -67,9 +67,9 @@ class PromptCopies:
     def of(cls, texts: Mapping[str, str], least: float) -> PromptCopies:
         """`texts`: of prompts by their ids. `least`: as of data.near_copies."""
         sizes = Counter(cluster_names(texts, least).values())
-        copied = sorted(((size, name) for name, size in sizes.items() if size > 1), key=_largest_first)
-        largest = tuple((size, name, texts[name]) for size, name in copied[:NAMED])
-        return cls(sum(size for size, _ in copied), len(copied), largest)
+        copied = sorted((-size, name) for name, size in sizes.items() if size > 1)
+        largest = tuple((-size, name, texts[name]) for size, name in copied[:NAMED])  # the largest first
+        return cls(-sum(size for size, _ in copied), len(copied), largest)
 
     @property
     def named(self) -> str:
@@ -83,10 +83,6 @@ class PromptCopies:
     def to_json(self) -> dict[str, Any]:
         largest = [{"size": size, "prompt_id": name, "prompt": text} for size, name, text in self.largest]
         return {"prompts": self.prompts, "clusters": self.clusters, "largest": largest}
-
-
-def _largest_first(cluster: tuple[int, str]) -> tuple[int, str]:
-    return -cluster[0], cluster[1]
 
 
 def _short(text: str) -> str:
