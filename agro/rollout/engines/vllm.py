@@ -92,7 +92,7 @@ def command_of(settings: config.EngineConfig, policy: Policy, folder: Path) -> l
     """
     program, *further = shlex.split(settings.vllm)
     model = policy.model.config._name_or_path
-    if not Path(model).exists() and Path(model).is_absolute():
+    if not model or (Path(model).is_absolute() and not Path(model).exists()):
         policy.save(folder / "model")
         model = str(folder / "model")
     dtype = str(policy.dtype).removeprefix("torch.")
