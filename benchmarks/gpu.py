@@ -51,8 +51,7 @@ from agro.config import LoRA, RunConfig, SamplerConfig
 from agro.models.adapters import adapted
 from agro.models.head import Head
 from agro.models.logprobs import Outputs, token_streams
-from agro.models.masters import Masters
-from agro.models.policy import Policy
+from agro.models.policy import Masters, Policy
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
 from agro.train.learner import Local

@@ -132,13 +132,7 @@ ELSEWHERE = {
 }
 # Without a counterpart here: an objective whose name is alike would be another method.
 ABSENT = (
-    *(
-        "echo",
-        "sdft",
-        "clip_cov",
-        "kl_cov",
-        "grpo_passk",
-    ),
+    *("echo", "sdft", "clip_cov", "kl_cov", "grpo_passk"),
     *("orpo", "cpo", "simpo", "xpo", "nash_md", "bco", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("exo_pair", "nca_pair", "apo_down", "discopop"),
 )

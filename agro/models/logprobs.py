@@ -133,12 +133,7 @@ class _Streams(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        ref: Tensor | None,
-        plan: Plan,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ref: Tensor | None, plan: Plan
     ) -> tuple[Tensor | None, ...]:
         values = torch.empty((len(STREAMS), len(hidden)), dtype=sum_dtype(weight), device=hidden.device)
         blocks = list(plan.blocks())

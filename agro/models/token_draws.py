@@ -11,10 +11,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agro.io.splitmix import GAMMA, mixed, unit
+Bits = NDArray[np.uint64]
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
-def keys(tokens: Tensor, seed: float) -> NDArray[np.uint64]:
+def mixed(x: Bits) -> Bits:
+    """SplitMix64 (Steele, Lea and Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def unit(x: Bits, bits: int) -> NDArray[np.float64]:
+    """Numbers in [0,1) of the highest `bits`."""
+    return (x >> np.uint64(64 - bits)).astype(np.float64) * 2.0**-bits
+
+
+def keys(tokens: Tensor, seed: float) -> Bits:
     """[B,T]: for each token a hash of those before it and of the seed; of rows [B,T] of tokens."""
     position = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
     parts = mixed(mixed(tokens.numpy().astype(np.uint64) + np.uint64(1)) + GAMMA * position)
@@ -22,7 +35,7 @@ def keys(tokens: Tensor, seed: float) -> NDArray[np.uint64]:
     return mixed(prefix + mixed(np.array([seed], np.float64).view(np.uint64)))
 
 
-def uniforms(key: NDArray[np.uint64], count: int) -> Tensor:
+def uniforms(key: Bits, count: int) -> Tensor:
     """[n,count] numbers in [0,1) in float64, of keys [n]."""
     return torch.from_numpy(
         unit(mixed(np.add.outer(key, GAMMA * np.arange(1, count + 1, dtype=np.uint64))), 53)

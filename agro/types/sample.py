@@ -258,52 +258,45 @@ def _are_plain(samples: Sequence[Sample]) -> bool:
     Of arrays, whose functions take longer to call than to compute, the values of all samples are one array.
     """
     rows = [sample.__dict__ for sample in samples]
-    for row in rows:
-        if type(row["prompt"]) is not str:
-            check_text(row["prompt"], "sample")
     with_tokens = [row for row in rows if row["tokens"] is not None]
-    has_more = any(row[name] is not None for name in _UNUSUAL for row in rows)
-    return all(map(_is_plain, rows)) and not has_more and (not with_tokens or _are_arrays(with_tokens))
+    return all(map(_is_plain, rows)) and (not with_tokens or _are_arrays(with_tokens))
 
 
 def _is_plain(row: Mapping[str, Any]) -> bool:
     """As `_are_plain`, of what isn't an array."""
+    check_text(row["prompt"], "sample")
     reward, version = row["reward"], row["version"]
     is_known = type(row["response"]) is str and type(row["prompt_id"]) is str and row["role"] in ROLES
     is_number = reward is None or (type(reward) is float and math.isfinite(reward))
     is_version = type(version) is int and version >= UNKNOWN_VERSION
-    without = row["tokens"] is None and any(row[name] is not None for name in _USUAL)
-    return is_known and row["prompt_id"] != "" and is_number and is_version and not without
+    others = _ALL if row["tokens"] is None else _UNUSUAL
+    is_usual = all(row[name] is None for name in others)
+    return is_known and row["prompt_id"] != "" and is_number and is_version and is_usual
 
 
 def _are_arrays(rows: Sequence[Mapping[str, Any]]) -> bool:
     """As `_are_plain`, of the arrays of rows with tokens."""
     lengths = [len(row["tokens"]) for row in rows]
     for name in _USUAL:
-        kind = _ARRAYS[name]
+        dtype, _, is_bad = _ARRAYS[name]
         given = [(row[name], length) for row, length in zip(rows, lengths) if row[name] is not None]
-        if not all(_is_final(x, kind.dtype) and len(x) == length for x, length in given):
-            return False
-        values = np.concatenate([x for x, _ in given]) if given else np.empty(0, kind.dtype)
-        if kind.is_bad is not None and np.count_nonzero(kind.is_bad(values)):
+        for x, length in given:
+            is_final = type(x) is np.ndarray and x.dtype == dtype and not x.flags.writeable
+            if not is_final or x.shape != (length,):
+                return False
+        if given and is_bad is not None and np.count_nonzero(is_bad(np.concatenate([x for x, _ in given]))):
             return False
     actions = [row["action"] for row in rows]
-    if any(action is None for action in actions) or 0 in lengths:
+    if 0 in lengths or any(action is None for action in actions):
         return False
-    masks = [row["action"] if row["learn"] is None else row["learn"] for row in rows]
-    mask, starts = np.concatenate(masks), np.cumsum([0, *lengths[:-1]])
-    is_learned = np.count_nonzero(np.logical_or.reduceat(mask, starts)) == len(rows)
-    return is_learned and not np.count_nonzero(mask & ~np.concatenate(actions))
-
-
-def _is_final(value: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether it is an array as a sample keeps it."""
-    is_array = type(value) is np.ndarray and value.dtype == dtype and value.ndim == 1
-    return is_array and not value.flags.writeable
+    mask = np.concatenate([row["action"] if row["learn"] is None else row["learn"] for row in rows])
+    is_learned = np.logical_or.reduceat(mask, np.cumsum([0, *lengths[:-1]]))
+    return bool(is_learned.all()) and not np.count_nonzero(mask & ~np.concatenate(actions))
 
 
 _USUAL = ("tokens", "action", "learn", "behavior_logp", "token_reward")
 _UNUSUAL = ("context_tokens", "kept", "kept_count")
+_ALL = (*_USUAL, *_UNUSUAL)
 _UNKNOWN = {f.name: f.default for f in dataclasses.fields(Sample) if f.default is not dataclasses.MISSING}
 _CUTS: dict[str, Callable[[float], bool]] = {
     "temperature": lambda temperature: temperature == 0,

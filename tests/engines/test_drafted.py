@@ -20,8 +20,8 @@ from agro.models.policy import Policy
 from agro.rollout import Task, collect
 from agro.rollout.engines import Request
 from agro.rollout.engines.decoding_rows import Rows
+from agro.rollout.engines.drafted import Lane
 from agro.rollout.engines.hf import HF
-from agro.rollout.engines.lane import Lane
 from agro.store import Store
 from agro.types import Prompt
 

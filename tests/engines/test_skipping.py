@@ -16,8 +16,7 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import decoder_layers
 from agro.rollout.engines import Request
-from agro.rollout.engines.hf import HF
-from agro.rollout.engines.skipping import chosen_layers, skipping
+from agro.rollout.engines.hf import HF, chosen_layers, skipping
 
 NAMES = ["Llama", "GPT2", "Gemma3"]
 

@@ -104,7 +104,7 @@ def test_a_server_of_adapters_has_the_base_and_room_for_them(tmp_path: Path) -> 
     policy = Policy.load(PolicyConfig(model=str(tmp_path / "model"), lora=LoRA(rank=2)))
     command = command_of(EngineConfig(kind="vllm"), policy, tmp_path / "unused")
     assert command[2] == str(tmp_path / "model")
-    assert command[-5:] == ["--enable-lora", "--max-lora-rank", "2", "--max-loras", "2"]
+    assert command[-5:] == ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
     merged = command_of(EngineConfig(kind="vllm", push="reload"), policy, tmp_path / "unused")
     assert "--enable-lora" not in merged
 

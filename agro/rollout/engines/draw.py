@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agro.config import SamplerConfig
-from agro.io.splitmix import GAMMA, mixed, unit
+from agro.models.token_draws import GAMMA, mixed, unit
 from agro.types.kept_sets import ALL, Ids
 
 BLOCK = 128  # tokens

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.models.pretrained import probed_lengths, refusing_errors
+from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors
 from agro.rollout.engines.capabilities import ENGINES
 from agro.rollout.engines.decoding_rows import Rows
 from agro.rollout.engines.drafted import DraftDecoder
 from agro.rollout.engines.fused import is_fusable
 from agro.rollout.engines.protocol import Capability, Continuation, Request
-from agro.rollout.engines.skipping import chosen_layers, skipping
 
 PROBED = 2  # tokens decoded per sequence when an engine is made, or a draft loaded
 # What an engine is tried with. Its rounding errors are those of use: for tokens that no text has in a row, a
@@ -182,6 +183,46 @@ class HF:
                 "elsewhere and import the responses"
             )
         return difference
+
+
+def chosen_layers(policy: Policy, share: float, seed: int, number: int) -> tuple[int, ...]:
+    """Numbers of the layers to skip: a random `share` of those between the first and the last.
+
+    `seed` and `number`, that of the batch's first response, decide which. Raises `Refused` where the share is
+    less than half a layer.
+    """
+    if share == 0:
+        return ()
+    middle = len(decoder_layers(policy.model)) - 2
+    count = round(share * middle)
+    if count < 1:
+        raise Refused(
+            f"sampler.skip_layers: {share:g} of the {max(middle, 0)} layers of {policy.name} between the "
+            "first and the last is none; raise it, or leave it out"
+        )
+    random = np.random.default_rng([seed % 2**64, number])
+    return tuple(sorted(int(i) + 1 for i in random.choice(middle, count, replace=False)))
+
+
+@contextmanager
+def skipping(policy: Policy, layers: Sequence[int]) -> Iterator[None]:
+    """Let these layers return their input (Nested-ReFT, arXiv 2508.10123). They then cache nothing."""
+    blocks = decoder_layers(policy.model) if layers else ()
+    skipped = [vars(blocks[i]) for i in layers]
+    previous = [block.get("forward") for block in skipped]
+    try:
+        for block in skipped:
+            block["forward"] = _unchanged
+        yield
+    finally:
+        for block, method in zip(skipped, previous):
+            block.pop("forward", None)
+            if method is not None:
+                block["forward"] = method
+
+
+def _unchanged(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return hidden_states
 
 
 def check_vocabulary(policy: Policy, draft: Policy, name: str) -> None:

@@ -1,9 +1,15 @@
-"""One of the servers of an engine: what it serves, and whether it is used."""
+"""One of the servers of an engine: what it serves, and whether it is used.
+
+A push may answer 200 to every request and leave a tied output layer as it was (.8 nats off), load half of a
+checkpoint (1.2), add an adapter to another model (6.3), or nothing at all. So after each push a server's
+log-probs of fixed tokens are compared with the learner's: by rounding, those in float32 differ by 1e-6.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +19,29 @@ from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder
-from agro.models.published import Probe
+from agro.models.published import ROUNDING, Probe
 from agro.rollout.engines.connection import Away, Broken, Connection, Lost, Missing
-from agro.rollout.engines.dialects import dialect_of
-from agro.rollout.engines.probing import Scores, gap, score, unfit
+from agro.rollout.engines.dialects import Dialect, dialect_of
 from agro.rollout.engines.protocol import Continuation, Request
 from agro.rollout.engines.pushing import Adapter, Push, push_of
 from agro.rollout.engines.replies import Reply, problem_of, wrong_field
 
 PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
+Scores = list[list[float]]  # of the sequences of a probe, for each token but the first
+LIKELY = {
+    "reload": (
+        "a tied output layer that the server left as it was, half of a checkpoint, or another model. What to "
+        "do: start the server again with the run's model, or use engine.push = transfer"
+    ),
+    "transfer": (
+        "a backend that doesn't load all weights, or another model. What to do: start the server again with "
+        "the run's model and the backend of examples/vllm_weights"
+    ),
+    "adapter": (
+        "an adapter on another model than it is trained on, one of the same name, or weights that were "
+        "pushed to the model itself. What to do: start the server again with the run's policy.model"
+    ),
+}
 
 
 class Host:
@@ -139,4 +159,59 @@ def _continuation(request: Request, reply: Reply, version: int, *, whole: bool) 
     ids = np.array(reply.token_ids)
     return Continuation(
         request, ids, np.array(logprobs, np.float64), version if versions is None else versions
+    )
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far log-probs are apart, nats a token."""
+
+    mean: float
+    largest: float
+    tokens: int
+
+
+async def score(server: Connection, dialect: Dialect, probe: Probe, served: str | None) -> Scores:
+    """The server's log-probs. Raises `Lost`, and `Refused` where it doesn't answer with log-probs."""
+    try:
+        return [
+            await server.post(
+                dialect.scoring_path, dialect.scoring(ids, served), partial(dialect.scores, ids=ids)
+            )
+            for ids in probe.ids
+        ]
+    except Refused:
+        raise
+    except ValidationError as error:
+        problem = wrong_field(error.errors()[0], dialect.advice)
+    except ValueError as error:
+        problem = str(error)
+    raise Refused(f"{server.url}{dialect.scoring_path}: log-probs of given tokens: {problem}")
+
+
+def gap(a: Scores, b: Scores) -> Gap:
+    off = np.abs(np.concatenate(a) - np.concatenate(b))
+    return Gap(float(off.mean()), float(off.max()), off.size)
+
+
+def unfit(found: Gap, allowed: float, way: str, scores: Scores, before: Scores | None) -> str:
+    """Why a server isn't used: its scores are further from the learner's than rounding explains.
+
+    `before`: its scores after the push before this one, where there was one.
+    """
+    likely = LIKELY[way]
+    if found.mean <= ROUNDING[True]:
+        likely = (
+            "another type of numbers. What to do: start vLLM with --dtype as policy.dtype (by default it "
+            f"serves float32 in half precision), or set engine.push_error = {ROUNDING[True]:g}"
+        )
+    if before is not None and gap(scores, before).largest == 0:
+        likely = (
+            "nothing arrived, since its log-probs are those of before the push. What to do: see the server's "
+            "log; whether it can read the folder RUN/weights"
+        )
+    return (
+        f"after the push its log-probs of {found.tokens} fixed tokens are {found.mean:.3g} nats a token off "
+        f"those of the trainer (at most {found.largest:.3g}), above engine.push_error = {allowed:g}. Likely: "
+        f"{likely}"
     )

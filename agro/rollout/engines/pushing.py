@@ -1,6 +1,6 @@
 """Ways in which new weights reach a server, one class each. `agro.config.EngineConfig.push` chooses.
 
-That a server answers 200 to all requests of a push doesn't mean that it has the weights: see `probing`.
+That a server answers 200 to all requests of a push doesn't mean that it has the weights: see `host`.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from agro.rollout.engines.server import Server
 HOST, MODEL = "127.0.0.1", "policy"
 START_SECONDS, END_SECONDS = 900.0, 30.0
 SHARE = "0.4"  # of the GPU's memory, of which the trainer needs the rest
+RANKS = (8, 16, 32, 64, 128, 256, 512)  # of adapters that it has room for
 VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}  # for new weights
 
 
@@ -91,7 +92,7 @@ def command_of(settings: config.EngineConfig, policy: Policy, folder: Path) -> l
     """
     program, *further = shlex.split(settings.vllm)
     model = policy.model.config._name_or_path
-    if not Path(model).exists() and Path(model).is_absolute():
+    if not model or (Path(model).is_absolute() and not Path(model).exists()):
         policy.save(folder / "model")
         model = str(folder / "model")
     dtype = str(policy.dtype).removeprefix("torch.")
@@ -105,5 +106,6 @@ def command_of(settings: config.EngineConfig, policy: Policy, folder: Path) -> l
         options += ["--weight-transfer-config", '{"backend": "agro_files"}']
     if policy.adapter is not None and settings.push in (None, "adapter"):
         rank = policy.adapter.active_peft_config.r
+        rank = next((room for room in RANKS if room >= rank), rank)
         options += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"]
     return [program, "serve", model, *options, *further]
