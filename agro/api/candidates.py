@@ -48,7 +48,8 @@ def default_for(data: DataConfig) -> str:
 def candidates(recipe: str, config: RunConfig, out: Path) -> list[Candidate]:
     """Those for the data of a default recipe, which is the first. `out`: for a store of winners alone."""
     if config.data.store is None:
-        return [Candidate(name, name) for name in (recipe, "rloo", "reinforce")]
+        imitating = Candidate("reinforce", "reinforce", ("objective.baseline=none",))  # rloo has the other
+        return [Candidate(recipe, recipe), Candidate("rloo", "rloo"), imitating]
     with Store.open(location_of(config.data.store), read_only=True) as store:
         return _of_pairs(store, config, out) if recipe == "pairs" else _of_rewards(store, config, recipe)
 

@@ -249,6 +249,8 @@ OTHER_RECIPES: dict[str, tuple[str, str, Values]] = {
     "lora": ("lora", "as it is", {}),
 }
 
+BOTH_WAYS = ("replay, by the sampler", "mixed, β = 0.05", "lora, in groups")  # run without the bound too
+
 METHODS = {
     method.name: method
     for method in [
@@ -322,6 +324,7 @@ METHODS = {
             )
             for name, (recipe, about, options) in OTHER_RECIPES.items()
             for ending, train in (("", BOUNDED), (", without the bound", UNBOUNDED))
+            if train is BOUNDED or name in BOTH_WAYS
         ),
         *(
             Method(name, about, partial(_candidate, options=options), candidate=True)

@@ -139,6 +139,9 @@ def test_every_kind_of_data_has_candidates_that_train(
     assert [row for row in rows if "refused" in row] == []
     assert [row["candidate"] for row in rows[:1]] == [NOTHING]
     assert sorted(row["candidate"] for row in rows[1:]) == sorted(names)
+    if kind == "fresh":  # the group's mean would make it rloo
+        config = json.loads((tmp_path / "race" / "reinforce-0.001" / "config.json").read_text())
+        assert config["objective"] == {"name": "reinforce", "baseline": "none"}
     if kind == "pairs":
         with Store.open(tmp_path / "race" / "winners.db", read_only=True) as store:
             assert {s.response for s in store.samples()} == {line["chosen"] for line in lines}
