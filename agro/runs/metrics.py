@@ -103,9 +103,9 @@ eval_logged_gain [reward] Off-policy estimate of how much the mean reward is abo
     responses.
     = Σ w r / Σ w of the policy − that of the start, w = π/μ; from 30 effective responses on
 eval_logged_gain_low [reward] Lower end of the 95 % interval of `eval_logged_gain`.
-    = Student's t of the jackknife over clusters of prompts
+    = t of the jackknife over clusters of prompts, corrected for skewness
 eval_logged_gain_high [reward] Upper end of the 95 % interval of `eval_logged_gain`.
-    = Student's t of the jackknife over clusters of prompts
+    = t of the jackknife over clusters of prompts, corrected for skewness
 eval_logged_gain_p [probability] Probability of such a `eval_logged_gain` or a larger one if nothing had
     been learned.
     = two-sided, of the same t
