@@ -1,7 +1,7 @@
 """The child process of `agro.rewards.workers`: loads one function and calls it, JSON lines in and out.
 
 Standard library only: it starts in about 50 ms, and its crashes don't affect the trainer, which imports it
-only to call functions in its own process (`agro.rewards.inline`). The first line of its input is {"function",
+only to call functions in its own process. The first line of its input is {"function",
 "path", "options", "limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key of `CALLS`.
 It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores":
 [[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.

@@ -12,13 +12,11 @@ from agro.errors import Refused
 from agro.io.nearest import nearest
 from agro.rewards.builtin import AnswerReward, OverlongReward, exact, mathematical, overlong, regex
 from agro.rewards.code import code
-from agro.rewards.combined import CombinedReward
-from agro.rewards.function import FunctionReward
-from agro.rewards.inline import PREFIX
+from agro.rewards.function import PREFIX, FunctionReward
 from agro.rewards.judge import judge
 from agro.rewards.meaning import MeaningfulReward
 from agro.rewards.protocol import Reward, Score, check_failures
-from agro.rewards.shaping import labeled
+from agro.rewards.shaping import CombinedReward, labeled
 
 __all__ = [
     "AnswerReward",

@@ -13,13 +13,22 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.rewards import answers
-from agro.rewards.final import Final, compare, final, too_large
+from agro.rewards.final import LONGEST, Final, compare, final
 from agro.rewards.protocol import Score, checked_options, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample
 
 AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
 Scorer = Callable[[list[str], list[str]], list[Score]]  # responses, answers
+DEEPEST = 12  # brackets within brackets, which the parser reads in exponential time
+DIGITS = 2000  # of a number that SymPy computes
+
+_POWER = re.compile(r"(?<!\d)(\d+)\s*(?:\^|\*\*)\s*[{(]?\s*(\d+)\s*[)}]?(?!\s*(?:\^|\*\*|!|\d))")
+_FACTORIAL = re.compile(r"(?<!\d)(\d+)\s*!")
+_BRACKETED = re.compile(r"[{(]\s*(\d+)\s*[)}]")
+_LARGE = re.compile(
+    rf"\\[dt]?binom[^A-Za-z]*\d{{5}}|[A-Za-z][^()]*\)\s*\^\s*\{{?\s*\d{{4}}|\d{{{DIGITS + 1}}}"
+)
 
 
 class AnswerReward:
@@ -181,6 +190,43 @@ def _without_sympy(response: Final, answer: Final) -> Score | None:
         return Score(None, f"the sample's answer {problem}")
     problem = too_large(response.source)
     return Score(0.0, details={"math": f"the response's answer {problem}"}) if problem else None
+
+
+def too_large(text: str) -> str | None:
+    """Why SymPy doesn't read an answer: reading or evaluating it takes too long. None where it does."""
+    if len(text) > LONGEST:
+        return f"has {len(text)} characters, at most {LONGEST} are compared"
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        deepest = max(deepest, depth)
+    if deepest > DEEPEST:
+        return f"has {deepest} brackets within brackets, at most {DEEPEST} are compared"
+    if _is_large(text):
+        return f"is too large to compute: only numbers of at most {DIGITS} digits are"
+    return None
+
+
+def _is_large(text: str) -> bool:
+    """Whether a power, a factorial or another number is too large: they are computed, the innermost first."""
+    previous = None
+    while text != previous:
+        previous = text
+        if _LARGE.search(text):
+            return True
+        for factorial in _FACTORIAL.finditer(text):
+            if int(factorial[1]) > DIGITS // 3:
+                return True
+        for power in _POWER.finditer(text):
+            if int(power[2]) * math.log10(max(2, int(power[1]))) > DIGITS:
+                return True
+        text = _FACTORIAL.sub(lambda match: str(math.factorial(int(match[1]))), text, count=1)
+        text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text, count=1)
+        text = _BRACKETED.sub(r"\1", text)
+    return False
 
 
 class OverlongReward:

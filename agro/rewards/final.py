@@ -5,7 +5,6 @@ Standard library only. A comparison of short answers takes about 0.1 ms.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,8 +15,6 @@ from agro.rewards.numerals import COMPOUND, DATE, Number, digits, moment, number
 
 TAIL = 4000  # characters at a solution's end in which an answer without a box is looked for
 LONGEST = 1000  # characters of an answer for SymPy
-DEEPEST = 12  # brackets within brackets, which the parser reads in exponential time
-DIGITS = 2000  # of a number that SymPy computes
 
 _MARKER = re.compile(r"\b(?:answer|choice)\b[*_\s]*(?:(?:is|are|equals|was)\b|=|:)[*_:=\s]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<![A-Z.])[.!?](?=[\s*]|$)|\n")
@@ -103,12 +100,6 @@ _TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*[A-Za-z][^{}]*\}")
 
 _BRACED = re.compile(r"(?<!\w)\{\s*(\w)\s*\}|(?<=sqrt)\{\s*(\w)\s*\}")
 _NEEDLESS = re.compile(r"(?<!\w)\s|\s(?!\w)|(?<=[A-Za-z])\s(?=\d)")
-_POWER = re.compile(r"(?<!\d)(\d+)\s*(?:\^|\*\*)\s*[{(]?\s*(\d+)\s*[)}]?(?!\s*(?:\^|\*\*|!|\d))")
-_FACTORIAL = re.compile(r"(?<!\d)(\d+)\s*!")
-_BRACKETED = re.compile(r"[{(]\s*(\d+)\s*[)}]")
-_LARGE = re.compile(
-    rf"\\[dt]?binom[^A-Za-z]*\d{{5}}|[A-Za-z][^()]*\)\s*\^\s*\{{?\s*\d{{4}}|\d{{{DIGITS + 1}}}"
-)
 
 
 @dataclass(frozen=True)
@@ -432,40 +423,3 @@ def _says(candidate: str, expected: str, is_boxed: bool) -> bool:
 
 def _without_articles(text: str) -> str:
     return re.sub(r"\b(?:an?|the) ", "", text.lower().strip(" .!"))
-
-
-def too_large(text: str) -> str | None:
-    """Why SymPy doesn't read an answer: reading or evaluating it takes too long. None where it does."""
-    if len(text) > LONGEST:
-        return f"has {len(text)} characters, at most {LONGEST} are compared"
-    depth = deepest = 0
-    for character in text:
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        deepest = max(deepest, depth)
-    if deepest > DEEPEST:
-        return f"has {deepest} brackets within brackets, at most {DEEPEST} are compared"
-    if _is_large(text):
-        return f"is too large to compute: only numbers of at most {DIGITS} digits are"
-    return None
-
-
-def _is_large(text: str) -> bool:
-    """Whether a power, a factorial or another number is too large: they are computed, the innermost first."""
-    previous = None
-    while text != previous:
-        previous = text
-        if _LARGE.search(text):
-            return True
-        for factorial in _FACTORIAL.finditer(text):
-            if int(factorial[1]) > DIGITS // 3:
-                return True
-        for power in _POWER.finditer(text):
-            if int(power[2]) * math.log10(max(2, int(power[1]))) > DIGITS:
-                return True
-        text = _FACTORIAL.sub(lambda match: str(math.factorial(int(match[1]))), text, count=1)
-        text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text, count=1)
-        text = _BRACKETED.sub(r"\1", text)
-    return False

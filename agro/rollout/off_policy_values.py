@@ -47,13 +47,6 @@ class LoggedResponses:
     lengths: NDArray[np.int64]
     clusters: NDArray[np.int64]
 
-    @classmethod
-    def of_complete(
-        cls, log_weights: Values, rewards: Values, clusters: NDArray[np.int64]
-    ) -> LoggedResponses:
-        """Of the log-ratio of each complete response [N], and its reward [N]: as if it were one token."""
-        return cls(log_weights[:, None], rewards[:, None], np.ones(len(rewards), np.int64), clusters)
-
     def until_end(self, of_response: Values) -> Values:
         """[N] -> [N,T] the same number at each of a response's tokens."""
         is_token = np.arange(self.log_ratios.shape[1]) < self.lengths[:, None]

@@ -1,6 +1,6 @@
 """Bias of five off-policy estimates of a value, and how often their intervals hold it, by enumeration.
 
-    python reproductions/verdict/off_policy_values.py [--small] [--runs 600] [--json]
+    python reproductions/verdict/off_policy_values.py [--small] [--runs 1000] [--json]
 
 The policies, prompts and logs are those of off_policy.py: tables over 27 responses to each of 200 prompts, so
 that the true value is a finite sum. Rewards come at the end of a response, or with each of its three tokens.
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).resolve().parent
 MARK = "<!-- off-policy values -->"
 SIZES = ((100, 4), (400, 4))  # prompts, responses to each
 MOVES = (1.0, 3.0, 6.0)  # largest change of a logit, in nats
-LOGS = 600  # a setting
+LOGS = 1000  # a setting
 TRUE_V = "doubly robust, true V"
 Row = dict[str, Any]
 

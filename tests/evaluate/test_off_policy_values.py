@@ -12,7 +12,9 @@ from agro.rollout.off_policy_values import LoggedResponses, fitted_values, sharp
 
 
 def complete(log_weights: list[float], rewards: list[float], clusters: list[int]) -> LoggedResponses:
-    return LoggedResponses.of_complete(np.array(log_weights), np.array(rewards), np.array(clusters))
+    """Of complete responses, as if each were one token."""
+    ratios, by_token = (np.array(values)[:, None] for values in (log_weights, rewards))
+    return LoggedResponses(ratios, by_token, np.ones(len(rewards), np.int64), np.array(clusters))
 
 
 def test_of_its_own_log_every_estimate_is_the_mean_reward() -> None:

@@ -9,7 +9,7 @@ import pytest
 from agro.config import RewardPart, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import Score, load_reward
-from agro.rewards.combined import CombinedReward
+from agro.rewards.shaping import CombinedReward
 from agro.rollout import CollectResult, Task, collect
 from agro.store import Store
 from agro.train.feed import Valid

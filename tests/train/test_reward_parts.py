@@ -91,6 +91,24 @@ def test_a_function_rewards_each_token(tmp_path: Path) -> None:
     assert metrics(folder)[-1]["grad_norm"] > 0
 
 
+def test_a_function_rewards_each_step(tmp_path: Path) -> None:
+    """Steps end at a 7. What comes with a step's last token is trained on, and the sum is the reward."""
+    (tmp_path / "stepwise.py").write_text(
+        "def stepwise(completions):\n"
+        "    return [[float(len(part)) for part in text.split('7') if part.strip()]"
+        " for text in completions]\n"
+    )
+    reward = {"name": f"{tmp_path / 'stepwise.py'}:stepwise", "per_step": "7"}
+    config = tiny(tmp_path, reward=reward, objective__name="prefix_consistency", train__steps=2)
+    folder = Trainer(config, tmp_path / "run").run()
+    with Store.open(folder / "store.db", read_only=True) as store:
+        samples = list(store.samples())
+    assert any(len(sample.meta.get("step_rewards", ())) > 1 for sample in samples)
+    for sample in samples:
+        assert sample.reward == len(sample.response.replace("7", ""))
+    assert metrics(folder)[-1]["grad_norm"] > 0
+
+
 def test_whitened_parts_have_no_scales_of_sources(tmp_path: Path) -> None:
     scale = {"old": {"factor": 1.0}}
     with pytest.raises(Refused, match=r"data\.reward_scale would be lost"):
