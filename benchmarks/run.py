@@ -87,7 +87,7 @@ def limit_of_sampling(row: dict[str, Any]) -> str:
         return "unmeasured: run.py --limits of the benchmark"
     share = row["products"]
     return (
-        f"{row['ratio'] / share:.2g} with the matrix products alone, which take {share:.0%} of our seconds; the "
+        f"{row['ratio'] / share:.2g} with the matrix products alone, {share:.0%} of our seconds; the "
         "others are those of many small operations"
     )
 
