@@ -34,7 +34,7 @@ _BEFORE_NUMBER = re.compile(
     rf"|\b[a-z]\s*=\s*(?:{_VALUE}\s*(?:[,;]|(?:,\s*)?\band\b)\s*[a-z]\s*=\s*)+$"  # x = 2 and y = -1
     r"|\b(?:minus|negative)\s+$"
     rf"|{_VALUE}{_ABOUT}$"  # 1/3, which is about 0.33
-    r"|[-+]?\d[\d.,]*\s*(?:(?:,\s*)?\b(?:or|and|to)\b|,|-|–)\s*$"  # 4 or 5
+    r"|(?:\binfinity|[-+]?\d[\d.,]*)\s*(?:(?:,\s*)?\b(?:or|and|to)\b|,|-|–)\s*$"  # 4 or 5
     r"|\d+\s+$"  # 2 1/3
     r"|\d+:$"  # 3:45
     r"|\b\w+\s*\(?(?:in\s+)?base[\s-]*$",  # 43 (base 5)
@@ -69,7 +69,7 @@ _OPENING = re.compile(
 )
 _STATED = re.compile(
     r"(?:(?:^|\b(?:is|was|are|be|it|its|it's|equals?|becomes?|remains?|forms?|choose|pick|have|get|obtain|conclude|"
-    r"namely|called|named|on|in|at|that|answer|result)|[:=,-])\s*)(?:(?:an?|the|exactly|always|simply)\s+)*$"
+    r"namely|on|in|at|that|answer|result)|[:=])\s*)(?:(?:an?|the|exactly|always|simply)\s+)*$"
 )
 _LETTERS = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|;|&|\band\b)[\s,]*(?:and\s+)?\(?[A-Z]\)?)+")
 _ELSEWHERE = re.compile(

@@ -315,7 +315,7 @@ def _count(phrase: str) -> int:
 def moment(text: str) -> Moment | None:
     """The time of day or the date with which a plain text ends; None without one."""
     matches = list(_TIME.finditer(text)) or list(DATE.finditer(text))
-    if not matches or text[matches[-1].end() :].strip(" .,;:*"):
+    if not matches or text[matches[-1].end() :].strip(" .,;:*") or re.search(r"\bor\b", text):
         return None
     match = matches[-1]
     if match.re is _TIME:

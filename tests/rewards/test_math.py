@@ -178,6 +178,20 @@ def test_words_are_compared_as_words(judge):
     ]
 
 
+def test_the_last_of_several_is_not_the_answer(judge):
+    pairs = [
+        ("Rome, Paris", "Paris"),
+        ("The answer is: no, yes", "yes"),
+        ("Bob beats Alice.", "Alice"),
+        ("July 4, 1776 or July 5, 1776", "July 5, 1776"),
+        ("(1, 2) and (3, 4)", "(3, 4)"),
+        ("2 hours 30 minutes", "30 minutes"),
+        ("infinity or 5", "5"),
+        ("A, B, C, D", "A, C"),
+    ]
+    assert judge(pairs) == [0.0] * len(pairs)
+
+
 def test_an_answer_that_cannot_be_read_leaves_the_reward_unknown(judge):
     assert judge([("", ""), ("5", "")]) == ["the sample's answer is empty"] * 2
     assert judge([("5", None), ("5", [5]), ("5", "5")]) == [
