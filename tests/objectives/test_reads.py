@@ -143,7 +143,7 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     extra = {
         k: v
         for k, v in batch_of(case).extra.items()
-        if k in needs or (k == "token_reward" and name in ("ppo", "prefix_consistency"))
+        if k in needs or (k == "token_reward" and name in ("ppo", "prefix_consistency", "oreo"))
     }
 
     missing = batch_of(case, **dict.fromkeys(unread), **rows, extra=extra)
