@@ -23,6 +23,7 @@ import argparse
 import itertools
 import os
 import platform
+import re
 import resource
 import shutil
 import signal
@@ -102,7 +103,7 @@ TRL = (
     "sed -e 's/GRPOConfig, GRPOTrainer/GRPOConfig/; s/GRPOTrainer/AGROTrainer/' "
     "-e '3a from agro.api.trl import AGROTrainer' "
     '-e \'s/"out",/"out", beta=0.002, scale_rewards="none",/\' train.py > with_agro.py',
-    "diff train.py with_agro.py",
+    "diff train.py with_agro.py || true",
     "python with_agro.py",
     "agro eval --model runs/start/model --prompts held_out.jsonl --reward reward.py:prefix --max-new 4 -n 2",
     "agro eval --model out/model --prompts held_out.jsonl --reward reward.py:prefix --max-new 4 -n 2",
@@ -213,10 +214,13 @@ def shortened(lines: Iterator[str]) -> Iterator[str]:
 
 
 def without_steps(lines: Iterator[str]) -> Iterator[str]:
-    """`lines` without those of steps that measured nothing and without the kernel; … stands for them."""
+    """`lines` without those of steps that measured nothing, the kernel and where this checkout is (…), and
+    without other programs' bars of progress."""
     left_out = False
     for line in lines:
-        line = line.rstrip().replace(platform.release(), "…")
+        line = line.rstrip().replace(platform.release(), "…").replace(str(ROOT), "…")
+        if re.search(r"\d+%\|.*\|", line):
+            continue
         if "tok/s" in line and "held-out" not in line:
             left_out = True
             continue

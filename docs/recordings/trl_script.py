@@ -12,6 +12,8 @@ args = GRPOConfig(
     log_completions=True,
     logging_steps=10,
     report_to="none",
+    bf16=False,
+    use_cpu=True,
 )
 trainer = GRPOTrainer(
     "runs/start/model",
