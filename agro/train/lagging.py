@@ -124,13 +124,14 @@ class JudgingSource:
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         filled = self.sampler.fill(wanted)
-        groups: dict[str, list[int]] = {}  # ids by prompt_id
-        for sample in self.store.samples(ids=filled.ids, skip_damaged=True):
-            groups.setdefault(sample.prompt_id, []).append(sample.stored_id)
+        experts: dict[str, list[int]] = {}  # ids by prompt_id
         pairs: list[Pair] = []
-        for name, fresh in groups.items():
-            experts = list(self.store.samples(prompt_id=name, roles=("expert",), skip_damaged=True))
-            pairs += [Pair(expert.stored_id, i) for i in fresh for expert in experts]
+        for sample in list(self.store.samples(ids=filled.ids, skip_damaged=True)):
+            name = sample.prompt_id
+            if name not in experts:
+                found = self.store.samples(prompt_id=name, roles=("expert",), skip_damaged=True)
+                experts[name] = [expert.stored_id for expert in found]
+            pairs += [Pair(expert, sample.stored_id) for expert in experts[name]]
         self.store.add_pairs(pairs)
         return filled
 
