@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -40,6 +38,8 @@ from failures import (  # noqa: E402
 from network import has_namespaces  # noqa: E402
 from placed import ENVIRONMENT, holds  # noqa: E402
 from ranks import cut_ranks, ranks_and_servers  # noqa: E402
+
+from benchmarks import recording  # noqa: E402
 
 RESULTS = HERE.parent / "results" / "hosts.json"
 PAGE = ROOT / "docs" / "guide" / "hosts.md"
@@ -114,7 +114,7 @@ def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGINS)
     after = rest.partition(ENDS)[2]
-    PAGE.write_text(f"{before}{BEGINS}\n{table(made['results'])}\n{ENDS}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGINS}\n{table(made)}\n{ENDS}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ def main() -> None:
     if arguments.table:
         write_table()
         return
-    before = json.loads(arguments.out.read_text())["results"] if arguments.out.exists() else []
+    before = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     results = {result["name"]: result for result in before}
     for name, case in cases(arguments).items():
         if name not in (arguments.only or [name]):
@@ -141,23 +141,22 @@ def main() -> None:
             began = time.monotonic()
             result = case(Path(folder))
             result.seconds = round(time.monotonic() - began, 1)
-        results[result.name] = asdict(result)
-        _show(results[result.name], arguments.out, results)
+        _keep(asdict(result), arguments.out, results)
     for name, options in (("ray", ()), ("ray ranks", ("--served",))):
         if not arguments.ray_python or name not in (arguments.only or [name]):
             continue
         with tempfile.TemporaryDirectory() as folder:
             found = ray_case(Path(folder), arguments.ray_python, "--seed", str(arguments.seed), *options)
-        results[found["name"]] = found
-        _show(found, arguments.out, results)
+        _keep(found, arguments.out, results)
     raise SystemExit(0 if all(holds(result["found"]) for result in results.values()) else 1)
 
 
-def _show(result: Mapping[str, Any], out: Path, results: Mapping[str, Any]) -> None:
+def _keep(result: Mapping[str, Any], out: Path, results: dict[str, Any]) -> None:
+    """Print what a case found, and record it with those before; `ours` are the seconds until all was back."""
     print(json.dumps(result), flush=True)
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()}
-    content = {"name": "hosts", "machine": machine, "results": list(results.values())}
-    out.write_text(json.dumps(content, indent=1) + "\n")
+    back = [seconds for failure in result["failures"] for seconds in failure["back_after"]]
+    results[result["name"]] = recording.row(ours=back, **result)
+    recording.write(out, results.values())
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import argparse
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.rollout.evaluate import interval
-from agro.rollout.paired import Sums, compare
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results/intervals.json"
+from agro.rollout.evaluate import interval  # noqa: E402
+from agro.rollout.paired import Sums, compare  # noqa: E402
+from benchmarks import recording  # noqa: E402
+
+RESULTS = ROOT / "benchmarks/results/intervals.json"
 RESPONSES = 8
 Values = NDArray[np.float64]
 Row = dict[str, Any]
@@ -210,13 +215,13 @@ def main() -> None:
     rows: list[Row] = []
     for kind, prompts in itertools.product(asked.only, asked.prompts):
         about = {"kind": kind, "prompts": prompts, "evaluations": asked.evaluations}
-        rows += [{**row, **about} for row in KINDS[kind](prompts, asked.evaluations)]
-    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() else []
+        found = KINDS[kind](prompts, asked.evaluations)
+        rows += [recording.row(ours=[row["coverage"]], goal=0.95, **row, **about) for row in found]
+    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
     made = {(row["kind"], row["prompts"]) for row in rows}
     rows = [row for row in kept if (row["kind"], row["prompts"]) not in made] + rows
-    document = json.dumps({"rows": rows}, indent=1)
-    RESULTS.write_text(document + "\n")
-    print(document if asked.json else "\n".join(summary(rows)))
+    recording.write(RESULTS, rows)
+    print(json.dumps(rows, indent=1) if asked.json else "\n".join(summary(rows)))
 
 
 if __name__ == "__main__":
