@@ -86,10 +86,8 @@ def limit_of_sampling(row: dict[str, Any]) -> str:
     if "products" not in row:
         return "unmeasured: run.py --limits of the benchmark"
     share = row["products"]
-    return (
-        f"{row['ratio'] / share:.2g} with the matrix products alone, which take {share:.0%} of our seconds; the "
-        "others are those of many small operations"
-    )
+    alone = f"{row['ratio'] / share:.2g} with the matrix products alone"
+    return f"{alone}, which take {share:.0%} of our seconds; small operations take the rest"
 
 
 def limit_of_step(row: dict[str, Any]) -> str:
