@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from agro.config import RunConfig
-from agro.models.head import sum_dtype
 from agro.models.policy import Policy
-from agro.models.tiles import KEPT, TILE
+from agro.models.tiles import KEPT, TILE, sum_dtype
 from agro.plan.cost import Work
 from agro.plan.probes import Rates, operations
 from agro.rollout.engines.capabilities import capabilities

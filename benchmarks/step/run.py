@@ -119,8 +119,8 @@ def step_of(model: str, dtype: str, tiny: Path, scratch: Path) -> tuple[Callable
 def head_of(name: str) -> tuple[Callable[[], None], float, int]:
     """Log-probs of one large vocabulary, forward and backward, without a model."""
     from agro.models import policy
-    from agro.models.head import Head
     from agro.models.logprobs import Outputs
+    from agro.models.tiles import Head
 
     vocabulary, positions, width = HEADS[name]
     random = torch.Generator().manual_seed(0)
@@ -236,7 +236,7 @@ def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
         if not asked.check:
             for way in ("ours", "peer"):
                 row[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
-            row["mib"] = row["ours_memory"] / 2**20
+            row["memory"] = row["ours_memory"] / row["peer_memory"]
         if asked.before:
             old = case.replace("mixed", "bfloat16")
             row["before"] = measured(old, asked.repeats, asked.tiny, ["ours"], asked.before.resolve())["ours"]
