@@ -91,6 +91,8 @@ def limit_of_sampling(row: dict[str, Any]) -> str:
 
 
 def limit_of_step(row: dict[str, Any]) -> str:
+    if row["ratio"] is None:
+        return ""
     most = row["ratio"] / row["share_of_product_rate"]
     return f"{most:.2g} with the step's matrix products alone, at their full rate"
 

@@ -276,7 +276,8 @@ def write(new: list[dict[str, Any]]) -> None:
         "tokens/s",
         "of the product",
     )
-    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *map(line, rows)]
+    timed = [row for row in rows if row["ours"]]
+    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *map(line, timed)]
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     note = f"`python benchmarks/step/run.py`, commits {commits}, {rows[0]['machine']}"
     (HERE / "step.md").write_text("\n".join([*table, "", note, ""]))
@@ -286,8 +287,7 @@ def write(new: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 2.5), layout="constrained")
-    names = [row["name"] for row in rows]
-    axes.barh(names, [row["ratio"] for row in rows])
+    axes.barh([row["name"] for row in timed], [row["ratio"] for row in timed])
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlabel("CPU seconds of the plain way / ours")
     figure.savefig(HERE / "step.svg", metadata={"Date": None})
