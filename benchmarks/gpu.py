@@ -49,9 +49,9 @@ import transformers
 from agro import objectives
 from agro.config import LoRA, RunConfig, SamplerConfig
 from agro.models.adapters import adapted
-from agro.models.head import Head
 from agro.models.logprobs import Outputs, token_streams
 from agro.models.policy import Masters, Policy
+from agro.models.tiles import Head
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
 from agro.train.learner import Local

@@ -34,7 +34,7 @@ PARTS = {  # folder -> unit of its goals; where it isn't RATIO, the median of `o
 FIRST = "s, first draw of the next process, at most"
 FURTHER = (  # goals for other figures of a row: benchmark, case, figure, goal, unit
     ("trl", "step of RLOO, mid, float32", "memory", 0.25, "of the peer's memory at most"),
-    ("step", "head4096 float32", "mib", 1024, "MiB for a row of 4,096 tokens at V = 152,000, at most"),
+    ("step", "head4096 float32", "memory", 0.25, "of the peer's memory at most"),
     ("step", "mid float32", "share_of_product_rate", 0.65, "of the rate of a product"),
     ("step", "mid mixed", "share_of_product_rate", 0.5, "of the rate of a product"),
     ("imports", "import of text_20000.jsonl, records a CPU second", "ours", 40_000, "a CPU s"),
@@ -86,13 +86,13 @@ def limit_of_sampling(row: dict[str, Any]) -> str:
     if "products" not in row:
         return "unmeasured: run.py --limits of the benchmark"
     share = row["products"]
-    return (
-        f"{row['ratio'] / share:.2g} with the matrix products alone, {share:.0%} of our seconds; the "
-        "others are those of many small operations"
-    )
+    alone = f"{row['ratio'] / share:.2g} with the matrix products alone"
+    return f"{alone}, which take {share:.0%} of our seconds; small operations take the rest"
 
 
 def limit_of_step(row: dict[str, Any]) -> str:
+    if row["ratio"] is None:
+        return ""
     most = row["ratio"] / row["share_of_product_rate"]
     return f"{most:.2g} with the step's matrix products alone, at their full rate"
 

@@ -21,8 +21,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from agro.errors import Refused
-from agro.models.head import Head, sum_dtype
-from agro.models.tiles import KEPT, OF_REFERENCE, Plan, Slopes, Sums, add_tile, after_tiles, d_logits, fill
+from agro.models.tiles import (
+    KEPT,
+    OF_REFERENCE,
+    Head,
+    Plan,
+    Slopes,
+    Sums,
+    add_tile,
+    after_tiles,
+    d_logits,
+    fill,
+    sum_dtype,
+)
 from agro.models.token_draws import keys, uniforms
 from agro.types import KeptSets
 

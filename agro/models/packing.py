@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agro.models.head import Head
+from agro.models.tiles import Head
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache

@@ -22,11 +22,6 @@ def mixed(x: Bits) -> Bits:
     return x ^ (x >> np.uint64(31))
 
 
-def unit(x: Bits, bits: int) -> NDArray[np.float64]:
-    """Numbers in [0,1) of the highest `bits`."""
-    return (x >> np.uint64(64 - bits)).astype(np.float64) * 2.0**-bits
-
-
 def keys(tokens: Tensor, seed: float) -> Bits:
     """[B,T]: for each token a hash of those before it and of the seed; of rows [B,T] of tokens."""
     position = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
@@ -37,9 +32,8 @@ def keys(tokens: Tensor, seed: float) -> Bits:
 
 def uniforms(key: Bits, count: int) -> Tensor:
     """[n,count] numbers in [0,1) in float64, of keys [n]."""
-    return torch.from_numpy(
-        unit(mixed(np.add.outer(key, GAMMA * np.arange(1, count + 1, dtype=np.uint64))), 53)
-    )
+    bits = mixed(np.add.outer(key, GAMMA * np.arange(1, count + 1, dtype=np.uint64)))
+    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 class TokenDraws:

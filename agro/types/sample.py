@@ -82,25 +82,24 @@ class Sample:
     def of(cls, fields: Mapping[str, Any]) -> Self:
         """The same as `Sample(**fields)` of known names, in half of the time: the constructor of a frozen
         class calls a function for each field."""
-        sample = cls._unchecked(fields)
+        sample = cls.__new__(cls)
+        sample.__dict__.update(_UNKNOWN, meta={})
+        sample.__dict__.update(fields)
         sample.__post_init__()
         return sample
 
     @classmethod
     def all_of(cls, rows: Iterable[Mapping[str, Any]]) -> list[Self]:
         """`of` each, in less time: what is plainly right is checked for all of them together."""
-        samples = [cls._unchecked(fields) for fields in rows]
+        samples = []
+        for fields in rows:
+            samples.append(cls.__new__(cls))
+            samples[-1].__dict__.update(_UNKNOWN, meta={})
+            samples[-1].__dict__.update(fields)
         if not _are_plain(samples):
             for sample in samples:
                 sample.__post_init__()
         return samples
-
-    @classmethod
-    def _unchecked(cls, fields: Mapping[str, Any]) -> Self:
-        sample = cls.__new__(cls)
-        sample.__dict__.update(_UNKNOWN, meta={})
-        sample.__dict__.update(fields)
-        return sample
 
     def __post_init__(self) -> None:
         check_text(self.prompt, "sample")

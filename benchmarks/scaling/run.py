@@ -80,8 +80,8 @@ def gradient(policy: Any, groups: int, size: int, width: int, micro_tokens: int 
 
 def head(vocabulary: int) -> Work:
     """Log-probs of 512 positions of width 128, forward and backward."""
-    from agro.models.head import Head
     from agro.models.logprobs import Outputs, token_streams
+    from agro.models.tiles import Head
 
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn((1, 513, 128), generator=random).requires_grad_()

@@ -119,8 +119,8 @@ def step_of(model: str, dtype: str, tiny: Path, scratch: Path) -> tuple[Callable
 def head_of(name: str) -> tuple[Callable[[], None], float, int]:
     """Log-probs of one large vocabulary, forward and backward, without a model."""
     from agro.models import policy
-    from agro.models.head import Head
     from agro.models.logprobs import Outputs
+    from agro.models.tiles import Head
 
     vocabulary, positions, width = HEADS[name]
     random = torch.Generator().manual_seed(0)
@@ -236,7 +236,7 @@ def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
         if not asked.check:
             for way in ("ours", "peer"):
                 row[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
-            row["mib"] = row["ours_memory"] / 2**20
+            row["memory"] = row["ours_memory"] / row["peer_memory"]
         if asked.before:
             old = case.replace("mixed", "bfloat16")
             row["before"] = measured(old, asked.repeats, asked.tiny, ["ours"], asked.before.resolve())["ours"]
@@ -276,7 +276,8 @@ def write(new: list[dict[str, Any]]) -> None:
         "tokens/s",
         "of the product",
     )
-    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *map(line, rows)]
+    timed = [row for row in rows if row["ours"]]
+    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *map(line, timed)]
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     note = f"`python benchmarks/step/run.py`, commits {commits}, {rows[0]['machine']}"
     (HERE / "step.md").write_text("\n".join([*table, "", note, ""]))
@@ -286,8 +287,7 @@ def write(new: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 2.5), layout="constrained")
-    names = [row["name"] for row in rows]
-    axes.barh(names, [row["ratio"] for row in rows])
+    axes.barh([row["name"] for row in timed], [row["ratio"] for row in timed])
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlabel("CPU seconds of the plain way / ours")
     figure.savefig(HERE / "step.svg", metadata={"Date": None})

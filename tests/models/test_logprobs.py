@@ -11,8 +11,8 @@ from rounding import rounding
 from torch.profiler import ProfilerActivity, profile
 
 from agro.errors import Refused
-from agro.models.head import Head
 from agro.models.logprobs import STREAMS, token_streams
+from agro.models.tiles import Head
 from agro.models.token_draws import keys, uniforms
 from agro.objectives.needs import FUTURE, PROPOSAL, PROPOSAL_MEAN, changed
 from agro.types import KeptSets

@@ -10,9 +10,8 @@ from torch import nn
 from agro.api.plan.cost import Work
 from agro.api.plan.probes import Rates, operations
 from agro.config import RunConfig
-from agro.models.head import sum_dtype
 from agro.models.policy import Policy
-from agro.models.tiles import KEPT, TILE
+from agro.models.tiles import KEPT, TILE, sum_dtype
 from agro.rollout.engines.capabilities import capabilities
 from agro.train.abilities import lags
 

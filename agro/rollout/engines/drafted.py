@@ -25,8 +25,8 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
-from agro.models.head import Head
 from agro.models.policy import Policy
+from agro.models.tiles import Head
 from agro.rollout.engines.decoding_rows import ColumnsLayer, Finished, Stops, close_ranks
 from agro.rollout.engines.draw import draw, uniforms
 from agro.rollout.engines.protocol import Request

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agro.config import SamplerConfig
-from agro.models.token_draws import GAMMA, mixed, unit
+from agro.models.token_draws import GAMMA, mixed
 from agro.types.kept_sets import ALL, Ids
 
 BLOCK = 128  # tokens
@@ -103,4 +103,5 @@ def uniforms(
     seed_hash = mixed(np.array([seed % 2**64], dtype=np.uint64) + GAMMA)
     response_hash = mixed(seed_hash + GAMMA * (np.array(responses, dtype=np.uint64) + np.uint64(1)))
     places: NDArray[np.uint64] = np.add.outer(np.array(start), np.arange(1, count + 1)).astype(np.uint64)
-    return unit(mixed(response_hash[:, None] + GAMMA * places), 51)
+    bits = mixed(response_hash[:, None] + GAMMA * places)
+    return (bits >> np.uint64(13)).astype(np.float64) * 2.0**-51
