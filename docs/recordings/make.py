@@ -109,9 +109,6 @@ TRL = (
     "agro eval --model out/model --prompts held_out.jsonl --reward reward.py:prefix --max-new 4 -n 2",
     "agro import out/completions/*.parquet --store log.db",
     "agro check log.db",
-    "agro train log policy.model=runs/start/model data.store=log.db data.eval_prompts=held_out.jsonl "
-    "reward.name=reward.py:prefix num_generations=8 max_completion_length=4 learning_rate=1e-3 "
-    "train.steps=40 --out runs/log",
 )
 MADE_FIRST = ("init", "train")  # the other examples are about what these make
 FIRST_LINES, LAST_LINES = 60, 20  # of a longer output
