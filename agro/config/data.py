@@ -69,6 +69,11 @@ class DataConfig(Section):
     """a store of scored samples of the reference: the soft maximum of a prompt's rewards in it is its stored
     value, where the objective takes one (baseline = "stored"); the share of them that isn't above a
     response's own reward is its stored quantile"""
+    prompt_order: Literal["epochs", "uncertain"] = field("epochs", shared=True)
+    """which of `prompts` a step samples to. epochs: each once, then all in another order; uncertain: out of
+    `candidates` times as many of that order, at random without replacement, by weights √(V̂(1 − V̂)) + 0.05. V̂
+    is the tracked value (value_half_life) with ½ for the mean of the step's other prompts, so ½ before a
+    prompt's first response. For rewards from 0 to 1, others are refused (SPO, arXiv 2509.13232)"""
     value_half_life: Positive | None = field(None, shared=True)
     """optimizer steps after which a reward counts half in a prompt's stored value, which is then tracked:
     the mean reward of the run's earlier responses to it, with one more, the mean of the step's other prompts
@@ -125,7 +130,8 @@ class DataConfig(Section):
     candidates: Count = 4
     """of order = "closest" (adaptive replay buffer, arXiv 2512.10510): groups, drawn uniformly, that the
     policy scores for each one that is trained on, which costs a forward pass over their responses. A group is
-    kept with probability ∝ exp(closeness / temperature). Or of reward_power, by which they are kept"""
+    kept with probability ∝ exp(closeness / temperature). Or of reward_power, by which they are kept. Or of
+    prompt_order = "uncertain": prompts for each one that is sampled to"""
     closeness: Literal["behavior", "likelihood"] = "behavior"
     """of a response, in nats per token: behavior: −|log π − log μ| / T, with the recorded log-probs; or the
     paper's likelihood, log π / T, which prefers short and common texts. Its mean over a group's responses"""

@@ -119,7 +119,7 @@ ELSEWHERE = {
     "tapered": "topr",
     "a*po": "apo",
     "apo_zero": "kto, dpo or apo (A*PO), which is another method",
-    "spo": 'rloo with baseline = "stored" and data.value_half_life (recipe one_response)',
+    "spo": 'rloo with baseline = "stored", normalize and data.value_half_life (recipe one_response)',
     "optimal_token_baseline": "otb",
     "tir_optimal_token_baseline": "otb",
     "gspo_token": "gspo, whose gradient is the same where all tokens of a response have one advantage",

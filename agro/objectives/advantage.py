@@ -120,6 +120,17 @@ def _normalized(groups: Groups, v_N: Tensor) -> Tensor:
     return off_N / variance.clamp(min=VARIANCE).sqrt()
 
 
+def normalized_over_responses(groups: Groups, v_N: Tensor) -> Tensor:
+    """[N] v minus its mean over the responses of the step, over their standard deviation with n − 1, 1e-4 or
+    more (SPO, arXiv 2509.13232). A response counts by the weight of its group."""
+    weight_N = groups.weight[groups.group]
+    share_N = weight_N / weight_N.sum()
+    n = (weight_N > 0).sum()
+    off_N = v_N - (share_N * v_N).sum()
+    variance = (share_N * off_N.square()).sum() * n / (n - 1).clamp(min=1)
+    return off_N / variance.clamp(min=VARIANCE).sqrt()
+
+
 def normalized_by_part(groups: Groups) -> Tensor:
     """[N] Σ_k w_k (r_k − r̄_k)/(std r_k + 1e-6) over the parts of a reward, w their weights, and that minus
     its mean over its standard deviation over all tokens of the step (GDPO, arXiv 2601.05242).

@@ -196,7 +196,13 @@ class GroupBaseline(Ingredient):
 
 
 WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS = Weight(), GroupBaseline(), GroupBaseline(judged=True)
-COMPARED = {"weight_level": "sequence", "baseline": "others", "average": "sum", "regularizer": "sequence"}
+COMPARED: dict[str, object] = {
+    "weight_level": "sequence",
+    "baseline": "others",
+    "average": "sum",
+    "regularizer": "sequence",
+    "normalize": False,
+}
 
 
 def _without_weight(ingredient: Ingredient, options: Options) -> str:

@@ -354,7 +354,14 @@ def _check_shaped(phase: Phase, prefix: str) -> None:
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:
-    """Contradictions in the settings of the guard, and shares of what isn't drawn."""
+    """Contradictions in the settings of the guard and of prompt_order, and shares of what isn't drawn."""
+    if config.data.prompt_order == "uncertain":
+        problems = {
+            "data.value_half_life isn't set, by which values are tracked": not config.data.value_half_life,
+            "data.candidates is 1: there is nothing to choose from": config.data.candidates == 1,
+            'source.kind = "elsewhere": collectors choose prompts': config.source.kind == "elsewhere",
+        }
+        refuse_first(f'{prefix}data.prompt_order = "uncertain": ', problems, ". What to do: change one")
     guard = config.guard
     if guard.action == "skip" and guard.kl is not None:
         raise Refused(

@@ -279,6 +279,16 @@ class TrackedValues:
         """`learner`: to whose weights staleness is relative; `half_life`: in optimizer steps."""
         self.store, self.run, self.learner, self.half_life = store, run, learner, half_life
 
+    def value(self, rewards: Sequence[tuple[int, float]], one_more: float | None) -> float:
+        """V̂ of a prompt with these (version, reward), and one more that isn't known where it is None; NaN
+        without any."""
+        weights = [2 ** (-(self.learner.version - version) / self.half_life) for version, _ in rewards]
+        total = math.fsum(w * reward for w, (_, reward) in zip(weights, rewards, strict=True))
+        count = math.fsum(weights)
+        if one_more is not None:
+            total, count = total + one_more, count + 1
+        return total / count if count else math.nan
+
     def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
         """NaN for a prompt without earlier responses in a batch without other prompts."""
         ids = {s.id for s in samples if s.id is not None}
@@ -293,11 +303,6 @@ class TrackedValues:
         values = {}
         for name in names:
             other_means = [mean for other, mean in means.items() if other != name]
-            ages = [self.learner.version - version for version, _ in rewards[name]]
-            weights = [2 ** (-age / self.half_life) for age in ages]
-            total = math.fsum(w * reward for w, (_, reward) in zip(weights, rewards[name], strict=True))
-            count = math.fsum(weights)
-            if other_means:
-                total, count = total + math.fsum(other_means) / len(other_means), count + 1
-            values[name] = total / count if count else math.nan
+            others = math.fsum(other_means) / len(other_means) if other_means else None
+            values[name] = self.value(rewards[name], others)
         return _with_columns(batch, {"stored_value": [values[s.prompt_id] for s in samples]})

@@ -19,8 +19,9 @@ from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.store import At, Selection, Store
+from agro.store.draw_rules import pick_likely
 from agro.store.drawing import wait_for_groups
-from agro.train.collate import total_reward
+from agro.train.collate import TrackedValues, total_reward
 from agro.train.feed import Feed, Valid
 from agro.train.learner import Learner
 from agro.train.phases import Phase, derive
@@ -72,6 +73,37 @@ class PromptOrder:
                 self._order = sorted(self.prompts, key=lambda p: (derive(self.seed, epoch, p.id), p.id))
             prompts += self._order[offset : offset + count - len(prompts)]
         return prompts
+
+
+class UncertainOrder(PromptOrder):
+    """Prompts of uncertain value first (SPO, arXiv 2509.13232), see `data.prompt_order`."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int, candidates: int, values: TrackedValues) -> None:
+        """`candidates`: for each prompt that is taken, 2 or more; `values`: of the run."""
+        super().__init__(prompts, seed)
+        self.candidates, self.values = candidates, values
+
+    def take(self, start: int, count: int) -> list[Prompt]:
+        """Raises `Refused` for rewards that aren't from 0 to 1, and where there are too few prompts."""
+        if count > len(self.prompts):
+            raise Refused(
+                f'data.prompt_order = "uncertain" takes {count} different prompts at a step, and there are '
+                f"{len(self.prompts)}. What to do: lower train.groups"
+            )
+        first, number = start * self.candidates, count * self.candidates
+        prompts = {prompt.id: prompt for prompt in super().take(first, number)}
+        stored = self.values.store.experience.rewards(self.values.run, prompts, without=())
+        log_weight = {}
+        for name, rewards in stored.items():
+            if outside := [reward for _, reward in rewards if not 0 <= reward <= 1]:
+                raise Refused(
+                    f'data.prompt_order = "uncertain" needs rewards from 0 to 1, but a response to prompt '
+                    f'{name} has {outside[0]:g}. What to do: rescale the reward, or set "epochs"'
+                )
+            value = self.values.value(rewards, 0.5)
+            log_weight[name] = math.log(math.sqrt(value * (1 - value)) + 0.05)
+        at = At(self.values.run, start, self.seed, self.values.learner.version)
+        return [prompts[name] for name in pick_likely(log_weight, count, at)]
 
 
 @dataclass

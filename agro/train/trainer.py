@@ -35,7 +35,7 @@ from agro.train.adversary import AdversarialSource
 from agro.train.asking_again import AskingAgainSource, without_hint
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import follows_log, samples_kl
-from agro.train.collate import StoredValues, recording
+from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.drafting import DraftSource
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
@@ -62,7 +62,7 @@ from agro.train.proposing import PropsSource
 from agro.train.publications import Publications
 from agro.train.searching import SearchingSource, of_turns
 from agro.train.set_aside import Budget, set_aside, within_budget, write_set_aside
-from agro.train.source import InlineSource, PromptOrder, Source
+from agro.train.source import InlineSource, PromptOrder, Source, UncertainOrder
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
 from agro.train.watch import Watch
@@ -304,32 +304,37 @@ class BaseTrainer:
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
-        source, monitors = self._source(phase, position), self._monitors(phase, learner, trained)
+        source, monitors = self._source(phase, position, learner), self._monitors(phase, learner, trained)
         if isinstance(source, Monitor):  # whose fits are in checkpoints
             monitors = [source, *monitors]
         return Parts(source, feed, monitors)
 
-    def _source(self, phase: Phase, position: Position) -> Source:
+    def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
         config = phase.config
         source: Source
         if config.source.kind == "elsewhere":
             run, step = self.folder.id, position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
-            source = self._inline(phase)
+            source = self._inline(phase, learner)
         if config.reward.learned is not None:
             source = AdversarialSource(source, self.policy, self.store, config)
         return JudgingSource(source, self.store) if config.data.experts_win else source
 
-    def _inline(self, phase: Phase) -> Source:
+    def _inline(self, phase: Phase, learner: Learner) -> Source:
         """The source that samples in this process, and what the phase puts around it."""
         config, prompts = recording(self.phases, phase), self.prompts
         if any("hint" in prompt.columns for prompt in prompts):
             prompts = [without_hint(prompt) for prompt in prompts]
-        order = PromptOrder(prompts, derive(config.train.seed, "prompts", phase.name))
+        run, data, seed = self.folder.id, config.data, derive(config.train.seed, "prompts", phase.name)
+        order = PromptOrder(prompts, seed)
+        if data.prompt_order == "uncertain":
+            assert data.value_half_life is not None
+            tracked = TrackedValues(self.store, run, learner, data.value_half_life)
+            order = UncertainOrder(prompts, seed, data.candidates, tracked)
         is_here = "shares_weights" in declared(self.engine)
         weights = None if is_here else self.out / "weights" / "served"
-        rollout, run = self._rollout(phase), self.folder.id
+        rollout = self._rollout(phase)
         inline = InlineSource(config, rollout, order, self.reward, self.store, run, self.activity, weights)
         environment = self.environments[phase.name] if config.search is not None else None
         if environment is not None:

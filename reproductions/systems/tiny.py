@@ -31,6 +31,12 @@ def low(completions: list[str], **_: Any) -> list[float]:
     return [sum(c in "01234" for c in text) / 3 for text in completions]
 
 
+def half_certain(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """1 for prompts below 030; of the others whether the sum of the response's characters is even."""
+    even = [float(sum(map(ord, text)) % 2 == 0) for text in completions]
+    return [1.0 if prompt < "030" else chance for prompt, chance in zip(prompts, even, strict=True)]
+
+
 def prompts(path: Path, numbers: range) -> str:
     """Writes them; the file's name."""
     path.parent.mkdir(parents=True, exist_ok=True)

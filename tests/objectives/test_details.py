@@ -341,6 +341,7 @@ def test_a_list_of_an_option_becomes_a_tuple() -> None:
         ("prefix_consistency", {"beta": 0.3}, "row"),
         ("rloo", {}, "row"),
         ("rloo", {"beta": 0.3}, "group"),
+        ("rloo", {"normalize": True}, "step"),
         ("reinforce", {"baseline": "mean"}, "row"),
         ("kl_pg", {"beta": 0.3}, "row"),
         ("grpo", {"beta": 0.3}, "row"),

@@ -242,7 +242,7 @@ def test_an_unknown_objective(act: Any) -> None:
         (
             "rloo",
             {"zeta_coefficient": 1},
-            ("unknown option zeta_coefficient", "it has: beta, baseline, weight"),
+            ("unknown option zeta_coefficient", "it has: beta, baseline, normalize, weight"),
         ),
         ("agro_onpolicy", {"beta": 0.1, "scale": "loss"}, ("unknown option scale",)),
         ("agro", {"beta": -0.1}, ("beta", "0 or more", "-0.1")),

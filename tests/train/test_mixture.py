@@ -1,5 +1,5 @@
 """What a step is made of: shares of the store by role and over steps, the closest groups, groups with a
-spread of rewards, a tracked baseline; and that each resumes exactly."""
+spread of rewards, a tracked baseline, prompts of uncertain value; and that each resumes exactly."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.errors import Interrupted, Refused
 from agro.rollout import CollectResult
-from agro.store import Store
+from agro.store import Store, is_held_out
 from agro.train.check import check_config
 from agro.train.collate import TrackedValues, collate
 from agro.train.feed import per_token
 from agro.train.phases import Phase
-from agro.train.source import ROUNDS, FillRequest, fill
-from agro.types import Sample
+from agro.train.source import ROUNDS, FillRequest, UncertainOrder, fill
+from agro.types import Prompt, Sample
 
 
 def of(replay: Any, groups: int = 4) -> Phase:
@@ -88,17 +88,18 @@ def test_shares_of_what_isn_t_drawn_are_refused(data: dict[str, Any], key: str) 
         check_config(RunConfig.of(values))
 
 
+TRACKED: dict[str, Any] = {
+    "objective": {"name": "rloo", "baseline": "stored"},
+    "sampler__n": 1,
+    "data__value_half_life": 3.0,
+}
 RUNS: dict[str, dict[str, Any]] = {
     "shares": {"data__replay": {"log": 0.25, "policy": 0.5}},
     "closest": {"data__replay": 0.5, "data__order": "closest", "data__roles": ["policy"]},
     "age": {"data__replay": 0.5, "data__order": "age_weighted", "data__age_decay": 0.3},
     "spread": {"data__replay": 0.5, "data__spread": True},
     "drift": {"data__replay": 0.5, "data__roles": ["policy"], "data__max_drift": 0.02},
-    "tracked": {
-        "objective": {"name": "rloo", "baseline": "stored"},
-        "sampler__n": 1,
-        "data__value_half_life": 3.0,
-    },
+    "uncertain": TRACKED | {"data__prompt_order": "uncertain"},
 }
 
 
@@ -259,13 +260,83 @@ def test_a_tracked_value_forgets_and_leaves_out_the_batch(tmp_path: Path) -> Non
         assert own.extra["stored_value"].tolist() == pytest.approx([(0.0 + 0.5) / 1.75])
 
 
+def uncertain(store: Store, prompts: str, candidates: int) -> UncertainOrder:
+    """Of half-life 2 at version 10."""
+    tracked = TrackedValues(store, "r", SampleSummary(), 2.0)  # type: ignore[arg-type]
+    return UncertainOrder([Prompt(name, name) for name in prompts], 7, candidates, tracked)
+
+
+def scored(store: Store, prompt: str, rewards: list[float]) -> None:
+    for reward in rewards:
+        sample = logged(prompt, [-1.0], reward=reward, version=10, prompt_id=prompt)
+        store.append([sample], run="r", step=1)
+
+
+def test_prompts_are_drawn_by_the_uncertainty_of_their_value(tmp_path: Path) -> None:
+    """Three rewards 1 of a: V̂ = 3.5/4; of b a 1 and a 0: ½; of c a 0: ¼; d has none: ½.
+
+    Of all four one is drawn, 3000 times: its share is √(V̂(1 − V̂)) + 0.05 over their sum, up to four standard
+    deviations of a count.
+    """
+    values = {"a": 3.5 / 4, "b": 0.5, "c": 0.25, "d": 0.5}
+    with Store.open(tmp_path / "s.db") as store:
+        for name, rewards in (("a", [1.0] * 3), ("b", [1.0, 0.0]), ("c", [0.0])):
+            scored(store, name, rewards)
+        order = uncertain(store, "abcd", 4)
+        drawn = [order.take(start, 1)[0].id for start in range(3000)]
+        assert drawn[:50] == [uncertain(store, "abcd", 4).take(start, 1)[0].id for start in range(50)]
+    weight = {name: math.sqrt(v * (1 - v)) + 0.05 for name, v in values.items()}
+    for name, w in weight.items():
+        share = w / sum(weight.values())
+        assert abs(drawn.count(name) - 3000 * share) < 4 * math.sqrt(3000 * share * (1 - share))
+
+
+def test_a_step_has_different_prompts_out_of_its_candidates(tmp_path: Path) -> None:
+    """Of 4 prompts 3 from 6 candidates, which are of two epochs; of 12 prompts in turn 2 of 4 each."""
+    with Store.open(tmp_path / "s.db") as store:
+        few = uncertain(store, "abcd", 2)
+        assert all(len({p.id for p in few.take(3 * step, 3)}) == 3 for step in range(20))
+        many = uncertain(store, "abcdefghijkl", 2)
+        assert len({p.id for step in range(3) for p in many.take(2 * step, 2)}) == 6
+        with pytest.raises(Refused, match=r"takes 5 different prompts at a step, and there are 4"):
+            few.take(0, 5)
+        scored(store, "b", [0.0, 1.5])
+        with pytest.raises(Refused, match=r"rewards from 0 to 1, but a response to prompt b has 1\.5"):
+            few.take(0, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"data__value_half_life": None}, "data.value_half_life isn't set"),
+        ({"data__candidates": 1}, "data.candidates is 1"),
+        ({"source__kind": "elsewhere"}, "collectors choose prompts"),
+    ],
+)
+def test_an_uncertain_order_that_can_t_be_is_refused(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=f'data.prompt_order = "uncertain": .*{problem}'):
+        check_config(tiny(tmp_path, **RUNS["uncertain"] | changes))
+
+
+def test_an_uncertain_order_has_no_held_out_prompts(tmp_path: Path) -> None:
+    config = tiny(tmp_path, **RUNS["uncertain"] | {"data__hold_out": 0.5, "data__ask_held_out": False})
+    trainer = Trainer(config, tmp_path / "run")
+    trainer.run()
+    with Store.open(tmp_path / "run/store.db", read_only=True) as store:
+        sampled = {sample.prompt_id for sample in store.samples()}
+    assert len(sampled) > 10
+    assert not any(is_held_out(name, 0.5) for name in sampled)
+
+
 def test_groups_of_one_learn_with_a_tracked_value(tmp_path: Path) -> None:
     """The share of sevens in a response from random weights: 0.09 at the start, more than 0.5 at the end."""
     (tmp_path / "sevens.py").write_text(
         "def score(completions, **columns):\n    return [text.count('7') / 3 for text in completions]\n"
     )
     changes = {"reward__name": f"{tmp_path / 'sevens.py'}:score", "train__groups": 16, "train__steps": 60}
-    Trainer(tiny(tmp_path, **RUNS["tracked"] | changes), tmp_path / "run").run()
+    Trainer(tiny(tmp_path, **TRACKED | changes), tmp_path / "run").run()
     rewards = [m["reward_mean"] for m in metrics(tmp_path / "run") if m["step"]]
     assert np.mean(rewards[:5]) < 0.2
     assert np.mean(rewards[-5:]) > 0.5

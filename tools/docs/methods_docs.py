@@ -109,8 +109,9 @@ RULES = {
     "token rewards of a flow network, RLFR (2510.10201)": (
         "`reward.flow`, recipe `rlfr`; of stored responses `agro.rewards.flow`"
     ),
-    "tracked baseline V̂(x) for groups of one, SPO (2509.13232)": (
-        "`data.value_half_life`, recipe `one_response`"
+    "tracked baseline V̂(x) for groups of one, uncertain prompts first, SPO (2509.13232)": (
+        '`data.value_half_life`, `data.prompt_order = "uncertain"`, `normalize` of `rloo`, recipe '
+        "`one_response`"
     ),
 }
 UNREAD = {"2605.18899": "its text. Nothing of it was found to read but what others say it does."}
@@ -149,11 +150,6 @@ NOT_CARRIED = {
         "`tbrm` less the reference's V, the log of the sum of exp of its logits at the first token. A pass "
         "of the reference gives log-probs, and no such sum. Summaries were read, and the equation where "
         "others quote it"
-    ),
-    "SPO (2509.13232): its order of prompts and its normalization over the batch": (
-        "its code takes prompts by √(V̂(1 − V̂)) + .05 out of a larger batch. Here prompts come in an order "
-        "that is shuffled anew in each epoch, whatever their V̂; `rloo` with a stored baseline is SPO "
-        "without both"
     ),
     "VAPO (2504.05118)": (
         "λ that grows with a response's length, and a value that is trained before the policy; its two λ are "

@@ -41,17 +41,29 @@ from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, log_ratio, of_level
 from agro.types import Batch, Tensor
 
 
-def rloo(streams: Streams, batch: Batch, *, beta: Beta = 0.0, baseline: Baseline = "others") -> Terms:
+def rloo(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: Beta = 0.0,
+    baseline: Baseline = "others",
+    normalize: Annotated[
+        bool,
+        Option("subtract the mean of the step's advantages, and divide by their standard deviation (n − 1)"),
+    ] = False,
+) -> Terms:
     """REINFORCE with the leave-one-out baseline (arXiv 2402.14740): −(1/n) Σ_i (r_i − r̄_{-i}) log π(y_i).
 
     β > 0 puts k1 against the reference into the reward: r_i − β ρ_i at the present policy, without gradient.
     baseline: r̄_{-i}, or "stored" for groups of one, as SPO (arXiv 2509.13232) has it with a tracked value
-    (data.value_half_life), here without its normalization, or "step", as of `agro`. On fresh samples the
-    expected gradient is the same for all.
+    (data.value_half_life) and `normalize`, or "step", as of `agro`. On fresh samples the expected gradient
+    is the same for all baselines; `normalize` divides it by a number that depends on the step's responses.
     """
     groups = Groups.of(batch)
     R_N = regularized_reward(streams, batch, groups, beta).detach()
     advantage_N = less_baseline(groups, streams["logp"], R_N, baseline)
+    if normalize:
+        advantage_N = advantages.normalized_over_responses(groups, advantage_N)
     return Terms(groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"])))
 
 
