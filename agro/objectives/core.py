@@ -96,7 +96,7 @@ class Ingredient:
 
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
-        return {need for option, need in self.reads.items() if options[option]}
+        return {need for option, need in self.reads.items() if options.get(option)}
 
     def conflict(self, options: Options, explicit: Options) -> str:
         """Why these options exclude each other, "" where they don't. `explicit`: without defaults."""
