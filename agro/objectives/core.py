@@ -20,6 +20,7 @@ anything else NAME is an `agro.objectives.Objective` that declares what its func
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, wraps
@@ -36,6 +37,7 @@ from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     GROUPS,
     NEEDS,
+    OBSERVED_LOGP,
     REF_LOGP,
     REWARD,
     STORED_VALUE,
@@ -45,7 +47,7 @@ from agro.objectives.needs import (
     grouping,
     ordered,
 )
-from agro.objectives.options import REQUIRED, Singletons, checked, defaults_of, model_of
+from agro.objectives.options import REQUIRED, Observing, Singletons, checked, defaults_of, model_of
 from agro.types import Batch, Tensor
 
 Streams = Mapping[str, Tensor]
@@ -54,7 +56,7 @@ Coupling = Literal["row", "group", "step"]
 # notes that quote it; or inferred from the abstract.
 Certainty = Literal["code", "paper", "notes", "reconstructed"]
 Options = Mapping[str, Any]
-STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream)))
+STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream) and need != OBSERVED_LOGP))
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,17 @@ class Gradient:
     """Loss and gradient of an objective on one batch, which its ingredients change one after the other."""
 
     loss: float
-    logp_BT: Tensor  # d loss / d logp
+    logp_BT: Tensor  # d loss / d logp, or the `stream` of an ingredient
     metrics: Mapping[str, float]
+
+    def likelier(self, share: float, logp_BT: Tensor, weight_BT: Tensor, metric: str) -> Gradient:
+        """With −log π in the loss, mean by the weights, times `share`; NaN as `metric` of no weights."""
+        if not weight_BT.any():
+            return replace(self, metrics={**self.metrics, metric: math.nan})
+        weight_BT = weight_BT / weight_BT.sum()
+        mean = -float((weight_BT * logp_BT.detach()).sum())
+        metrics = {**self.metrics, metric: mean}
+        return Gradient(self.loss + share * mean, self.logp_BT - share * weight_BT, metrics)
 
 
 class Ingredient:
@@ -80,10 +91,12 @@ class Ingredient:
 
     options: ClassVar[Mapping[str, tuple[Any, Any]]]  # (annotation, default)
     metrics: ClassVar[tuple[str, ...]] = ()  # that it adds where its first option isn't at its default
+    reads: ClassVar[Mapping[str, Need]] = {}  # by option, what it needs unless that is 0
+    stream: ClassVar[str] = "logp"  # whose gradient it changes; without the stream it isn't applied
 
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
-        return set()
+        return {need for option, need in self.reads.items() if options.get(option)}
 
     def conflict(self, options: Options, explicit: Options) -> str:
         """Why these options exclude each other, "" where they don't. `explicit`: without defaults."""
@@ -100,7 +113,22 @@ class SmallGroups(Ingredient):
     options: ClassVar = {"singletons": (Singletons, "error")}
 
 
-SINGLETONS = SmallGroups()
+class Observations(Ingredient):
+    """Adds a share of −log π of what the environment answered, mean over these tokens of the step (ECHO,
+    arXiv 2605.24517). A weight w counts the rows of a group w times."""
+
+    options: ClassVar = {"observations": (Observing, 0.0)}
+    metrics: ClassVar = ("observation_loss",)
+    reads: ClassVar = {"observations": OBSERVED_LOGP}
+    stream: ClassVar = OBSERVED_LOGP
+
+    def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
+        """Adds the metric `observation_loss` as well: NaN in a step without an answer."""
+        weight_BT = masked(batch, batch.weight.double()[:, None].expand(batch.mask.shape), OBSERVED_LOGP)
+        return gradient.likelier(options["observations"], logp_BT, weight_BT, "observation_loss")
+
+
+SINGLETONS, OBSERVATIONS = SmallGroups(), Observations()  # the latter is a part of every objective
 
 
 @dataclass(frozen=True)
@@ -152,7 +180,9 @@ class Objective:
 
     def _added(self) -> dict[str, tuple[Any, Any]]:
         """(annotation, default) of the options that aren't the function's own."""
-        return {key: option for part in self.ingredients for key, option in part.options.items()}
+        return {
+            key: option for part in (*self.ingredients, OBSERVATIONS) for key, option in part.options.items()
+        }
 
     @property
     def summary(self) -> str:
@@ -170,7 +200,8 @@ class Objective:
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
         # Of two with one name the ingredient's stays: a weight allows for stale samples, which it corrects.
-        needs = set[Need]().union(*(part.needs(options) for part in self.ingredients), self.requires(options))
+        parts = (*self.ingredients, OBSERVATIONS)
+        needs = set[Need]().union(*(part.needs(options) for part in parts), self.requires(options))
         return needs - {GROUPS} if options.get("singletons") == "pool" else needs
 
     def conflict(self, options: Options, explicit: Options) -> str:
@@ -229,9 +260,11 @@ def blank(batch: Batch, stream: str) -> Tensor:
     return torch.zeros(shape, dtype=torch.float64, device=batch.mask.device)
 
 
-def masked(batch: Batch, stream: Tensor) -> Tensor:
-    """A stream [B,T] with 0 outside the mask; one of [B] as it is."""
-    return torch.where(batch.mask, stream, 0.0) if stream.dim() == 2 else stream
+def masked(batch: Batch, values: Tensor, stream: str = "logp") -> Tensor:
+    """Values [B,T] of a stream with 0 outside its mask, which is the batch's of all but the observations'
+    log-probs; [B] as they are."""
+    mask = batch.extra["observed"].bool() if stream == OBSERVED_LOGP else batch.mask
+    return torch.where(mask, values, 0.0) if values.dim() == 2 else values
 
 
 def always(*needs: Need) -> Callable[[Options], set[Need]]:

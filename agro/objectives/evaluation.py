@@ -10,7 +10,17 @@ import numpy as np
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import Gradient, Objective, Options, Streams, Terms, blank, masked, wanted_streams
+from agro.objectives.core import (
+    OBSERVATIONS,
+    Gradient,
+    Objective,
+    Options,
+    Streams,
+    Terms,
+    blank,
+    masked,
+    wanted_streams,
+)
 from agro.objectives.needs import GROUPS, LogProb, Need, grouping, judging, least_responses, ordered
 from agro.objectives.reduce import Groups
 from agro.objectives.table import get
@@ -94,17 +104,20 @@ def differentiate(
     terms = objective.function(leaves, part, **objective.function_options(options))
     gradients = _gradients(terms, leaves, part)
     metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
-    gradient = Gradient(float(terms.loss.detach()), gradients["logp"], metrics)
-    for ingredient in objective.ingredients:
-        gradient = ingredient.apply(options, leaves["logp"], part, gradient)
-    gradients["logp"], metrics = gradient.logp_BT, dict(gradient.metrics)
+    loss = float(terms.loss.detach())
+    for ingredient in (*objective.ingredients, OBSERVATIONS):
+        stream = ingredient.stream
+        if stream in leaves:
+            gradient = Gradient(loss, gradients[stream], metrics)
+            gradient = ingredient.apply(options, leaves[stream], part, gradient)
+            loss, gradients[stream], metrics = gradient.loss, gradient.logp_BT, dict(gradient.metrics)
     grads = {stream: _scatter_rows(grad, batch, stream, keep) for stream, grad in gradients.items()}
     _check_gradients(name, needs, grads, streams, batch, rows)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
     if dropped:
         metrics["ties_dropped"] = float(dropped)
-    return Evaluation(gradient.loss, grads, metrics)
+    return Evaluation(loss, grads, metrics)
 
 
 def pool_singletons(batch: Batch) -> Batch:
@@ -169,7 +182,7 @@ def _usable_rows(name: str, needs: set[Need], batch: Batch, options: Options, ju
 def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | None) -> Tensor:
     """A stream of the kept rows in float64 that gradients flow to, 0 outside the mask; raises `NotFinite`."""
     selected = value if keep is None else value[keep]
-    leaf = masked(part, selected.detach().double()).requires_grad_()
+    leaf = masked(part, selected.detach().double(), stream).requires_grad_()
     bad_B = ~leaf.isfinite().view(len(leaf), -1).all(1)
     if bad_B.any():
         raise NotFinite(
@@ -184,7 +197,7 @@ def _gradients(terms: Terms, leaves: Streams, part: Batch) -> dict[str, Tensor]:
     target = terms.loss if terms.surrogate is None else terms.surrogate
     grads = {}
     for stream, grad in zip(leaves, torch.autograd.grad(target, list(leaves.values()), allow_unused=True)):
-        grads[stream] = blank(part, stream) if grad is None else masked(part, grad)
+        grads[stream] = blank(part, stream) if grad is None else masked(part, grad, stream)
     return grads
 
 

@@ -7,7 +7,6 @@ judged pairs the winners (RPO, arXiv 2404.19733).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -61,12 +60,7 @@ class Imitation(Ingredient):
             return gradient
         imitated_B = _imitated(options["imitation_reward"], batch, self.winners)[batch.response]
         weight_BT = torch.where(batch.mask & imitated_B[:, None], batch.weight.double()[:, None], 0.0)
-        if not weight_BT.any():
-            return Gradient(gradient.loss, gradient.logp_BT, {**gradient.metrics, "imitation_loss": math.nan})
-        weight_BT = weight_BT / weight_BT.sum()
-        mean = -float((weight_BT * logp_BT.detach()).sum())
-        metrics = {**gradient.metrics, "imitation_loss": mean}
-        return Gradient(gradient.loss + share * mean, gradient.logp_BT - share * weight_BT, metrics)
+        return gradient.likelier(share, logp_BT, weight_BT, "imitation_loss")
 
 
 IMITATION, IMITATION_OF_WINNERS = Imitation(), Imitation(winners=True)

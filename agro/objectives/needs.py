@@ -272,6 +272,15 @@ class Stream(Need):
         super().__init__(name, provider, f'pass it: streams={{"{name}": …}}', what=f'the stream "{name}"')
 
 
+class Observed(Stream):
+    """Log-probs at other tokens than the objective's: those that `extra["observed"]` [B,T] marks."""
+
+    def check(self, name: str, batch: Batch) -> None:
+        observed = batch.extra.get("observed")
+        if observed is None or observed.shape != batch.mask.shape:
+            raise self.refusal(name, batch.ids, len(batch.mask))
+
+
 class Extrapolation(Stream):
     """log π̂ of the token, a constant: π̂ ∝ π (π/π_ref)^λ, which lies beyond π, seen from the reference."""
 
@@ -410,11 +419,18 @@ NORMALIZER = Stream("normalizer", "step")  # log Σ_a exp of the logits
 FUTURE = Extrapolation("future", "reference")
 PROPOSAL = Proposal("proposal", "step")
 PROPOSAL_MEAN = Proposal("proposal_mean", "step")
+OBSERVED_LOGP = changed(
+    Observed("observed_logp", "step"),
+    what="the tokens that an environment answered (objective.observations)",
+    way_out="play episodes ([environment]), train on stored ones with their tokens, or set "
+    "objective.observations = 0",
+)
 VALUE = Stream("value", "value_head")
 PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
     *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, FUTURE, VALUE, PREFIX_VALUE),
+    OBSERVED_LOGP,
     *(REWARD, REWARD_PARTS, PART_WEIGHTS, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP),
     *(DRAWN_VALUE, STORED_VALUE, STORED_QUANTILE, HINTED, MEANING, GROUPS, TRIPLES, PAIRS, VOTES),
 )

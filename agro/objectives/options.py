@@ -121,6 +121,15 @@ Singletons = Annotated[
     ),
 ]
 
+Observing = Annotated[
+    float,
+    Option(
+        "of what the environment answered in the loss: times −log π, mean over all these tokens of the step",
+        "loss per nat",
+        ge=0,
+    ),
+]
+
 
 def model_of(
     function: Callable[..., Any], preset: Mapping[str, Any] = MappingProxyType({}), **more: Any

@@ -286,7 +286,7 @@ def unclaimed(name: str) -> ProofRow:
     if any(claims.grouped for claims in CLAIMS[name]):
         settings.append({"singletons": "drop"})  # measured with the expected gradient
         settings.append({"singletons": "pool"})  # no group of the enumeration has one response; see the tests
-    shared = {"advantage": "rec"}
+    shared = {"advantage": "rec", "observations": ""}  # nothing is observed in the enumeration; see the tests
     for ingredient, owner in CLAIMED_BY.items():
         if ingredient in entry.ingredients:
             shared |= dict.fromkeys(ingredient.options, owner)

@@ -9,7 +9,16 @@ from typing import Any
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.objectives import Need, least_responses
-from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, MEANING, PAIRS, REF_LOGP, grouping, ordered
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    FRESH,
+    MEANING,
+    OBSERVED_LOGP,
+    PAIRS,
+    REF_LOGP,
+    grouping,
+    ordered,
+)
 from agro.rollout.engines.capabilities import capabilities
 from agro.runs.metrics import FOLLOWED
 from agro.train.abilities import lags, source_capabilities
@@ -248,6 +257,11 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import) "
             "and recipe pairs, data.experts_win with data.experts, or an objective on rewards, such as agro."
+        )
+    if OBSERVED_LOGP in needs and config.environment is None and data.store is None:
+        raise Refused(
+            f"{prefix}objective {name} needs {OBSERVED_LOGP.what}, but there is neither [environment] nor "
+            f"data.store. What to do: {OBSERVED_LOGP.way_out}."
         )
     if BEHAVIOR_LOGP in needs and data.samples:
         _check_truncation(config, prefix)

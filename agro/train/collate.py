@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 
 def collate(
-    samples: Sequence[Sample], version: int, pairs: Sequence[Pair] = (), *, over_kept: bool = False
+    samples: Sequence[Sample],
+    version: int,
+    pairs: Sequence[Pair] = (),
+    *,
+    over_kept: bool = False,
+    observed: bool = False,
 ) -> Batch:
     """Encoded samples as a batch, padded on the right.
 
@@ -39,6 +44,7 @@ def collate(
         version: of the learner's weights, to which staleness is relative.
         pairs: judgments of these samples.
         over_kept: whether log-probs are over the kept sets of the samples that have them.
+        observed: whether `extra["observed"]` [B,T] marks what environments answered.
     """
     row = {s.id: i for i, s in enumerate(samples)}
     lengths = [len(s.tokens) for s in samples if s.tokens is not None]
@@ -55,6 +61,8 @@ def collate(
         known = [math.nan if meaning is None else meaning for meaning in meanings]
         extra["meaning"] = torch.tensor(known, dtype=torch.float64)
     mask = _padded([s.mask for s in samples], T, 0, torch.bool)
+    if observed:
+        extra["observed"] = _padded([s.observed for s in samples], T, 0, torch.bool)
     batch = Batch.of(
         mask=mask,
         reward=[total_reward(s) for s in samples],

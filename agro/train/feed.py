@@ -15,7 +15,7 @@ import torch
 from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.objectives import least_responses
-from agro.objectives.needs import BEHAVIOR_LOGP, REWARD, REWARD_PARTS, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, OBSERVED_LOGP, REWARD, REWARD_PARTS, Need
 from agro.objectives.reduce import Groups
 from agro.rewards.shaping import shaped
 from agro.rewards.steps import by_token
@@ -314,7 +314,8 @@ class Feed:
         if reward.per_token or reward.per_step:
             samples = by_token(samples, reward.per_step, self.learner.encoder.decode)
         over_kept = has_ratios(self.needs)
-        batch = collate(samples, version, valid.pairs, over_kept=over_kept)
+        observed = OBSERVED_LOGP in self.needs
+        batch = collate(samples, version, valid.pairs, over_kept=over_kept, observed=observed)
         if "old_logp" in self.needs:
             batch = batch.replace(old_logp=self.learner.logp(batch))
         if "old_value" in self.needs:

@@ -24,6 +24,7 @@ from agro.models.policy import Policy
 from agro.models.tiles import OF_REFERENCE
 from agro.objectives import Evaluation, differentiate, get
 from agro.objectives.core import blank, wanted_streams
+from agro.objectives.needs import OBSERVED_LOGP
 from agro.train.micro import MicroBatch
 from agro.train.optimizer import activations
 from agro.types import Batch
@@ -183,15 +184,22 @@ def _forward(
     if rows is None:
         rows = torch.zeros(1, dtype=torch.long)
     width = int(batch.lengths[rows].max())
-    mask = batch.mask[rows, :width]
+    mask = places = batch.mask[rows, :width]
+    if OBSERVED_LOGP in want:  # the log-probs of one pass, at the tokens of both masks
+        observed = batch.extra["observed"][rows, :width]
+        places = mask | observed
     other = reference if OF_REFERENCE & set(want) else None
     kept_sets = None if batch.kept is None else batch.kept.rows(rows, width)
-    streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], mask, want, other, kept_sets)
+    own = [stream for stream in want if stream != OBSERVED_LOGP]
+    streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], places, own, other, kept_sets)
+    if OBSERVED_LOGP in want:
+        answers = observed.to(policy.device, non_blocking=True)
+        found = torch.where(answers, streams["logp"], 0.0)
     mask = mask.to(policy.device, non_blocking=True)
     for stream, value in streams.items():
         if value.dim() == 2:
             streams[stream] = torch.where(mask, value, 0.0)
-    return streams
+    return streams | {OBSERVED_LOGP: found} if OBSERVED_LOGP in want else streams
 
 
 def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:

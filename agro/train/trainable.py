@@ -13,6 +13,7 @@ from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.objectives import Need
 from agro.objectives.needs import (
+    OBSERVED_LOGP,
     PAIRS,
     PAIRS_AND_TIES,
     REWARD,
@@ -150,6 +151,7 @@ def check_store(
         )
     check.episodes()
     check.parts()
+    check.observations(fills=fills)
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     if data.spread:
         groups = [g for g in store.survey.each_group(**chosen(data)) if check.is_drawn(g.prompt_id)]
@@ -256,6 +258,18 @@ class _StoreCheck:
                     f"{sample.prompt_id}) of {self.store.path} has no value of {missing[0]}. What to do: "
                     f"{self.otherwise}{REWARD_PARTS.way_out}."
                 )
+
+    def observations(self, *, fills: bool) -> None:
+        """Refuse a log in which no environment answered, unless fresh episodes may have answers (`fills`)."""
+        if OBSERVED_LOGP not in self.needs or (fills and self.config.environment is not None):
+            return
+        rows = [row.id for row in self.rows()]
+        samples = self.store.samples(ids=rows, skip_damaged=True)
+        if not any(sample.observed is not None and sample.observed.any() for sample in samples):
+            names = [f"sample {i}" for i in rows[:NAMED]]
+            raise OBSERVED_LOGP.refusal(
+                self.name, names, len(rows), f"samples in {self.store.path}", len(rows)
+            )
 
     def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> int | None:
         """Refuse groups that are too small, unless `drop`; returns how many are left, None without groups.

@@ -218,6 +218,13 @@ class Sample:
         return self.action if self.learn is None else self.learn
 
     @property
+    def observed(self) -> NDArray[np.bool_] | None:
+        """[T] what an environment answered: tokens after the first to learn from that aren't actions."""
+        if self.mask is None or self.action is None:
+            return None
+        return np.logical_or.accumulate(self.mask) & ~self.action
+
+    @property
     def knows_behavior(self) -> bool:
         """Whether every action has its behavior log-prob."""
         if self.behavior_logp is None or self.action is None:

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from agro import Batch, objectives
 from agro.models.published import load_published
 from agro.pages.store.check_survey import survey
 from agro.pages.store.measurements import measure
+from agro.rollout.envs import Turn
 from agro.rollout.off_policy import compare_on_log
 from agro.store import Store
 from agro.store.records import Pair
-from agro.types import Sample
+from agro.train.collate import collate
+from agro.types import Prompt, Sample
 from reproductions.systems import tiny
 from reproductions.systems.row import Row
 from reproductions.systems.tiny import column, config, metrics, of_recipe, train
@@ -360,7 +363,43 @@ def _tracked_value(rewards: list[tuple[int, float]], version: int) -> float:
     return (0.5 + total) / (1 + sum(weights))
 
 
+class Telling:
+    """Tells the answer after the first of two turns, which end with any character."""
+
+    name, stop = "telling", tuple(tiny.DIGITS)
+
+    def reset(self, prompt: Prompt) -> dict[str, Any]:
+        return {"answer": str(prompt.columns["answer"]), "turns": 0}
+
+    def step(self, state: dict[str, Any], text: str) -> Turn:
+        state["turns"] += 1
+        if state["turns"] == 2:
+            return Turn(None, float(text in "01234"), True)
+        return Turn(state["answer"] + ">", 0.0)
+
+
+def _echo(folder: Path) -> list[Row]:
+    """One set of episodes, and two policies: with a share of what the environment answered, and without."""
+    found = []
+    for share in (0.0, 0.1):
+        changes = {"environment__name": f"{Path(__file__)}:Telling", "environment__max_turns": 2}
+        changes |= {"objective__observations": share, "train__steps": 40, "sampler__max_new": 1}
+        settings = of_recipe("echo", folder, **changes)
+        run = train(settings, folder / f"echo {share}")
+        with Store.open(folder / "echo 0.0" / "store.db", read_only=True) as store:
+            batch = collate(list(store.samples())[:200], 0, observed=True)
+        policy, observed = load_published(settings.policy, run / "model"), batch.extra["observed"]
+        assert batch.tokens is not None
+        assert batch.lengths is not None
+        with torch.no_grad():
+            found.append(
+                -float(policy.streams(batch.tokens, batch.lengths, observed)["logp"][observed].mean())
+            )
+    consequence = f"nats per token of what the environment answers, times those without it ({found[0]:.2f})"
+    return [Row("ECHO", "recipe `echo`, λ = 0.1, 40 steps", consequence, found[1] / found[0], 0.7, "at most")]
+
+
 RUNS = (
     *(_arb, _remix, _erc, _tuned_beta, _dynamic_sampling, _tracked, _opa_dpo, _nested, _topr, _critic),
-    *(_evaluation, _checkpoints, _checked, _ranked, _coverage, _freshper, _oreo, _pear, _spo),
+    *(_evaluation, _checkpoints, _checked, _ranked, _coverage, _freshper, _oreo, _pear, _spo, _echo),
 )

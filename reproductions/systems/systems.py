@@ -50,7 +50,6 @@ class System:
 SHIFTED = "a mean shifted by β"
 REVAL = "Of ReVal V of the reference at the first token, which it subtracts: no pass gives it."
 OLD_LOGITS = "The trainer's log-probs of the version that sampled: a copy of the weights for each."
-ECHO = "Log-probs of what an environment answers: a batch has those of the policy's own tokens."
 UNREAD = "Its text, which wasn't found to read."
 SYSTEMS = (
     System("AGRO off-policy", "2503.19612", ("agro", "log", "mixed", "replay")),
@@ -142,6 +141,6 @@ SYSTEMS = (
     System(SHIFTED, "2605.28150", ("kimi_shifted",)),
     System("SPO", "2509.13232", ("one_response",), part="the rule"),
     System("Missing old logits", "2605.12070", missing=OLD_LOGITS, part="no"),
-    System("ECHO", "2605.24517", missing=ECHO, part="no"),
+    System("ECHO", "2605.24517", ("echo",)),
     System("MP1, ARIES", "2507.10543", missing="Robot control and a world of their own.", part="no"),
 )

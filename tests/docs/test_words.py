@@ -121,6 +121,7 @@ def words() -> set[str]:
         "ranked_share_ideal",
         "reference_point",
         "imitation_loss",
+        "observation_loss",
         "weight_mean",
         "kept_share",
         "max_tokens",

@@ -380,6 +380,7 @@ def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
         "future",
         "value",
         "prefix_value",
+        "observed_logp",
     ]
     assert {"value", "prefix_value"} == VALUES == set(provided_by("value_head", NEEDS))
 

@@ -43,6 +43,7 @@ RULES = {
         "metric `eval_logged_gain`, with how many responses count (`eval_logged_gain_ess`)"
     ),
     "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
+    "cross-entropy of an environment's answers, ECHO (2605.24517)": "`objective.observations`, recipe `echo`",
     "distillation of a teacher's texts by a discriminator, GAD (2511.10643)": (
         '`reward.learned` with `loss = "pairs"`, recipe `gad`'
     ),
@@ -122,11 +123,6 @@ NOT_CARRIED = {
         "`fpa` has its weights with SimPER's loss, which is where the paper found most of it. The paper's "
         "code isn't out: the extrapolation and the constant weights are from notes that quote the equations "
         "of its first version, and that rewards take the place of judgments is reconstructed"
-    ),
-    "ECHO (2605.24517)": (
-        "its loss is GRPO's and λ times the cross-entropy of what the environment answers, by the tokens of "
-        "that (read in summaries, with the equation); a batch here has log-probs of the policy's own tokens "
-        "alone"
     ),
     "Missing old logits (2605.12070)": (
         "ratios to the trainer's own log-probs of the version that sampled, from a copy of its weights or a "
