@@ -421,4 +421,4 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
         "fused": True,
     }
     assert "source.wait_seconds" in refused({"source": {"wait_seconds": 0}})
-    assert "engine.kind" in refused({"engine": {"kind": "vllm"}})
+    assert "engine.kind" in refused({"engine": {"kind": "llama.cpp"}})

@@ -169,7 +169,8 @@ def test_a_recipe_trains_as_its_head_says(recipe: str, here: Path) -> None:
     assert len(trained) == 1, f"{recipe}: expected one `agro train` in the comment at its head"
     rows = [json.loads(line) for line in Path(trained[0], "metrics.jsonl").read_text().splitlines()]
     assert max(row["step"] for row in rows) == sum(c.train.steps for c in phases(trained[0]))
-    assert all(row["loss"] is not None for row in rows if row["step"])
+    # A search of a random model may find no right episode, and then nothing is trained on.
+    assert all(row["loss"] is not None or row["searched"] for row in rows if row["step"])
     assert (Path(trained[0]) / "model/model.safetensors").exists()
 
 

@@ -90,7 +90,7 @@ def check(trace: Trace, functions: int, files: int) -> None:
 
 def test_a_fresh_sample(tmp_path, monkeypatch):
     trace = of_second_step(has_sample, tmp_path, monkeypatch)
-    check(trace, functions=41, files=15)
+    check(trace, functions=42, files=15)
 
 
 def test_a_batch(tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_beta(tmp_path):
 
 def test_a_run(tmp_path):
     trace = run_of_two_steps(None, tmp_path)
-    check(trace, functions=696, files=98)
+    check(trace, functions=702, files=99)
 
 
 def test_a_configuration_is_validated_once(tmp_path):
