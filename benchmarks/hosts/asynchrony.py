@@ -183,7 +183,7 @@ def summary(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     ratios = [a["seconds"] / b["seconds"] for a, b in pairs]
     overlaps = [1 - b["seconds_sample"] / b["seconds"] for _, b in pairs]
     return {
-        "ratio": ratios,
+        "ratios": ratios,
         "ratio_median": statistics.median(ratios),
         "steps_ratio": [b["steps"] / a["steps"] for a, b in pairs],
         "trainer_at_work": overlaps,  # the share of time in which it doesn't wait for samples
