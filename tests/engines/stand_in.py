@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -185,6 +186,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
         with state.lock:
             state.asked.append((self.path, body))
+            key = os.environ.get("VLLM_API_KEY")  # of vLLM's own routes alone, as there
+            if key and self.path.startswith("/v1") and self.headers["Authorization"] != f"Bearer {key}":
+                self.reply(401, {"error": "Unauthorized"})
+                return
             if self.path == "/v1/completions":
                 state.keys.append(self.headers["Authorization"])
             failing, state.fail = state.fail > 0, max(0, state.fail - 1)

@@ -43,10 +43,11 @@ class Missing(Lost):
 class Connection:
     """A client of one server. `failures` counts the requests that failed."""
 
-    def __init__(self, url: str, settings: config.EngineConfig) -> None:
+    def __init__(self, url: str, settings: config.EngineConfig, key: str | None = None) -> None:
+        """`key`: of a server that has another one than `engine.api_key`."""
         self.url, self.settings = url, settings
         self.failures = 0
-        key = from_environment(settings.api_key, "engine.api_key")
+        key = key or from_environment(settings.api_key, "engine.api_key")
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         # `_reply` limits the time of a complete request. A timeout of httpx's begins again with each byte.
         limits = httpx.Limits(max_connections=None)

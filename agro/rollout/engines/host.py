@@ -47,9 +47,11 @@ LIKELY = {
 class Host:
     """A server. `problem` says why it isn't used; "" where it is."""
 
-    def __init__(self, url: str, settings: config.EngineConfig, encoder: Encoder) -> None:
+    def __init__(
+        self, url: str, settings: config.EngineConfig, encoder: Encoder, key: str | None = None
+    ) -> None:
         self.settings, self.encoder = settings, encoder
-        self.connection = Connection(url, settings)
+        self.connection = Connection(url, settings, key)
         self.dialect = dialect_of(settings, encoder.eos_ids)
         self.served = settings.model if settings.dialect == "vllm" else None
         self.busy = 0  # requests under way

@@ -45,10 +45,12 @@ class Server:
         encoder: Encoder,
         version: int = -1,
         say: Callable[[str], None] = lambda text: None,
+        key: str | None = None,
     ) -> None:
-        """`encoder`: of the policy that is served. Raises `Refused` where no URL is given."""
+        """`encoder`: of the policy that is served; `key`: in place of `engine.api_key`. Raises `Refused`
+        where no URL is given."""
         self.version, self.say = version, say
-        self.hosts = [Host(url, settings, encoder) for url in settings.servers]
+        self.hosts = [Host(url, settings, encoder, key) for url in settings.servers]
         self.proposed = self.accepted = 0  # unknown: a draft model is the server's own matter
         self.check: Callable[[], None] = lambda: None
         self._said: dict[str, str] = {}  # by URL, the problems that were reported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from typing import ClassVar
 import httpx
 
 from agro import config
+from agro.config import from_environment
 from agro.errors import Refused
 from agro.io.processes import LocalProcess, free_port
 from agro.models.policy import Policy
@@ -31,7 +33,8 @@ VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1
 class VLLM(Server):
     """A `Server` with a process of its own, on the trainer's GPU.
 
-    Its routes for new weights are open to every user of this host.
+    It samples for this process alone, by a key of its own. Its routes for new weights have none in vLLM: they
+    are open to every user of this host, and each push is probed.
     """
 
     can: ClassVar[frozenset[Capability]] = ENGINES["vllm"]
@@ -46,7 +49,9 @@ class VLLM(Server):
                 f"engine.vllm: {command[0]}: no such command. What to do: pip install vllm, give the path of "
                 "another environment's, or sample in this process (engine.kind = hf)"
             )
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | VARIABLES
+        key = from_environment(settings.api_key, "engine.api_key") or secrets.token_urlsafe(32)
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables |= {**VARIABLES, "VLLM_API_KEY": key}
         self._log = folder / "log.txt"
         self._process = LocalProcess(command, variables, self._log, HOST)
         say(f"engine.kind = vllm: {shlex.join(command)}")
@@ -56,7 +61,7 @@ class VLLM(Server):
             self._end()
             raise
         served = {"kind": "server", "url": f"http://{HOST}:{port}", "model": MODEL}
-        super().__init__(settings.model_copy(update=served), policy.encoder, say=say)
+        super().__init__(settings.model_copy(update=served), policy.encoder, say=say, key=key)
 
     def close(self) -> None:
         super().close()
@@ -70,7 +75,8 @@ class VLLM(Server):
                 if httpx.get(url, timeout=5).status_code == httpx.codes.OK:
                     return
             except httpx.HTTPError:
-                time.sleep(0.5)
+                pass
+            time.sleep(0.5)
         code = self._process.poll()
         problem = f"didn't serve in {START_SECONDS:g} s" if code is None else f"ended with exit status {code}"
         said = self._log.read_text(errors="replace").strip()[-2000:]
