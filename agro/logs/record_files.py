@@ -32,6 +32,8 @@ from agro.logs.interchange import from_record
 from agro.types import Sample
 
 BLOCK = 1 << 16  # bytes that are read at once of a list
+# What reading Excel raises; that of XML is a SyntaxError.
+DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, KeyError, ValueError, EOFError)
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
@@ -165,10 +167,10 @@ def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
         ) from None
     try:
         book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-        sheets = [(s.title, s.iter_rows(values_only=True)) for s in book.worksheets]
-        filled = [(title, rows, first) for title, rows in sheets if (first := next(rows, None)) is not None]
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+    except DAMAGED as error:
         raise Refused(f"{path}: can't be read as Excel: {error}") from None
+    sheets = [(sheet.title, _rows(path, sheet)) for sheet in book.worksheets]
+    filled = [(title, rows, first) for title, rows in sheets if (first := next(rows, None)) is not None]
     if len(filled) != 1:
         titles = ", ".join(title for title, _, _ in filled) or "none"
         raise Refused(f"{path}: expected one sheet with cells, got {titles}; save the one to take as CSV")
@@ -184,6 +186,14 @@ def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
             yield Line(location, number, {}, f"expected {len(names)} cells, got more in sheet {title}")
         elif any(cells):
             yield Line(location, number, dict(zip(names, cells)), is_text=True)
+
+
+def _rows(path: Path, sheet: Any) -> Iterator[tuple[Any, ...]]:
+    """The values of a sheet, which is read and unpacked row by row."""
+    try:
+        yield from sheet.iter_rows(values_only=True)
+    except DAMAGED as error:
+        raise Refused(f"{path}: sheet {sheet.title}: can't be read as Excel: {error}") from None
 
 
 def _text_of(cell: Any) -> str | None:

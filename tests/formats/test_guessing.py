@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,13 @@ def test_a_sheet_of_excel_comes_in_as_its_csv_would(tmp_path: Path, monkeypatch:
     wide = workbook(tmp_path / "wide.xlsx", wide=True)
     said = run(wide, "--guess", "--store", tmp_path / "w.db").output
     assert "wide.xlsx:2: expected 3 cells, got more" in said
+
+    damaged, whole = tmp_path / "damaged.xlsx", zipfile.ZipFile(path)
+    with zipfile.ZipFile(damaged, "w") as book:
+        for name in whole.namelist():
+            content = whole.read(name)
+            book.writestr(name, content[: len(content) // 2] if "sheet1" in name else content)
+    assert "damaged.xlsx: sheet Sheet: can't be read as Excel" in run(damaged, "--guess", code=2).stderr
 
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     assert "pip install 'openpyxl>=3.1'" in run(path, "--guess", code=2).stderr
