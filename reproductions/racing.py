@@ -16,6 +16,7 @@ HEAD = [
     "on the other held-out prompts | CPU minutes |",
     "|---|---|---|---|---|---|",
 ]
+BEGIN, END = "<!-- begin: made by race.py --record -->", "<!-- end: made by race.py --record -->"
 
 
 def overrides(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -60,6 +61,18 @@ def row(data: str, raced: Mapping[str, Any]) -> str:
         reached = steps[max(steps, key=int)]["reward"]
         words = [" at ".join(_parts(raced["winner"])), f"{start}, {reached:.2f}", _judged(raced["judged"])]
     return "| " + " | ".join([data, ", ".join(tried), *words, f"{raced['cpu_seconds'] / 60:.1f}"]) + " |"
+
+
+def write(
+    folder: Path, file: str, names: Mapping[str, str], raced: Mapping[str, Any], *, record: bool
+) -> None:
+    """Print the table of races, by job; with `record` put it, and what it is made of, into `folder`."""
+    text = "\n".join([*HEAD, *(row(names[job], found) for job, found in raced.items())])
+    if record:
+        result = {"machine": harness.machine(), "races": raced}
+        (folder / file).write_text(json.dumps(result, indent=1) + "\n")
+        harness.put(folder / "README.md", text, BEGIN, END)
+    print(text)
 
 
 def _parts(name: str) -> Sequence[str]:

@@ -10,7 +10,6 @@ seed. The rates are those of a race, 1e-3, a third and three times of it. Prints
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from reproductions import harness, racing  # noqa: E402
 from reproductions.chat import logs, report, run  # noqa: E402
 
 JOBS = ("log", "thumbs")
-BEGIN, END = "<!-- begin: made by race.py --record -->", "<!-- end: made by race.py --record -->"
 
 
 def values(job: str, model: Path, folder: Path, files: logs.Files) -> dict[str, Any]:
@@ -58,12 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for job in args.job:
         folder = out / f"race-{job}"
         raced[job] = racing.race(values(job, args.model.resolve(), folder, logs.Files(out / "data")), folder)
-    text = "\n".join([*racing.HEAD, *(racing.row(report.NAMES[job], found) for job, found in raced.items())])
-    if args.record:
-        result = {"machine": harness.machine(), "races": raced}
-        (HERE / "races.json").write_text(json.dumps(result, indent=1) + "\n")
-        harness.put(HERE / "README.md", text, BEGIN, END)
-    print(text)
+    racing.write(HERE, "races.json", report.NAMES, raced, record=args.record)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ What is complete in --out isn't run again.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -34,7 +33,6 @@ DATA = {
     "pairs": "judged pairs (pairs)",
 }
 HELD_OUT = 512
-BEGIN, END = "<!-- begin: made by race.py --record -->", "<!-- end: made by race.py --record -->"
 
 
 def values(name: str, folder: Path, out: Path, size: Size) -> dict[str, Any]:
@@ -95,12 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in chosen(args.only, DATA, "--only"):
         folder = out / "races" / name
         raced[name] = racing.race(values(name, folder, out, size), folder)
-    text = "\n".join([*racing.HEAD, *(racing.row(DATA[name], found) for name, found in raced.items())])
-    if args.record:
-        result = {"machine": harness.machine(), "races": raced}
-        (HERE / "result_races.json").write_text(json.dumps(result, indent=1) + "\n")
-        harness.put(HERE / "README.md", text, BEGIN, END)
-    print(text)
+    racing.write(HERE, "result_races.json", DATA, raced, record=args.record)
 
 
 if __name__ == "__main__":
