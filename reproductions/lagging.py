@@ -26,8 +26,8 @@ class Lagging(Trainer):
         super().__init__(config, out, resume=resume)
         self.lag = lag
 
-    def _source(self, phase: Phase, position: Position) -> Source:
-        inline = super()._source(phase, position)
+    def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
+        inline = super()._source(phase, position, learner)
         if not self.lag:
             return inline
         assert isinstance(inline, InlineSource)
@@ -37,8 +37,8 @@ class Lagging(Trainer):
 class Late:
     """Samples with weights of `lag` updates ago.
 
-    No setting of a run does this: with `source.kind = "elsewhere"` the staleness depends on the machine, and
-    `data.max_age` is its limit.
+    No setting of a run does this: `source.sync_every = lag` is 0 to `lag` − 1 updates behind, and with
+    `source.kind = "elsewhere"` the staleness depends on the machine, and `data.max_age` is its limit.
     """
 
     def __init__(self, inline: InlineSource, policy: Policy, lag: int) -> None:
