@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 import agro  # noqa: E402
 from reproductions.panel import logs, play  # noqa: E402
+from reproductions.panel.jobs import reward  # noqa: E402
 from reproductions.panel.logs import FULL  # noqa: E402
 
 JOBS = ("own", "graded", "fresh")
@@ -30,7 +32,7 @@ JOBS = ("own", "graded", "fresh")
 def trained(world: play.World, seed: int, folder: Path, **settings: Any) -> dict[str, Any]:
     """What comes of a model, data and a reward."""
     job = world.job
-    data: dict[str, Any] = {"prompts": str(world.files.prompts), "reward": play.scorer(job)}
+    data: dict[str, Any] = {"prompts": str(world.files.prompts), "reward": partial(reward, job=job.name)}
     if job.data != "fresh":
         store = folder / "log.db"
         shutil.copy(world.files.log, store)
