@@ -7,11 +7,10 @@ import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import agro
 from agro import objectives
+from agro.config.recipes import recipes
 from agro.objectives.core import Objective
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -126,7 +125,7 @@ def settings(name: str) -> dict[str, Any]:
     """Options that aren't the objective's defaults: a recipe's weight and baseline. β is of the grid."""
     if name not in RECIPES:
         return {}
-    recipe = tomllib.loads((Path(agro.__file__).parent / "recipes" / f"{RECIPES[name]}.toml").read_text())
+    recipe = tomllib.loads(recipes()[RECIPES[name]].text)
     return {key: value for key, value in recipe["objective"].items() if "weight" in key or key == "baseline"}
 
 
