@@ -122,13 +122,15 @@ def _normalized(groups: Groups, v_N: Tensor) -> Tensor:
 
 def normalized_over_responses(groups: Groups, v_N: Tensor) -> Tensor:
     """[N] v minus its mean over the responses of the step, over their standard deviation with n − 1, 1e-4 or
-    more (SPO, arXiv 2509.13232). A response counts by the weight of its group."""
+    more (SPO, arXiv 2509.13232), and 0 where these differ by rounding alone. A response counts by the weight
+    of its group."""
     weight_N = groups.weight[groups.group]
     share_N = weight_N / weight_N.sum()
     n = (weight_N > 0).sum()
     off_N = v_N - (share_N * v_N).sum()
     variance = (share_N * off_N.square()).sum() * n / (n - 1).clamp(min=1)
-    return off_N / variance.clamp(min=VARIANCE).sqrt()
+    rounding = ROUNDING * groups.reward.abs().max().clamp(min=1.0)
+    return torch.where(v_N.max() - v_N.min() <= rounding, 0.0, off_N / variance.clamp(min=VARIANCE).sqrt())
 
 
 def normalized_by_part(groups: Groups) -> Tensor:
