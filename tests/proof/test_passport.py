@@ -67,13 +67,14 @@ def test_agro_holds_all_that_is_claimed() -> None:
             for r in ends
             if f"data from {where}, start at reference" in r["setting"] and "weight=" in r["setting"]
         ]
-        assert [r["value"] >= 0 and r["holds"] for r in weighted] == [True] * 7  # with five baselines
+        assert [r["value"] >= 0 and r["holds"] for r in weighted] == [True] * 9  # seven with a baseline
     biases = [r for r in rows if r["property"] == "expected gradient"]
-    # Each claim for five behaviors, or the policy alone; three policies; each size of groups. Of two of the
-    # five behaviors: all sizes together, groups of one dropped, and episodes where they aren't refused.
+    # Each claim for five behaviors, or the policy or the reference alone; three policies; each size of groups.
+    # Of two of the five behaviors: all sizes together, groups of one dropped, and episodes where they aren't refused.
     every, counts = 0, {"n=2 and 3": 0, "n=1 and 2": 0, "two rows each": 0}
     for claims in CLAIMS["agro"]:
-        behaviors, two = (1, 1) if "fresh" in claims.needs else (5, 2)
+        is_of_one = bool({"fresh", "of_reference"} & set(claims.needs))
+        behaviors, two = (1, 1) if is_of_one else (5, 2)
         every += behaviors * 3 * len(claims.n) + two * (1 + claims.grouped + claims.episodes)
         counts["n=2 and 3"] += two * (claims.n == (2, 3))
         counts["n=1 and 2"] += two * ((claims.n == (1, 2)) + (claims.grouped and claims.n[0] == 2))
@@ -263,7 +264,7 @@ def _rows_apart(patch: pytest.MonkeyPatch) -> None:
 
 
 def _another_constant(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(advantage, "EPS", 1e-4)
+    patch.setattr(reduce, "EPS", 1e-4)
 
 
 @pytest.mark.nightly
