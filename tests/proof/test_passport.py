@@ -69,8 +69,9 @@ def test_agro_holds_all_that_is_claimed() -> None:
         ]
         assert [r["value"] >= 0 and r["holds"] for r in weighted] == [True] * 9  # seven with a baseline
     biases = [r for r in rows if r["property"] == "expected gradient"]
-    # Each claim for five behaviors, or the policy or the reference alone; three policies; each size of groups.
-    # Of two of the five behaviors: all sizes together, groups of one dropped, and episodes where they aren't refused.
+    # Each claim for five behaviors, or the policy or the reference alone; three policies; each size of
+    # groups. Of two of the five behaviors: all sizes together, groups of one dropped, and episodes where they
+    # aren't refused.
     every, counts = 0, {"n=2 and 3": 0, "n=1 and 2": 0, "two rows each": 0}
     for claims in CLAIMS["agro"]:
         is_of_one = bool({"fresh", "of_reference"} & set(claims.needs))
