@@ -25,11 +25,11 @@ from agro.store.draw_rules import (
 )
 from agro.store.location import Location
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
-from agro.store.sample_rows import SampleRow, decode_text, encode_text, ledger_of
+from agro.store.sample_rows import decode_text, encode_text, ledger_of
 from agro.store.samples import Experience
 from agro.store.split import Split
 from agro.store.tables import Tables
-from agro.types import UNKNOWN_VERSION, Sample
+from agro.types import Sample
 
 ASKED = 1000  # groups in one query
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
@@ -276,13 +276,10 @@ class Draws(DrawPicker):
                 for picked in picks:  # here, so that the next pick writes nothing
                     self._ordered(picked.rule, at)
             ids = list(chosen)
-            valid = self._tables.valid_samples(ids)
             others = self._database.run(queries.OF_OTHER_RUNS, [encode_text(at.run), json.dumps(ids)])
+            valid = self._tables.valid_samples(ids, foreign={i for (i,) in others})
             rules = [picked.rule for picked in picks]
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
-        for (i,) in others:  # whose versions count other steps
-            if i in valid:
-                valid[i] = _without_version(valid[i])
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
         pairs.sort(key=samples_of)
         return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
@@ -434,12 +431,3 @@ def _positions(pairs: Iterable[Pair], responses: Mapping[str | int, Sequence[int
         if winner is not None and loser is not None and winner != loser:  # not two rows of one episode
             positions.append((winner, loser))
     return positions
-
-
-def _without_version(sample: Any) -> Any:
-    """A `Sample` or `SampleRow` of another run, which counts other steps."""
-    if isinstance(sample, SampleRow):
-        return sample.without_version()
-    if isinstance(sample.version, int) and sample.version == UNKNOWN_VERSION:
-        return sample
-    return sample.replace(version=UNKNOWN_VERSION)

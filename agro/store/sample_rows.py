@@ -210,12 +210,6 @@ class SampleRow:
         text: Text = decode_text(self.values[_AT["prompt"]])
         return text if messages is None else loads(decode_text(messages))
 
-    def without_version(self) -> SampleRow:
-        """The same sample, of unknown staleness. To be read: its checksum is still that of the stored one."""
-        values = list(self.values)
-        values[_AT["version"]], values[_AT["versions"]] = UNKNOWN_VERSION, None
-        return SampleRow(tuple(values))
-
     def set_aside(self) -> SampleRow:
         """The same sample, redone: its place is for another one."""
         values = list(self.values)
@@ -235,6 +229,13 @@ class SampleRow:
         if origin is not None:
             row[_FILE], row[_RECORD], row[_PART] = origin.file, origin.record, encode_text(origin.part)
         return (*row, sample_checksum(row))
+
+
+def without_version(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The row of a sample, of unknown staleness. To be read: its checksum is still that of the stored one."""
+    values = list(row)
+    values[_AT["version"]], values[_AT["versions"]] = UNKNOWN_VERSION, None
+    return tuple(values)
 
 
 @lru_cache(maxsize=1024)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from agro.errors import Refused
 from agro.store.database import LEDGERS, Database, way_out
 from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
-from agro.store.sample_rows import SELECT, checksum, from_rows, insert_into, is_valid, is_valid_sample
+from agro.store.sample_rows import (
+    SELECT,
+    checksum,
+    from_rows,
+    insert_into,
+    is_valid,
+    is_valid_sample,
+    without_version,
+)
 
 CHANGES = 100_000  # of groups, that orders can still read
 
@@ -80,10 +88,14 @@ class Tables:
         sql = f"{SELECT} WHERE ({clause}) AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE_ROWS}"
         return self.database.page(sql, [*args, cursor, until], rows=PAGE_ROWS)
 
-    def valid_samples(self, ids: Sequence[int]) -> dict[int, Any]:
-        """The samples of these ids, redone ones too; damaged ones are left out."""
+    def valid_samples(self, ids: Sequence[int], foreign: Collection[int] = ()) -> dict[int, Any]:
+        """The samples of these ids, redone ones too; damaged ones are left out.
+
+        `foreign`: samples of other runs, whose versions count other steps: their staleness is unknown.
+        """
         rows = self.database.run(f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)])
         valid = [row for row in rows if is_valid_sample(row)]
+        valid = [without_version(row) if row[0] in foreign else row for row in valid]
         return dict(zip([row[0] for row in valid], self.read_samples(valid), strict=True))
 
     def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:

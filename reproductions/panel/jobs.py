@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from reproductions.panel.tasks import TASKS, Task, Writer
@@ -53,6 +54,7 @@ class Job:
     users: int = 0
     lenience: float = 0.0
     distinct: int | None = None
+    start: Path | None = None  # a model to begin with, in place of one that is made
     environment: bool = False
     warm_up: int = 300  # updates of imitation
     together: int = 64  # responses of such an update

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -108,24 +109,31 @@ def prepare(job: Job, out: Path, size: Size) -> Files:
 def _make(job: Job, files: Files, size: Size) -> None:
     rng = random.Random(job.name)
     logged, held_out = _prompts(job, size, rng)
-    taken = {*logged, *held_out}
+    _write(files.held_out, job, held_out)
+    _write(files.prompts, job, logged)
+    _make_start(job, files, size, {*logged, *held_out}, rng)
+    facts: dict[str, Any] = {"prompts": len(logged), "held_out": len(held_out)}
+    if job.data != "fresh":
+        prompts = [Prompt(p, columns=_columns(job, p)) for p in logged]
+        facts |= _log(job, files, load(files.start), prompts, rng)
+    (files.folder / "facts.json").write_text(json.dumps(facts))
+
+
+def _make_start(job: Job, files: Files, size: Size, taken: Collection[str], rng: random.Random) -> None:
+    """By lessons on prompts that aren't taken; or a copy of another log's start, by the same teacher."""
+    if job.start is not None:
+        shutil.copytree(job.start, files.start)
+        return
     lessons: list[str] = []
     while len(lessons) < size.lessons:
         prompt = job.task.prompt(rng)
         if prompt not in taken:
             lessons.append(prompt)
-    _write(files.held_out, job, held_out)
-    _write(files.prompts, job, logged)
     longest = max(len(prompt) for prompt in taken) + job.max_new + 2
     initial = files.folder / "initial"
     start.create(job, initial, CONTEXT_OF_TURNS if job.environment else longest)
     policy = start.imitate(job, initial, lessons, rng, environment_of(job))
     policy.save(files.start, merge=True)
-    policy = load(files.start)
-    facts: dict[str, Any] = {"prompts": len(logged), "held_out": len(held_out)}
-    if job.data != "fresh":
-        facts |= _log(job, files, policy, [Prompt(p, columns=_columns(job, p)) for p in logged], rng)
-    (files.folder / "facts.json").write_text(json.dumps(facts))
 
 
 def _prompts(job: Job, size: Size, rng: random.Random) -> tuple[list[str], list[str]]:

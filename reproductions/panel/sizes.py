@@ -4,8 +4,9 @@
                                         [--out runs/sizes] [--record] [--small]
 
 Thumbs, ratings from 1 to 5, and thumbs of which a fifth is wrong, of 512, 2,048 and 8,192 prompts, with the
-same 128 updates of 32 responses: eight, two and half an epoch. Prints a table, and writes it with --record
-into result_sizes.json and README.md beside this script. An interrupted run continues.
+same 128 updates of 32 responses: eight, two and half an epoch. All logs of a kind are of one start. Prints a
+table, and writes it with --record into result_sizes.json and README.md beside this script. An interrupted run
+continues.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ PROMPTS, UPDATES = (512, 2048, 8192), 128
 KINDS = {
     "thumbs": JOBS["thumbs"],
     "ratings": JOBS["stars"],
-    "noisy thumbs": replace(JOBS["thumbs"], task=TASKS["swapped"], wrong=0.2),
+    "noisy thumbs": replace(JOBS["thumbs"], name="noisy thumbs", task=TASKS["swapped"], wrong=0.2),
 }
 # The rates at which these ended higher on "stars" and "thumbs" of the panel, of 3e-4 and 1e-3.
 RATES = {"the default": 1e-3, "imitation of the good": 1e-3, "DRO": 1e-3, "KTO": 3e-4}
 BEGIN, END = "<!-- begin: made by sizes.py --record -->", "<!-- end: made by sizes.py --record -->"
 
 
-def job_of(kind: str, prompts: int) -> Job:
-    return replace(KINDS[kind], name=f"{kind}, {prompts}", prompts=prompts, updates=UPDATES, kept=False)
+def job_of(kind: str, prompts: int, start: Path) -> Job:
+    named = replace(KINDS[kind], name=f"{kind}, {prompts}", start=start)
+    return replace(named, prompts=prompts, updates=UPDATES, kept=False)
 
 
 def rows(job: Job, seeds: int) -> list[Row]:
@@ -76,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     size = SMALL if args.small else FULL
-    jobs = [job_of(kind, prompts) for kind in chosen(args.only, KINDS, "--only") for prompts in args.prompts]
+    kinds = chosen(args.only, KINDS, "--only")
+    starts = {kind: logs.prepare(size.of(KINDS[kind]), args.out, size).start for kind in kinds}
+    jobs = [job_of(kind, prompts, starts[kind]) for kind in kinds for prompts in args.prompts]
     JOBS.update({job.name: job for job in jobs})
     runs = []
     for row in (row for job in jobs for row in rows(job, args.seeds)):

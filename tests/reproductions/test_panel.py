@@ -278,14 +278,22 @@ def test_a_thousand_tokens_from_end_to_end(tmp_path, capsys) -> None:
 
 def test_sizes_differ_in_prompts_alone() -> None:
     """The table has a row for each kind and size, means over seeds; .6 is that of .5 and .7."""
-    small, large = (sizes.job_of("ratings", prompts) for prompts in (512, 8192))
+    small, large = (sizes.job_of("ratings", prompts, Path("start")) for prompts in (512, 8192))
     assert replace(small, name="", prompts=0) == replace(large, name="", prompts=0)
-    assert sizes.job_of("noisy thumbs", 512).wrong == 0.2
+    assert sizes.job_of("noisy thumbs", 512, Path("start")).wrong == 0.2
     assert [row.seed for row in sizes.rows(small, seeds=2)] == [0, *[0] * 4, *[1] * 4]
     runs = [measured("ratings, 512", NOTHING, None, 0.3)]
     runs += [measured("ratings, 512", "DRO", 1e-3, reward, seed) for seed, reward in enumerate((0.5, 0.7))]
     lines = sizes.table(runs, [small, large]).splitlines()
     assert lines[2:] == ["| ratings, 512 | 2 | 0.300 | – | – | 0.600 | – |"]
+
+
+def test_logs_of_a_kind_are_of_one_start(out) -> None:
+    first = logs.prepare(logs.SMALL.of(JOBS["stars"]), out, logs.SMALL)
+    other = logs.prepare(logs.SMALL.of(sizes.job_of("ratings", 24, first.start)), out, logs.SMALL)
+    weights = "model.safetensors"
+    assert (other.start / weights).read_bytes() == (first.start / weights).read_bytes()
+    assert other.prompts.read_text() != first.prompts.read_text()
 
 
 def test_a_race_has_the_job_s_data(out, tmp_path) -> None:
