@@ -27,7 +27,7 @@ JOBS = ("log", "thumbs")
 
 
 def values(job: str, model: Path, folder: Path, files: logs.Files) -> dict[str, Any]:
-    """What a user would give: what all runs of run.py have, and as many responses an update."""
+    """What a user would give: what all runs of run.py have, and as many prompts an update."""
     store = folder / "log.db"
     if not store.exists():
         logs.import_into(store, files, job)
@@ -36,7 +36,7 @@ def values(job: str, model: Path, folder: Path, files: logs.Files) -> dict[str, 
         **common,
         "policy": {**common["policy"], "model": str(model)},
         "data": {"store": str(store), "eval_prompts": str(files.held_out)},
-        "train": {**common["train"], "groups": 8 if job == "log" else 32},
+        "train": {**common["train"], "groups": 32},
     }
 
 

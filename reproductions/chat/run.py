@@ -67,7 +67,7 @@ JOBS: dict[str, dict[str, tuple[str | None, dict[str, Any]]]] = {
         "imitation": (None, {"objective": {"name": "reinforce"}, "train": {"groups": 8}}),
     },
     "log": {
-        "recipe": ("log", {"train": {"groups": 8}}),
+        "recipe": ("log", {"train": {"groups": 32}}),
         "imitation": (None, {**IMITATION, "train": {"groups": 32}}),
     },
     "thumbs": {
