@@ -1,11 +1,12 @@
 """How much sooner a run with a collector beside the trainer is as good as one that samples itself.
 
-    python benchmarks/hosts/asynchrony.py [--seeds 0 1 2] [--target 0.8] [--out FILE]
+    python benchmarks/hosts/asynchrony.py [--seeds 0 1 2] [--model HIDDEN LAYERS] [--target 0.8] [--out FILE]
 
 The task is "very long" of reproductions/panel with more lessons: write the 200 letters after the last one of
 a word, from a model that is right one time in three. All runs begin with that model, use one thread a
 process, and train until the mean reward of ten steps is at least `target`. The time is that of the steps
-until then, without evaluations and starts.
+until then, without evaluations and starts. --model is the model's size: the larger it is, the larger is the
+share of training. The row of a size replaces the one that --out has.
 
 Sampling and training overlap in the asynchronous run, so it can be faster by (sampling + training) / the
 longer of the two at most, and never by more than 2. On a machine that others use too, wall time says little:
@@ -42,9 +43,8 @@ GOAL = 1.6  # times
 CORES = 2
 # Responses of 200 tokens cost each side about as much, and much more than their way through the store.
 # Those of the demo's task, 8 tokens, don't: three seeds on two quiet cores were .81 to 1.10 times as fast.
-JOB = replace(
-    JOBS["very long"], name="asynchrony", data="fresh", model=Model(128, 1), warm_up=120, prompts=4000
-)
+JOB = replace(JOBS["very long"], name="asynchrony", data="fresh", warm_up=120, prompts=4000)
+MODEL = (192, 2)  # hidden units and layers: sampling costs as much as training
 GROUPS, RESPONSES = 8, 8  # of a step, so that no prompt is sampled twice
 LR = 3e-4
 STEPS = 80
@@ -53,9 +53,9 @@ WAYS = {"synchronous": (), "asynchronous": ("data.max_age=1", "--place", "local:
 TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
 
 
-def recipe_of(folder: Path, steps: int) -> Path:
+def recipe_of(folder: Path, model: Model, steps: int) -> Path:
     """Fresh samples for the start of `JOB`."""
-    files = logs.prepare(JOB, folder, logs.FULL)
+    files = logs.prepare(replace(JOB, model=model), folder, logs.FULL)
     values = {
         "policy": {"model": str(files.start)},
         "data": {"prompts": str(files.prompts), "hold_out": 0.0},
@@ -144,6 +144,7 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--model", type=int, nargs=2, default=MODEL, metavar=("HIDDEN", "LAYERS"))
     parser.add_argument("--target", type=float, default=0.8)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a run")
@@ -151,7 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory() as made:
-        recipe = recipe_of(Path(made), arguments.steps)
+        recipe = recipe_of(Path(made), Model(*arguments.model), arguments.steps)
         for seed in arguments.seeds:
             for name, words in WAYS.items():
                 folder = Path(made) / f"{name}-{seed}"
@@ -161,15 +162,17 @@ def main() -> None:
                 print(name, json.dumps(rows[name][-1]), flush=True)
     found = summary(rows)
     seconds = {name: [run["seconds"] for run in rows[name]] for name in WAYS}
+    hidden, layers = arguments.model
     row = recording.row(
-        "time to equal accuracy of a collector beside the trainer",
+        f"time to equal accuracy of a collector beside the trainer, {layers} × {hidden}",
         seconds["asynchronous"],
         peer=seconds["synchronous"],
         goal=GOAL,
         ratio=found["ratio_median"],
         **{"target": arguments.target, **found, **rows},
     )
-    recording.write(arguments.out, [row])
+    before = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    recording.write(arguments.out, [*(old for old in before if old["name"] != row["name"]), row])
     print(json.dumps(found))
 
 
