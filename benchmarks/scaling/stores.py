@@ -4,10 +4,10 @@
 
 Makes the stores of benchmarks/draws (short texts with rewards, four responses a prompt) in build/draws, and
 measures each in a process of its own: bytes on the disk, CPU seconds to check the file's structure, of the
-first draw, which puts the groups in order, and of a later one, and the bytes of that order. Each but the
-later draw grows with the samples; so the smallest store predicts the others, also of 10^7 to 10^9 samples,
-which aren't made unless they are asked for. Writes benchmarks/results/stores.json, and stores.md beside this
-file, where each cell is predicted, and measured in brackets.
+first draw, which puts the groups in order, of a later one, and of the first one after the store was opened
+again, and the bytes of that order. What grows with the samples is predicted from the smallest store, also for
+10^7 to 10^9 samples, which aren't made unless they are asked for. Writes benchmarks/results/stores.json, and
+stores.md beside this file, where each cell is predicted, and measured in brackets.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from agro.config import DataConfig  # noqa: E402
+from agro.store import At, DrawRule, Store  # noqa: E402
+from agro.store.database import Database  # noqa: E402
 from benchmarks import recording  # noqa: E402
+from benchmarks.draws.run import GROUPS, make  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/stores.json"
 TABLE = ROOT / "benchmarks/scaling/stores.md"
@@ -36,43 +41,47 @@ NAMES = {
     "first": "first draw",
     "order": "order of the groups",
     "draw": "later draw of 16 groups",
+    "again": "first draw when opened again",
 }
 DRAWS = 30
 
 
 def measure(samples: int) -> dict[str, float]:
     """Of the store of so many samples; seconds are of CPU."""
-    sys.path.insert(0, str(ROOT / "benchmarks/draws"))
-    import run as draws
-
-    from agro.config import DataConfig
-    from agro.store import At, DrawRule, Store
-
     path = ROOT / f"build/draws/{samples}.db"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        draws.make(path, samples)
+        make(path, samples)
     with Store.open(path) as store:
-        store._database.run("PRAGMA wal_checkpoint(TRUNCATE)")
-        found: dict[str, float] = {"samples": samples, "bytes": path.stat().st_size}
+        database = store._database
+        found: dict[str, float] = {"samples": samples, "bytes": size_of(database)}
         began = time.process_time()
         store.tables.check()
         found["check"] = time.process_time() - began
-        [(version, last)] = store._database.run(
+        [(version, last)] = database.run(
             "SELECT max(version), ifnull((SELECT max(step) FROM draws), max(version)) FROM samples"
         )
-        seconds = []
-        for step in range(last + 1, last + 1 + DRAWS):
-            began = time.process_time()
-            store.draw(DrawRule(draws.GROUPS, DataConfig(), min_group=2), At("r", step, 0, version))
-            seconds.append(time.process_time() - began)
-        [(pages,)] = store._database.run("PRAGMA temp.page_count")
-        [(size,)] = store._database.run("PRAGMA temp.page_size")
-    return found | {
-        "first": seconds[0],
-        "draw": statistics.median(seconds[1:]),
-        "order": float(pages * size),
-    }
+        steps = (At("r", step, last, version) for step in count(last + 1))  # the seed: an order of its own
+        found["first"] = draw(store, next(steps))
+        found["order"] = size_of(database) - found["bytes"]
+        found["draw"] = statistics.median(draw(store, next(steps)) for _ in range(DRAWS))
+    with Store.open(path) as store:
+        store.tables.check()
+        return found | {"again": draw(store, next(steps))}
+
+
+def size_of(database: Database) -> float:
+    """Bytes of the pages that are in use."""
+    [(pages,)] = database.run("PRAGMA page_count")
+    [(free,)] = database.run("PRAGMA freelist_count")
+    [(size,)] = database.run("PRAGMA page_size")
+    return float((pages - free) * size)
+
+
+def draw(store: Store, at: At) -> float:
+    began = time.process_time()
+    store.draw(DrawRule(GROUPS, DataConfig(), min_group=2), at)
+    return time.process_time() - began
 
 
 def predicted(smallest: dict[str, float], samples: int) -> dict[str, float]:
