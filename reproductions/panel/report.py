@@ -200,8 +200,9 @@ def beside(runs: Sequence[Run], rate: float) -> str:
         if not own:
             continue
         words = [_emphasized(own.get(job), best[job]) for job in jobs]
-        apart = statistics.mean(value - (found[job, DEFAULT] or 0.0) for job, value in own.items())
-        lines.append(f"| {method} | {' | '.join(words)} | {apart:+.3f} ({len(own)}) |")
+        apart = [value - (found[job, DEFAULT] or 0.0) for job, value in own.items() if (job, DEFAULT) in found]
+        to_default = f"{statistics.mean(apart):+.3f} ({len(apart)})" if apart else "–"
+        lines.append(f"| {method} | {' | '.join(words)} | {to_default} |")
     return "\n".join(lines)
 
 
