@@ -5,8 +5,8 @@
 The task is "very long" of reproductions/panel with more lessons: write the 200 letters after the last one of
 a word, from a model that is right one time in three. All runs begin with that model, use one thread a
 process, and train until the mean reward of ten steps is at least `target`. The time is that of the steps
-until then, without evaluations and starts. --model is the model's size: the larger it is, the larger is the
-share of training. The row of a size replaces the one that --out has.
+until then, without evaluations and starts. --model is the model's size. The row of a size replaces the one
+that --out has.
 
 Sampling and training overlap in the asynchronous run, so it can be faster by (sampling + training) / the
 longer of the two at most, and never by more than 2. On a machine that others use too, wall time says little:
@@ -44,7 +44,7 @@ CORES = 2
 # Responses of 200 tokens cost each side about as much, and much more than their way through the store.
 # Those of the demo's task, 8 tokens, don't: three seeds on two quiet cores were .81 to 1.10 times as fast.
 JOB = replace(JOBS["very long"], name="asynchrony", data="fresh", warm_up=120, prompts=4000)
-MODEL = (192, 2)  # hidden units and layers: sampling costs as much as training
+MODEL = (128, 1)  # hidden units and layers
 GROUPS, RESPONSES = 8, 8  # of a step, so that no prompt is sampled twice
 LR = 3e-4
 STEPS = 80
