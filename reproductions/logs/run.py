@@ -4,7 +4,7 @@
                                      [--record] [--validate] [KEY=VALUE …]
 
 Imports two logs (`agro import`), and asks for an objective that they can't serve (`agro train …
-objective.name=grpo` is refused). Splits the prompts of each into two halves, each held out once. For each
+objective={name="grpo"}` is refused). Splits the prompts of each into two halves, each held out once. For each
 half it makes π_ref by imitation, and trains from it with `agro` on the prompts whose rewards differ, seed by
 seed, and on rewards that are shuffled within their prompts, as the control. It measures on the held-out
 prompts how often log π/π_ref is higher for the better of two responses (AUC), and ½ Var(R), R = r − βρ.
@@ -40,7 +40,7 @@ from reproductions.logs.tables import draw, table, validated  # noqa: E402
 def refusal(recipe: Path, train: Path, folder: Path) -> dict[str, Any]:
     """GRPO needs log-probs of the behavior policy, which no log of texts has."""
     done = harness.agro(
-        "train", recipe, "objective.name=grpo", f"data.store={train}", "--out", folder / "refused"
+        "train", recipe, 'objective={name="grpo"}', f"data.store={train}", "--out", folder / "refused"
     )
     print(f"{done.stderr.strip()}\n(exit {done.returncode})\n")
     if done.returncode != 2 or "behavior_logp" not in done.stderr:
