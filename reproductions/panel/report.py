@@ -200,7 +200,8 @@ def beside(runs: Sequence[Run], rate: float) -> str:
         if not own:
             continue
         words = [_emphasized(own.get(job), best[job]) for job in jobs]
-        apart = [value - (found[job, DEFAULT] or 0.0) for job, value in own.items() if (job, DEFAULT) in found]
+        both = [job for job in own if (job, DEFAULT) in found]
+        apart = [own[job] - (found[job, DEFAULT] or 0.0) for job in both]
         to_default = f"{statistics.mean(apart):+.3f} ({len(apart)})" if apart else "–"
         lines.append(f"| {method} | {' | '.join(words)} | {to_default} |")
     return "\n".join(lines)
