@@ -34,7 +34,7 @@ SHORT = {
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_trains_as_its_readme_says(task: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     said = done("init", "first", "--task", task).stdout
     monkeypatch.chdir("first")
     held_out = Path("held_out.jsonl")

@@ -290,7 +290,7 @@ def test_raw_log_probs_stop_the_run_before_the_weights_move(
     policy: Policy, tmp_path: Path, monkeypatch, raw: bool
 ) -> None:
     """At a temperature of .25, of the policy and of the sampler, where raw log-probs are those at 1."""
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     for weights in policy.model.parameters():  # so that some tokens are likelier than others
         weights.data *= 3
     policy.save(tmp_path / "model")
@@ -322,7 +322,7 @@ def test_samplers_that_are_not_of_the_policy_are_compared_at_their_own_settings(
     policy: Policy, tmp_path: Path, monkeypatch, sampler: dict[str, Any], raw: bool, stops: bool
 ) -> None:
     """Log-probs of the trainer are at temperature 1, so that the step's own comparison has no such token."""
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     for weights in policy.model.parameters():  # so that some tokens are likelier than others
         weights.data *= 3
     policy.save(tmp_path / "model")
@@ -345,7 +345,7 @@ def test_samplers_that_are_not_of_the_policy_are_compared_at_their_own_settings(
 
 def test_a_run_that_samples_behind_http(tmp_path: Path, monkeypatch) -> None:
     """The server gets each version's weights; its log-probs are the learner's."""
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
     start = Policy.load(PolicyConfig(new=NEW), seed=3)
     start.save(tmp_path / "model")
