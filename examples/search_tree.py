@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from agro.rollout.tree import Attempt, step_pairs
+from agro.rollout.search import Attempt, step_pairs
 from agro.store import Store
 
 

@@ -88,7 +88,7 @@ def models(tmp_path_factory) -> Path:
 def here(tmp_path, models, monkeypatch) -> Path:
     """A folder with what the recipes say must be given, under the names that they give it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     for name in ("MODEL", "Qwen", "examples"):
         Path(name).symlink_to((ROOT if name == "examples" else models) / name)
     prompts = ({"prompt": f"{i}+1=", "answer": str(i + 1), "hint": f"{i}, then 1"} for i in range(6))

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from agro.errors import Refused
-from agro.pages.run.axes import FIRST, FONT, INK, SECOND, WIDE, Size, style_axes
+from agro.pages.run.axes import FIRST, FONT, INK, SECOND, WIDE, style_axes
 from agro.runs.rundata import RunData, Values
 
 
@@ -22,7 +22,7 @@ class NotebookFigure(Figure):
         return buffer.getvalue()
 
 
-def reward_and_kl(run: RunData, size: Size = WIDE) -> Figure:
+def reward_and_kl(run: RunData) -> Figure:
     """Training and held-out reward, and KL to the reference, against steps; what was measured of them.
 
     Raises `Refused` where nothing was.
@@ -34,7 +34,7 @@ def reward_and_kl(run: RunData, size: Size = WIDE) -> Figure:
     shown = {title: both for title, both in panels.items() if np.isfinite(both).any()}
     if not shown:
         raise Refused(f"{run.folder}: no step has a reward or a KL, so there is nothing to draw")
-    figure = NotebookFigure(figsize=size, layout="constrained")
+    figure = NotebookFigure(figsize=WIDE, layout="constrained")
     for axes, (title, (training, held_out)) in zip(
         figure.subplots(1, len(shown), squeeze=False)[0], shown.items()
     ):

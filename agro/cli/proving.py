@@ -37,9 +37,7 @@ def prove(
     results = passport.prove(selected, descents=figure is not None)
     rows = [row for measured in results.values() for row in measured.rows]
     if figure is not None:
-        from agro.proof.figure import draw
-
-        draw(results, figure)
+        passport.draw_descents(results, str(figure))
     broken = [row for row in rows if row.holds is False]
     if as_json:
         print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))

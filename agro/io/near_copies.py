@@ -58,11 +58,6 @@ def cluster_names(prompts: Mapping[str, Text], least: float) -> dict[str, str]:
     return {prompt_id: ids[label] for prompt_id, label in zip(ids, labels.tolist(), strict=True)}
 
 
-def count(labels: Numbers) -> int:
-    """How many clusters there are."""
-    return len(np.unique(labels))
-
-
 def normalized(text: str) -> str:
     """Without a label, and the same in any case and with any spaces; what would leave nothing is kept."""
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())

@@ -162,18 +162,6 @@ class Chat:
         return parts
 
     @cached_property
-    def rewrites(self) -> bool:
-        """Whether the template changes earlier turns of short conversations, with thinking or without."""
-        user = {"role": "user", "content": "ping"}
-        for content in ("pong", "<think>\nping\n</think>\n\npong"):
-            answer = {"role": "assistant", "content": content}
-            try:
-                self.turns([user], [answer, user, answer], ())
-            except Rewritten:
-                return True
-        return False
-
-    @cached_property
     def ending(self) -> str:
         """What the template adds after an assistant's turn; "" where that is unknown."""
         try:

@@ -260,10 +260,6 @@ class Policy:
         """The sample with `tokens`, `action` and `tokenizer` of this policy; see `Encoder.encode`."""
         return self.encoder.encode(sample, max_length)
 
-    def encode_text(self, text: str) -> list[int]:
-        """Ids of the text alone, without special tokens before or after it."""
-        return self.encoder.ids(text)
-
     def render(self, text: Text) -> str:
         """The text of a prompt that is encoded; see `Encoder.render`."""
         return self.encoder.render(text)

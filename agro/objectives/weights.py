@@ -43,10 +43,6 @@ Ratio = Annotated[
     Literal["behavior", "old"],
     Option("the ratio's denominator: recorded log-probs, or the trainer's when the batch was drawn"),
 ]
-Level = Annotated[
-    Literal["token", "sequence", "mean"],
-    Option("the ratio of a token, of its response, or the geometric mean of those of its response"),
-]
 
 
 def needed(options: Mapping[str, Any]) -> Need:

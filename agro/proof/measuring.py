@@ -165,9 +165,9 @@ def derivative(value: Tensor, policy: Enumerable) -> Tensor:
     return torch.cat([grad.flatten() for grad in grads])
 
 
-def value_of(reference: Enumerable, reward: Tensor, beta: float = BETA) -> Tensor:
+def value_of(reference: Enumerable, reward: Tensor) -> Tensor:
     """[X] V*(x) = β log E_π_ref exp(r/β)."""
-    return beta * (reference.logp().detach() + reward / beta).logsumexp(1)
+    return BETA * (reference.logp().detach() + reward / BETA).logsumexp(1)
 
 
 def variances(subject: Subject) -> Iterator[ProofRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,11 +31,13 @@ from agro.proof.formulas import Situation, half_variance
 from agro.proof.measuring import (
     BETA,
     EXACT,
+    INSTANCES,
     RAGGED,
     SMALL,
     ProofRow,
     Subject,
     derivative,
+    described,
     estimates,
     problem,
     variances,
@@ -338,3 +340,41 @@ def prove(names: Sequence[str], *, descents: bool = False) -> dict[str, Proof]:
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         done = dict(zip(longest_first, pool.map(partial(measure, descents=descents), longest_first)))
     return {name: done[name] for name in names}
+
+
+def draw_descents(proofs: Mapping[str, Proof], picture: str) -> None:
+    """Draw where descent goes into a PNG or SVG, by the ending of the file `picture`: KL to the optimum
+    against updates, on the policy's own samples and on others'; median and quartiles over the instances."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import colormaps, pyplot
+
+    panels = {
+        "policy": "its own samples",
+        "reference": "samples of the reference",
+        "uniform": "samples of a uniform policy",
+    }
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained"
+    )
+    for i, (name, measured) in enumerate(proofs.items()):
+        for (j, source), went in measured.paths.items():
+            quartiles = went.distance.new_tensor([0.25, 0.5, 0.75])
+            low, middle, high = went.distance.clamp(min=1e-17).quantile(quartiles, 1)
+            options = described(CLAIMS[name][j])
+            label = f"{name} ({options})" if options else name
+            style = ("-", "--", ":")[0 if j == 0 else 1 + (j - 1) % 2]
+            axis = axes[list(panels).index(source)]
+            color = colormaps["tab20"](2 * i % 20 + i // 10)  # the ten strong ones first
+            axis.plot(went.updates + 1, middle, style, color=color, label=label)
+            axis.fill_between(went.updates + 1, low, high, color=color, alpha=0.15, linewidth=0)
+    for axis, title in zip(axes, panels.values()):
+        axis.set(title=title, xlabel="updates", xscale="log", yscale="log")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {INSTANCES.prompts} problems")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+    )
+    figure.savefig(picture, dpi=130)
+    pyplot.close(figure)

@@ -65,7 +65,7 @@ INSERT = insert_into("samples", SAMPLE)
 _AT = {name: i for i, name in enumerate(SAMPLE)}
 _fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
-_REDONE, _REWARD, _PROMPT_ID = (_AT[name] for name in ("redone", "reward", "prompt_id"))
+_REDONE, _PROMPT_ID = _AT["redone"], _AT["prompt_id"]
 PROMPT = slice(_AT["prompt"], _AT["messages"] + 1)  # what `prompt_columns` returns
 _RUN, _STEP, _FILE, _RECORD, _PART = (_AT[name] for name in ("run", "step", "file", "record", "part"))
 _NO_ARRAYS = (None,) * 9  # of `_array_columns`
@@ -199,10 +199,6 @@ class SampleRow:
     def origin(self) -> Origin | None:
         file, record, part = (self.values[_AT[name]] for name in Origin._fields)
         return None if file is None else Origin(file, record, decode_text(part))
-
-    @property
-    def is_scored(self) -> bool:
-        return self.values[_REWARD] is not None
 
     @property
     def prompt(self) -> Text:

@@ -15,8 +15,7 @@ from typing import Any
 
 from agro.rollout import CollectResult
 from agro.rollout.envs.protocol import Environment, Turn, checked
-from agro.rollout.search import Action, State, Tree, best_first, by_ucb
-from agro.rollout.tree import Attempt, step_pairs
+from agro.rollout.search import Action, Attempt, State, Tree, best_first, by_ucb, step_pairs
 from agro.train.assessing import answer_probabilities
 from agro.train.learner import Learner
 from agro.train.source import FillRequest, InlineSource, Source, can_be_asked, joined

@@ -34,9 +34,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 import torch  # noqa: E402
 from stages import Measured, Plan, Watch  # noqa: E402
 
-import agro.api.reporting_trainer  # noqa: E402
+import agro.api.reporting_trainer  # noqa: E402  # noqa: E402
 import agro.logs.importing  # noqa: E402
-import agro.pages.saving  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from agro.store import Store  # noqa: E402
 
@@ -98,7 +97,7 @@ def log(folder: Path) -> Path:
 
 
 def train(folder: Path, out: str) -> None:
-    agro.pages.saving.report = lambda run: run  # figures aren't what this is about
+    agro.api.reporting_trainer.report = lambda run: run  # figures aren't what this is about
     agro.api.reporting_trainer.Trainer(config(folder), folder / out, resume=True).run()
 
 

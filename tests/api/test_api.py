@@ -55,7 +55,7 @@ def objects(tmp_path_factory):
 def _here(tmp_path, monkeypatch, request) -> None:
     monkeypatch.chdir(tmp_path)
     if "report" not in request.keywords:
-        monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+        monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
 
 
 def length(completions, **columns):

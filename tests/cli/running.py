@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from typer.testing import CliRunner, Result
 
 from agro.cli import app
@@ -15,6 +18,11 @@ def done(*args: object) -> Result:
     result = agro(*args)
     assert result.exit_code == 0, result.output
     return result
+
+
+def report_of(*args: object) -> Any:
+    """The one JSON document that a command prints with --json."""
+    return json.loads(done(*args, "--json").stdout)
 
 
 def refused(*args: object) -> str:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import agro, done, refused
+from running import agro, done, refused, report_of
 
 from agro import config
 from agro.config import NewModel
@@ -26,19 +26,8 @@ from agro.types import Sample
 SHARED = Path(__file__).parents[2] / ".." / "shared"
 CALCULATOR = f"{Path(__file__).parents[2]}/examples/environments/calculator.py:Calculator"
 COMMANDS = (
-    "train",
-    "sample",
-    "import",
-    "check",
-    "score",
-    "eval",
-    "report",
-    "show",
-    "objectives",
-    "compare",
-    "export",
-    "recover",
-    "prove",
+    *("train", "sample", "import", "check", "score", "eval", "report"),
+    *("show", "objectives", "compare", "export", "recover", "prove"),
 )
 
 
@@ -70,15 +59,11 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     )
     assert "48 unscored" in agro("check", store).stdout
     assert "objective agro needs reward: 0 of 48 rows have it" in refused("check", store)
-    scored = json.loads(done("score", store, "--reward", "exact", "--json").stdout)
+    scored = report_of("score", store, "--reward", "exact")
     assert scored["scored"] == 48
-    found = json.loads(done("check", store, "--objective", "sft", "--json").stdout)
-    assert (found["samples"], found["groups"], found["with_behavior"], found["trainable"]) == (
-        48,
-        12,
-        48,
-        True,
-    )
+    found = report_of("check", store, "--objective", "sft")
+    assert (found["samples"], found["groups"], found["with_behavior"]) == (48, 12, 48)
+    assert found["trainable"] is True
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         f'policy.model = "{model}"\ndata = {{store = "{store}", replay = 1.0}}\n'
@@ -134,24 +119,12 @@ def test_the_golden_story(tmp_path: Path) -> None:
     folder = SHARED / "models" / "stories260K"
     if not folder.exists():
         pytest.skip("../shared/models/stories260K isn't here")
-    (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
-    done(
-        "sample",
-        "--model",
-        folder,
-        "--prompts",
-        tmp_path / "empty.jsonl",
-        "--out",
-        tmp_path / "story.jsonl",
-        "-n",
-        1,
-        "--greedy",
-        "--max-new",
-        200,
-    )
+    empty, story = tmp_path / "empty.jsonl", tmp_path / "story.jsonl"
+    empty.write_text('{"prompt": ""}\n')
+    command = ("sample", "--model", folder, "--prompts", empty, "--out", story, "-n", 1)
+    done(*command, "--greedy", "--max-new", 200)
     golden = json.loads((SHARED / "models" / "stories260K_golden.json").read_text())["expected_greedy_200"]
-    story = json.loads((tmp_path / "story.jsonl").read_text())["response"]
-    assert story == golden
+    assert json.loads(story.read_text())["response"] == golden
 
 
 def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
@@ -163,23 +136,12 @@ def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
         '{"q": "4>", "out": ["1"], "ok": ["perhaps"]}',
     ]
     log.write_bytes(gzip.compress("\n".join(rows).encode()))
-    command = (
-        "import",
-        log,
-        "--store",
-        tmp_path / "s.db",
-        "--map",
-        "prompt=q",
-        "--map",
-        "response=out",
-        "--map",
-        "reward=ok",
-        "--json",
-    )
-    report = json.loads(done(*command).stdout)
+    maps = ("--map", "prompt=q", "--map", "response=out", "--map", "reward=ok")
+    command = ("import", log, "--store", tmp_path / "s.db", *maps)
+    report = report_of(*command)
     assert (report["samples"], report["groups"], len(report["refused"])) == (3, 2, 2)
     assert [r["where"] for r in report["refused"]] == [f"{log}:3", f"{log}:4"]
-    assert json.loads(done(*command).stdout)["samples"] == 0  # the same file again
+    assert report_of(*command)["samples"] == 0  # the same file again
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [1.0, 0.0, 0.5]
     assert "did you mean response" in refused(
@@ -193,11 +155,7 @@ def test_import_counts_what_a_tokenizer_cannot_encode(model: Path, tmp_path: Pat
     (tmp_path / "log.jsonl").write_text(
         '{"prompt": "1>", "response": "2", "reward": 1}\n{"prompt": "1>", "response": "b", "reward": 0}\n'
     )
-    report = json.loads(
-        done(
-            "import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", "--tokenizer", model, "--json"
-        ).stdout
-    )
+    report = report_of("import", tmp_path / "log.jsonl", "--store", tmp_path / "s.db", "--tokenizer", model)
     assert report["encoding"] == {"valid": 1, "unknown characters": 1}
 
 
@@ -236,32 +194,19 @@ def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
 def test_check_measures_how_a_model_ranks_the_responses(model: Path, tmp_path: Path) -> None:
     rows = [{"prompt": "1>", "response": str(i), "reward": i % 2} for i in range(6)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    check = ("check", tmp_path / "log.jsonl", "--json")
-    assert "auc" not in json.loads(done(*check).stdout)
-    alone = json.loads(done(*check, "--model", model).stdout)
+    check = ("check", tmp_path / "log.jsonl")
+    assert "auc" not in report_of(*check)
+    alone = report_of(*check, "--model", model)
     assert (alone["auc_of"], alone["auc_groups"], alone["auc_se"]) == ("log π", 1, None)
     assert 0 <= alone["auc"] <= 1
-    itself = json.loads(done(*check, "--model", model, "--reference", model).stdout)
+    itself = report_of(*check, "--model", model, "--reference", model)
     assert (itself["auc_of"], itself["auc"]) == ("log π/π_ref", 0.5)  # log-ratios of 0 are ties
     assert "--reference and --policy go with --model" in refused(*check, "--reference", model)
 
 
 def test_eval_prints_accuracy_and_pass_at_k(model: Path, prompts: Path) -> None:
-    report = json.loads(
-        done(
-            "eval",
-            "--model",
-            model,
-            "--prompts",
-            prompts,
-            "--reward",
-            "exact",
-            "-n",
-            4,
-            "--max-new",
-            4,
-            "--json",
-        ).stdout
+    report = report_of(
+        "eval", "--model", model, "--prompts", prompts, "--reward", "exact", "-n", 4, "--max-new", 4
     )
     assert set(report) >= {"accuracy", "pass@1", "pass@2", "pass@4", "unscored", "reward_mean"}
     assert report["accuracy"]["low"] <= report["accuracy"]["value"] <= report["accuracy"]["high"]
@@ -333,7 +278,7 @@ def test_score_only_what_is_missing(tmp_path: Path) -> None:
                 Sample("p", "b"),
             ]
         )
-    report = json.loads(done("score", tmp_path / "s.db", "--reward", "exact", "--missing", "--json").stdout)
+    report = report_of("score", tmp_path / "s.db", "--reward", "exact", "--missing")
     assert (report["scored"], report["failed"]) == (1, 1)
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [0.25, 1.0, None]
@@ -368,18 +313,8 @@ def test_check_knows_that_a_store_is_not_fresh(tmp_path: Path) -> None:
 def test_a_refused_sample_leaves_no_store(prompts: Path, model: Path, tmp_path: Path) -> None:
     refused("sample", "--model", tmp_path / "none", "--prompts", prompts, "--out", tmp_path / "s.db")
     assert not list(tmp_path.glob("s.db*"))
-    assert "--temperature" in refused(
-        "sample",
-        "--model",
-        model,
-        "--prompts",
-        prompts,
-        "--out",
-        tmp_path / "s.db",
-        "--greedy",
-        "--temperature",
-        0.5,
-    )
+    command = ("sample", "--model", model, "--prompts", prompts, "--out", tmp_path / "s.db")
+    assert "--temperature" in refused(*command, "--greedy", "--temperature", 0.5)
 
 
 def test_a_temperature_that_overflows_is_refused(prompts: Path, model: Path, tmp_path: Path) -> None:
@@ -413,15 +348,9 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
         '[sampler]\nn = 3\nmax_new = 4\n[objective]\nname = "agro"\nbeta = 0.1\n'
         "[train]\nsteps = 5\ngroups = 2\n"
     )
-    given = [
-        recipe,
-        f"policy.model={model}",
-        f"data.prompts={prompts}",
-        "--out",
-        tmp_path / "run",
-        "--dry-run",
-    ]
-    found = json.loads(done("train", *given, "--json").stdout)
+    settings = (f"policy.model={model}", f"data.prompts={prompts}")
+    given = [recipe, *settings, "--out", tmp_path / "run", "--dry-run"]
+    found = report_of("train", *given)
     assert found["phases"][0]["responses_sampled"] == 5 * 2 * 3
     assert "train: agro, 5 steps" in done("train", *given).stdout
     assert not (tmp_path / "run").exists()
@@ -436,9 +365,7 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text("".join(f'{{"prompt": "7{i}>", "answer": "1"}}\n' for i in range(12)))
     files = [f"data.prompts={prompts}", f"data.eval_prompts={held_out}"]
-    trained = json.loads(
-        done("train", recipe, f"policy.model={model}", *files, "--out", run, "--json").stdout
-    )
+    trained = report_of("train", recipe, f"policy.model={model}", *files, "--out", run)
     assert (trained["run"], trained["model"]) == (str(run), str(run / "model"))
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     verdict = trained["verdict"]
@@ -446,13 +373,13 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     measured |= {"step": 2, "gain": row["eval_gain"], "kl": row["eval_kl_ref"]}
     assert {name: verdict[name] for name in measured} == measured
     assert (verdict["n"], verdict["answer"]) == (12, "not shown")
-    assert json.loads(done("report", run, "--json").stdout) == trained
+    assert report_of("report", run) == trained
     assert "--watch" in refused("report", run, "--json", "--watch")
-    found = json.loads(done("eval", run, "--against", "start", "-n", 1, "--json").stdout)
+    found = report_of("eval", run, "--against", "start", "-n", 1)
     again = found["verdict"]  # the same prompts, other random numbers than the run's
     assert (again["n"], again["answer"], again["step"]) == (12, "not shown", None)
     itself = ("eval", run, "--against", run / "model", "-n", 2)
-    verdict = json.loads(done(*itself, "--json").stdout)["verdict"]
+    verdict = report_of(*itself)["verdict"]
     assert (verdict["gain"], verdict["p"], verdict["detectable"]) == (0, 1, 0)
     assert f"against {run / 'model'}: {verdict['sentence']}" in done(*itself).stdout
     more = ("--prompts", held_out, "--reward", "exact", "--against", "start")
@@ -471,7 +398,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
         f'[data]\nstore = "{tmp_path / "log.db"}"\nreplay = 1.0\ngroup_size = 4\n[sampler]\nmax_new = 4\n'
         '[objective]\nname = "agro"\nbeta = 0.1\n[train]\nsteps = 2\ngroups = 4\nlr = 0.05\n'
     )
-    trained = json.loads(done("train", recipe, "--out", run, "--json").stdout)["verdict"]
+    trained = report_of("train", recipe, "--out", run)["verdict"]
     assert (trained["answer"], trained["ratings"]) == ("not measured", None)
     assert "--blind" in trained["sentence"]
 
@@ -479,7 +406,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
     assert "leave out --reward, -n" in refused(*given, "--reward", "exact", "-n", 8)
     assert "expected --against start" in refused("eval", run, "--prompts", held_out, "--blind", sheet)
     assert not sheet.parent.exists()
-    written = json.loads(done(*given, "--json").stdout)
+    written = report_of(*given)
     assert (written["sheet"], written["prompts"], written["failed"]) == (str(sheet), 9, 0)
     key = json.loads(Path(written["key"]).read_text())
     with sheet.open(newline="", encoding="utf-8") as file:
@@ -504,16 +431,16 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
     )
     assert done("eval", "--ratings", sheet).stdout.startswith(sentence)
     assert not (run / "ratings.json").exists()
-    found = json.loads(done("eval", run, "--ratings", sheet, "--json").stdout)["verdict"]
+    found = report_of("eval", run, "--ratings", sheet)["verdict"]
     assert (found["answer"], found["gain"]) == ("better", None)
     assert (found["ratings"]["wins"], found["ratings"]["unrated"], found["ratings"]["p"]) == (7, 2, 2 / 2**7)
     assert sentence in (run / "model" / "README.md").read_text()  # the card is written again
-    assert json.loads(done("report", run, "--json").stdout)["verdict"] == found
+    assert report_of("report", run)["verdict"] == found
     done("report", run)
     assert sentence in html.unescape((run / "report.html").read_text())
 
     Ratings(7, 0, 0, 2, step=1).save(run)  # as if the run went on afterwards
-    found = json.loads(done("report", run, "--json").stdout)["verdict"]
+    found = report_of("report", run)["verdict"]
     assert found["sentence"].startswith("Preferred to the start at step 1 on 7 of 7")
 
     assert "leave out --seed" in refused("eval", run, "--ratings", sheet, "--seed", 0)
@@ -530,18 +457,8 @@ def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -
     asked.write_text(
         "".join(json.dumps({"prompt": f"{i}+1= ", "answer": str(i + 1)}) + "\n" for i in range(3))
     )
-    given = [
-        "--model",
-        tmp_path / "m",
-        "--prompts",
-        asked,
-        "--environment",
-        CALCULATOR,
-        "-n",
-        2,
-        "--max-new",
-        8,
-    ]
+    limits = ("-n", 2, "--max-new", 8)
+    given = ["--model", tmp_path / "m", "--prompts", asked, "--environment", CALCULATOR, *limits]
     done("sample", *given, "--out", tmp_path / "s.db", "--max-turns", 3)
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         samples = list(store.samples())
@@ -550,13 +467,13 @@ def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -
     done("score", tmp_path / "s.db", "--reward", "exact")
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         assert all(s.reward is not None for s in store.samples())
-    assert json.loads(done("eval", *given, "--reward", "exact", "--json").stdout)["prompts"] == 3
+    assert report_of("eval", *given, "--reward", "exact")["prompts"] == 3
 
 
 def test_recover_copies_what_is_whole(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
         store.append([Sample("p", f"response {i}", reward=float(i)) for i in range(5)])
-    found = json.loads(done("recover", tmp_path / "a.db", "--out", tmp_path / "b.db", "--json").stdout)
+    found = report_of("recover", tmp_path / "a.db", "--out", tmp_path / "b.db")
     assert found["samples"] == 5
     with Store.open(tmp_path / "b.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -591,18 +508,11 @@ def test_a_checkpoint_evaluates_like_the_model_that_was_saved_with_it(prompts: P
         done("eval", run, *model, "--prompts", prompts, "-n", 4, "--out", file)
         return [json.loads(line)["responses"] for line in file.read_text().splitlines()]
 
+    earlier = run / "checkpoints/step-00000002"
     last = evaluated("--model", run / "checkpoints/step-00000004")
     assert last == evaluated()
-    assert last != evaluated("--model", run / "checkpoints/step-00000002")
-    done(
-        "sample",
-        "--model",
-        run / "checkpoints/step-00000002",
-        "--prompts",
-        prompts,
-        "--out",
-        tmp_path / "s.db",
-    )
+    assert last != evaluated("--model", earlier)
+    done("sample", "--model", earlier, "--prompts", prompts, "--out", tmp_path / "s.db")
 
 
 def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
@@ -633,11 +543,11 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
     )
     monkeypatch.chdir(other)
     out = Path("new/folder/found.jsonl")
-    report = json.loads(done("eval", "../begun/runs/a", "-n", 2, "--out", out, "--json").stdout)
+    report = report_of("eval", "../begun/runs/a", "-n", 2, "--out", out)
     assert (report["prompts"], report["reward_mean"]["value"]) == (2, 0.25)
     assert len(out.read_text().splitlines()) == 2
     own = ("--prompts", "held.jsonl", "--reward", "scoring.py:fixed")
-    report = json.loads(done("eval", "../begun/runs/a", *own, "-n", 2, "--json").stdout)
+    report = report_of("eval", "../begun/runs/a", *own, "-n", 2)
     assert (report["prompts"], report["reward_mean"]["value"]) == (3, 9.0)
 
     done("eval", "--model", "../begun/runs/a/model", *own, "-n", 2, "--out", out)

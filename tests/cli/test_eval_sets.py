@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import done, refused
+from running import done, refused, report_of
 
 from agro.cli.measuring import Measurement, SamplingProgress
 from agro.cli.models import rollout_of
@@ -88,9 +88,7 @@ def test_a_terminal_shows_the_time_left(capsys: pytest.CaptureFixture[str], monk
 def test_several_sets_at_once(models: list[Path], tmp_path: Path) -> None:
     one, two = prompts(tmp_path / "one.jsonl"), prompts(tmp_path / "two.jsonl", 12, 8)
     command = ["eval", "--model", models[0], "--prompts", one, "--prompts", two, "--reward", "exact", "-n", 2]
-    found = json.loads(
-        done(*command, "--max-new", 2, "--against", models[1], "--out", tmp_path / "out", "--json").stdout
-    )
+    found = report_of(*command, "--max-new", 2, "--against", models[1], "--out", tmp_path / "out")
     assert [(s["name"], s["prompts"]) for s in found["sets"]] == [("one", 12), ("two", 8)]
     assert {"accuracy", "pass@2", "verdict"} <= found["sets"][0].keys()
     assert "p is adjusted for 2 sets (Holm)" in done(*command, "--max-new", 2, "--against", models[1]).stdout
@@ -106,14 +104,11 @@ def test_models_are_compared_on_sets_of_prompts(models: list[Path], tmp_path: Pa
     one, two = prompts(tmp_path / "one.jsonl"), prompts(tmp_path / "two.jsonl", 12, 8)
     command = ["compare", *models, "--prompts", one, "--prompts", two, "--reward", "exact", "-n", 2]
     options = ["--max-new", 2, "--out", tmp_path / "out"]
-    found = json.loads(done(*command, *options, "--json").stdout)
+    found = report_of(*command, *options)
     assert [(s["name"], s["n"]) for s in found["sets"]] == [("one", 12), ("two", 8)]
     for side, model in zip("ab", models, strict=True):
-        said = json.loads(
-            done(
-                *("eval", "--model", model, "--prompts", one, "--reward", "exact", "-n", 2, "--max-new", 2),
-                "--json",
-            ).stdout
+        said = report_of(
+            *("eval", "--model", model, "--prompts", one, "--reward", "exact", "-n", 2, "--max-new", 2)
         )
         assert found["sets"][0][side] == pytest.approx(said["reward_mean"]["value"])
     assert "models are compared with --prompts" in refused("compare", *models)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import done, refused
+from running import done, refused, report_of
 
 from agro import objectives
 from agro.cli import COMMANDS
@@ -34,7 +33,7 @@ SHORT = {
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_trains_as_its_readme_says(task: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     said = done("init", "first", "--task", task).stdout
     monkeypatch.chdir("first")
     held_out = Path("held_out.jsonl")
@@ -46,7 +45,7 @@ def test_a_task_trains_as_its_readme_says(task: str, tmp_path: Path, monkeypatch
         if name == "train":
             arguments += SHORT[task]
         done(name, *arguments)
-    measured = json.loads(done("eval", "runs/first", "-n", "2", "--json").stdout)
+    measured = report_of("eval", "runs/first", "-n", "2")
     assert measured["prompts"] == 8
     assert measured["unscored"] == 0
     assert measured["pass_at"] == 1.0  # the reward's own maximum; of "multi-turn" the environment's
@@ -62,7 +61,7 @@ def test_a_folder_with_files_and_an_unknown_task_are_refused(tmp_path: Path) -> 
 
 def test_recipes_are_listed_printed_and_trained_by_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    listed = {row["name"]: row for row in json.loads(done("recipes", "--json").stdout)}
+    listed = {row["name"]: row for row in report_of("recipes")}
     assert {"digits", "own-log", "chat", "multi-turn", "fresh", "log"} <= listed.keys()
     assert set(objectives.names()) <= listed.keys()
     assert listed["digits"]["minutes"] > 0
@@ -76,14 +75,14 @@ def test_recipes_are_listed_printed_and_trained_by_name(tmp_path: Path, monkeypa
 
 
 def test_doctor_reports_versions_machine_and_state(tmp_path: Path) -> None:
-    report = json.loads(done("doctor", "--json").stdout)
+    report = report_of("doctor")
     assert report["libraries"]["torch"] == torch.__version__
     assert report["cores"] >= 1
     assert report["asked_torch"] is False
-    assert json.loads(done("doctor", "--torch", "--json").stdout)["threads_of_torch"] >= 1
+    assert report_of("doctor", "--torch")["threads_of_torch"] >= 1
     damaged = tmp_path / "store.db"
     damaged.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
-    report = json.loads(done("doctor", damaged, "--json").stdout)
+    report = report_of("doctor", damaged)
     assert report["off"]
     assert "off:" in done("doctor").stdout
     assert "there is no such file" in refused("doctor", tmp_path / "none.db")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from running import done, refused
+from running import done, refused, report_of
 
 from agro.store import Store
 
@@ -57,7 +57,7 @@ def test_strict_and_replace(tmp_path: Path) -> None:
     done("import", path, "--store", store)
     again = ("import", path, "--store", store, "--map", "response=user")
     assert "--map was not set, is response=user now" in refused(*again)
-    report = json.loads(done(*again, "--replace", "--json").stdout)
+    report = report_of(*again, "--replace")
     assert [report[name] for name in ("samples", "replaced", "duplicates")] == [5 - 1, 4, 0]
     with Store.open(store) as opened:
         assert [s.response for s in opened.samples()] == ["bob", "alice", "bob", "alice"]
@@ -66,10 +66,8 @@ def test_strict_and_replace(tmp_path: Path) -> None:
 def test_licenses_are_shown(tmp_path: Path) -> None:
     store = tmp_path / "s.db"
     done("import", log(tmp_path), "--store", store, "--license", "CC-BY-4.0")
-    assert json.loads(done("check", store, "--objective", "sft", "--json").stdout)["licenses"] == {
-        "file:log.jsonl": "CC-BY-4.0"
-    }
-    assert json.loads(done("show", store, "--json").stdout)["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
+    assert report_of("check", store, "--objective", "sft")["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
+    assert report_of("show", store)["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
     assert "license of file:log.jsonl: CC-BY-4.0" in done("show", store).stdout
 
 
@@ -83,7 +81,7 @@ def test_forget(tmp_path: Path) -> None:
     assert "2 samples would be deleted for good" in message
     assert "--yes" in message
     assert "first (1 samples, step 3)" in message
-    report = json.loads(done(*asked, "--yes", "--json").stdout)
+    report = report_of(*asked, "--yes")
     assert report == {"samples": 2, "runs": [{"run": "first", "samples": 1, "first": 3, "last": 3}]}
     assert not any(b"alice" in p.read_bytes() for p in tmp_path.glob("s.db*"))
     assert "no sample has --meta user=alice" in refused(*asked, "--yes")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from running import done, refused
+from running import done, refused, report_of
 
 from agro import objectives
 
 
 def test_all_of_them_as_json() -> None:
-    found = json.loads(done("objectives", "--json").stdout)
+    found = report_of("objectives")
     assert [d["name"] for d in found] == objectives.names()
-    assert json.loads(done("objectives", "grpo", "--json").stdout)["options"]["clip"]["default"] == [0.2, 0.2]
+    assert report_of("objectives", "grpo")["options"]["clip"]["default"] == [0.2, 0.2]
 
 
 def test_the_list_names_needs_and_sources() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from running import done, refused
+from running import done, refused, report_of
 from safetensors.torch import save_file
 
 from agro.config import NewModel
@@ -35,9 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_of_its_own_log_a_model_is_worth_what_it_got(folder: Path) -> None:
-    found = json.loads(
-        done("off-policy", "--model", folder / "a", "--log", folder / "log.db", "--json").stdout
-    )
+    found = report_of("off-policy", "--model", folder / "a", "--log", folder / "log.db")
     value = found["value"]
     assert (value["responses"], value["ess"], value["clusters"]) == (200, pytest.approx(200), 5)
     for name in ("ips", "clipped", "self_normalized", "per_decision", "doubly_robust"):
@@ -55,7 +53,7 @@ def test_another_model_is_worth_what_its_own_responses_get(folder: Path) -> None
     with Store.open(out) as store:
         own = np.mean([s.response[:1] < "5" for s in store.samples()])
     asked = ("off-policy", "--model", folder / "b", "--log", folder / "log.db")
-    found = json.loads(done(*asked, "--reference", folder / "a", "--beta", 0.5, "--json").stdout)
+    found = report_of(*asked, "--reference", folder / "a", "--beta", 0.5)
     best = found["value"]["estimates"]["doubly_robust"]
     assert best["low"] - 0.05 <= own <= best["high"] + 0.05  # the share's own standard error is .02
     accuracy = found["ranking_accuracy"]
@@ -77,9 +75,7 @@ def test_what_cant_be_estimated_says_what_to_do(folder: Path, tmp_path: Path) ->
     assert "agro eval --model M --prompts FILE --reward NAME" in said
     with Store.open(tmp_path / "few.db") as few, Store.open(folder / "log.db") as store:
         few.append([s.replace(id=None) for s in store.samples() if s.meta["index"] % 40 < 4])
-    found = json.loads(
-        done("off-policy", "--model", folder / "b", "--log", tmp_path / "few.db", "--json").stdout
-    )
+    found = report_of("off-policy", "--model", folder / "b", "--log", tmp_path / "few.db")
     assert found["value"]["answer"] == "not estimable"
     assert "of the log's responses count, and 30 are needed" in found["value"]["obstacle"]
     assert found["value"]["estimates"] is None
@@ -102,7 +98,7 @@ def test_checkpoints_are_ranked_with_what_wrote_the_log(folder: Path, tmp_path: 
     files = (f"policy.model={folder / 'a'}", f"data.prompts={folder / 'prompts.jsonl'}")
     done("train", recipe, *files, "--out", run)
     asked = ("off-policy", run, "--log", folder / "log.db", "--checkpoints", "-n", 2)
-    found = json.loads(done(*asked, "--json").stdout)
+    found = report_of(*asked)
     names = [row["name"] for row in found["candidates"]]
     assert names[-2:] == ["step-00000002", "what wrote the log"]
     assert list(found["sharpe_ratio"]) == [str(k) for k in range(2, len(names) + 1)]
@@ -110,24 +106,15 @@ def test_checkpoints_are_ranked_with_what_wrote_the_log(folder: Path, tmp_path: 
 
 def test_eval_measures_entropy_and_kl_along_its_samples(folder: Path) -> None:
     """KL of a model from itself is 0; entropy is at most the log of the vocabulary."""
-    asked = (
-        "eval",
-        "--model",
-        folder / "a",
-        "--prompts",
-        folder / "prompts.jsonl",
-        "--reward",
-        "exact",
-        "-n",
-        2,
-    )
-    of_itself = json.loads(done(*asked, "--max-new", 3, "--against", folder / "a", "--json").stdout)
+    files = ("--model", folder / "a", "--prompts", folder / "prompts.jsonl")
+    asked = ("eval", *files, "--reward", "exact", "-n", 2)
+    of_itself = report_of(*asked, "--max-new", 3, "--against", folder / "a")
     assert of_itself["kl"]["value"] == pytest.approx(0, abs=1e-6)
     assert 1 < of_itself["entropy"]["value"] < np.log(20)
-    other = json.loads(done(*asked, "--max-new", 3, "--against", folder / "b", "--json").stdout)
+    other = report_of(*asked, "--max-new", 3, "--against", folder / "b")
     assert other["kl"]["value"] > 0.01
     assert other["before"]["reward_mean"]["value"] is not None
-    assert "kl" not in json.loads(done(*asked, "--max-new", 3, "--json").stdout)
+    assert "kl" not in report_of(*asked, "--max-new", 3)
     assert ", before " in done(*asked, "--max-new", 3, "--against", folder / "b").stdout
 
 

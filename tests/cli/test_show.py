@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from running import done, refused
+from running import done, refused, report_of
 
 from agro.store import Store
 from agro.types import Sample
@@ -62,25 +62,23 @@ def test_filters(store: Path, args: tuple, found: list[int]) -> None:
 
 
 def test_a_prompt_by_its_id(store: Path) -> None:
-    prompt = json.loads(done("show", store, "--json").stdout)["samples"][3]["prompt_id"]
+    prompt = report_of("show", store)["samples"][3]["prompt_id"]
     assert ids(store, "--prompt-id", prompt) == [4]
     assert ids(store, "--prompt-id", prompt, "--newest") == [4]
 
 
 def test_json_is_one_document_that_says_whether_there_is_more(store: Path) -> None:
-    found = json.loads(done("show", store, "--limit", 4, "--json").stdout)
+    found = report_of("show", store, "--limit", 4)
     assert (found["samples_in_store"], found["more"]) == (5, True)
     assert found["samples"][0]["tokens"] == [1, 5, 6, 7]
-    assert json.loads(done("show", store, "--limit", 5, "--json").stdout)["more"] is False
-    assert json.loads(done("show", store, "--reward", "9:", "--groups", "--json").stdout)["groups"] == []
+    assert report_of("show", store, "--limit", 5)["more"] is False
+    assert report_of("show", store, "--reward", "9:", "--groups")["groups"] == []
 
 
 def test_groups_have_their_best_or_newest_response_first(store: Path) -> None:
-    groups = json.loads(done("show", store, "--groups", "--json").stdout)["groups"]
+    groups = report_of("show", store, "--groups")["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[1, 2, 3], [4], [5]]
-    groups = json.loads(done("show", store, "--groups", "--newest", "--reward", "0:", "--json").stdout)[
-        "groups"
-    ]
+    groups = report_of("show", store, "--groups", "--newest", "--reward", "0:")["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[4], [2, 1]]
 
 

@@ -285,17 +285,26 @@ def served_run(tmp_path: Path, url: str, **changes: Any) -> RunConfig:
     return RunConfig.of(values)
 
 
+def magnified(policy: Policy, folder: Path) -> Policy:
+    """The policy with larger weights, so that some tokens are likelier than others, by way of `folder`."""
+    for weights in policy.model.parameters():
+        weights.data *= 3
+    policy.save(folder)
+    return Policy.load(PolicyConfig(model=str(folder)))
+
+
+@pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
+
+
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("raw", [False, True])
 def test_raw_log_probs_stop_the_run_before_the_weights_move(
-    policy: Policy, tmp_path: Path, monkeypatch, raw: bool
+    policy: Policy, tmp_path: Path, raw: bool
 ) -> None:
     """At a temperature of .25, of the policy and of the sampler, where raw log-probs are those at 1."""
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
-    for weights in policy.model.parameters():  # so that some tokens are likelier than others
-        weights.data *= 3
-    policy.save(tmp_path / "model")
-    served = Policy.load(PolicyConfig(model=str(tmp_path / "model")))
-    with serving(served) as (url, state):
+    with serving(magnified(policy, tmp_path / "model")) as (url, state):
         state.raw = raw
         cold = {"temperature": 0.25}
         trainer = Trainer(served_run(tmp_path, url, policy=cold, sampler=cold), tmp_path / "run")
@@ -307,6 +316,7 @@ def test_raw_log_probs_stop_the_run_before_the_weights_move(
     assert not list((tmp_path / "run/checkpoints").glob("step-*[1-9]"))
 
 
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(
     ("sampler", "raw", "stops"),
     [
@@ -319,15 +329,10 @@ def test_raw_log_probs_stop_the_run_before_the_weights_move(
     ],
 )
 def test_samplers_that_are_not_of_the_policy_are_compared_at_their_own_settings(
-    policy: Policy, tmp_path: Path, monkeypatch, sampler: dict[str, Any], raw: bool, stops: bool
+    policy: Policy, tmp_path: Path, sampler: dict[str, Any], raw: bool, stops: bool
 ) -> None:
     """Log-probs of the trainer are at temperature 1, so that the step's own comparison has no such token."""
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
-    for weights in policy.model.parameters():  # so that some tokens are likelier than others
-        weights.data *= 3
-    policy.save(tmp_path / "model")
-    served = Policy.load(PolicyConfig(model=str(tmp_path / "model")))
-    with serving(served) as (url, state):
+    with serving(magnified(policy, tmp_path / "model")) as (url, state):
         state.raw = raw
         trainer = Trainer(served_run(tmp_path, url, sampler=sampler), tmp_path / "run")
         if stops:
@@ -343,9 +348,9 @@ def test_samplers_that_are_not_of_the_policy_are_compared_at_their_own_settings(
             assert all((s.behavior_logp[s.action] == 0).all() for s in store.samples())
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_run_that_samples_behind_http(tmp_path: Path, monkeypatch) -> None:
     """The server gets each version's weights; its log-probs are the learner's."""
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
     start = Policy.load(PolicyConfig(new=NEW), seed=3)
     start.save(tmp_path / "model")

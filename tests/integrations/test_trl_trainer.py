@@ -113,7 +113,7 @@ def first_gradient(folders, out, monkeypatch, **options):
         learner.version += 1
 
     monkeypatch.setattr(Local, "move", move)
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     rows = [{"prompt": p, "response": t, "reward": r} for p, group in LOG.items() for t, r in group]
     base, moved = map(str, folders)
     agro.train(

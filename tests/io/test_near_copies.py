@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from agro.io.near_copies import clusters, count, normalized
+from agro.io.near_copies import clusters, normalized
 
 LEAST = 0.7
 
@@ -32,9 +32,9 @@ def test_tagged_copies_are_one_cluster_and_other_numbers_are_another() -> None:
     rng = random.Random(0)
     ends = ["4071>", "9923>", "4072>"]
     texts = ["".join(rng.choices("uvwxyz", k=4)) + ":" + rng.choice(ends) for _ in range(85)]
-    assert count(clusters(texts, LEAST)) == 3
+    assert len(set(clusters(texts, LEAST))) == 3
     numbers = [f"{i:03d}>" for i in range(100)]
-    assert count(clusters(numbers, LEAST)) == 100
+    assert len(set(clusters(numbers, LEAST))) == 100
 
 
 def test_the_estimate_is_the_jaccard_index() -> None:
@@ -62,7 +62,7 @@ def test_an_instruction_that_all_share_is_no_sign_of_a_copy() -> None:
     instruction = words(rng, 60)
     texts = [f"{instruction} {words(rng, 8)}" for _ in range(60)]
     assert jaccard(texts[0], texts[1]) > LEAST
-    assert count(clusters(texts, LEAST)) == 60
+    assert len(set(clusters(texts, LEAST))) == 60
 
 
 def test_a_chain_is_one_cluster_named_by_its_first_text() -> None:

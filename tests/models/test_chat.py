@@ -10,6 +10,7 @@ import transformers
 
 from agro.config import ChatConfig, NewModel, SamplerConfig
 from agro.errors import Refused
+from agro.models.chat import Rewritten
 from agro.models.encoding import InvalidSample
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
@@ -287,17 +288,18 @@ def test_a_last_turn_that_was_cut_has_no_end_token(make):
     assert found[1] == ("yo<|im_end|>", True)
 
 
-def test_a_template_that_rewrites_history_is_found(make):
-    assert {t: make(t).chat.rewrites for t in (CHATML, MARKED, LLAMA3, QWEN3, R1, MISTRAL, PHI3, BARE)} == {
-        CHATML: False,
-        MARKED: False,
-        LLAMA3: False,
-        QWEN3: True,
-        R1: True,
-        MISTRAL: False,
-        PHI3: False,
-        BARE: False,
-    }
+@pytest.mark.parametrize("template", [CHATML, MARKED, LLAMA3, QWEN3, R1, MISTRAL, PHI3, BARE])
+def test_a_template_that_rewrites_history_is_found(make, template):
+    """Two of them change earlier turns of short conversations, with thinking."""
+    chat = make(template).chat
+    rewrites = []
+    for content in ("pong", "<think>\nping\n</think>\n\npong"):
+        try:
+            chat.turns([USER], [answer(content), USER, answer(content)], ())
+            rewrites.append(False)
+        except Rewritten:
+            rewrites.append(True)
+    assert any(rewrites) == (template in (QWEN3, R1))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +345,7 @@ def test_turns_that_are_no_turns_are_refused(make):
 def test_an_episode_that_begins_with_a_wrapped_text_is_a_conversation(make):
     policy = make(wrap=True, system="s")
     episode = Transcript(policy.encoder, Prompt("hi"), policy.encode_prompt("hi"))
-    episode.act([*policy.encode_text("yo"), policy.chat.end_id], None, UNKNOWN_VERSION)
+    episode.act([*policy.encoder.ids("yo"), policy.chat.end_id], None, UNKNOWN_VERSION)
     assert episode.observe("more", "user")
     (row,) = episode.rows
     assert policy.tokenizer.decode(row.tokens).count("<|im_start|>system\ns<|im_end|>") == 1

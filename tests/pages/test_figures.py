@@ -11,8 +11,6 @@ from markupsafe import escape
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from agro.errors import Refused
-from agro.pages.run import curve
 from agro.pages.run.axes import FIRST, SECOND, spread_out
 from agro.pages.run.curves import kl_figure, kl_pairs, learning_curve, smoothing
 from agro.pages.run.experience import RunExperience
@@ -171,14 +169,11 @@ def test_no_text_of_a_user_is_mathematics(run, name, tmp_path):
     assert not any(text.get_parse_math() for text in figure.findobj(Text) if text.get_text() == name)
 
 
-def test_a_curve_is_a_png(run_folder, tmp_path):
-    path = curve(run_folder, tmp_path / "curve.png")
-    image = imread(path)
+def test_a_figure_is_a_png(run, tmp_path):
+    png(learning_curve(run, (7.6, 3.6)), tmp_path / "curve.png")
+    image = imread(tmp_path / "curve.png")
     assert image.shape[:2] == (720, 1520)
     assert image[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
-    (run_folder / "metrics.jsonl").write_text('{"step": 1, "phase": "sft"}\n')
-    with pytest.raises(Refused, match=r"metrics\.jsonl: no step has a reward"):
-        curve(run_folder, path)
 
 
 def test_the_learning_curve_against_another_axis(run):

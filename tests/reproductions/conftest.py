@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))  # the reproductions aren't installed
 @pytest.fixture(autouse=True)
 def _without_report(monkeypatch) -> None:
     """The page of each run would take half of the time."""
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agro.errors import Refused
-from agro.rollout.tree import Attempt, step_pairs
+from agro.rollout.search import Attempt, step_pairs
 from agro.store import Pair
 
 

@@ -104,7 +104,7 @@ def test_the_record_is_what_was_sampled(tiny, name, batch):
         assert len(parts) == 2 * s.meta["turns"] - 1
         for turn, said in zip(parts[::2], parts[1::2]):
             assert turn[-1] == 2 or policy.decode(turn).endswith("d")  # the end that was sampled is an action
-            assert said == policy.encode_text(f"g{policy.decode(turn)[-1:]}g")
+            assert said == policy.encoder.ids(f"g{policy.decode(turn)[-1:]}g")
         assert s.meta["last_turn"] == policy.decode(parts[-1])
         assert s.response == "".join(map(policy.decode, parts))
         assert s.tokens[0] == 1
@@ -339,7 +339,7 @@ def test_messages_go_on_in_the_chat_template(chat):
         {"role": "user", "content": "geg"},
     ]
     text = policy.render([*asked, *said]) + "c<eos>"
-    assert s.tokens.tolist() == policy.encode_text(text)  # so the tokens are those of the whole conversation
+    assert s.tokens.tolist() == policy.encoder.ids(text)  # so the tokens are those of the whole conversation
     # "ad" ended with a stop text, so the template's end token is no action; "be" ended with its own.
     actions = [policy.tokenizer.decode(p) for p, mine in zip([*spans(s)], [True, False] * 3) if mine]
     assert actions == ["ad", "be<eos>", "c<eos>"]

@@ -7,4 +7,4 @@ import pytest
 def _without_report(request, monkeypatch) -> None:
     """Most runs here are of training; drawing their figures would take half of the time."""
     if "report" not in request.keywords:
-        monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+        monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)

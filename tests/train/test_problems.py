@@ -11,9 +11,8 @@ import pytest
 from tiny_runs import metrics, tiny
 from typer.testing import CliRunner
 
-from agro.api.reporting_trainer import Trainer
+from agro.api.reporting_trainer import Trainer, present
 from agro.cli import app
-from agro.pages.saving import present
 from agro.runs.card import card
 from agro.runs.problems import Problem, problems
 from agro.runs.rundata import load_run

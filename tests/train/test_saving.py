@@ -265,7 +265,7 @@ def test_a_report_that_fails_keeps_back_nothing_else(tmp_path, hub, monkeypatch)
     def fails(folder: Path) -> Path:
         raise ZeroDivisionError("of the figure")
 
-    monkeypatch.setattr("agro.pages.saving.report", fails)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", fails)
     config = write_toml(tmp_path / "config.json", tiny(tmp_path, train__steps=1, train__push="someone/fine"))
     out = tmp_path / "run"
     done = CliRunner().invoke(app, ["train", str(config), "--out", str(out)])
@@ -280,7 +280,7 @@ def test_a_full_disk_at_the_end_is_told_as_such(tmp_path, monkeypatch):
     def fails(folder: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("agro.pages.saving.report", fails)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", fails)
     with pytest.raises(Unwritable, match="the disk is full"):
         Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run()
     assert (tmp_path / "run" / "model" / "README.md").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from rounding import rounding
 from tiers import first_of_each
+from torch import Tensor
 
 from agro import config, objectives
 from agro.models.policy import Policy
@@ -162,18 +164,11 @@ def test_gradient_is_the_loss_differentiated(name: str, options: dict, policies)
     assert (found[own:] == 0).all()  # the value's
     parts = (found[:own] / norm).split([p.numel() for p in policy.model.parameters()])
     direction = [d.view_as(p) for d, p in zip(parts, policy.model.parameters())]
-
-    def loss(shift: float) -> float:
-        with torch.no_grad():
-            for p, d in zip(policy.model.parameters(), direction):
-                p += shift * d
-            out = backward_value(policy, batch, name, resolved, reference)
-            for p, d in zip(policy.model.parameters(), direction):
-                p -= shift * d
-        return out
-
-    h = 1e-3  # Llama's norms round to float32 inside, whatever its weights: a smaller step would measure that
-    assert (loss(h) - loss(-h)) / (2 * h) == pytest.approx(norm, rel=1e-3)
+    # Llama's norms round to float32 inside, whatever its weights: a smaller shift would measure that
+    slope = slope_along(
+        direction, policy.model.parameters(), lambda: backward_value(policy, batch, name, resolved, reference)
+    )
+    assert slope == pytest.approx(norm, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["dro", "prefix_consistency"])
@@ -186,18 +181,10 @@ def test_gradient_of_the_value_is_the_loss_differentiated(name: str, policies) -
     gradient(name, options, policy, reference, batch, 3)
     found = [p.grad.clone() for p in policy.value.parameters() if p.grad is not None]
     assert all(g.abs().max() > 1e-3 for g in found)
-
-    def loss(shift: float) -> float:
-        with torch.no_grad():
-            for p, g in zip(policy.value.parameters(), found):
-                p += shift * g
-            out = backward_value(policy, batch, name, resolved, reference)
-            for p, g in zip(policy.value.parameters(), found):
-                p -= shift * g
-        return out
-
-    slope = sum(float(g.square().sum()) for g in found)
-    assert (loss(1e-3) - loss(-1e-3)) / 2e-3 == pytest.approx(slope, rel=1e-6)
+    slope = slope_along(
+        found, policy.value.parameters(), lambda: backward_value(policy, batch, name, resolved, reference)
+    )
+    assert slope == pytest.approx(sum(float(g.square().sum()) for g in found), rel=1e-6)
 
 
 def test_the_value_does_not_change_what_it_reads(policies) -> None:
@@ -215,6 +202,24 @@ def test_the_value_does_not_change_what_it_reads(policies) -> None:
     unit = hidden / hidden.norm(dim=1, keepdim=True)
     assert torch.allclose(out["value"], policy.value.linear(unit)[:, 0])
     assert out["prefix_value"][~batch.mask].isnan().all()
+
+
+def slope_along(
+    direction: Sequence[Tensor], parameters: Iterable[Tensor], value: Callable[[], float], h: float = 1e-3
+) -> float:
+    """Central difference of `value` when the parameters move along `direction`."""
+    moved = list(zip(parameters, direction, strict=True))
+
+    def at(shift: float) -> float:
+        with torch.no_grad():
+            for p, d in moved:
+                p += shift * d
+            out = value()
+            for p, d in moved:
+                p -= shift * d
+        return out
+
+    return (at(h) - at(-h)) / (2 * h)
 
 
 def backward_value(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:

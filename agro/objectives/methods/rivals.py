@@ -79,8 +79,8 @@ ENTRIES: dict[str, Objective] = {
     "agent_q": preset(
         preference.ENTRIES["dpo"],
         "Agent Q, arXiv 2408.07199",
-        "DPO on pairs of actions tried in one state of a search tree (`agro.rollout.tree.step_pairs`), with "
-        "the log-probs that were recorded when they were sampled for the reference's: −log σ(β ((l_w "
+        "DPO on pairs of actions tried in one state of a search tree (`agro.rollout.search.step_pairs`), "
+        "with the log-probs that were recorded when they were sampled for the reference's: −log σ(β ((l_w "
         "− b_w) − (l_l − b_l))). It needs no reference, and its anchor is as old as the tree.",
         certainty="notes",
         anchor="behavior",
@@ -119,7 +119,7 @@ ENTRIES: dict[str, Objective] = {
             },
             commands=("agro train {name} policy.model=MODEL data.prompts=prompts.jsonl --out runs/{name}",),
             required="policy.model, data.prompts, and an environment with rewards; that of the example reads "
-            "the column answer. A search of your own judges turns with `agro.rollout.tree.step_pairs`, as "
+            "the column answer. A search of your own judges turns with `agro.rollout.search.step_pairs`, as "
             "examples/search_tree.py does.",
         ),
     ),

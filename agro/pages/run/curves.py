@@ -50,12 +50,10 @@ def reward_series(run: RunData) -> tuple[Series, Series]:
     return training, Series("held-out", run.column("eval_reward"), SECOND, errors, points=True, mark=mark)
 
 
-def learning_curve(
-    run: RunData, size: Size = WIDE, *, axis: Axis | None = None, titled: bool = False
-) -> Figure:
+def learning_curve(run: RunData, size: Size = WIDE, *, axis: Axis | None = None) -> Figure:
     """Training and held-out reward against steps, or another axis, with the phases."""
     axis = axis or Axis.steps(run)
-    look = Look(METRICS["reward_mean"].unit, titled=titled)
+    look = Look(METRICS["reward_mean"].unit)
     figure = draw(run, reward_series(run), size, look, axis)
     _label_values(figure.axes[0], run, axis.values, size)
     return figure

@@ -90,12 +90,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Look:
-    """How a figure is drawn. `unit`: the label of the y axis; `titled`: it is the figure's title."""
+    """How a figure is drawn. `unit`: the label of the y axis."""
 
     unit: str = ""
     log: bool = False
     percent: bool = False
-    titled: bool = False
 
 
 PLAIN = Look()
@@ -121,17 +120,15 @@ def draw(
     rows = name_phases(axes, run, axis.values, size)
     above = rows + (look.unit != "")
     axes.set_position(margins(size, labels, above, below=int(not is_beside(axis.label))))
-    name_axes(axes, axis.label, look.unit, rows, bold=look.titled)
+    name_axes(axes, axis.label, look.unit, rows)
     if labels:
         name_series(axes, size, ends)
     return figure
 
 
-def picture(
-    run: RunData, series: Sequence[Series], name: str, look: Look = PLAIN, size: Size = PANEL
-) -> Markup:
+def picture(run: RunData, series: Sequence[Series], name: str, look: Look = PLAIN) -> Markup:
     """The series against steps, as an element of a page that shows their values under the pointer."""
-    figure = draw(run, series, size, look)
+    figure = draw(run, series, PANEL, look)
     return svg(figure, name, hover(figure.axes[0], columns(run, series, look=look)))
 
 

@@ -1,11 +1,10 @@
-"""Claims of agro.objectives.methods.trust_region, and the formulas of `agro.proof.claims.balanced_claims`.
+"""Claims of agro.objectives.methods.trust_region.
 
-They are built on those of `agro.proof.claims.clipped_claims`.
+Their formulas are built on those of `agro.proof.claims.clipped_claims`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -20,12 +19,11 @@ from agro.proof.families import BEHAVIOR, OLD, ratio_claims
 from agro.proof.formulas import Situation
 
 Average = float | str
-Bound = tuple[float, float, float]  # its start, maximum and step
 
 
 def deepseek(s: Situation, low: float, high: float, limit: float, std: bool, average: Average) -> Tensor:
     """Without responses with A < 0 whose mean log μ/π is above `limit`."""
-    plain = clipped_surrogate(_log_ratio(s), low, high)
+    plain = clipped_surrogate(log_ratio(s), low, high)
     far_XY = -s.e_tokens.sum(2) / s.policy.space.lengths > limit
 
     def term(A: Tensor, first_K: Tensor) -> Tensor:
@@ -34,7 +32,7 @@ def deepseek(s: Situation, low: float, high: float, limit: float, std: bool, ave
     return first_response_loss(s, term, std, average)
 
 
-def _log_ratio(s: Situation) -> Tensor:
+def log_ratio(s: Situation) -> Tensor:
     """[X,Y,T] to the policy when the batch was drawn, where that is another one than the behavior."""
     return s.e_tokens if s.old is None else s.drawn_tokens
 
@@ -51,7 +49,7 @@ def gated(
     s: Situation, up: float = 1.0, down: float = 1.05, std: bool = True, average: Average = "response"
 ) -> Tensor:
     """−A (4/τ) / (1 + exp(−τ (w − 1))) (SAPO)."""
-    w_XYT = _log_ratio(s).exp()
+    w_XYT = log_ratio(s).exp()
 
     def term(A: Tensor, first_K: Tensor) -> Tensor:
         w = w_XYT[:, first_K]
@@ -102,52 +100,6 @@ def convex_kl(s: Situation, share: float) -> Tensor:
     """E_μ of λ k3 to f and (1 − λ) k3 to π_old, the mean over all tokens."""
     base_k3, old_k3 = ((-d).exp() - 1 + d for d in (s.d_tokens, s.drawn_tokens))
     return per_token(s, share * base_k3 + (1 - share) * old_k3)
-
-
-def bapo(s: Situation, odds: float, low: Bound, high: Bound, gradient: bool = False) -> Tensor:
-    """PPO's gain within bounds: while P < odds N, c_high is raised, then c_low. Tokens count by their
-    probability (BAPO, the paper)."""
-    short = _shortage(s, odds, s.behavior.logp_tokens().detach().exp(), gradient)
-    c_high = _raised(high, lambda c: short(low[0], c))
-    c_low = _raised(low, lambda c: short(c, c_high))
-    return first_response_loss(s, clipped_surrogate(_log_ratio(s), c_low, c_high), average="token")
-
-
-def bapo_code(s: Situation, odds: float, low: Bound, high: Bound, gradient: bool = False) -> Tensor:
-    """c_low first, tokens count alike, and the gain is 3 A at least where A < 0 (BAPO, the code)."""
-    short = _shortage(s, odds, torch.ones_like(s.e_tokens), gradient)
-    c_low = _raised(low, lambda c: short(c, high[0]))
-    c_high = _raised(high, lambda c: short(c_low, c))
-    return first_response_loss(s, clipped_surrogate(_log_ratio(s), c_low, c_high, 3.0), average="token")
-
-
-def _raised(bound: Bound, is_short: Callable[[float], bool]) -> float:
-    value, maximum, step = bound
-    while value < maximum and is_short(value):
-        value = min(value + step, maximum)
-    return value
-
-
-def _shortage(
-    s: Situation, odds: float, counts_XYT: Tensor, gradient: bool
-) -> Callable[[float, float], bool]:
-    """Whether P < odds N at c_low, c_high: E of |A| w over tokens with A > 0, w at most c_high, and over
-    those with A < 0, w at least c_low; with `gradient` without the tokens beyond."""
-    w_XYT = _log_ratio(s).detach().exp()
-
-    def total(value_XYT: Tensor, sign: float) -> Tensor:
-        def part(A: Tensor, first_K: Tensor) -> Tensor:
-            return (sign * A).clamp(min=0.0) * (counts_XYT * value_XYT)[:, first_K]
-
-        return first_response_loss(s, part, average=1.0)
-
-    def short(c_low: float, c_high: float) -> bool:
-        up, down = w_XYT.clamp(max=c_high), w_XYT.clamp(min=c_low)
-        if gradient:
-            up, down = w_XYT * (w_XYT <= c_high), w_XYT * (w_XYT >= c_low)
-        return bool(odds * total(down, -1.0) > total(up, 1.0))
-
-    return short
 
 
 DRAWN = (*BEHAVIOR, "old_logp")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-DIGITS = "0123456789"
 TRAIN, HELD_OUT = 700, 256  # of the 1,000 prompts
 
 
