@@ -1,6 +1,6 @@
 """All that is to be known of one GPU, in an hour: each part a process with a time limit of its own.
 
-    python benchmarks/gpu.py [--parts tests agreement …] [--trl-python PYTHON] [--model NAME]
+    python benchmarks/gpu.py [--parts tests agreement …] [--trl-python PYTHON] [--vllm COMMAND] [--model NAME]
     python benchmarks/gpu.py --device cpu --small
 
 | part | what |
@@ -8,6 +8,7 @@
 | tests | those that need CUDA |
 | agreement | log-probs and decoding against the CPU's: float32 within 1e-4, bfloat16 within rounding |
 | sampling | 256 responses of the shape of Qwen3-0.6B to prompts of 32 tokens, all decoded at once |
+| vllm | the same by vLLM, which `engine.kind = "vllm"` starts (--vllm: its command), after pushes of weights |
 | training | RLOO over 16,384 tokens: Qwen3-0.6B, all weights; Qwen3-4B, an adapter of rank 16 |
 | logps | log-probs at a vocabulary of 151,936, beside Liger's |
 | learning | a small instruct model (--model) trained on sums, and its accuracy before and after |
@@ -22,6 +23,9 @@ frozen weights need no gradient) and those of attention, not those of recomputat
 rate in RATES; it is unknown for other devices. To beat are the baselines that prime-rl commits for one H100,
 in PEERS. Memory is the largest that torch allocated on the GPU; on a CPU the process's largest.
 
+A machine that reaches no network must have all of it beforehand: --model as a folder, or in the cache of the
+hub, and TRL, Liger's kernels and vLLM installed; what is missing is skipped, and the results say why.
+
 --small is the same code with tiny shapes and models; its numbers say nothing. It has not run on a GPU yet.
 """
 
@@ -31,6 +35,8 @@ import argparse
 import json
 import os
 import resource
+import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -38,6 +44,8 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,13 +55,15 @@ import torch
 import transformers
 
 from agro import objectives
-from agro.config import LoRA, RunConfig, SamplerConfig
+from agro.config import EngineConfig, LoRA, RunConfig, SamplerConfig
 from agro.models.adapters import adapted
 from agro.models.logprobs import Outputs, token_streams
 from agro.models.policy import Masters, Policy
+from agro.models.published import publish
 from agro.models.tiles import Head
-from agro.rollout.engines import Request
+from agro.rollout.engines import Engine, Request
 from agro.rollout.engines.hf import HF
+from agro.rollout.engines.vllm import VLLM
 from agro.train.learner import Local
 from agro.types import Batch
 
@@ -247,19 +257,49 @@ def liger_is_missing(device: torch.device) -> str:
 
 def sampling(asked: argparse.Namespace) -> dict[str, Any]:
     """Responses of 0.6B to prompts of 32 tokens, four to each, all decoded at once."""
-    device = torch.device(asked.device)
-    policy = model_of("0.6B, all weights", device, asked.small)
+    policy = model_of("0.6B, all weights", torch.device(asked.device), asked.small)
+    return decoding(HF(policy), policy, asked)
+
+
+def decoding(engine: Engine, policy: Policy, asked: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a batch of responses, and tokens a second."""
     batch, new = (8, 4) if asked.small else (BATCH, NEW)
     random = torch.Generator().manual_seed(0)
     prompts = torch.randint(2, policy.vocab_size, (-(-batch // 4), 32), generator=random).tolist()
-    engine, sampler = HF(policy), SamplerConfig(batch=batch, max_new=new)
+    sampler = SamplerConfig(batch=batch, max_new=new)
 
     def decode() -> None:
         requests = deque(Request(i, prompts[i // 4], new) for i in range(batch))
         assert sum(len(done.tokens) for done in engine.decode(requests, sampler, 0)) == batch * new
 
-    result = measured(decode, device, asked.repeats)
+    result = measured(decode, torch.device(asked.device), asked.repeats)
     return result | {"tokens_per_second": batch * new / statistics.median(result["ours"])}
+
+
+def vllm(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """`sampling` by a server of vLLM that gets new weights first, and its tokens a second over ours."""
+    name = f"sampling by vLLM, batch {BATCH}"
+    command = shlex.split(asked.vllm)[0]
+    if shutil.which(command) is None:
+        why = f"no command {command}: pip install vllm into an environment and name it: --vllm ENV/bin/vllm"
+        return [{"name": name, "goal": None, "skipped": why}]
+    policy = model_of("0.6B, all weights", torch.device(asked.device), asked.small, adapts=False)
+    policy.model.bfloat16()
+    settings = EngineConfig(kind="vllm", vllm=asked.vllm)
+    with closing(VLLM(settings, policy, partial(print, file=sys.stderr))) as engine:
+        pushes, errors = [], []
+        for version in range(asked.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                began = time.perf_counter()
+                publish(policy, Path(folder), "explicit_head")
+                engine.load(Path(folder), version)
+                pushes.append(time.perf_counter() - began)
+                errors.append(engine.measured["push_error"])
+        result = decoding(engine, policy, asked)
+    ours = decoding(HF(policy), policy, asked)
+    times = result["tokens_per_second"] / ours["tokens_per_second"]
+    pushed = {"push_seconds": pushes, "push_error": errors}
+    return [{"name": name, "goal": None, **result, **pushed, "peer": ours["ours"], "ratio": times}]
 
 
 def machine(device: torch.device) -> str:
@@ -366,6 +406,7 @@ PARTS: dict[
     "tests": (400, tests),
     "agreement": (200, agreement),
     "sampling": (400, lambda asked: [{"name": f"sampling, batch {BATCH}", "goal": 1.0, **sampling(asked)}]),
+    "vllm": (900, vllm),
     "training": (
         600,
         lambda asked: [{"name": f"training, {n}", "goal": 1.0, **training(n, asked)} for n in SHAPES],
@@ -396,6 +437,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--trl-python")
+    parser.add_argument("--vllm", default="vllm", help="the command, as engine.vllm")
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--repeats", type=int, default=5)

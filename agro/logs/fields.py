@@ -11,7 +11,6 @@ import json
 import math
 from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -58,6 +57,8 @@ def messages_in(value: Any) -> Any:
     """The messages that a value holds, as a list, in `messages` of an object, as one message, or as JSON of
     these; another value as it is."""
     inner = unpacked(value)
+    if isinstance(inner, str):
+        return value
     if isinstance(inner, dict) and "messages" in inner:
         inner = inner["messages"]
     if _is_message(inner):
@@ -218,7 +219,7 @@ def summed(items: Sequence[Item], row: Row, context: Context) -> list[Item]:
     for name in row.keys() & context.rewards.keys():
         values[name] = as_reward(number_in(row[name]), context, name)
     reward = total(values, list(row), context.rewards)
-    return [replace(item, records=({**item.records[0], "reward": reward},)) for item in items]
+    return [item._replace(records=({**item.records[0], "reward": reward},)) for item in items]
 
 
 def one_of(value: Any, names_of: Mapping[str, str], name: str) -> str:

@@ -16,7 +16,7 @@ from agro.errors import Refused
 from agro.io.strictjson import dumps
 from agro.logs import values
 from agro.logs.values import Field, Fields, typed_fields
-from agro.types import UNKNOWN_VERSION, Role, Sample, Text
+from agro.types import UNKNOWN_VERSION, Role, Sample, Text, prompt_hash
 
 _IDS = Field("a list of token ids: integers from 0 to 2³¹ - 1", values.ids)
 _FLAGS = Field("a list of true and false, or of 1 and 0", values.flags)
@@ -82,15 +82,21 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-def from_record(
+@np.errstate(over="ignore")
+def from_record(record: Mapping[str, Any]) -> Sample:
+    """The sample of a record; null is unknown. Raises `Refused` naming the field."""
+    return Sample.of(sample_fields(record))
+
+
+def sample_fields(
     record: Mapping[str, Any],
     *,
     role: Role = "log",
     source: str = "",
     tokenizer: Tokenizer | None = None,
     is_json: bool = False,
-) -> Sample:
-    """The sample of a record; null is unknown. `role` and `source` are those of records without.
+) -> dict[str, Any]:
+    """The fields of the sample of a record. `role` and `source` are those of records without.
 
     `is_json`: whether the record was read of JSON, so that the store can hold all that is in it.
 
@@ -110,6 +116,8 @@ def from_record(
             if fields.get(name) and not isinstance(fields[name], str):
                 dumps(fields[name], name)
     fields["source"] = _source(fields, source)
+    fields.setdefault("role", role)
+    fields.setdefault("prompt_id", prompt_hash(fields["prompt"]))
     for name in ("model", "answer"):
         fields.pop(name, None)
     mask = fields.pop("mask", None)
@@ -117,7 +125,7 @@ def from_record(
         fields["learn"] = mask
     else:
         fields["action"] = mask
-    return Sample.of({"role": role, **fields})
+    return fields
 
 
 def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -174,6 +182,8 @@ def _meta(fields: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
         extras["answer"] = fields["answer"]
     if "model" in fields and "source" in fields:
         extras["model"] = fields["model"]
+    if not meta:
+        return extras
     for name, value in extras.items():
         if name in meta and meta[name] != value:
             raise Refused(

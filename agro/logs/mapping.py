@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jmespath
@@ -57,12 +57,11 @@ def check_map(mapping: Mapping[str, str]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One record of a row. `columns`: those of its fields that have another name in the row."""
 
     record: dict[str, Any]
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = MappingProxyType({})
     missing: tuple[str, ...] = ()  # fields of `OPTIONAL` whose column the row doesn't have
 
     def column(self, name: str) -> str:

@@ -67,8 +67,7 @@ def line_of(location: str, number: int, read: Callable[[], dict[str, Any]]) -> L
         return Line(location, number, {}, reason_of(error))
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """Responses of a record that belong together, as interchange records (see `agro.logs.interchange`),
     and which of them are better than which."""
 
