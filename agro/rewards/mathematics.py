@@ -26,13 +26,17 @@ from sympy import (
     I,
     Interval,
     Limit,
+    Matrix,
     Symbol,
     Tuple,
     UnevaluatedExpr,
     Union,
+    nsimplify,
 )
 from sympy.concrete.expr_with_limits import ExprWithLimits
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
+from sympy.matrices import MatrixBase
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
 
@@ -64,16 +68,22 @@ _LATEX = [
             r"\\begin{pmatrix}\1\\end{pmatrix}",
         ),
         (
-            r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?::|\||\\mid)\s*(\1[^{}]*)\\\}",
+            r"\\\{\s*([a-z])\s*(?:\\in\s*\\(?:mathbb\{R\}|R\b)\s*)?(?::|\||\\mid)\s*((?:(?!\\\}).)*\1(?:(?!\\\}).)*)\\\}",
             r"\2",
         ),  # {x : x < 3}
+        (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\"),  # the distance of two rows
         (r"\\log_\{?e\}?(?![A-Za-z])", r"\\ln"),
+        (r"\\mathrm\s*\{\s*([dei])\s*\}", r"\1"),
+        (r"\\(?:mathbf|vec|hat)\s*\{\s*\\?([ijk])(?:math)?\s*\}", r"\\hat{\1}"),
+        (r"(?<=\))\s*\^\s*\{?\s*(?:T|\\top)\s*\}?", ""),  # (1, 2)^T
+        (r"[,\\;:\s(]*\b[a-z]\s*\\in\s*(?:\\mathbb\s*\{?Z\}?|\\Z\b|ℤ)\s*\)?", ""),  # kπ, k ∈ Z
         (r"\\varnothing", r"\\emptyset"),
         (r"\\[lr]angle", lambda match: "()"[match[0][1] == "r"]),
         (r"[^={$]*\\[cl]?dots\b[^=]*=", ""),  # 1 + 2 + … + n = n(n+1)/2
     )
 ]
 _MODULUS = re.compile(r"\s*\(?\\p?mod\s*\{?\s*(\d+)\s*\}?\)?|\s*\(mod\s+(\d+)\)")
+_CONGRUENCE = re.compile(rf"(\\equiv\s*)(-?\d+)((?:{_MODULUS.pattern}))")
 _DEGREES = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b|\s(?:\\text\{\s*)?degrees?\b\s*\}?)"
 )
@@ -99,6 +109,8 @@ def equal(response: str, answer: str) -> float | None:
     moduli = [{a or b for a, b in _MODULUS.findall(text)} for text in (response, answer)]
     if all(moduli) and moduli[0] != moduli[1]:
         return 0.0
+    if all(moduli):
+        response, answer = _least_residue(response), _least_residue(answer)
     response, answer = _latex(response, answer), _latex(answer, response)
     expected = _read(answer)
     if not expected:
@@ -118,6 +130,8 @@ def equal(response: str, answer: str) -> float | None:
     ):
         return 0.0  # and a tuple for the set of its components
     if len(expected) == len(candidate) == 1:
+        candidate = [_like(candidate[0], expected[0])]
+        expected = [_like(expected[0], candidate[0])]
         value = _evaluated(expected[0], candidate[0])
         if value is not None:
             return value
@@ -135,6 +149,32 @@ def _latex(text: str, other: str) -> str:
     if _TRIGONOMETRY.search(text) or (is_angle and "\\pi" not in text):
         text = _DEGREES.sub(r"{(\\frac{\1\\pi}{180})}", text)
     return text
+
+
+def _least_residue(text: str) -> str:
+    """`text` with the least residue in a congruence: x ≡ 10 (mod 7) is x ≡ 3 (mod 7)."""
+
+    def reduced(match: re.Match[str]) -> str:
+        return f"{match[1]}{int(match[2]) % max(1, int(match[4] or match[5]))}{match[3]}"
+
+    return _CONGRUENCE.sub(reduced, text)
+
+
+def _like(expression: Any, other: Any) -> Any:
+    """`expression` with the form of `other`: a vector as a tuple, a function of its variable."""
+    if isinstance(expression, MatrixBase) and 1 in expression.shape and isinstance(other, Tuple):
+        return Tuple(*expression)
+    if isinstance(expression, Expr) and isinstance(other, Tuple | MatrixBase):
+        units = [Symbol(f"hat{{{name}}}") for name in "ijk"[: len(other)]]
+        components = [expression.expand().coeff(unit) for unit in units]
+        is_sum = expression.expand() == sum(c * unit for c, unit in zip(components, units))
+        return _like(Matrix(components), other) if is_sum and any(components) else expression
+    if isinstance(expression, Eq) and isinstance(other, Eq):
+        a, b = expression.lhs, other.lhs
+        is_renamed = isinstance(a, AppliedUndef) and isinstance(b, AppliedUndef) and a.func == b.func
+        if is_renamed and all(argument.is_Symbol for argument in a.args + b.args):
+            return expression.xreplace(dict(zip(a.args, b.args)))
+    return expression
 
 
 def _conjugate(bar: re.Match[str]) -> str:
@@ -181,7 +221,7 @@ def _evaluated(a: Any, b: Any) -> float | None:
         return None
     if a.has(*_SLOW) or b.has(*_SLOW):
         return None
-    a, b = _with_imaginary_unit(a), _with_imaginary_unit(b)
+    a, b = (nsimplify(_with_imaginary_unit(e), rational=True) for e in (a, b))
     if a.is_Symbol or b.is_Symbol:
         return None
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
@@ -190,7 +230,7 @@ def _evaluated(a: Any, b: Any) -> float | None:
         x, y = complex(a.subs(point).evalf()), complex(b.subs(point).evalf())
         if abs(x - y) > 1e-4 * (abs(x) + abs(y)):
             return 0.0
-        if symbols or a.has(Float) or b.has(Float):
+        if symbols:
             return None
         difference = abs(complex((a - b).evalf(30, maxn=200)))
     except (TypeError, ValueError, ArithmeticError):  # not a number there
