@@ -57,9 +57,9 @@ def conclusion(text: str) -> str:
         text = solution
     else:
         text = text.partition("<think>")[0]
-    _, opened, answer = text.rpartition("<answer>")
-    if opened and "</answer>" in answer:
-        text = answer.partition("</answer>")[0]
+    _, opened, inner = text.rpartition("<answer>")
+    if opened and "</answer>" in inner:
+        text = inner.partition("</answer>")[0]
     line = text.rstrip().rpartition("\n")[2].lstrip()
     if line.startswith("####"):
         return line.lstrip("#").strip()

@@ -94,6 +94,9 @@ _UNREADABLE = re.compile(
 _TUPLE = r"[(\[][^()\[\]A-Za-z\n]*,[^()\[\]A-Za-z\n]*[)\]]"
 _TUPLES = re.compile(rf"{_TUPLE}(?:\s*(?:,|\band\b|\bor\b)[\s,]*(?:(?:and|or)\s+)?{_TUPLE})*")
 _SQUARED = re.compile(r"\$\s*([A-Za-z]+)\s*\$\s*\^\s*\{?([23])\}?\s*\$")  # $9$ cm$^2$
+_UNIT_IN_WORDS = re.compile(
+    r"\A((?=.*\\)(?:[^A-Za-z$\\]|\\[a-z]+|[a-z]\b)+?)[\s$]{1,3}([A-Za-z][A-Za-z ]+(?:\^\{?[23]\}?)?)\.?\Z"
+)
 _POWER = re.compile(r"(?<=[\w)])\*\*(?=-?(?:\d|[a-z]\b))")  # x**2
 _QUANTIFIED = re.compile(  # $f(x) = x^2$ for all $x$
     r"([$)}]),?\s*(?:\bfor\s+(?:all|any|every|each)\b(?!.*(?:=|\b(?:is|are|equals)\b))"
@@ -148,7 +151,8 @@ def _stated(solution: str) -> Final:
     or "answer:"; else the last formula; else the last number; else everything.
     """
     text = _POWER.sub("^", typography(answers.conclusion(solution).strip()))
-    text = _QUANTIFIED.sub(r"\1", _SQUARED.sub(r"\\text{ \1}^\2$", text))
+    text = _UNIT_IN_WORDS.sub(_as_text, text)
+    text = _SQUARED.sub(r"\\text{ \1}^\2$", text)
     boxes = answers.boxes(text)
     if boxes:
         contents = [text[content : end - 1].strip() for _, content, end in boxes]
@@ -159,7 +163,7 @@ def _stated(solution: str) -> Final:
         comment = contents[-1].partition(r"\text")[2].lstrip("{ ")
         denied = is_denied(prefix, joined, suffix) or is_refuted(comment)
         return _name_set(Final(joined, source + tail, denied, is_boxed=True))
-    text = text[-TAIL:-NEAR] + _CONCESSION.sub(r"\1", _CONTRAST.sub("", text[-NEAR:]))
+    text = text[-TAIL:-NEAR] + _QUANTIFIED.sub(r"\1", _CONCESSION.sub(r"\1", _CONTRAST.sub("", text[-NEAR:])))
     markers = list(_MARKER.finditer(text))
     if markers:
         start = markers[-1].end()
@@ -172,6 +176,11 @@ def _stated(solution: str) -> Final:
             denied = inner.is_denied or is_denied(prefix, inner.text, text[stop:])
             return _name_set(Final(inner.text, inner.source, denied))
     return _name_set(_unboxed(text))
+
+
+def _as_text(match: re.Match[str]) -> str:
+    r"""A formula without delimiters and its unit in words, as LaTeX: 36\pi\text{ cubic centimeters}."""
+    return rf"{match[1]}\text{{ {match[2]}}}" if unit(plain(match[2])) else match[0]
 
 
 def _name_set(answer: Final) -> Final:
@@ -254,7 +263,8 @@ def _last_number(text: str) -> Final | None:
 def _spelled(text: str) -> Final | None:
     """The number in words that the last sentence states, as in "So there are twenty-one ways."."""
     sentence = [part for part in _SENTENCE_END.split(text) if part.strip()][-1].strip(" *_")
-    answer = _OPENING.sub("", sentence, count=1)
+    verbs = list(_VERB.finditer(sentence))
+    answer = _OPENING.sub("", sentence[verbs[-1].end() :] if verbs else sentence, count=1)
     if digits(answer) == answer:
         return None
     return Final(answer, answer, is_denied(sentence[: len(sentence) - len(answer)], answer, ""))

@@ -27,6 +27,7 @@ from sympy import (
     Interval,
     Limit,
     Matrix,
+    Ne,
     Symbol,
     Tuple,
     UnevaluatedExpr,
@@ -165,10 +166,12 @@ def _like(expression: Any, other: Any) -> Any:
     if isinstance(expression, MatrixBase) and 1 in expression.shape and isinstance(other, Tuple):
         return Tuple(*expression)
     if isinstance(expression, Expr) and isinstance(other, Tuple | MatrixBase):
-        units = [Symbol(f"hat{{{name}}}") for name in "ijk"[: len(other)]]
-        components = [expression.expand().coeff(unit) for unit in units]
-        is_sum = expression.expand() == sum(c * unit for c, unit in zip(components, units))
-        return _like(Matrix(components), other) if is_sum and any(components) else expression
+        expanded = expression.doit().expand()
+        units = {symbol.name: symbol for symbol in expanded.free_symbols}
+        basis = [units.get(f"hat{{{name}}}", Symbol(name)) for name in "ijk"[: len(other)]]
+        components = [expanded.coeff(unit) for unit in basis]
+        is_sum = any(components) and expanded == sum(c * unit for c, unit in zip(components, basis))
+        return _like(Matrix(components), other) if is_sum else expression
     if isinstance(expression, Eq) and isinstance(other, Eq):
         a, b = expression.lhs, other.lhs
         is_renamed = isinstance(a, AppliedUndef) and isinstance(b, AppliedUndef) and a.func == b.func
@@ -250,10 +253,19 @@ def _as_answer(expression: Any, text: str) -> Any:
     is_bound = isinstance(expression, Relational) and not isinstance(expression, Eq)
     if is_bound and len(expression.free_symbols) == 1 and Abs in (expression.lhs.func, expression.rhs.func):
         return expression.as_set()  # |x| < 2
+    if isinstance(expression, Ne | And) and _is_range(expression):
+        return expression.as_set()  # 1 > x > 0
     is_either = isinstance(expression, FiniteSet) and len(expression.free_symbols) == 1 and _OR.search(text)
     if is_either and all(isinstance(part, Relational) and not isinstance(part, Eq) for part in expression):
         return Union(*(part.as_set() for part in expression))
     return expression
+
+
+def _is_range(expression: Any) -> bool:
+    """Whether it compares one variable with numbers."""
+    relations = expression.args if isinstance(expression, And) else (expression,)
+    sides = [{side.is_Symbol for side in relation.args} for relation in relations]
+    return len(expression.free_symbols) == 1 and all(side == {True, False} for side in sides)
 
 
 @lru_cache(512)
