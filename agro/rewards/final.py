@@ -91,12 +91,13 @@ _POINT = re.compile(r"(?:\(([a-z](?:,\s*[a-z])+)\)\s*=\s*)?\(([^()]*)\)")
 _UNREADABLE = re.compile(
     r"\d\s*:\s*\d+\s*:\s*\d|\b(?!(?:sin|cos|tan|log|exp|sqrt|mod|print|and)\b)[A-Z]?[a-z]{3,}\b|\d'|\d\.\.\d|\d\s*–\s*\d|\d\s*[-+]$"
 )
-_TUPLE = r"[(\[][^()\[\]A-Za-z\n]*,[^()\[\]A-Za-z\n]*[)\]]"
+_TUPLE = r"[(\[{][^()\[\]{}A-Za-z\n]*,[^()\[\]{}A-Za-z\n]*[)\]}]"
 _TUPLES = re.compile(rf"{_TUPLE}(?:\s*(?:,|\band\b|\bor\b)[\s,]*(?:(?:and|or)\s+)?{_TUPLE})*")
 _SQUARED = re.compile(r"\$\s*([A-Za-z]+)\s*\$\s*\^\s*\{?([23])\}?\s*\$")  # $9$ cm$^2$
 _UNIT_IN_WORDS = re.compile(
     r"\A((?=.*\\)(?:[^A-Za-z$\\]|\\[a-z]+|[a-z]\b)+?)[\s$]{1,3}([A-Za-z][A-Za-z ]+(?:\^\{?[23]\}?)?)\.?\Z"
 )
+_TEXT_OF_UNIT = re.compile(r"\A([A-Za-z$¢€£¥°/ ]+)")
 _POWER = re.compile(r"(?<=[\w)])\*\*(?=-?(?:\d|[a-z]\b))")  # x**2
 _QUANTIFIED = re.compile(  # $f(x) = x^2$ for all $x$
     r"([$)}]),?\s*(?:\bfor\s+(?:all|any|every|each)\b(?!.*(?:=|\b(?:is|are|equals)\b))"
@@ -105,7 +106,7 @@ _QUANTIFIED = re.compile(  # $f(x) = x^2$ for all $x$
 _RANGE = re.compile(r"(?<=\d)\s*(?:–|-|\bto\b)\s*(?=[$]?\d)")
 _RATIO = re.compile(r"\d+\s*:\s*\d+")
 _EITHER_SIGN = re.compile(r"\\pm\s*(\d[\d./]*)")
-_NAMED = re.compile(r"([A-Za-z](?:_\w+)?)\s*=\s*")
+_NAMED = re.compile(r"([A-Za-z](?:_\w+)?(?:\(\d+\))?)\s*=\s*")
 _WORDS = re.compile(r"(?!(?:pi|infinity)$)[A-Za-z']+(?:[ -][A-Za-z']+)*")
 _TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*[A-Za-z][^{}]*\}(?:\s*\^\s*\{?[23]\}?)?")
 
@@ -180,7 +181,7 @@ def _stated(solution: str) -> Final:
 
 def _as_text(match: re.Match[str]) -> str:
     r"""A formula without delimiters and its unit in words, as LaTeX: 36\pi\text{ cubic centimeters}."""
-    return rf"{match[1]}\text{{ {match[2]}}}" if unit(plain(match[2])) else match[0]
+    return match[1] + _TEXT_OF_UNIT.sub(r"\\text{ \1}", match[2]) if unit(plain(match[2])) else match[0]
 
 
 def _name_set(answer: Final) -> Final:
@@ -254,7 +255,7 @@ def _last_number(text: str) -> Final | None:
     while earlier := _BEFORE_NUMBER.search(text, max(0, start - 50), start):
         start = earlier.start()
     prefix, suffix = text[:start], text[end:]
-    answer = _SENTENCE_END.split(text[start:], maxsplit=1)[0].strip(" *_")
+    answer = (text[start:end] + _SENTENCE_END.split(suffix, maxsplit=1)[0]).strip(" *_")
     sentence = _SENTENCE_END.split(prefix)[-1] + answer
     denied = is_denied(prefix, answer, suffix) or is_bounded(prefix, sentence)
     return Final(answer, answer, denied)
@@ -273,7 +274,9 @@ def _spelled(text: str) -> Final | None:
 def _tail(suffix: str) -> str:
     """A percent sign, or a unit at the end of the sentence, after a formula."""
     sentence = _SENTENCE_END.split(suffix, maxsplit=1)[0].strip(" $*")
-    is_part = re.match(r"\\?%|percent|pct", sentence) or unit(plain(sentence))
+    is_part = re.match(r"\\?%|percent|pct", sentence)
+    if unit(plain(sentence)):
+        return _TEXT_OF_UNIT.sub(r"\\text{ \1}", sentence, count=1)
     return f" {sentence}" if is_part else ""
 
 
@@ -284,7 +287,8 @@ def compare(response: Final, answer: Final) -> float | None:
     if response.is_opposite(answer):
         return 0.0
     candidate, expected = _joined_alike(plain(response.text), plain(answer.text))
-    if _squeeze(candidate) == _squeeze(expected):
+    is_same_word = _PROSE.fullmatch(expected) and candidate.lower() == expected.lower()
+    if is_same_word or _squeeze(candidate) == _squeeze(expected):
         return float(response.is_denied == answer.is_denied)
     if response.is_denied or answer.is_denied:
         return 0.0

@@ -18,6 +18,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from sympy import (
     Abs,
     And,
+    Derivative,
     Eq,
     Expr,
     FiniteSet,
@@ -73,6 +74,7 @@ _LATEX = [
             r"\2",
         ),  # {x : x < 3}
         (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\"),  # the distance of two rows
+        (r"\\[dt]?frac\s*(\\pi(?![A-Za-z])|\d)\s*(\\pi(?![A-Za-z])|\d)", r"\\frac{\1}{\2}"),
         (r"\\log_\{?e\}?(?![A-Za-z])", r"\\ln"),
         (r"\\mathrm\s*\{\s*([dei])\s*\}", r"\1"),
         (r"\\(?:mathbf|vec|hat)\s*\{\s*\\?([ijk])(?:math)?\s*\}", r"\\hat{\1}"),
@@ -210,8 +212,8 @@ def _is_equation(expression: Any) -> bool:
     """
     if not isinstance(expression, Eq):
         return False
-    lhs = expression.lhs
-    is_name = isinstance(lhs, Symbol | Tuple | Function) and not isinstance(lhs, Abs)
+    lhs = _with_imaginary_unit(expression.lhs)
+    is_name = isinstance(lhs, Symbol | Tuple | Function | Derivative) and not isinstance(lhs, Abs)
     return bool(lhs.free_symbols) and not is_name
 
 
