@@ -47,16 +47,19 @@ def after_marker(text: str, marker: str = MARKER) -> str | None:
 def conclusion(text: str) -> str:
     r"""The conclusion of a solution.
 
-    Thinking is removed: everything before the last </think>, or after a <think> that is never closed. A
-    last line that starts with #### is the answer (GSM8K). Of several \boxed{…} only the last ones stay
-    boxed: a box is unboxed if, before the next one, a sentence ends or a word such as "but" or "thus"
-    revises it.
+    Thinking is removed: everything before the last </think>, or after a <think> that is never closed. The
+    last <answer>…</answer> is the answer, or a last line that starts with #### (GSM8K). Of several \boxed{…}
+    only the last ones stay boxed: a box is unboxed if, before the next one, a sentence ends or a word such as
+    "but" or "thus" revises it.
     """
     _, thought, solution = text.rpartition("</think>")
     if thought:
         text = solution
     else:
         text = text.partition("<think>")[0]
+    _, opened, inner = text.rpartition("<answer>")
+    if opened and "</answer>" in inner:
+        text = inner.partition("</answer>")[0]
     line = text.rstrip().rpartition("\n")[2].lstrip()
     if line.startswith("####"):
         return line.lstrip("#").strip()

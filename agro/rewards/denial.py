@@ -12,7 +12,7 @@ import re
 NEAR = 200  # characters around an answer in which it is denied
 
 _ADVERBS = (
-    r"(?:actually|all|also|certainly|clearly|definitely|ever|just|necessarily|obviously|possibly|really|simply|"
+    r"(?:actually|all|also|both|certainly|clearly|definitely|ever|just|necessarily|obviously|possibly|really|simply|"
     r"still|surely|truly)"
 )
 _FILLER = (

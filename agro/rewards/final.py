@@ -5,8 +5,9 @@ Standard library only. A comparison of short answers takes about 0.1 ms.
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from agro.rewards import answers
@@ -35,7 +36,7 @@ _BEFORE_NUMBER = re.compile(
     r"|\b(?:minus|negative)\s+$"
     rf"|{_VALUE}{_ABOUT}$"  # 1/3, which is about 0.33
     r"|(?:\binfinity|[-+]?\d[\d.,]*)\s*(?:(?:,\s*)?\b(?:or|and|to)\b|,|-|–)\s*$"  # 4 or 5
-    r"|\d+\s+$"  # 2 1/3
+    r"|\d+\s+(?:out\s+of\s+)?$"  # 2 1/3, 3 out of 8
     r"|\d+:$"  # 3:45
     r"|\b\w+\s*\(?(?:in\s+)?base[\s-]*$",  # 43 (base 5)
     re.IGNORECASE,
@@ -53,6 +54,7 @@ _CHOICE = re.compile(
     r"(?:(?:option|choice)\s+)?(?:\(?([A-Z])|\(([a-z])|([a-z])(?=[.)]*$))(?:\)[.:]?|[.:])?"
     r"(?:\s+(?![-+*/^=<>]|and\b|or\b).*|$)"
 )
+_OPTION_AND_VALUE = re.compile(r"\(([A-Z])\)[.:]?\s*(\S.*)")
 _OPTION = re.compile(
     r"\b(?i:option|choice|choose|select|pick)\s+(?:(?i:is|was|must be)\s+|:\s*)?\(?([A-Z])\b"
     r"(?!\)?,?\s*(?:or|and|,|/)\s*\(?[A-Z]\b)"
@@ -79,6 +81,7 @@ _EMPTY = re.compile(
     r"(?:(?:there\s+(?:is|are)|(?:the\s+)?\w+\s+ha(?:s|ve))\s+)?no\s+(?:real\s+)?(?:solution|root)s?(?:\s+exists?)?"
     r"|(?:the\s+)?empty\s+set|\\varnothing|\\\{\s*\\\}"
 )
+_NONEXISTENT = re.compile(r"(?:(?:the\s+|this\s+|that\s+)?\w+\s+)?does\s+not\s+exist|dne")
 _REALS = re.compile(
     r"(?:the\s+set\s+of\s+)?(?:all\s+real(?:\s+number)?s|any\s+real\s+number)|\\R|\\mathbb\s*r"
 )
@@ -88,15 +91,28 @@ _POINT = re.compile(r"(?:\(([a-z](?:,\s*[a-z])+)\)\s*=\s*)?\(([^()]*)\)")
 _UNREADABLE = re.compile(
     r"\d\s*:\s*\d+\s*:\s*\d|\b(?!(?:sin|cos|tan|log|exp|sqrt|mod|print|and)\b)[A-Z]?[a-z]{3,}\b|\d'|\d\.\.\d|\d\s*–\s*\d|\d\s*[-+]$"
 )
-_TUPLE = r"[(\[][^()\[\]A-Za-z\n]*,[^()\[\]A-Za-z\n]*[)\]]"
+_TUPLE = r"[(\[{][^()\[\]{}A-Za-z\n]*,[^()\[\]{}A-Za-z\n]*[)\]}]"
 _TUPLES = re.compile(rf"{_TUPLE}(?:\s*(?:,|\band\b|\bor\b)[\s,]*(?:(?:and|or)\s+)?{_TUPLE})*")
 _SQUARED = re.compile(r"\$\s*([A-Za-z]+)\s*\$\s*\^\s*\{?([23])\}?\s*\$")  # $9$ cm$^2$
+_UNIT_IN_WORDS = re.compile(
+    r"\A((?=.*\\)(?:[^A-Za-z$\\]|\\[a-z]+|[a-z]\b)+?)[\s$]{1,3}([A-Za-z][A-Za-z ]+(?:\^\{?[23]\}?)?)\.?\Z"
+)
+_TEXT_OF_UNIT = re.compile(r"\A([A-Za-z$¢€£¥°/ ]+)")
+_POWER = re.compile(r"(?<=[\w)])\*\*(?=-?(?:\d|[a-z]\b))")  # x**2
+_QUANTIFIED = re.compile(  # $f(x) = x^2$ for all $x$
+    r"([$)}]),?\s*(?:\bfor\s+(?:all|any|every|each)\b(?!.*(?:=|\b(?:is|are|equals)\b))"
+    r"|\bwhere\s+\$?[a-z]\$?\s+is\s+an(?:y|\s+arbitrary)?\s+integer)[^.\n]*\W*$"
+)
 _RANGE = re.compile(r"(?<=\d)\s*(?:–|-|\bto\b)\s*(?=[$]?\d)")
 _RATIO = re.compile(r"\d+\s*:\s*\d+")
 _EITHER_SIGN = re.compile(r"\\pm\s*(\d[\d./]*)")
-_NAMED = re.compile(r"([A-Za-z](?:_\w+)?)\s*=\s*")
+_NAMED = re.compile(r"([A-Za-z](?:_\w+)?(?:\(\d+\))?)\s*=\s*")
 _WORDS = re.compile(r"(?!(?:pi|infinity)$)[A-Za-z']+(?:[ -][A-Za-z']+)*")
-_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*[A-Za-z][^{}]*\}")
+_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*[A-Za-z][^{}]*\}(?:\s*\^\s*\{?[23]\}?)?")
+
+_DIRECTIONS = re.compile(
+    r"\b(?:(increase|gain|profit)|(decrease|loss)|(north)|(south)|(east)|(west))", re.IGNORECASE
+)
 
 _BRACED = re.compile(r"(?<!\w)\{\s*(\w)\s*\}|(?<=sqrt)\{\s*(\w)\s*\}")
 _NEEDLESS = re.compile(r"(?<!\w)\s|\s(?!\w)|(?<=[A-Za-z])\s(?=\d)")
@@ -108,20 +124,36 @@ class Final:
 
     `text`: the answer. `source`: the answer with its markup, for math-verify. `is_denied`: the solution
     denies it, only bounds it, or states it under one of several conditions: "not 5", "5 is wrong", "less than
-    5", "5 if x > 0, otherwise 6".
+    5", "5 if x > 0, otherwise 6". `direction`: the place in `_DIRECTIONS` of the last such word near it.
     """
 
     text: str
     source: str
     is_denied: bool = False
     is_boxed: bool = False
+    direction: int | None = None
+
+    def is_opposite(self, answer: Final) -> bool:
+        """Whether one is an increase and the other a decrease, or one north and the other south."""
+        if self.direction is None or answer.direction is None:
+            return False
+        return self.direction ^ 1 == answer.direction
 
 
 def final(solution: str) -> Final:
+    """The final answer of a solution, with its direction: see `_stated`."""
+    answer = _stated(solution)
+    directions = [match.lastindex or 0 for match in _DIRECTIONS.finditer(solution[-NEAR:])]
+    return replace(answer, direction=directions[-1] - 1) if directions else answer
+
+
+def _stated(solution: str) -> Final:
     r"""The last \boxed{…} (also several that belong together); without one, what follows the last "answer is"
     or "answer:"; else the last formula; else the last number; else everything.
     """
-    text = _SQUARED.sub(r"\\text{ \1}^\2$", typography(answers.conclusion(solution).strip()))
+    text = _POWER.sub("^", typography(answers.conclusion(solution).strip()))
+    text = _UNIT_IN_WORDS.sub(_as_text, text)
+    text = _SQUARED.sub(r"\\text{ \1}^\2$", text)
     boxes = answers.boxes(text)
     if boxes:
         contents = [text[content : end - 1].strip() for _, content, end in boxes]
@@ -132,7 +164,7 @@ def final(solution: str) -> Final:
         comment = contents[-1].partition(r"\text")[2].lstrip("{ ")
         denied = is_denied(prefix, joined, suffix) or is_refuted(comment)
         return _name_set(Final(joined, source + tail, denied, is_boxed=True))
-    text = text[-TAIL:-NEAR] + _CONCESSION.sub(r"\1", _CONTRAST.sub("", text[-NEAR:]))
+    text = text[-TAIL:-NEAR] + _QUANTIFIED.sub(r"\1", _CONCESSION.sub(r"\1", _CONTRAST.sub("", text[-NEAR:])))
     markers = list(_MARKER.finditer(text))
     if markers:
         start = markers[-1].end()
@@ -147,12 +179,17 @@ def final(solution: str) -> Final:
     return _name_set(_unboxed(text))
 
 
+def _as_text(match: re.Match[str]) -> str:
+    r"""A formula without delimiters and its unit in words, as LaTeX: 36\pi\text{ cubic centimeters}."""
+    return match[1] + _TEXT_OF_UNIT.sub(r"\\text{ \1}", match[2]) if unit(plain(match[2])) else match[0]
+
+
 def _name_set(answer: Final) -> Final:
     """`answer`, or the symbol of the empty set or of the real numbers where it says it in words."""
     if re.search(r"\d", answer.text):
         return answer
     phrase = plain(answer.text).strip(" .$").lower()
-    for pattern, symbol in ((_EMPTY, r"\emptyset"), (_REALS, r"\mathbb{R}")):
+    for pattern, symbol in ((_EMPTY, r"\emptyset"), (_REALS, r"\mathbb{R}"), (_NONEXISTENT, r"\text{DNE}")):
         if pattern.fullmatch(phrase):
             return Final(symbol, f"${symbol}$", answer.is_denied, answer.is_boxed)
     return answer
@@ -218,7 +255,7 @@ def _last_number(text: str) -> Final | None:
     while earlier := _BEFORE_NUMBER.search(text, max(0, start - 50), start):
         start = earlier.start()
     prefix, suffix = text[:start], text[end:]
-    answer = _SENTENCE_END.split(text[start:], maxsplit=1)[0].strip(" *_")
+    answer = (text[start:end] + _SENTENCE_END.split(suffix, maxsplit=1)[0]).strip(" *_")
     sentence = _SENTENCE_END.split(prefix)[-1] + answer
     denied = is_denied(prefix, answer, suffix) or is_bounded(prefix, sentence)
     return Final(answer, answer, denied)
@@ -227,7 +264,8 @@ def _last_number(text: str) -> Final | None:
 def _spelled(text: str) -> Final | None:
     """The number in words that the last sentence states, as in "So there are twenty-one ways."."""
     sentence = [part for part in _SENTENCE_END.split(text) if part.strip()][-1].strip(" *_")
-    answer = _OPENING.sub("", sentence, count=1)
+    verbs = list(_VERB.finditer(sentence))
+    answer = _OPENING.sub("", sentence[verbs[-1].end() :] if verbs else sentence, count=1)
     if digits(answer) == answer:
         return None
     return Final(answer, answer, is_denied(sentence[: len(sentence) - len(answer)], answer, ""))
@@ -236,7 +274,9 @@ def _spelled(text: str) -> Final | None:
 def _tail(suffix: str) -> str:
     """A percent sign, or a unit at the end of the sentence, after a formula."""
     sentence = _SENTENCE_END.split(suffix, maxsplit=1)[0].strip(" $*")
-    is_part = re.match(r"\\?%|percent|pct", sentence) or unit(plain(sentence))
+    is_part = re.match(r"\\?%|percent|pct", sentence)
+    if unit(plain(sentence)):
+        return _TEXT_OF_UNIT.sub(r"\\text{ \1}", sentence, count=1)
     return f" {sentence}" if is_part else ""
 
 
@@ -244,12 +284,17 @@ def compare(response: Final, answer: Final) -> float | None:
     """1.0 where a response's answer is the sample's, 0.0 where it isn't, None where SymPy has to decide."""
     if max(len(response.text), len(answer.text)) > TAIL:
         return float(response == answer) or None
+    if response.is_opposite(answer):
+        return 0.0
     candidate, expected = _joined_alike(plain(response.text), plain(answer.text))
-    if _squeeze(candidate) == _squeeze(expected):
+    is_same_word = _PROSE.fullmatch(expected) and candidate.lower() == expected.lower()
+    if is_same_word or _squeeze(candidate) == _squeeze(expected):
         return float(response.is_denied == answer.is_denied)
     if response.is_denied or answer.is_denied:
         return 0.0
-    value = _compare_numbers(candidate, expected)
+    value = _compare_choices(response, candidate, expected)
+    if value is None:
+        value = _compare_numbers(candidate, expected)
     if value is not None:
         return value
     if number(expected) and "\\" not in response.text and _UNREADABLE.search(response.text):
@@ -257,15 +302,24 @@ def compare(response: Final, answer: Final) -> float | None:
     response_unit, answer_unit = _last_unit(response.text), _last_unit(answer.text)
     if response_unit and answer_unit and response_unit != answer_unit:
         return 0.0
-    letter = _LETTER.fullmatch(expected)
-    if letter:
-        return float(_choice(candidate) == (letter[1] or letter[2]).upper())
-    if _LETTERS.fullmatch(candidate) and _LETTERS.fullmatch(expected):
-        chosen, right = (re.findall("[A-Z]", text) for text in (candidate, expected))
-        return float(sorted(chosen) == right or chosen == right)
     is_words = _WORDS.fullmatch(expected) and (_PROSE.search(expected) or _TEXT.search(answer.text))
     if is_words and "\\" not in candidate:
         return float(_says(candidate, expected, response.is_boxed))
+    return None
+
+
+def _compare_choices(response: Final, candidate: str, expected: str) -> float | None:
+    """Whether a response chooses what a multiple choice expects; None where no choice is expected."""
+    letter = _LETTER.fullmatch(expected)
+    if letter:
+        return float(_choice(candidate) == (letter[1] or letter[2]).upper())
+    option = _OPTION_AND_VALUE.fullmatch(expected)
+    if option:  # (D) 24
+        choice = _choice(candidate)
+        return float(choice == option[1]) if choice else compare(response, Final(option[2], option[2]))
+    if re.fullmatch(rf"{_LETTERS.pattern}|[A-Z]+", candidate) and _LETTERS.fullmatch(expected):
+        chosen, right = (re.findall("[A-Z]", text) for text in (candidate, expected))
+        return float(sorted(chosen) == right or chosen == right)
     return None
 
 
@@ -279,6 +333,15 @@ def _joined_alike(candidate: str, expected: str) -> tuple[str, str]:
     return candidate, expected
 
 
+def _lowest_terms(text: str) -> list[int] | None:
+    """The terms of a ratio of three or more numbers, 2, 3, 4 of 4:6:8; None of another text."""
+    if not re.fullmatch(r"\d+(?:\s*:\s*\d+){2,}", text):
+        return None
+    terms = [int(term) for term in text.split(":")]
+    divisor = math.gcd(*terms) or 1
+    return [term // divisor for term in terms]
+
+
 def _last_unit(text: str) -> str | None:
     r"""The unit of measure in the last \text{…}."""
     texts = _TEXT.findall(text)
@@ -290,6 +353,9 @@ def _compare_numbers(candidate: str, expected: str) -> float | None:
     day, other = moment(expected), moment(candidate)
     if day and (day.is_complete or (other and other.is_complete)):
         return float(other is not None and other.equals(day))
+    ratio = _lowest_terms(expected)
+    if ratio:
+        return float(_lowest_terms(candidate) == ratio)
     right = number(expected)
     if right is None:
         candidates, solutions = _several(candidate), _several(expected)

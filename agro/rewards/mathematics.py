@@ -18,6 +18,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from sympy import (
     Abs,
     And,
+    Derivative,
     Eq,
     Expr,
     FiniteSet,
@@ -26,13 +27,18 @@ from sympy import (
     I,
     Interval,
     Limit,
+    Matrix,
+    Ne,
     Symbol,
     Tuple,
     UnevaluatedExpr,
     Union,
+    nsimplify,
 )
 from sympy.concrete.expr_with_limits import ExprWithLimits
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
+from sympy.matrices import MatrixBase
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
 
@@ -64,16 +70,23 @@ _LATEX = [
             r"\\begin{pmatrix}\1\\end{pmatrix}",
         ),
         (
-            r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?::|\||\\mid)\s*(\1[^{}]*)\\\}",
+            r"\\\{\s*([a-z])\s*(?:\\in\s*\\(?:mathbb\{R\}|R\b)\s*)?(?::|\||\\mid)\s*((?:(?!\\\}).)*\1(?:(?!\\\}).)*)\\\}",
             r"\2",
         ),  # {x : x < 3}
+        (r"\\\\\s*\[[\d.]+\s*[a-z]{2}\]", r"\\\\"),  # the distance of two rows
+        (r"\\[dt]?frac\s*(\\pi(?![A-Za-z])|\d)\s*(\\pi(?![A-Za-z])|\d)", r"\\frac{\1}{\2}"),
         (r"\\log_\{?e\}?(?![A-Za-z])", r"\\ln"),
+        (r"\\mathrm\s*\{\s*([dei])\s*\}", r"\1"),
+        (r"\\(?:mathbf|vec|hat)\s*\{\s*\\?([ijk])(?:math)?\s*\}", r"\\hat{\1}"),
+        (r"(?<=\))\s*\^\s*\{?\s*(?:T|\\top)\s*\}?", ""),  # (1, 2)^T
+        (r"[,\\;:\s(]*\b[a-z]\s*\\in\s*(?:\\mathbb\s*\{?Z\}?|\\Z\b|ℤ)\s*\)?", ""),  # kπ, k ∈ Z
         (r"\\varnothing", r"\\emptyset"),
         (r"\\[lr]angle", lambda match: "()"[match[0][1] == "r"]),
         (r"[^={$]*\\[cl]?dots\b[^=]*=", ""),  # 1 + 2 + … + n = n(n+1)/2
     )
 ]
 _MODULUS = re.compile(r"\s*\(?\\p?mod\s*\{?\s*(\d+)\s*\}?\)?|\s*\(mod\s+(\d+)\)")
+_CONGRUENCE = re.compile(rf"(\\equiv\s*)(-?\d+)((?:{_MODULUS.pattern}))")
 _DEGREES = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree\b|\s(?:\\text\{\s*)?degrees?\b\s*\}?)"
 )
@@ -99,6 +112,8 @@ def equal(response: str, answer: str) -> float | None:
     moduli = [{a or b for a, b in _MODULUS.findall(text)} for text in (response, answer)]
     if all(moduli) and moduli[0] != moduli[1]:
         return 0.0
+    if all(moduli):
+        response, answer = _least_residue(response), _least_residue(answer)
     response, answer = _latex(response, answer), _latex(answer, response)
     expected = _read(answer)
     if not expected:
@@ -118,6 +133,8 @@ def equal(response: str, answer: str) -> float | None:
     ):
         return 0.0  # and a tuple for the set of its components
     if len(expected) == len(candidate) == 1:
+        candidate = [_like(candidate[0], expected[0])]
+        expected = [_like(expected[0], candidate[0])]
         value = _evaluated(expected[0], candidate[0])
         if value is not None:
             return value
@@ -135,6 +152,34 @@ def _latex(text: str, other: str) -> str:
     if _TRIGONOMETRY.search(text) or (is_angle and "\\pi" not in text):
         text = _DEGREES.sub(r"{(\\frac{\1\\pi}{180})}", text)
     return text
+
+
+def _least_residue(text: str) -> str:
+    """`text` with the least residue in a congruence: x ≡ 10 (mod 7) is x ≡ 3 (mod 7)."""
+
+    def reduced(match: re.Match[str]) -> str:
+        return f"{match[1]}{int(match[2]) % max(1, int(match[4] or match[5]))}{match[3]}"
+
+    return _CONGRUENCE.sub(reduced, text)
+
+
+def _like(expression: Any, other: Any) -> Any:
+    """`expression` with the form of `other`: a vector as a tuple, a function of its variable."""
+    if isinstance(expression, MatrixBase) and 1 in expression.shape and isinstance(other, Tuple):
+        return Tuple(*expression)
+    if isinstance(expression, Expr) and isinstance(other, Tuple | MatrixBase):
+        expanded = expression.doit().expand()
+        units = {symbol.name: symbol for symbol in expanded.free_symbols}
+        basis = [units.get(f"hat{{{name}}}", Symbol(name)) for name in "ijk"[: len(other)]]
+        components = [expanded.coeff(unit) for unit in basis]
+        is_sum = any(components) and expanded == sum(c * unit for c, unit in zip(components, basis))
+        return _like(Matrix(components), other) if is_sum else expression
+    if isinstance(expression, Eq) and isinstance(other, Eq):
+        a, b = expression.lhs, other.lhs
+        is_renamed = isinstance(a, AppliedUndef) and isinstance(b, AppliedUndef) and a.func == b.func
+        if is_renamed and all(argument.is_Symbol for argument in a.args + b.args):
+            return expression.xreplace(dict(zip(a.args, b.args)))
+    return expression
 
 
 def _conjugate(bar: re.Match[str]) -> str:
@@ -167,8 +212,8 @@ def _is_equation(expression: Any) -> bool:
     """
     if not isinstance(expression, Eq):
         return False
-    lhs = expression.lhs
-    is_name = isinstance(lhs, Symbol | Tuple | Function) and not isinstance(lhs, Abs)
+    lhs = _with_imaginary_unit(expression.lhs)
+    is_name = isinstance(lhs, Symbol | Tuple | Function | Derivative) and not isinstance(lhs, Abs)
     return bool(lhs.free_symbols) and not is_name
 
 
@@ -181,7 +226,7 @@ def _evaluated(a: Any, b: Any) -> float | None:
         return None
     if a.has(*_SLOW) or b.has(*_SLOW):
         return None
-    a, b = _with_imaginary_unit(a), _with_imaginary_unit(b)
+    a, b = (nsimplify(_with_imaginary_unit(e), rational=True) for e in (a, b))
     if a.is_Symbol or b.is_Symbol:
         return None
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
@@ -190,7 +235,7 @@ def _evaluated(a: Any, b: Any) -> float | None:
         x, y = complex(a.subs(point).evalf()), complex(b.subs(point).evalf())
         if abs(x - y) > 1e-4 * (abs(x) + abs(y)):
             return 0.0
-        if symbols or a.has(Float) or b.has(Float):
+        if symbols:
             return None
         difference = abs(complex((a - b).evalf(30, maxn=200)))
     except (TypeError, ValueError, ArithmeticError):  # not a number there
@@ -210,10 +255,19 @@ def _as_answer(expression: Any, text: str) -> Any:
     is_bound = isinstance(expression, Relational) and not isinstance(expression, Eq)
     if is_bound and len(expression.free_symbols) == 1 and Abs in (expression.lhs.func, expression.rhs.func):
         return expression.as_set()  # |x| < 2
+    if isinstance(expression, Ne | And) and _is_range(expression):
+        return expression.as_set()  # 1 > x > 0
     is_either = isinstance(expression, FiniteSet) and len(expression.free_symbols) == 1 and _OR.search(text)
     if is_either and all(isinstance(part, Relational) and not isinstance(part, Eq) for part in expression):
         return Union(*(part.as_set() for part in expression))
     return expression
+
+
+def _is_range(expression: Any) -> bool:
+    """Whether it compares one variable with numbers."""
+    relations = expression.args if isinstance(expression, And) else (expression,)
+    sides = [{side.is_Symbol for side in relation.args} for relation in relations]
+    return len(expression.free_symbols) == 1 and all(side == {True, False} for side in sides)
 
 
 @lru_cache(512)

@@ -89,8 +89,8 @@ _PLAIN = [
         (r"\b(?:minus|negative) infinity", "-infinity"),
         (r"\s*\(?\s*\\p?mod\s*\{?\s*(\d+)\s*\}?\s*\)?", r" (mod \1)"),
         (r"\\[dtc]?frac\s*(?:\{\s*([-\d.]+)\s*\}|(\d))\s*(?:\{\s*([-\d.]+)\s*\}|(\d))", r" \1\2/\3\4"),
-        (r"\\times|\\cdot|×", "*"),
-        (r"(?<=[\d.])\s*\*\s*10\s*\^\s*\{?\s*([-+]?\d+)\s*\}?", r"e\1"),
+        (r"\\times|\\cdot|×|(?<=\d)\s*x\s*(?=10\s*\^)", "*"),
+        (r"(?<=[\d.])\s*\*\s*10\s*\^\s*\{?\s*([-+]?\d+)(?:\s*\})?", r"e\1"),
         (r"\\overline\s*\{(\d+)\}", r"(\1)"),
         (r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?", r"(\1\2\3)"),
         (r"(\.\d*?)(?:(\d)\2{2,}|(\d{2,6}?)\3+)(?:\\[lc]?dots|\.{3}|…)", r"\1(\2\3)"),  # 0.333…
@@ -103,6 +103,7 @@ _PLAIN = [
         (r"\\geq?(?:slant)?(?![A-Za-z])", ">="),
         (r"\\leq?(?:slant)?(?![A-Za-z])", "<="),
         (r"(?<![\d.,])0,(?=\d+(?![\d,]))", "0."),  # a decimal comma
+        (r"(?<=\d) out of (?=\d)", "/"),
         (r"(?:\bUS|\bUSD\s*)(?=\$)|\bUSD(?=\s*\d)", ""),
         (r"\b(?:Rs|INR)\b\.?\s*(?=\d)", "₹"),
         (r"^(?:minus|negative)\s+(?=\d)", "-"),
@@ -231,8 +232,15 @@ class Moment:
         return self.kind == "date" or self.qualifier is not None
 
     def equals(self, answer: Moment) -> bool:
-        same = (self.kind, self.major, self.minor) == (answer.kind, answer.major, answer.minor)
-        return same and (self.qualifier == answer.qualifier or None in (self.qualifier, answer.qualifier))
+        a, b = self._by_halves(), answer._by_halves()
+        same = (a.kind, a.major, a.minor) == (b.kind, b.major, b.minor)
+        return same and (a.qualifier == b.qualifier or None in (a.qualifier, b.qualifier))
+
+    def _by_halves(self) -> Moment:
+        """19:45 as 7:45 PM."""
+        if self.kind == "time" and 12 < self.major < 24:
+            return Moment("time", self.major - 12, self.minor, "p")
+        return self
 
 
 def _close(a: Number, b: Number, x: Fraction, y: Fraction) -> bool:
@@ -330,8 +338,9 @@ def moment(text: str) -> Moment | None:
 def number(text: str) -> Number | None:
     """The number that a plain text consists of, also with a unit or other words after it, else None."""
     in_base = _DIGITS.fullmatch(text)
-    if in_base and not in_base["digits"].isdigit():
-        return _number_in_base(in_base["digits"], _base(in_base["base"]))
+    base = _base(in_base["base"]) if in_base else None
+    if in_base and (not in_base["digits"].isdigit() or (base or 0) > 10):
+        return _number_in_base(in_base["digits"], base)
     match = _NUMBER.match(text)
     if not match:
         return None
@@ -359,7 +368,7 @@ def _base(text: str) -> int | None:
 
 
 def _number_in_base(written: str, base: int | None) -> Number | None:
-    """A number with letters among its digits."""
+    """A number of a base whose digits may be letters."""
     if base is None or not 11 <= base <= 36:
         return None
     try:

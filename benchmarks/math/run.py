@@ -27,9 +27,7 @@ from agro.rewards import Reward, load_reward  # noqa: E402
 from agro.rewards.final import compare, final  # noqa: E402
 from agro.types import Sample  # noqa: E402
 
-# Judged by hand; no rule was made for the pairs of the first two.
-PAIRS = ("outside_aside", "third_look", "fourth_look", "second_look", "afterwards", "outside", "heldout")
-PAIRS += ("issue", "development")
+PAIRS = sorted(path.stem for path in (ROOT / "tests/rewards/pairs").glob("*.jsonl"))  # judged by hand
 WORK = "Each box holds {a} eggs, so {b} boxes hold {b} * {a} = {c} eggs. "
 ENDS = ("So the answer is {}.", r"So $x = \boxed{{{}}}$.", "#### {}", "They need {} eggs in total.")
 FORMS = ("{}", "{},000", r"\frac{{{}}}{{7}}", "{}.5", "{} cm", r"{}\%")
