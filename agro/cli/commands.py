@@ -68,7 +68,7 @@ import import_command:import_ guide/your-data.md
     Import logged responses into a store; reports what was recognized, imported and refused.
     log.jsonl.gz --store logs.db --map prompt=question --map response=output --map reward=score --map
         meta.user=user
-formats formats:formats formats.md
+formats explain:formats formats.md
     The formats of logs: what each holds and carries, and who writes it.
     trl-completions
 check checking:check guide/what-to-train-on.md

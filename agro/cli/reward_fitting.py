@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,8 +18,10 @@ from agro.errors import Refused
 from agro.io.files import write
 
 if TYPE_CHECKING:
-    from agro.rewards.fitting import Judged
+    from agro.rewards.fitting import Comparison, Judged
     from agro.rewards.model import RewardModel
+    from agro.store import Pair
+    from agro.types import Sample
 
 KINDS = ("pairs", "ratings", "groups")
 PAGE = "reward.html"
@@ -105,48 +107,71 @@ class Data:
         return {"on": self.on, **sizes, "left_out": dict(self.dropped)}
 
 
+class _Row(NamedTuple):
+    """A response as the model reads it."""
+
+    sample: int
+    prompt: str
+    reward: float | None
+    ids: list[int]
+    length: int
+
+
 def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
     """The store's pairs or ratings, split by prompts; near-copies of a prompt go with it."""
     from agro.config import DataConfig
-    from agro.rewards.fitting import Comparison, Judged, by_rating, posterior_mean
+    from agro.rewards.fitting import Judged, by_rating
     from agro.store import Store
 
     dropped: Counter[str] = Counter()
-    rows: list[list[int]] = []
-    length: list[int] = []
     ratings: list[tuple[int, float, str]] = []
-    places: dict[int, tuple[int, str]] = {}
-    comparisons: list[Comparison] = []
     with Store.open(path, read_only=True, create=False) as store:
         store.require_all()
         pairs = [] if on in ("ratings", "groups") else list(store.pairs())
         on = on or ("pairs" if pairs else "groups")
-        judged = {i for pair in pairs for i in (pair.winner, pair.loser)}
-        for sample in store.samples(ids=judged) if on == "pairs" else store.samples(scored=True):
-            assert sample.id is not None
-            try:
-                rows.append(model.ids(sample.prompt, sample.response))
-            except LookupError as error:
-                dropped["too long" if "tokens" in str(error) else str(error)] += 1
-                continue
-            length.append(len(sample.response))
-            places[sample.id] = len(rows) - 1, sample.prompt_id
-            if sample.reward is not None and on != "pairs":
-                ratings.append((len(rows) - 1, sample.reward, sample.prompt_id))
-        for pair in pairs:
-            if pair.winner not in places or pair.loser not in places:
-                dropped["pairs without one of the two"] += 1
-                continue
-            p = 1.0
-            if pair.votes_winner is not None and pair.votes_loser is not None:
-                p = posterior_mean(pair.votes_winner, pair.votes_loser)
-            first, prompt = places[pair.winner]
-            comparisons.append(Comparison(first, places[pair.loser][0], p, prompt))
-        if on != "pairs":
+        if on == "pairs":
+            judged = {i for pair in pairs for i in (pair.winner, pair.loser)}
+            rows = _encode(store.samples(ids=judged), model, dropped)
+            comparisons = _compare(pairs, rows, dropped)
+        else:
+            rows = _encode(store.samples(scored=True), model, dropped)
+            ratings = [(i, row.reward, row.prompt) for i, row in enumerate(rows) if row.reward is not None]
             comparisons = by_rating(ratings)
-        is_held_out = store.split.held_out(DataConfig(store=str(path), hold_out=share))
-        train, held_out = Judged(rows, length, comparisons, ratings).split(is_held_out)
+        data = Judged([row.ids for row in rows], [row.length for row in rows], comparisons, ratings)
+        train, held_out = data.split(store.split.held_out(DataConfig(store=str(path), hold_out=share)))
     return Data(on, train, held_out, dropped)
+
+
+def _encode(samples: Iterable[Sample], model: RewardModel, dropped: Counter[str]) -> list[_Row]:
+    """The samples that the model can read; the others are counted in `dropped`."""
+    rows = []
+    for sample in samples:
+        assert sample.id is not None
+        try:
+            ids = model.ids(sample.prompt, sample.response)
+        except LookupError as error:
+            dropped["too long" if "tokens" in str(error) else str(error)] += 1
+            continue
+        rows.append(_Row(sample.id, sample.prompt_id, sample.reward, ids, len(sample.response)))
+    return rows
+
+
+def _compare(pairs: Iterable[Pair], rows: Sequence[_Row], dropped: Counter[str]) -> list[Comparison]:
+    """Comparisons of rows, by their votes; pairs without one of the two rows are counted in `dropped`."""
+    from agro.rewards.fitting import Comparison, posterior_mean
+
+    place = {row.sample: i for i, row in enumerate(rows)}
+    comparisons = []
+    for pair in pairs:
+        if pair.winner not in place or pair.loser not in place:
+            dropped["pairs without one of the two"] += 1
+            continue
+        p = 1.0
+        if pair.votes_winner is not None and pair.votes_loser is not None:
+            p = posterior_mean(pair.votes_winner, pair.votes_loser)
+        first, second = place[pair.winner], place[pair.loser]
+        comparisons.append(Comparison(first, second, p, rows[first].prompt))
+    return comparisons
 
 
 def measured(model: RewardModel, held_out: Judged, batch: int) -> dict[str, Any] | None:

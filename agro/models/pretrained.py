@@ -202,20 +202,8 @@ def pretrained(
             )
         model, tokenizer = pretrained(base_of(name), config, (*adapters, path))
         return merged_with(model, name), tokenizer
-    folder = Path(name).expanduser()
-    local = folder.is_dir()
-    if local and not (folder / "config.json").is_file():
-        raise Refused(f"{name}: expected a model in transformers format, but the folder has no config.json")
-    if local and not any((folder / f).is_file() for f in _TOKENIZER_FILES):
-        raise Refused(
-            f"{name}: the folder has no tokenizer (expected {_TOKENIZER_FILES[0]}); "
-            "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
-        )
-    if not local and _is_path(name):
-        checkpoints = ", ".join(sorted(path.name for path in folder.parent.glob("step-*")))
-        there = f"; there are {checkpoints}" if checkpoints else ""  # the run keeps the last ones
-        raise Refused(f"{name}: expected the folder of a model, but there is no such folder{there}")
-    source = str(folder) if local else name
+    local = _is_complete_folder(name)
+    source = str(Path(name).expanduser()) if local else name
     common = {"trust_remote_code": config.trust_remote_code}
     options = loading_options(config, device_of(config.device))
     try:
@@ -247,6 +235,25 @@ def pretrained(
                 "save_pretrained writes it"
             )
     return model, tokenizer
+
+
+def _is_complete_folder(name: str) -> bool:
+    """Whether it is the folder of a model, or a name of the hub. Raises `Refused` for any other folder."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        if _is_path(name):
+            checkpoints = ", ".join(sorted(path.name for path in folder.parent.glob("step-*")))
+            there = f"; there are {checkpoints}" if checkpoints else ""  # the run keeps the last ones
+            raise Refused(f"{name}: expected the folder of a model, but there is no such folder{there}")
+        return False
+    if not (folder / "config.json").is_file():
+        raise Refused(f"{name}: expected a model in transformers format, but the folder has no config.json")
+    if not any((folder / f).is_file() for f in _TOKENIZER_FILES):
+        raise Refused(
+            f"{name}: the folder has no tokenizer (expected {_TOKENIZER_FILES[0]}); "
+            "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
+        )
+    return True
 
 
 def _is_path(name: str) -> bool:

@@ -110,28 +110,24 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
     settings = checked_options(
         "regex", options, {"marker": answers.MARKER, "pattern": "", "answer_marker": ""}
     )
-    marker, pattern = settings["marker"], settings["pattern"]
+    marker, pattern, answer_marker = (
+        settings["marker"],
+        settings["pattern"],
+        settings["answer_marker"] or None,
+    )
+    if not pattern and not marker.strip():
+        raise Refused("reward.options.marker: expected text, got none")
     if not pattern:
-        if not marker.strip():
-            raise Refused("reward.options.marker: expected text, got none")
 
         def score(responses: list[str], expected: list[str]) -> list[Score]:
             finals = [answers.after_marker(response, marker) for response in responses]
             return [Score(answers.matches(final, answer)) for final, answer in zip(finals, expected)]
 
-        return AnswerReward("regex", score, settings["answer_marker"] or None)
+        return AnswerReward("regex", score, answer_marker)
 
     if "marker" in options:
         raise Refused("reward.options: marker and pattern exclude each other; give one of them")
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise Refused(f"reward.options.pattern: {error}, got {pattern!r}") from None
-    if groups != 1:
-        raise Refused(
-            f"reward.options.pattern: expected one group, around the answer, got {groups} in {pattern!r}; "
-            "write (?:…) for other groups"
-        )
+    _check_pattern(pattern)
     pool = Pool(
         f"{Path(answers.__file__).resolve()}:match_pattern",
         {"pattern": pattern},
@@ -143,7 +139,20 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
         outcomes = pool.call({"completions": responses, "answer": expected}, len(expected))
         return [Score(value, error) for value, error in outcomes]
 
-    return AnswerReward("regex", score_in_worker, settings["answer_marker"] or None, pool)
+    return AnswerReward("regex", score_in_worker, answer_marker, pool)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Raise `Refused` for what is no regular expression with one group."""
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise Refused(f"reward.options.pattern: {error}, got {pattern!r}") from None
+    if groups != 1:
+        raise Refused(
+            f"reward.options.pattern: expected one group, around the answer, got {groups} in {pattern!r}; "
+            "write (?:…) for other groups"
+        )
 
 
 def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:

@@ -129,6 +129,27 @@ def check_phase(phase: Phase, prefix: str) -> None:
     if config.train.steps is not None:  # else it isn't known yet
         phase.resolved(options_at(config.objective.options, config.train.steps))
         lr_at(config.train, 0, config.train.steps)
+    _check_data(config, needs, prefix)
+    _check_origin(config, needs, prefix)
+    _check_differences(config, needs, prefix)
+    if data.samples_fresh:
+        _check_size(phase, prefix, "sampler.n", config.sampler.n, least_responses(needs))
+    if MEANING in needs and data.samples and config.reward.meaning is None:
+        raise Refused(
+            f"{prefix}objective {name} needs {MEANING.what}, but reward.meaning isn't set. What to do: "
+            f'{MEANING.way_out}; or set objective.equivalent = "reward"'
+        )
+    _check_completing(config, needs, prefix)
+    if data.group_size is not None and data.draws_stored:
+        minimum = least_responses(needs, "expert") - (data.complete_groups or 0)
+        _check_size(phase, prefix, "data.group_size", data.group_size, minimum)
+    if FRESH in needs:
+        _check_on_policy(config, prefix)
+
+
+def _check_data(config: RunConfig, needs: set[Need], prefix: str) -> None:
+    """Refuse a phase whose prompts or stored responses aren't configured."""
+    data = config.data
     if data.samples_fresh and not data.prompts:
         raise Refused(
             f"{prefix}data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, "
@@ -143,30 +164,18 @@ def check_phase(phase: Phase, prefix: str) -> None:
         raise Refused(
             f"{prefix}data.experts_win makes pairs of expert and fresh responses: expected data.experts of 1 "
             f"or more, data.replay below 1 and an objective on pairs, got data.experts = {data.experts}, "
-            f"data.replay = {data.replay} and objective {name}. What to do: set them, or remove it"
+            f"data.replay = {data.replay} and objective {config.objective.name}. What to do: set them, or "
+            "remove it"
         )
-    _check_origin(config, needs, prefix)
-    _check_differences(config, needs, prefix)
-    minimum = least_responses(needs)
-    if data.samples_fresh and config.sampler.n < minimum:
+
+
+def _check_size(phase: Phase, prefix: str, key: str, size: int, minimum: int) -> None:
+    """Refuse groups that are smaller than the objective needs; `key`: the setting that has their size."""
+    if size < minimum:
         raise Refused(
-            f"{prefix}objective {name} needs groups of at least {minimum} responses, but sampler.n is "
-            f"{config.sampler.n}. What to do: {_ways_to_smaller(phase, minimum)}a larger sampler.n"
+            f"{prefix}objective {phase.config.objective.name} needs groups of at least {minimum} responses, "
+            f"but {key} is {size}. What to do: {_ways_to_smaller(phase, minimum)}a larger {key}"
         )
-    if MEANING in needs and data.samples and config.reward.meaning is None:
-        raise Refused(
-            f"{prefix}objective {name} needs {MEANING.what}, but reward.meaning isn't set. What to do: "
-            f'{MEANING.way_out}; or set objective.equivalent = "reward"'
-        )
-    _check_completing(config, needs, prefix)
-    minimum = least_responses(needs, "expert") - (data.complete_groups or 0)
-    if data.group_size is not None and data.draws_stored and data.group_size < minimum:
-        raise Refused(
-            f"{prefix}objective {name} needs groups of at least {minimum} responses, but data.group_size is "
-            f"{data.group_size}. What to do: {_ways_to_smaller(phase, minimum)}a larger data.group_size"
-        )
-    if FRESH in needs:
-        _check_on_policy(config, prefix)
 
 
 def refuse_first(name: str, problems: Mapping[str, object], way_out: str = "") -> None:

@@ -314,21 +314,8 @@ class _StoreCheck:
         counts = self.store.counts()
         reads_ties = _reads_ties(self.needs)
         total = counts.pairs + counts.ties * reads_ties
-        if not pairs and counts.ties and not total:
-            raise Refused(
-                f"objective {self.name}: pairs: expected judgments with a winner, but the votes of all "
-                f"{counts.ties} judgments in {self.store.path} are equal. What to do: {TIES_WAY_OUT}."
-            )
         if not pairs:
-            unit = f"samples in {self.store.path}"
-            need = changed(PAIRS, way_out=self.otherwise + PAIRS.way_out)
-            error = need.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
-            if not total:
-                raise error
-            raise Refused(
-                f"{error} The store has {total} pairs: of samples that data.roles, data.sources and "
-                "data.min_reward exclude, of samples without a reward, or of two prompts."
-            )
+            raise self._without_pairs(rows, total, counts.ties)
         without_votes = [pair for pair in pairs if pair.votes_winner is None or pair.votes_loser is None]
         if VOTES in self.needs and without_votes:
             names = [f"sample {pair.winner} over sample {pair.loser}" for pair in without_votes]
@@ -344,6 +331,23 @@ class _StoreCheck:
             tied = pairs_among(rows, {PAIRS_AND_TIES}, self.store).keys() - judged.keys()
             sizes = {prompt: size for prompt, size in sizes.items() if prompt not in tied}
         return sizes.items()
+
+    def _without_pairs(self, rows: list[SampleSummary], total: int, ties: int) -> Refused:
+        """The error where no pair can be drawn, of a store with `total` pairs and `ties`."""
+        if ties and not total:
+            return Refused(
+                f"objective {self.name}: pairs: expected judgments with a winner, but the votes of all "
+                f"{ties} judgments in {self.store.path} are equal. What to do: {TIES_WAY_OUT}."
+            )
+        need = changed(PAIRS, way_out=self.otherwise + PAIRS.way_out)
+        unit = f"samples in {self.store.path}"
+        error = need.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
+        if not total:
+            return error
+        return Refused(
+            f"{error} The store has {total} pairs: of samples that data.roles, data.sources and "
+            "data.min_reward exclude, of samples without a reward, or of two prompts."
+        )
 
 
 def _reads_ties(needs: Set[Need]) -> bool:
