@@ -99,14 +99,17 @@ class ImportReport:
         ]
         if self.columns_left:
             lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
-        if self.refused:
-            lines.append(f"refused: {self.refused_count}")
-            lines += [f"  {r.where}: {r.reason}" for r in self.refused[:SHOWN]]
-            if self.refused_count > LISTED:
-                lines.append(f"  … and {self.refused_count - SHOWN} more (all are in {self.refused_file})")
-            elif self.refused_count > SHOWN:
-                lines.append(f"  … and {self.refused_count - SHOWN} more (--json lists all)")
-        return "\n".join(lines)
+        return "\n".join(lines + self._about_refused())
+
+    def _about_refused(self) -> list[str]:
+        if not self.refused:
+            return []
+        lines = [f"refused: {self.refused_count}"]
+        lines += [f"  {r.where}: {r.reason}" for r in self.refused[:SHOWN]]
+        if self.refused_count > SHOWN:
+            where = f"all are in {self.refused_file}" if self.refused_count > LISTED else "--json lists all"
+            lines.append(f"  … and {self.refused_count - SHOWN} more ({where})")
+        return lines
 
     def _about_repeats(self) -> list[str]:
         lines = [f"repeats of {rule}: {count} not taken again" for rule, count in self.repeated.items()]
