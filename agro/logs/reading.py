@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.logs.blocks import Block
@@ -130,6 +132,7 @@ class Reader:
         source = self._options.get("source")
         self._source = _origin(Path(file.path)) if source is None else source
 
+    @np.errstate(over="ignore")  # of numbers that are refused by their names
     def read(self, block: Block) -> Found:
         """The entries of the next records of the file, and which of them are refused."""
         found = self._found
