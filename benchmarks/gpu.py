@@ -8,7 +8,7 @@
 | tests | those that need CUDA |
 | agreement | log-probs and decoding against the CPU's: float32 within 1e-4, bfloat16 within rounding |
 | sampling | 256 responses of the shape of Qwen3-0.6B to prompts of 32 tokens, all decoded at once |
-| vllm | the same by vLLM, which `engine.kind = "vllm"` starts (--vllm: its command), after pushes of weights |
+| vllm | the same by vLLM, which `engine.kind = "vllm"` starts (--vllm: its command), after pushes |
 | training | RLOO over 16,384 tokens: Qwen3-0.6B, all weights; Qwen3-4B, an adapter of rank 16 |
 | logps | log-probs at a vocabulary of 151,936, beside Liger's |
 | learning | a small instruct model (--model) trained on sums, and its accuracy before and after |

@@ -104,10 +104,15 @@ def limit_of_draws(row: dict[str, Any]) -> str:
 
 
 def limit_of_imports(row: dict[str, Any]) -> str:
-    if "floor" not in row:
+    """Where the floor of this file wasn't measured, that of a smaller one of the same records."""
+    rows = json.loads((RESULTS / "imports.json").read_text())
+    kind = row["name"].partition("_")[0]
+    measured = [row, *(other for other in rows if other["name"].startswith(f"{kind}_"))]
+    found = next((each for each in measured if "floor" in each), None)
+    if found is None:
         return "unmeasured"
-    most = number(statistics.median(row["floor"]))
-    return f"{most} where files are only unpacked, hashed and parsed, and rows inserted into the same table"
+    most, file = number(statistics.median(found["floor"])), found["name"].split()[2].rstrip(",")
+    return f"{most} where {file} is only unpacked, hashed and parsed, and rows inserted into the same table"
 
 
 def limit_of_owner(row: dict[str, Any]) -> str:

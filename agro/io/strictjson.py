@@ -65,8 +65,8 @@ def _lost_nothing(raw: bytes, rewritten: bytes) -> bool:
 
     It drops all but the last of equal keys, and reads integers of more than 64 bits as floats. Each key has a
     colon, and those in texts are written as they are, so that a key less is a colon less. Such an integer has
-    19 digits or more, and such a float "e+". A text without any "+" and any escape, as most are, is answered by
-    the fastest search.
+    19 digits or more, and such a float "e+". A text without "+" and escapes, as most are, is answered by the
+    fastest search.
     """
     if _colons(raw) != _colons(rewritten) or (b"\\" in raw and b"\\u003" in raw):
         return False

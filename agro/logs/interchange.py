@@ -16,7 +16,7 @@ from agro.errors import Refused
 from agro.io.strictjson import dumps
 from agro.logs import values
 from agro.logs.values import Field, Fields, typed_fields
-from agro.types import UNKNOWN_VERSION, Role, Sample, Text, prompt_hash
+from agro.types import UNKNOWN_VERSION, Role, Sample, Text
 
 _IDS = Field("a list of token ids: integers from 0 to 2³¹ - 1", values.ids)
 _FLAGS = Field("a list of true and false, or of 1 and 0", values.flags)
@@ -82,21 +82,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-@np.errstate(over="ignore")
-def from_record(record: Mapping[str, Any]) -> Sample:
-    """The sample of a record; null is unknown. Raises `Refused` naming the field."""
-    return Sample.of(sample_fields(record))
-
-
-def sample_fields(
+def from_record(
     record: Mapping[str, Any],
     *,
     role: Role = "log",
     source: str = "",
     tokenizer: Tokenizer | None = None,
     is_json: bool = False,
-) -> dict[str, Any]:
-    """The fields of the sample of a record. `role` and `source` are those of records without.
+) -> Sample:
+    """The sample of a record; null is unknown. `role` and `source` are those of records without.
 
     `is_json`: whether the record was read of JSON, so that the store can hold all that is in it.
 
@@ -116,8 +110,6 @@ def sample_fields(
             if fields.get(name) and not isinstance(fields[name], str):
                 dumps(fields[name], name)
     fields["source"] = _source(fields, source)
-    fields.setdefault("role", role)
-    fields.setdefault("prompt_id", prompt_hash(fields["prompt"]))
     for name in ("model", "answer"):
         fields.pop(name, None)
     mask = fields.pop("mask", None)
@@ -125,7 +117,7 @@ def sample_fields(
         fields["learn"] = mask
     else:
         fields["action"] = mask
-    return fields
+    return Sample.of({"role": role, **fields})
 
 
 def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:

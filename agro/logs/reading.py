@@ -6,9 +6,8 @@ file is its `State`: one that was read with another state than the blocks before
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +19,13 @@ from agro.logs.entries import Entry, Repeat, repeat_of
 from agro.logs.fields import summed
 from agro.logs.format_table import FORMATS, Recognizer
 from agro.logs.import_report import Options, Refusal
-from agro.logs.interchange import sample_fields
+from agro.logs.interchange import from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import RECORD_ERRORS, Context, Format, Item, Row, SkipRecord, reason_of
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Sample
-
-TOGETHER = 50  # records, whose samples are made at once
 
 
 class LogFile(NamedTuple):
@@ -80,16 +77,6 @@ def _add(counts: dict[str, int], others: Mapping[str, int]) -> None:
         counts[name] = counts.get(name, 0) + count
 
 
-class _Draft(NamedTuple):
-    """Entries whose samples aren't made yet: those of many records are made together, in less time."""
-
-    line: Line
-    part: Part
-    items: Sequence[Item]
-    fields: list[dict[str, Any]]  # of each sample of the items, one after the other
-    same: Repeat | None
-
-
 class Reader:
     """Records as rows of samples. `prompts`: of records without, by their id; `joined`: see `Context`."""
 
@@ -132,55 +119,35 @@ class Reader:
 
     def read(self, block: Block) -> Found:
         """The entries of the next records of the file, and which of them are refused."""
-        found = self._found
-        lines = block.lines()
-        while together := list(islice(lines, TOGETHER)):
-            drafts = [draft for line in together for draft in self._drafts(line)]
+        self._found = found = Found()
+        for line in block.lines():
             try:
-                found.entries += self._entries(drafts)
-            except RECORD_ERRORS:  # of which one is the reason
-                for draft in drafts:
-                    self._add_entries(draft)
+                parts = self._parts(line)
+            except RECORD_ERRORS as error:
+                found.refuse(line, reason_of(error))
+                continue
+            for part in parts:
+                self._read_part(part, line, found)
         found.dropped, found.redacted, found.tokens_dropped = self._privacy.take_counts()
-        self._found = Found()
         return found
 
-    def _drafts(self, line: Line) -> Iterator[_Draft]:
-        """What is in a record, without what is refused or left out."""
+    def _read_part(self, part: Part, line: Line, found: Found) -> None:
+        found.parts += 1
+        for name in part.missing:
+            _add(found.without_column, {name: 1})
         try:
-            parts = self._parts(line)
+            format = self._format(part)
+            items = self._items(format, part, line)
+            same = repeat_of(format, part.record)
+            new = [self._entry(item, part, line, same) for item in items]
+            _check_origins(new)
+            found.entries += new
+        except SkipRecord as rule:
+            _add(found.left_out, {str(rule): 1})
         except RECORD_ERRORS as error:
-            self._found.refuse(line, reason_of(error))
-            return
-        for part in parts:
-            self._found.parts += 1
-            for name in part.missing:
-                _add(self._found.without_column, {name: 1})
-            try:
-                yield self._draft(part, line)
-            except SkipRecord as rule:
-                _add(self._found.left_out, {str(rule): 1})
-            except RECORD_ERRORS as error:
-                self._refuse(part, line, error)
-
-    def _draft(self, part: Part, line: Line) -> _Draft:
-        format = self._format(part)
-        items = self._items(format, part, line)
-        same = repeat_of(format, part.record)
-        fields = [self._fields(record, line) for item in items for record in item.records]
-        _check_names([part.column(name) for item in items for name in item.names])
-        return _Draft(line, part, items, fields, same)
-
-    def _add_entries(self, draft: _Draft) -> None:
-        try:
-            self._found.entries += self._entries([draft])
-        except RECORD_ERRORS as error:
-            self._refuse(draft.part, draft.line, error)
-
-    def _refuse(self, part: Part, line: Line, error: Exception) -> None:
-        column = part.columns.get("response") or part.columns.get("chosen")
-        reason = reason_of(error)
-        self._found.refuse(line, f"{column}: {reason}" if column else reason)
+            column = part.columns.get("response") or part.columns.get("chosen")
+            reason = reason_of(error)
+            found.refuse(line, f"{column}: {reason}" if column else reason)
 
     def _parts(self, line: Line) -> Sequence[Part]:
         if line.error:
@@ -220,25 +187,17 @@ class Reader:
         self._found.kinds.add(format.name)
         return items
 
-    def _entries(self, drafts: Sequence[_Draft]) -> list[Entry]:
-        """Raises one of `RECORD_ERRORS` where any of the samples is refused."""
+    def _entry(self, item: Item, part: Part, line: Line, same: Repeat | None) -> Entry:
         assert self._file is not None
         digest = self._file.digest
-        samples = iter(Sample.all_of(fields for draft in drafts for fields in draft.fields))
-        entries = []
-        for line, part, items, _, same in drafts:
-            for item in items:
-                rows, scored = [], 0
-                for name, sample in zip(item.names, samples):
-                    origin = Origin(digest, line.number, part.column(name))
-                    rows.append(SampleRow.of(sample, origin, sealed=False))
-                    scored += sample.reward is not None
-                place = (digest, line.number)
-                entries.append(Entry(line.where, place, tuple(rows), scored, item.judgments, same))
-        return entries
+        rows, scored = [], 0
+        for record, name in zip(item.records, item.names, strict=True):
+            sample, origin = self._sample(record, line), Origin(digest, line.number, part.column(name))
+            rows.append(SampleRow.of(sample, origin, sealed=False))
+            scored += sample.reward is not None
+        return Entry(line.where, (digest, line.number), tuple(rows), scored, item.judgments, same)
 
-    def _fields(self, record: dict[str, Any], line: Line) -> dict[str, Any]:
-        """Those of a sample."""
+    def _sample(self, record: dict[str, Any], line: Line) -> Sample:
         if record.get("prompt") is None:
             record = _join(record, self._prompts)
         if isinstance(record.get("reward"), str) or self._context.word_rewards:
@@ -246,7 +205,7 @@ class Reader:
             if self._mapping:  # others' columns may have numbers as text, in JSON too
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}
-        return sample_fields(
+        return from_record(
             self._privacy.apply(record),
             role=self._options.get("role", "log"),
             source=self._source,
@@ -255,11 +214,14 @@ class Reader:
         )
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_origins(entries: Sequence[Entry]) -> None:
     """Raise `Refused` for two responses of one record that couldn't be told apart later."""
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Refused(f"{twice}: expected one response of this name in a record, got {names.count(twice)}")
+    if sum(len(entry.samples) for entry in entries) == 1:
+        return
+    parts = [origin.part for entry in entries for origin in entry.origins]
+    if len(set(parts)) < len(parts):
+        twice = next(part for part in parts if parts.count(part) > 1)
+        raise Refused(f"{twice}: expected one response of this name in a record, got {parts.count(twice)}")
 
 
 def _origin(path: Path) -> str:

@@ -160,7 +160,7 @@ def flags(value: Any) -> NDArray[np.bool_]:
 
 
 def numbers(value: Any) -> NDArray[np.float32]:
-    """NaN where one is null. NumPy warns of too large ones, which are refused, unless it is told not to."""
+    """NaN where one is null."""
     return _array(value, np.float32, {float, int, type(None)})
 
 
@@ -172,7 +172,11 @@ def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any
     if not types.issuperset(map(type, value)):
         raise WrongValue(next(i for i, x in enumerate(value) if type(x) not in types))
     try:
-        array = np.array(value, dtype)
+        if dtype is np.float32:
+            with np.errstate(over="ignore"):
+                array = np.array(value, dtype)
+        else:
+            array = np.array(value, dtype)
     except OverflowError:
         largest = _LARGEST if dtype is np.int32 else sys.float_info.max
         raise WrongValue(

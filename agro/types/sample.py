@@ -7,6 +7,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from types import NoneType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
@@ -275,8 +277,8 @@ def _is_plain(row: Mapping[str, Any]) -> bool:
     is_known = type(row["response"]) is str and type(row["prompt_id"]) is str and row["role"] in ROLES
     is_number = reward is None or (type(reward) is float and math.isfinite(reward))
     is_version = type(version) is int and version >= UNKNOWN_VERSION
-    others = _ALL if row["tokens"] is None else _UNUSUAL
-    is_usual = all(row[name] is None for name in others)
+    others = _all(row) if row["tokens"] is None else _unusual(row)
+    is_usual = set(map(type, others)) == {NoneType}
     return is_known and row["prompt_id"] != "" and is_number and is_version and is_usual
 
 
@@ -302,7 +304,7 @@ def _are_arrays(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 _USUAL = ("tokens", "action", "learn", "behavior_logp", "token_reward")
 _UNUSUAL = ("context_tokens", "kept", "kept_count")
-_ALL = (*_USUAL, *_UNUSUAL)
+_unusual, _all = itemgetter(*_UNUSUAL), itemgetter(*_USUAL, *_UNUSUAL)
 _UNKNOWN = {f.name: f.default for f in dataclasses.fields(Sample) if f.default is not dataclasses.MISSING}
 _CUTS: dict[str, Callable[[float], bool]] = {
     "temperature": lambda temperature: temperature == 0,

@@ -70,14 +70,16 @@ def benchmark(
 
 def test_the_benchmark_runs_its_code_on_a_cpu(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
-    for part in ("agreement", "training", "logps", "sampling"):
-        out = benchmark(["--device", "cpu", "--small", "--repeats", "1", "--one", part], capsys, monkeypatch)
+    for part in ("agreement", "training", "logps", "sampling", "vllm"):
+        given = ["--device", "cpu", "--small", "--repeats", "1", "--vllm", "no-such-vllm", "--one", part]
+        out = benchmark(given, capsys, monkeypatch)
         rows += json.loads(out.splitlines()[-1])
     found = {row["name"].partition(",")[0]: row for row in rows}
-    assert list(found) == ["agreement", "training", "log-probs", "sampling"]
+    assert list(found) == ["agreement", "training", "log-probs", "sampling", "sampling by vLLM"]
     assert rows[0]["within"]  # of itself in float32: decoding against complete sequences
     assert found["training"]["mfu"] is None  # the CPU's rate isn't in the table
     assert found["log-probs"]["skipped"] == "Liger's kernels need CUDA"
+    assert found["sampling by vLLM"]["skipped"].startswith("no command no-such-vllm: pip install vllm")
 
 
 def test_a_part_that_runs_out_of_time_costs_no_other(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
