@@ -110,10 +110,8 @@ class OffPolicyValue:
         """
         if self.obstacle or self.ess >= FEW * self.n:
             return ""
-        return (
-            f"fewer than a tenth of the responses count: the {HEADLINE.replace('_', ' ')} interval of 95 % may "
-            "be one of 91 %"
-        )
+        name = HEADLINE.replace("_", " ")
+        return f"fewer than a tenth of the responses count: the {name} interval of 95 % may be one of 91 %"
 
     @property
     def answer(self) -> str:
