@@ -267,6 +267,8 @@ def _print_value(value: dict[str, Any]) -> None:
     print(
         f"{count}, of {value['clusters']} prompts; the mean weight is {_with_interval(value['mean_weight'])}"
     )
+    if value["caution"]:
+        print(value["caution"].capitalize())
     for name, estimate in estimates.items():
         print(f"  {name.replace('_', ' ')}: {_with_interval(estimate)}")
     low, high = value["clipping_bias"]

@@ -152,8 +152,9 @@ def load_sets(paths: list[Path]) -> dict[str, list[Prompt]]:
 def config_of(run: Path) -> RunConfig:
     from agro.config import RunConfig
 
-    if not (run / "config.json").is_file():
-        raise Refused(f"{run}: expected the folder of a run, with config.json; give --model for a model")
+    file = run / "config.json"
+    if not file.is_file() or "model_type" in json.loads(file.read_text(encoding="utf-8")):
+        raise Refused(f"{run}: expected the folder of a run, with its config.json; give --model for a model")
     config = RunConfig.load(run / "config.json")
     return config.phase(config.phase_names[-1]) if config.phases else config
 

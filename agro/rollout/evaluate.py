@@ -50,7 +50,7 @@ def wilson(share: float, n: int) -> Interval:
     """Of the probability behind a share of n independent trials (Wilson, 1927): right near 0 and 1 too."""
     middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
     half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))  # despite rounding
 
 
 def clopper_pearson(k: int, n: int) -> Interval:

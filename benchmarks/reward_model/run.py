@@ -1,6 +1,7 @@
 """A reward model trained on logged answers of four models to GSM8K, and its accuracy on held-out questions.
 
     python benchmarks/reward_model/run.py LOG MODEL [--out FILE] [--max-length N] [--lr RATE] [--epochs N]
+        [--json]
 
 LOG is gsm8k_openai_6b_175b.jsonl.gz of openai/grade-school-math: 1,319 questions, of each four answers that
 are right or wrong. Pairs are a right and a wrong answer to one question. Three tenths of the questions are
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store, out = Path(folder) / "answers.db", Path(folder) / "judge"
@@ -69,6 +71,9 @@ def main() -> None:
     if options.out:
         row = recording.row("held-out accuracy of a fitted reward", [accuracy["value"]], **result)
         recording.write(options.out, [row])
+    if options.json:
+        print(json.dumps(result))
+        return
     print(f"{result['data']['trained']['comparisons']} comparisons trained on, {result['cpu_seconds']} CPU s")
     print(
         f"held-out accuracy {accuracy['value']:.3f} ({accuracy['low']:.3f} to {accuracy['high']:.3f}), "

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.rollout.off_policy_values import HEADLINE, LoggedResponses, OffPolicyValue, value_on_log
+from agro.rollout.off_policy_values import FEW, HEADLINE, LoggedResponses, OffPolicyValue, value_on_log
 from reproductions.verdict.off_policy import SPACE, Values, log_probs, policies
 
 FOLDER = Path(__file__).resolve().parent
@@ -131,6 +131,15 @@ def table(result: list[Row]) -> str:
                 f"{min(covers):.1%} to {max(covers):.1%}",
             )
             lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| responses that count | settings | doubly robust interval holds it | in 93 to 97 % |"]
+    lines += ["|---|---|---|---|"]
+    robust = [row for row in result if row["estimate"] == HEADLINE]
+    for name, few in (("less than a tenth", True), ("a tenth or more", False)):
+        part = [r for r in robust if (r["ess"] < FEW * r["prompts"] * r["responses"]) == few]
+        covers = [row["covers"] for row in part]
+        if covers:
+            held = sum(0.93 <= share <= 0.97 for share in covers)
+            lines.append(f"| {name} | {len(part)} | {min(covers):.1%} to {max(covers):.1%} | {held} |")
     names = ("log of", "direction", "move", "by token", "prompts")
     seldom = {tuple(r[k] for k in names) for r in result if r["estimable"] < 0.2}
     return "\n".join(

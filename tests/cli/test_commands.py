@@ -384,6 +384,7 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     assert f"against {run / 'model'}: {verdict['sentence']}" in done(*itself).stdout
     more = ("--prompts", held_out, "--reward", "exact", "--against", "start")
     assert "--against start: expected the folder of a run" in refused("eval", "--model", model, *more)
+    assert "give --model for a model" in refused("eval", model, *more)
 
 
 def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> None:

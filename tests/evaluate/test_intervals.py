@@ -12,6 +12,7 @@ from agro.rollout.evaluate import bootstrap, interval, t_quantile, wilson
 
 def test_wilson_by_its_formula() -> None:
     """Of 0 in 10: the upper end is z²/(n + z²)."""
+    assert wilson(0.0, 3)[0] == 0.0  # not 5e-17
     assert wilson(0.0, 10) == (0.0, pytest.approx(1.959964**2 / (10 + 1.959964**2)))
     low, high = wilson(0.9, 50)
     for p in (low, high):  # where (share − p)² = z² p (1 − p) / n

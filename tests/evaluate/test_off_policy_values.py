@@ -38,6 +38,15 @@ def test_estimates_by_hand() -> None:
     assert "agro eval --model M --prompts FILE" in found.to_json()["instead"]
 
 
+@pytest.mark.parametrize(("count", "says"), [(40, True), (500, False)])
+def test_few_responses_that_count_are_a_caution(count: int, says: bool) -> None:
+    weights = [math.log(1000 / count)] * count + [-700.0] * (1000 - count)
+    found = value_on_log(complete(weights, [0.0, 1.0] * 500, list(range(1000))))
+    assert (found.obstacle, found.ess) == ("", pytest.approx(count))
+    assert ("fewer than a tenth" in found.caution) == says
+    assert found.to_json()["caution"] == (found.caution or None)
+
+
 def test_clipping_says_between_what_it_is_off() -> None:
     """Of 40 responses half have the weight 1.6 and half .4; c = 1 leaves out .3 of the mass of 1, in rewards
     between 0 and 1: the clipped estimate is .35, the true value .5 and so within."""
