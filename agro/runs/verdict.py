@@ -262,7 +262,7 @@ def _size(row: Row, sign: int, metric: str) -> str:
 
 def _distance(row: Row) -> str:
     kl = row.get("eval_kl_ref")
-    return "" if kl is None else f"; KL to the reference {fixed(kl)} nats"
+    return "" if kl is None else f"; KL to the reference {fixed(kl)} nats a response"
 
 
 def _chosen(run: RunData, row: Row) -> str:
