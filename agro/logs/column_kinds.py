@@ -28,18 +28,19 @@ NAMES: Mapping[str, Sequence[str]] = {
     ),
     "response": words(
         "response completion answer reply antwort generation generated predicted assistant output bot "
-        "prediction ausgabe respuesta model result text content a"
+        "prediction pred candidate hypothesis ausgabe respuesta model result text content a"
     ),
     "reward": words(
         "reward score rating bewertung grade thumbs thumb feedback stars note sterne vote quality "
         "satisfaction helpfulness helpful correct label points verdict judgment judgement evaluation "
-        "like liked accepted passed success csat nps daumen"
+        "like liked accepted passed success csat nps daumen reaction judge satisfied helped useful"
     ),
     "chosen": words("chosen preferred better best winner winning good accepted positive"),
     "rejected": words("rejected dispreferred worse worst loser losing bad declined negative"),
     "preference": words(
         "winner preference preferred better best choice chosen vote label verdict judgment judgement"
     ),
+    "rank": words("rank ranking rang place"),
     "messages": words("messages conversation conversations dialog dialogue chat turns history"),
     "answer": words("expected gold golden reference truth ideal target ground correct"),
 }
@@ -119,8 +120,9 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns of records, also those inside of objects and of JSON in a cell."""
     columns: dict[str, Column] = {}
     for row in rows:
-        for name, value in row.items():
-            for path, inner in _leaves(name, quoted(name), value, DEEP):
+        named = [("*", "*", value) for value in row.values()] if _by_key(row) else []
+        for name, step, value in named or [(name, quoted(name), value) for name, value in row.items()]:
+            for path, inner in _leaves(name, step, value, DEEP):
                 column = columns.setdefault(path, Column(path))
                 if not is_unknown(inner) and inner != "":
                     column.values.append(inner)
@@ -131,7 +133,7 @@ def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, 
     """The paths below a value, and what is there. `step`: the path as it stands in longer ones."""
     parsed = unpacked(value)
     if isinstance(parsed, dict) and parsed and deep:
-        if len(parsed) > 1 and all(str(key).isdecimal() for key in parsed):  # such as pandas' to_json
+        if _by_key(parsed):
             for item in parsed.values():
                 yield from _leaves(f"{step}.*", f"{step}.*", item, deep - 1)
             return
@@ -143,6 +145,21 @@ def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, 
             yield from _leaves(f"{step}[*]", f"{step}[*]", item, deep - 1)
     else:
         yield path, value
+        if are_messages(parsed) and deep:  # a judgment beside what the last one says
+            for name in parsed[-1].keys() - {"role", "content", "tool_calls", "name", "id"}:
+                longer = f"{step}[-1].{quoted(name)}"
+                yield from _leaves(longer, longer, parsed[-1][name], deep - 1)
+
+
+def _by_key(value: Mapping[str, Any]) -> bool:
+    """Whether its keys number or name records that are alike, such as those of pandas' to_json."""
+    if all(str(key).isdecimal() for key in value):
+        return len(value) > 1
+    items = list(value.values())
+    if len(items) < 3 or not all(isinstance(item, dict) and item for item in items):
+        return False
+    are_columns = all(str(key).isdecimal() for key in items[0])  # each with its cells
+    return not are_columns and all(item.keys() == items[0].keys() for item in items)
 
 
 def quoted(name: str) -> str:

@@ -32,7 +32,7 @@ ROWS = 200  # records that are looked at
 WORTH: dict[str, float | None] = {
     **dict.fromkeys(
         words(
-            "good correct right pass passed helpful accepted accept approved success satisfied excellent "
+            "good correct right pass passed helpful accepted accept approved success excellent "
             "great ja oui sí hoch"
         ),
         1.0,
@@ -45,6 +45,10 @@ WORTH: dict[str, float | None] = {
         0.0,
     ),
     **dict.fromkeys(("not helpful", "not correct"), 0.0),
+    **dict.fromkeys(("very satisfied", "very helpful", "strongly agree"), 1.0),
+    **dict.fromkeys(words("satisfied agree"), 0.75),
+    **dict.fromkeys(words("dissatisfied disagree"), 0.25),
+    **dict.fromkeys(("very dissatisfied", "very unsatisfied", "strongly disagree"), 0.0),
     **dict.fromkeys(("neutral", "partial", "partially correct", "mixed", "ok", "okay", "tie"), 0.5),
     **dict.fromkeys(words("unclear unknown skip skipped none unsure keine -"), None),
 }
@@ -188,9 +192,13 @@ def _guesses(path: Path, columns: Sequence[Column], known: ImportReport | None) 
         is_pair = "chosen" in mapping
         whole = dict(mapping)
         if reward is not None and not is_pair:
-            whole.setdefault("reward", reward.path)
+            whole.setdefault("reward", _one_each(reward, mapping))
         inside = "".join(whole.values())
-        aside = [c.path for c in columns if c.type in JUDGING and c.path not in inside]
+        aside = [
+            c.path
+            for c in columns
+            if c.type in JUDGING and c.path not in inside and (is_pair or c is not reward)
+        ]
         if any("*" in each for each in mapping.values()):
             whole["source"] = f"'{path.stem}'"
         said = (
@@ -208,7 +216,16 @@ def _guesses(path: Path, columns: Sequence[Column], known: ImportReport | None) 
         )
 
 
+def _one_each(reward: Column, mapping: Mapping[str, str]) -> str:
+    """The path of the reward; the mean where a response has several."""
+    owner, star, value = reward.path.rpartition("[*]")
+    is_listed = any(f"{owner}[*]" in path for path in mapping.values())
+    return f"avg({owner}[]{value})" if star and reward.type == "number" and not is_listed else reward.path
+
+
 def _content(column: Column) -> str:
+    if column.named("rank") and _worth(column):
+        return "ranks, of which a lower one is taken as better"
     if column.type in ("number", "numbers"):
         return "numbers, of which a higher one is taken as better"
     return f"the words {', '.join(column.distinct[:FEW])}"
@@ -351,22 +368,22 @@ def _step(column: Column) -> str:
 
 
 def _best(columns: Iterable[Column], role: str) -> Column | None:
-    """The column whose name says it best; None where no name does."""
-    scored = [(column.named(role), column) for column in columns]
-    best = max((score for score, _ in scored), default=0.0)
-    return next((column for score, column in scored if score == best), None) if best else None
+    """The column whose name says it best, of equal ones the one with sentences; None where no name does."""
+    named = [column for column in columns if column.named(role)]
+    return max(named, key=lambda c: (c.named(role), c.is_spoken, c.type != "word"), default=None)
 
 
 def _reward(columns: Sequence[Column]) -> tuple[Column | None, Column | None]:
     """The column of rewards; without one, what may be it, if somebody says what its words are worth."""
-    candidates = [c for c in columns if c.type in (*JUDGING, "numbers") and c.named("reward")]
+    judging = [c for c in columns if c.type in (*JUDGING, "numbers")]
+    candidates = [c for c in judging if c.named("reward")]
     undefined: Column | None = None
-    while (column := _best(candidates, "reward")) is not None:
+    while (column := _best(candidates, "reward") or _best(judging, "rank")) is not None:
         if _worth(column) is not None:
             return column, None
         undefined = undefined or column
-        candidates.remove(column)
-    unnamed = [c for c in columns if c.type in JUDGING and c.tells and len(c.distinct) < len(c.values)]
+        candidates, judging = ([c for c in part if c is not column] for part in (candidates, judging))
+    unnamed = [c for c in columns if c.type in JUDGING and c.tells and 2 * len(c.distinct) <= len(c.values)]
     unnamed = [c for c in unnamed if c.type == "number" or (len(c.distinct) == 2 and _worth(c) is not None)]
     if undefined is None and len(unnamed) == 1:  # grades repeat; counters and times don't
         return unnamed[0], None
@@ -374,7 +391,9 @@ def _reward(columns: Sequence[Column]) -> tuple[Column | None, Column | None]:
 
 
 def _worth(column: Column) -> dict[str, float | None] | None:
-    """What --reward-map has to say of its words; None where the worth of one is unknown."""
+    """What --reward-map has to say of its words and ranks; None where the worth of one is unknown."""
+    if column.type == "number" and column.named("rank") and len(column.distinct) <= FEW:
+        return {rank: -float(rank) for rank in column.distinct if rank.isdecimal()}
     if column.type != "word" or all(word_of(word) in WORDS for word in column.distinct):
         return {}
     worth: dict[str, float | None] = {}

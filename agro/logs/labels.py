@@ -65,11 +65,13 @@ def word_of(text: str) -> str:
 
 
 def number_in(value: Any) -> Any:
-    """The number, or true and false, that a text is, also with a decimal comma; another value, such as a
-    word, as it is. Three digits after a comma may be thousands: that is no number."""
+    """The number, or true and false, that a text is, also with a plus or a decimal comma; another value, such
+    as a word, as it is. Three digits after a comma may be thousands: that is no number."""
     if not isinstance(value, str):
         return value
     plain = value.strip()
+    if plain[:1] == "+" and plain[1:2].isdigit():
+        plain = plain[1:]
     if _DECIMAL_COMMA.fullmatch(plain):
         plain = plain.replace(",", ".")
     try:

@@ -68,6 +68,19 @@ class Part(NamedTuple):
         return self.columns.get(name, name)
 
 
+def _check_several(fields: Mapping[str, _Matches], mapping: Mapping[str, str]) -> None:
+    """Raise `Refused` where one response has several values of another field."""
+    if any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages")):
+        return
+    for name, matches in fields.items():
+        if len(matches) > 1:
+            several = mapping[name].replace("[*]", "[]")
+            raise Refused(
+                f"{name}: one response has {len(matches)} values of {mapping[name]}; avg({several}) "
+                "is the mean of numbers"
+            )
+
+
 def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
     """The columns of a row that a mapping, where there is one, leaves behind."""
     if not mapping:
@@ -91,6 +104,7 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     used = heads(mapping.values())
     common = {name: row[name] for name in MAPPABLE if name in row and name not in {*mapping, *used}}
     keys = dict.fromkeys(key for matches in fields.values() for key in matches if key is not None)
+    _check_several(fields, mapping)
     parts = []
     for key in keys or (None,):
         record, columns = dict(common), dict[str, str]()
@@ -335,6 +349,12 @@ class CellInterpreter(TreeInterpreter):  # type: ignore[misc]  # jmespath has no
 
     def visit_index(self, node: Any, value: Any) -> Any:
         return super().visit_index(node, unpacked(value))
+
+    def visit_flatten(self, node: Any, value: Any) -> Any:
+        inner = unpacked(self.visit(node["children"][0], value))
+        return super().visit_flatten(
+            {"children": [{"type": "literal", "value": inner, "children": []}]}, value
+        )
 
 
 class KleeneInterpreter(CellInterpreter):

@@ -50,7 +50,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 def read_records(path: str | Path) -> Iterator[Line]:
     """The records of a file of JSON Lines, a list of JSON objects, CSV, Excel or Parquet, compressed or not.
 
-    Its content tells which, and of CSV and Excel its name. Their cells are text, null where they are empty.
+    Its content tells which, and of tables and Excel its name. Their cells are text, null where empty.
     Also those of a folder of `datasets`, and of a data set on the Hugging Face hub, hub:OWNER/NAME:SPLIT.
     """
     path = Path(path)
@@ -65,6 +65,8 @@ def read_records(path: str | Path) -> Iterator[Line]:
             yield from _table(path, file)
         elif is_sheet(path):
             yield from _sheet(path, file)
+        elif len(tables := columns(path)) == 1:
+            yield from _database(path, *tables)
         else:
             is_list, parts = _json(path, file)
             yield from _items(path, parts) if is_list else lines(path, parts)
@@ -73,7 +75,8 @@ def read_records(path: str | Path) -> Iterator[Line]:
 def read_blocks(path: str | Path) -> Iterator[Block]:
     """The records of `read_records` in blocks, from which other processes can make them."""
     path = Path(path)
-    if datasets.on_hub(path) or path.is_dir() or is_table(path) or is_sheet(path):
+    is_rows = datasets.on_hub(path) or path.is_dir() or is_table(path) or is_sheet(path)
+    if is_rows or len(columns(path)) == 1:
         yield from record_blocks(read_records(path))
         return
     with content(path) as (file, is_parquet):
@@ -91,7 +94,10 @@ def _json(path: Path, file: BinaryIO) -> tuple[bool, Iterable[bytes]]:
     """
     head = file.readline(BLOCK)
     if head.startswith(b"SQLite format 3"):
-        raise Refused(f"{path}: expected a log, got a store; write its samples to a file first (agro export)")
+        raise Refused(
+            f"{path}: expected a log, got a store or another database of several tables; write its samples "
+            "(agro export), or the table to take, to a file first"
+        )
     if head.startswith(b"PK\x03\x04"):
         raise Refused(f"{path}: expected a log, got a zip file; a table of Excel has a name in .xlsx")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -135,13 +141,19 @@ class _Stream:
         return next(self._parts, b"") if size else b""
 
 
+def _database(path: Path, table: str) -> Iterator[Line]:
+    """The rows of a table of SQLite."""
+    for number, row in enumerate(sqlite_rows(path, f"SELECT * FROM {quoted(table)}"), 1):
+        yield Line(f"{path}:{number}", number, row)
+
+
 def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
     """CSV, or TSV: the first row has the names of the columns, and tells what is between them."""
     text = io.TextIOWrapper(file, encoding_of(path), newline="")
     number = 0
     try:
         head = text.readline()
-        delimiter = "\t" if ".tsv" in path.suffixes else max(DELIMITERS, key=head.count)
+        delimiter = "\t" if {".tsv", ".txt"} & set(path.suffixes) else max(DELIMITERS, key=head.count)
         rows = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
         names = next(rows, [])
         _check_names(path, names)
@@ -234,7 +246,13 @@ def is_sheet(path: Path) -> bool:
 
 
 def is_table(path: Path) -> bool:
-    return path.name.removesuffix(".gz").removesuffix(".zst").endswith((".csv", ".tsv"))
+    """By its name; of .txt by tabs in its first line, as Excel writes them."""
+    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    if not name.endswith(".txt") or not path.is_file():
+        return name.endswith((".csv", ".tsv"))
+    with content(path) as (file, _):
+        head = file.readline(BLOCK).lstrip(b"\xef\xbb\xbf\xff\xfe\0 ")
+    return b"\t" in head and not head.startswith((b"{", b"["))
 
 
 def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) -> Iterator[Line]:

@@ -222,10 +222,17 @@ def _compared(
         least = row.get(f"{metric}_detectable")
         power = "" if least is None else f", which show {fixed(least)} or more four times out of five"
         change = f"the {measure} changed by {_size(row, 1, metric)}"
-        return f"Not shown better{at}: {change} on {prompts}{power}"
+        p = f", {chance(row[f'{metric}_p'])}" if _is_without_zero(row, metric) else ""
+        return f"Not shown better{at}: {change} on {prompts}{p}{power}"
     p = chance(row[f"{metric}_p"])
     size = _size(row, 1 if answer == "better" else -1, metric)
     return f"{answer.capitalize()}{at} by {size} in {measure} on {prompts}, {p}"
+
+
+def _is_without_zero(row: Row, metric: str) -> bool:
+    """Whether the interval is without 0: where p is just above .05, and has to be read beside it."""
+    low, high = row.get(f"{metric}_low"), row.get(f"{metric}_high")
+    return low is not None and high is not None and not low <= 0 <= high
 
 
 def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
@@ -262,7 +269,7 @@ def _size(row: Row, sign: int, metric: str) -> str:
 
 def _distance(row: Row) -> str:
     kl = row.get("eval_kl_ref")
-    return "" if kl is None else f"; KL to the reference {fixed(kl)} nats"
+    return "" if kl is None else f"; KL to the reference {fixed(kl)} nats a response"
 
 
 def _chosen(run: RunData, row: Row) -> str:

@@ -66,10 +66,6 @@ CHAT = (
     "agro import log.jsonl --store log.db",
     "agro check log.db",
     "agro train examples/chat_model/laptop.toml --out runs/log",
-    "agro train examples/chat_model/laptop.toml 'objective={name=\"sft\"}' data.min_reward=1 train.groups=32 "
-    "--out runs/imitation",
-    "agro compare runs/imitation runs/log",
-    "echo 'Answer with one word: what is the opposite of hot?' | agro chat runs/log",
 )
 CLONE = (
     "git clone --quiet origin agro",
@@ -211,11 +207,12 @@ def shortened(lines: Iterator[str]) -> Iterator[str]:
 
 
 def without_steps(lines: Iterator[str]) -> Iterator[str]:
-    """`lines` without those of steps that measured nothing, the kernel and where this checkout is (…), and
-    without other programs' bars of progress."""
+    """`lines` without those of steps that measured nothing, the kernel and where checkout, packages and model
+    are (…), and without other programs' bars of progress."""
     left_out = False
     for line in lines:
         line = line.rstrip().replace(platform.release(), "…").replace(str(ROOT), "…")
+        line = re.sub(r"/\S*/(site-packages|smollm2)", r"…/\1", line)
         if re.search(r"\d+%\|.*\|", line):
             continue
         if "tok/s" in line and "held-out" not in line:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import sqlite3
 import sys
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +296,78 @@ def test_turns_with_other_keys_become_messages(tmp_path: Path) -> None:
     assert found == [
         ([{"role": "user", "content": q}], a, 4.0) for q, a in zip(QUESTIONS, ANSWERS, strict=True)
     ]
+
+
+def judged(key: str, value: Any = None) -> list[dict[str, Any]]:
+    rows = [{"question": q, "pred": a} for q, a in zip(QUESTIONS, ANSWERS, strict=True)]
+    return [row | {key: i % 3 if value is None else value(i)} for i, row in enumerate(rows)]
+
+
+SHAPES: dict[str, tuple[Any, tuple[float, ...]]] = {  # what is in the file, and the rewards
+    "by_name.json": ({f"q{i}": row for i, row in enumerate(judged("score"))}, (0, 0, 1, 1, 2, 2)),
+    "of_two.jsonl": (
+        judged("marks", lambda i: [{"score": i}, {"score": i + 1}]),
+        (0.5, 1.5, 2.5, 3.5, 4.5, 5.5),
+    ),
+    "ranks.jsonl": (judged("rank", lambda i: 1 + i % 3), (-3, -3, -2, -2, -1, -1)),
+    "signs.jsonl": (judged("reaction", lambda i: "+1" if i % 2 else "-1"), (-1, -1, -1, 1, 1, 1)),
+    "likert.jsonl": (
+        judged("How satisfied are you?", lambda i: ("Very satisfied", "Dissatisfied")[i % 2]),
+        (0.25, 0.25, 0.25, 1, 1, 1),
+    ),
+    "in_the_turn.jsonl": (
+        [
+            {"messages": [messages(i)[0], {**messages(i)[1], "feedback": {"thumb": ("up", "down")[i % 2]}}]}
+            for i in range(6)
+        ],
+        (0, 0, 0, 1, 1, 1),
+    ),
+    "models.json": (  # a model's name is no answer
+        {
+            "items": [
+                {"question": row["question"], "answers": [{"model": "m", "text": row["pred"], "rating": 3}]}
+                for row in judged("x")
+            ]
+        },
+        (3,) * 6,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_other_shapes(name: str, tmp_path: Path) -> None:
+    path, store = tmp_path / name, tmp_path / "s.db"
+    content, expected = SHAPES[name]
+    path.write_text(json.dumps(content)) if name.endswith(".json") else lines(content)(path)
+    run(path, "--guess", "--store", store)
+    assert rewards(store) == expected
+    with Store.open(store, read_only=True) as opened:
+        assert sorted(s.response for s in opened.samples()) == sorted(ANSWERS)
+
+
+def test_a_table_as_excel_writes_text_and_one_of_sqlite(tmp_path: Path) -> None:
+    rows = [(q, a, i % 2) for i, (q, a) in enumerate(zip(QUESTIONS, ANSWERS, strict=True))]
+    text, database = tmp_path / "sheet.txt", tmp_path / "app.db"
+    said = "".join("\t".join(map(str, row)) + "\r\n" for row in [("Question", "Reply", "Helpful"), *rows])
+    text.write_bytes(said.encode("utf-16"))
+    with closing(sqlite3.connect(database)) as opened:
+        opened.execute("CREATE TABLE said (question, reply, helpful)")
+        opened.executemany("INSERT INTO said VALUES (?, ?, ?)", rows)
+        opened.commit()
+    for path in (text, database):
+        run(path, "--guess", "--store", path.with_suffix(".store"))
+        assert rewards(path.with_suffix(".store")) == (0, 0, 0, 1, 1, 1)
+    with closing(sqlite3.connect(database)) as opened:
+        opened.execute("CREATE TABLE more (x)")
+    assert "another database of several tables" in run(database, "--guess", code=2).stderr
+
+
+def test_several_values_for_one_response_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "of_two.jsonl"
+    lines(SHAPES["of_two.jsonl"][0])(path)
+    mapping = ("--map", "prompt=question", "--map", "response=pred", "--map", "reward=marks[*].score")
+    said = run(path, *mapping, "--store", tmp_path / "s.db", code=2).stderr
+    assert "reward: one response has 2 values of marks[*].score; avg(marks[].score)" in said
 
 
 def test_worth_of_words() -> None:

@@ -84,7 +84,7 @@ def test_the_sentence(
     verdict = Verdict.of(load_run(changed_rows(folder, **values, eval_kl_ref=1.3)))
     assert verdict.answer == answer
     assert verdict.sentence.startswith(beginning)
-    assert "KL to the reference 1.300 nats" in verdict.sentence
+    assert "KL to the reference 1.300 nats a response" in verdict.sentence
 
 
 def test_a_log_without_a_reward_function_says_that_nothing_was_measured_but_ranking(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def held_out_samples(run: RunData) -> HeldOutSamples | None:
         best = None
     steps = _thinned(every, best, prompts)
     about = ["One response each at every evaluation, with the same random numbers."] if evaluated else []
-    if beside is not None:
+    if beside is not None and ("log" in beside.sides or not evaluated):
         about.append(beside.about)
     return HeldOutSamples(tuple(prompts), tuple(steps), best, " ".join(about))
 
