@@ -222,17 +222,10 @@ def _compared(
         least = row.get(f"{metric}_detectable")
         power = "" if least is None else f", which show {fixed(least)} or more four times out of five"
         change = f"the {measure} changed by {_size(row, 1, metric)}"
-        p = f", {chance(row[f'{metric}_p'])}" if _is_without_zero(row, metric) else ""
-        return f"Not shown better{at}: {change} on {prompts}{p}{power}"
+        return f"Not shown better{at}: {change} on {prompts}{power}"
     p = chance(row[f"{metric}_p"])
     size = _size(row, 1 if answer == "better" else -1, metric)
     return f"{answer.capitalize()}{at} by {size} in {measure} on {prompts}, {p}"
-
-
-def _is_without_zero(row: Row, metric: str) -> bool:
-    """Whether the interval is without 0: where p is just above .05, and has to be read beside it."""
-    low, high = row.get(f"{metric}_low"), row.get(f"{metric}_high")
-    return low is not None and high is not None and not low <= 0 <= high
 
 
 def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
@@ -263,7 +256,11 @@ def _size(row: Row, sign: int, metric: str) -> str:
     interval = ""
     if row.get(f"{metric}_low") is not None:
         low, high = sorted(sign * row[f"{metric}_{end}"] for end in ("low", "high"))
-        interval = f" ({fixed(low)} to {fixed(high)})"
+        interval = f"{fixed(low)} to {fixed(high)}"
+        p = row.get(f"{metric}_p")
+        if p is not None and p >= LEVEL and not low <= 0 <= high:
+            interval += f", {chance(p)}"  # slightly above .05, which the interval doesn't say
+        interval = f" ({interval})"
     return f"{fixed(sign * row[metric])}{interval}"
 
 

@@ -68,6 +68,12 @@ def test_a_resumed_run_compares_with_the_same_start(tmp_path: Path, run: Path) -
             "not shown",
             "Not shown better: the mean reward changed by 0.010 (-0.030",
         ),
+        (
+            (0.008, 0.094, 0.18),
+            0.053,
+            "not shown",
+            "Not shown better: the mean reward changed by 0.094 (0.008 to 0.180, p = .053) on 512 ",
+        ),
         ((-0.03, 0.3, 0.05), None, "not shown", "Not shown better"),
     ],
 )
