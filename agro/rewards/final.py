@@ -95,7 +95,8 @@ _TUPLE = r"[(\[{][^()\[\]{}A-Za-z\n]*,[^()\[\]{}A-Za-z\n]*[)\]}]"
 _TUPLES = re.compile(rf"{_TUPLE}(?:\s*(?:,|\band\b|\bor\b)[\s,]*(?:(?:and|or)\s+)?{_TUPLE})*")
 _SQUARED = re.compile(r"\$\s*([A-Za-z]+)\s*\$\s*\^\s*\{?([23])\}?\s*\$")  # $9$ cm$^2$
 _UNIT_IN_WORDS = re.compile(
-    r"\A((?=.*\\)(?:[^A-Za-z$\\]|\\[a-z]+|[a-z]\b)+?)[\s$]{1,3}([A-Za-z][A-Za-z ]+(?:\^\{?[23]\}?)?)\.?\Z"
+    r"\A((?=.*\\)(?:[^A-Za-z$\\]|\\[a-z]+(?![a-z])|(?<![a-z])[a-z]\b)+?)[\s$]{1,3}"
+    r"([A-Za-z][A-Za-z ]+(?:\^\{?[23]\}?)?)\.?\Z"
 )
 _TEXT_OF_UNIT = re.compile(r"\A([A-Za-z$¢€£¥°/ ]+)")
 _POWER = re.compile(r"(?<=[\w)])\*\*(?=-?(?:\d|[a-z]\b))")  # x**2
@@ -152,7 +153,8 @@ def _stated(solution: str) -> Final:
     or "answer:"; else the last formula; else the last number; else everything.
     """
     text = _POWER.sub("^", typography(answers.conclusion(solution).strip()))
-    text = _UNIT_IN_WORDS.sub(_as_text, text)
+    if len(text) <= LONGEST:
+        text = _UNIT_IN_WORDS.sub(_as_text, text)
     text = _SQUARED.sub(r"\\text{ \1}^\2$", text)
     boxes = answers.boxes(text)
     if boxes:

@@ -10,7 +10,7 @@ from agro.rewards.final import compare, final
     [
         (r"First \boxed{3}. So it is \boxed{4}.", "4"),
         (r"They are \boxed{3} and \boxed{4}.", "3, 4"),
-        (r"It is $\boxed{5}$ km.", "5 km"),
+        (r"It is $\boxed{5}$ km.", r"5\text{ km}"),
         (r"\boxed{28}\%", r"28 \%"),
         ("**Answer:** 5", "5"),
         ("The answer is 5. I hope that 3 of us agree.", "5"),
