@@ -146,10 +146,6 @@ class RewardConfig(Section):
                     "reward.{name} excludes reward.{other}, reward.functions, reward.whiten and reward.clip",
                     {"name": name, "other": "per_step" if name == "per_token" else "per_token"},
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
         caps = [(part.at_least, part.at_most) for part in self.functions]
         for low, high in (*caps, self.clip or (None, None)):
             if low is not None and high is not None and low >= high:

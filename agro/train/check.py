@@ -42,7 +42,14 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         if phase.config.source.props or phase.config.sampler.draft_every:
             _check_second(phase.config, prefix)
         _check_shaped(phase, prefix)
-        _check_baseline(phase.config, prefix)
+        if (
+            options_at(phase.config.objective.options, 0).get("baseline") == "step"
+            and phase.config.train.groups == 1
+        ):
+            raise Refused(
+                f'{prefix}objective.baseline = "step" compares a response with the step\'s other groups, and '
+                'train.groups is 1. What to do: raise train.groups, or set objective.baseline = "others"'
+            )
         if phase.config.reward.learned or phase.config.reward.flow:
             _check_learned(phase.config, prefix)
     _check_used(config, phases)
@@ -50,14 +57,6 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
     _check_measured(config, phases)
     check_followed(phases)
     return phases
-
-
-def _check_baseline(config: RunConfig, prefix: str) -> None:
-    if options_at(config.objective.options, 0).get("baseline") == "step" and config.train.groups == 1:
-        raise Refused(
-            f'{prefix}objective.baseline = "step" compares a response with the step\'s other groups, and '
-            'train.groups is 1. What to do: raise train.groups, or set objective.baseline = "others"'
-        )
 
 
 def check_sharded(config: RunConfig) -> None:

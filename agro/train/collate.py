@@ -51,8 +51,16 @@ def collate(
     T = max(lengths)
     behavior = [s.behavior_logp for s in samples]
     has_behavior = any(value is not None for value in behavior)
+    token_reward = [s.token_reward for s in samples]
+    extra = {}
+    if any(value is not None for value in token_reward):
+        extra["token_reward"] = _padded(token_reward, T, math.nan, torch.float64)
+    extra["hinted"] = torch.tensor([s.meta.get("hint") is not None for s in samples], dtype=torch.float64)
+    if any("meaning" in s.meta for s in samples):
+        meanings = [s.meta.get("meaning") for s in samples]
+        known = [math.nan if meaning is None else meaning for meaning in meanings]
+        extra["meaning"] = torch.tensor(known, dtype=torch.float64)
     mask = _padded([s.mask for s in samples], T, 0, torch.bool)
-    extra = _columns(samples, T)
     if observed:
         extra["observed"] = _padded([s.observed for s in samples], T, 0, torch.bool)
     batch = Batch.of(
@@ -74,20 +82,6 @@ def collate(
         return batch
     sets = [None if s.kept is None or s.kept_count is None else (s.kept, s.kept_count) for s in samples]
     return batch.replace(kept=KeptSets.of(sets, mask))
-
-
-def _columns(samples: Sequence[Sample], T: int) -> dict[str, Tensor]:
-    """The `extra` of a batch that stands in the samples: `hinted`, and what some of them have."""
-    hinted = [s.meta.get("hint") is not None for s in samples]
-    extra = {"hinted": torch.tensor(hinted, dtype=torch.float64)}
-    token_reward = [s.token_reward for s in samples]
-    if any(value is not None for value in token_reward):
-        extra["token_reward"] = _padded(token_reward, T, math.nan, torch.float64)
-    if any("meaning" in s.meta for s in samples):
-        meanings = [s.meta.get("meaning") for s in samples]
-        known = [math.nan if meaning is None else meaning for meaning in meanings]
-        extra["meaning"] = torch.tensor(known, dtype=torch.float64)
-    return extra
 
 
 def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequence[RewardPart]) -> Batch:

@@ -137,23 +137,6 @@ def select_valid(
     Args:
         guard: returns those of the encoded samples that may be trained on; complete episodes.
     """
-    valid = _encode(drawn, encoder, max_length, needs)
-    if guard is not None:
-        valid.select(guard(valid.samples), "the policy has moved too far from it")
-    if "pairs" in needs:
-        valid.pairs, paired = _complete_pairs(valid)
-        valid.select(paired, "the other response of its pair was dropped")
-    if len(valid.samples) < len(drawn.samples) + len(drawn.damaged):
-        minimum = least_responses(set(needs), "expert")
-        had, has = count_responses([*drawn.samples, *drawn.damaged]), count_responses(valid.samples)
-        too_small = {name for name in has if has[name] < minimum <= had[name]}
-        large = [sample for sample in valid.samples if sample.prompt_id not in too_small]
-        valid.select(large, "group too small after others were dropped")
-    return valid
-
-
-def _encode(drawn: DrawnGroups, encoder: Encoder, max_length: int | None, needs: Collection[Need]) -> Valid:
-    """The drawn samples that can be encoded and, where it is needed, have a reward; of complete episodes."""
     valid = Valid(pairs=list(drawn.pairs))
     scored_roles = {role for role in ROLES for need in needs if need.optional and need.applies_to(role)}
     broken = {(d.prompt_id, d.episode) for d in drawn.damaged}
@@ -174,6 +157,17 @@ def _encode(drawn: DrawnGroups, encoder: Encoder, max_length: int | None, needs:
     if broken:
         intact = [s for s in valid.samples if s.episode is None or (s.prompt_id, s.episode) not in broken]
         valid.select(intact, "another row of its episode was dropped")
+    if guard is not None:
+        valid.select(guard(valid.samples), "the policy has moved too far from it")
+    if "pairs" in needs:
+        valid.pairs, paired = _complete_pairs(valid)
+        valid.select(paired, "the other response of its pair was dropped")
+    if len(valid.samples) < len(drawn.samples) + len(drawn.damaged):
+        minimum = least_responses(set(needs), "expert")
+        had, has = count_responses([*drawn.samples, *drawn.damaged]), count_responses(valid.samples)
+        too_small = {name for name in has if has[name] < minimum <= had[name]}
+        large = [sample for sample in valid.samples if sample.prompt_id not in too_small]
+        valid.select(large, "group too small after others were dropped")
     return valid
 
 

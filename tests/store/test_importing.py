@@ -469,7 +469,7 @@ def test_files_that_are_no_logs_are_named(store: Store, folder: Path) -> None:
         ("wide.jsonl", "expected UTF-8, got UTF-16"),
         ("logs.jsonl", "got a zip file; a table of Excel has a name in .xlsx"),
         ("table.xlsx", "can't be read as Excel"),
-        ("other.db", "expected a log, got a store; .*agro export"),
+        ("other.db", "expected a log, got a store or another database of several tables; .*agro export"),
     ):
         with pytest.raises(Refused, match=message):
             import_files(store, [folder / name])
