@@ -232,8 +232,9 @@ def _is_large(text: str) -> bool:
         for power in _POWER.finditer(text):
             if int(power[2]) * math.log10(max(2, int(power[1]))) > DIGITS:
                 return True
-        text = _FACTORIAL.sub(lambda match: str(math.factorial(int(match[1]))), text, count=1)
-        text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text, count=1)
+        text, count = _FACTORIAL.subn(lambda match: str(math.factorial(int(match[1]))), text, count=1)
+        if not count:  # 9^9!: the power is one of the factorial, which is checked first
+            text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text, count=1)
         text = _BRACKETED.sub(r"\1", text)
     return False
 

@@ -264,6 +264,7 @@ def plain(text: str) -> str:
     """`text` with the LaTeX of numbers, units and words as plain text, and numbers in words as digits."""
     if _SIMPLE.fullmatch(text):
         return text
+    text = " ".join(text.split())  # the patterns take cubic time in a run of spaces
     for pattern, replacement in _PLAIN:
         text = pattern.sub(replacement, text)
     text = _GROUPS.sub(lambda match: re.sub("[,_'. ]", "", match[0]), text)
