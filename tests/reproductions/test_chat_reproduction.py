@@ -94,8 +94,7 @@ def test_both_methods_of_a_job_have_the_same_rate_and_updates(job, method, tmp_p
     config = RunConfig.of(values, "test")
     check_config(config)
     assert (config.train.lr, config.train.steps, config.train.schedule) == (run.RATE, run.STEPS, "linear")
-    responses = config.train.groups * (1 if job == "thumbs" or config.objective.name == "sft" else 4)
-    assert (responses, config.train.seed) == (32, 3)
+    assert (config.train.groups, config.train.seed) == (8 if job == "fresh" else 32, 3)  # prompts an update
     assert config.policy.lora.targets[0] == "20.self_attn.q_proj"
     assert config.data.spread == ((job, method) == ("log", "recipe"))
 
