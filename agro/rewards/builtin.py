@@ -110,11 +110,8 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
     settings = checked_options(
         "regex", options, {"marker": answers.MARKER, "pattern": "", "answer_marker": ""}
     )
-    marker, pattern, answer_marker = (
-        settings["marker"],
-        settings["pattern"],
-        settings["answer_marker"] or None,
-    )
+    marker, pattern = settings["marker"], settings["pattern"]
+    answer_marker = settings["answer_marker"] or None
     if not pattern and not marker.strip():
         raise Refused("reward.options.marker: expected text, got none")
     if not pattern:
