@@ -279,7 +279,8 @@ def write(new: list[dict[str, Any]]) -> None:
     timed = [row for row in rows if row["ours"]]
     table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *map(line, timed)]
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
-    note = f"`python benchmarks/step/run.py`, commits {commits}, {rows[0]['machine']}"
+    machines = "; ".join(dict.fromkeys(row["machine"] for row in rows))
+    note = f"`python benchmarks/step/run.py`, commits {commits}, {machines}"
     (HERE / "step.md").write_text("\n".join([*table, "", note, ""]))
     import matplotlib
 
