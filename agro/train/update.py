@@ -7,7 +7,8 @@ per unit of rate of the steps before, the rate √(2 bound)/v stays within it. T
 and is forgotten slowly; no step is taken back. The rate is set before a step's samples are drawn and knows
 nothing of their rewards: where the expected step is 0 it stays so. With Adam a rate that is too high moves
 every weight as much in every step, whatever the gradient: what all responses share sinks then, and doesn't
-come back.
+come back. A short phase has a larger bound: under one of 100 steps a phase of 16 would be over before the
+policy has learned.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from agro.train.state import Position, damage
 from agro.train.step import Step
 
 KEPT = 0.7  # of the speed, in a step that is slower
+FEW_STEPS = 100  # a phase of fewer optimizer steps may change the policy as much in sum as one of so many
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Updates:
                     return self._act(action, view, position)
             lr = view.phase.lr(position, update)
             if config.train.step_kl is not None:
-                lr = within(config.train.step_kl, lr, position.speed)
+                bound = step_bound(config.train.step_kl, view.phase.steps * config.train.updates)
+                lr = within(bound, lr, position.speed)
             self.learner.move(lr)
             view.metrics["lr"] = view.metrics["lr"] or lr
             position = replace(position, version=self.learner.version, skipped=0)
@@ -149,6 +152,11 @@ def change(learner: Learner, step: Step) -> float:
     mask = step.batch.mask
     now_BT = learner.logp(step.batch).to(mask.device)
     return float((now_BT - step.streams["logp"])[mask].square().mean()) / 2
+
+
+def step_bound(step_kl: float, steps: int) -> float:
+    """What one of so many optimizer steps may change the policy, nats a token."""
+    return step_kl * max(1.0, FEW_STEPS / steps)
 
 
 def within(bound: float, lr: float, speed: float | None) -> float:

@@ -35,7 +35,7 @@ from reproductions.chat import logs, report, tasks  # noqa: E402
 TRAINED, HELD_OUT = 60, 30  # questions of each kind, at most
 LAYERS = range(20, 30)  # of 30: below the lowest layer that is trained there is no backward pass
 PLACES = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
-RATE, STEPS = 1e-3, 16
+RATE, STEPS = 3e-3, 16
 METHODS = ("recipe", "imitation")
 
 COMMON: dict[str, Any] = {

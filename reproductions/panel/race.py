@@ -28,6 +28,9 @@ from reproductions.panel.run import chosen  # noqa: E402
 
 DATA = {
     "own": "a log, 0/1 (own)",
+    "better, noisy": "a better author, noisy grades (better, noisy)",
+    "better, graded": "a better author, grades (better, graded)",
+    "worse": "a much worse author (worse)",
     "fresh": "prompts and a reward (fresh)",
     "stars": "one rating a prompt (stars)",
     "pairs": "judged pairs (pairs)",

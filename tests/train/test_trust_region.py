@@ -14,7 +14,7 @@ from tiny_runs import metrics, tiny, weights
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Interrupted
 from agro.train.monitors import Monitor, View
-from agro.train.update import KEPT, change, speed_after, within
+from agro.train.update import KEPT, change, speed_after, step_bound, within
 
 BOUND = 0.005  # nats a token: a root mean square of 0.1
 
@@ -25,6 +25,13 @@ def test_the_rate_keeps_a_step_of_known_speed_within_the_bound() -> None:
     assert within(BOUND, 0.001, 50.0) == 0.001
     assert within(BOUND, 0.003, None) == 0.003  # the first step of a phase
     assert within(BOUND, 0.003, 0.0) == 0.003  # nothing moved
+
+
+@pytest.mark.parametrize(
+    ("steps", "bound"), [(1, 0.5), (16, 0.03125), (100, 0.005), (101, 0.005), (2000, 0.005)]
+)
+def test_a_short_phase_may_change_as_much_in_sum_as_one_of_a_hundred_steps(steps: int, bound: float) -> None:
+    assert step_bound(BOUND, steps) == pytest.approx(bound, rel=1e-12)
 
 
 def test_the_highest_speed_counts_at_once_and_is_forgotten_slowly() -> None:
@@ -52,11 +59,12 @@ def test_the_change_is_half_the_mean_square_over_the_tokens() -> None:
 
 def test_a_rate_that_is_too_high_is_lowered(tmp_path: Path) -> None:
     """The first step has the rate of train.lr; the others what the speed of those before allows."""
-    run = Trainer(tiny(tmp_path, train__lr=0.1, train__step_kl=1e-4), tmp_path / "run").run()
-    first, *later = metrics(run)
+    config = tiny(tmp_path, train__lr=0.1, train__step_kl=1e-5)
+    first, *later = metrics(Trainer(config, tmp_path / "run").run())
+    bound = 1e-5 * 100 / (config.train.steps * config.train.updates)
     assert first["lr"] == 0.1
     assert first["step_kl"] > 1e-2
-    allowed = first["lr"] * math.sqrt(1e-4 / first["step_kl"])
+    allowed = first["lr"] * math.sqrt(bound / first["step_kl"])
     assert later[0]["lr"] == pytest.approx(allowed, rel=1e-12)
     assert all(row["lr"] < 0.05 for row in later)
     assert max(row["step_kl"] for row in later) < first["step_kl"] / 10
@@ -85,7 +93,7 @@ class Stopping(Monitor):
 
 def test_a_resumed_run_knows_the_speed(tmp_path: Path) -> None:
     """Checkpoints are every two steps, so it continues after a step whose speed was measured before."""
-    config = tiny(tmp_path, train__lr=0.1, train__step_kl=1e-4)
+    config = tiny(tmp_path, train__lr=0.1, train__step_kl=1e-6)
     undisturbed = Trainer(config, tmp_path / "undisturbed").run()
     with pytest.raises(Interrupted):
         Trainer(config, tmp_path / "run", monitors=[Stopping()]).run()
@@ -95,6 +103,6 @@ def test_a_resumed_run_knows_the_speed(tmp_path: Path) -> None:
 
 def test_each_phase_begins_without_a_speed(tmp_path: Path) -> None:
     phases = [{"name": "a", "train": {"steps": 2}}, {"name": "b", "train": {"steps": 2}}]
-    config = tiny(tmp_path, phases=phases, train__lr=0.1, train__step_kl=1e-4)
+    config = tiny(tmp_path, phases=phases, train__lr=0.1, train__step_kl=1e-6)
     rows = metrics(Trainer(config, tmp_path / "run").run())
     assert [row["lr"] == 0.1 for row in rows] == [True, False, True, False]
