@@ -79,8 +79,8 @@ class TrainConfig(Section):
     step_kl: Positive | None = None
     """how far an optimizer step may change the policy, nats a token: half the mean squared change of the
     log-probs of the step's tokens. Where steps change it more, the rate of the next ones is lowered. A phase
-    of fewer than 100 optimizer steps has a bound that is as many times larger, so that its steps may change
-    the policy as much in sum. Costs a forward pass of each batch; no bound where it is not given"""
+    of fewer than 100 optimizer steps has a larger bound, step_kl √(100 / steps). Costs a forward pass of each
+    batch; no bound where it is not given"""
     max_length: int | None = field(None, ge=2)
     """tokens a sequence at most; the model's context where it is not given. Longer sequences are dropped and
     counted"""

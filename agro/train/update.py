@@ -7,8 +7,9 @@ per unit of rate of the steps before, the rate √(2 bound)/v stays within it. T
 and is forgotten slowly; no step is taken back. The rate is set before a step's samples are drawn and knows
 nothing of their rewards: where the expected step is 0 it stays so. With Adam a rate that is too high moves
 every weight as much in every step, whatever the gradient: what all responses share sinks then, and doesn't
-come back. A short phase has a larger bound: under one of 100 steps a phase of 16 would be over before the
-policy has learned.
+come back. A short phase has a larger bound, by the root of what it lacks of 100 steps: under that of a long
+one it would be over before the policy has learned. (As much in sum as 100 steps would be too much where
+rewards are noisy: reproductions/panel/short.py.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from agro.train.state import Position, damage
 from agro.train.step import Step
 
 KEPT = 0.7  # of the speed, in a step that is slower
-FEW_STEPS = 100  # a phase of fewer optimizer steps may change the policy as much in sum as one of so many
+FEW_STEPS = 100  # a phase of fewer optimizer steps has a larger bound
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def change(learner: Learner, step: Step) -> float:
 
 def step_bound(step_kl: float, steps: int) -> float:
     """What one of so many optimizer steps may change the policy, nats a token."""
-    return step_kl * max(1.0, FEW_STEPS / steps)
+    return step_kl * max(1.0, math.sqrt(FEW_STEPS / steps))
 
 
 def within(bound: float, lr: float, speed: float | None) -> float:
