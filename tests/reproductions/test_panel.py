@@ -16,7 +16,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
 from reproductions import racing
-from reproductions.panel import advice, jobs, logs, play, race, report, run, sizes, thousand
+from reproductions.panel import advice, jobs, logs, play, race, report, run, short, sizes, thousand
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING
 from reproductions.panel.play import Row
@@ -274,6 +274,21 @@ def test_a_thousand_tokens_from_end_to_end(tmp_path, capsys) -> None:
     methods = [row.removeprefix("| ").split(" | ")[:3] for row in rows[1:]]
     assert methods == [[NOTHING, "–", "1"], ["imitation of the good", "0.001", "2"]]
     JOBS.pop(thousand.JOB.name)
+
+
+def test_the_bounds_of_short_runs_are_what_their_names_say() -> None:
+    """The library doubles a bound at 25 updates: 0.005 whatever the updates, and what 100 have over 25."""
+    assert short.bound_of(short.LONG, 25) == pytest.approx(0.0025, rel=1e-12)
+    assert short.bound_of(short.IN_SUM, 25) == pytest.approx(0.01, rel=1e-12)
+    assert short.bound_of(short.NO_BOUND, 25) is None
+    runs = [
+        {"job": job, "method": method, "rate": rate, "reward": 0.25 + 0.5 * (job == "own"), "seed": 0}
+        for job in short.ON
+        for method, rate in ((NOTHING, None), (short.LONG, 1e-3))
+    ]
+    lines = short.table(runs, 16).splitlines()
+    assert lines[0].startswith("| 16 updates, lr | own | graded |")
+    assert lines[3] == "| the bound of long runs, 0.001 | 0.750 |" + " 0.250 |" * 7 + " 0.312 |"
 
 
 def test_sizes_differ_in_prompts_alone() -> None:

@@ -1,0 +1,107 @@
+"""Runs of few updates: how much larger the bound on the change of a step may be than in long ones.
+
+    python reproductions/panel/short.py [--updates 16 25] [--seeds 1] [--out runs/short] [--record] [--small]
+
+The panel's jobs have some 100 updates each. Here those with a log have 16 and 25: the default, whose bound is
+0.005 √(100/updates) nats a token, beside the bound of long runs, the one that allows as much in sum as 100
+updates, none, and imitation of the good. Prints a table, and writes it with --record into result_short.json
+and README.md beside this script. An interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from agro.train.update import FEW_STEPS, step_bound  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.panel import play, report  # noqa: E402
+from reproductions.panel.jobs import JOBS, Job  # noqa: E402
+from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
+from reproductions.panel.methods import METHODS, NOTHING, Facts, Method, Values  # noqa: E402
+from reproductions.panel.play import Row, Run  # noqa: E402
+
+UPDATES, RATES, BOUND = (16, 25), (1e-3, 3e-3), 0.005
+ON = ("own", "graded", "better", "better, noisy", "worse", "mislabeled", "pairs", "stars")
+LONG, IN_SUM, NO_BOUND = "the bound of long runs", "as much in sum", "without the bound"
+TRIED = ("the default", LONG, IN_SUM, NO_BOUND, "imitation of the good")
+BEGIN, END = "<!-- begin: made by short.py --record -->", "<!-- end: made by short.py --record -->"
+
+
+def bound_of(method: str, updates: int) -> float | None:
+    """`train.step_kl` with which a phase of so many updates has the bound of this name."""
+    widened = step_bound(1.0, updates)
+    return {LONG: BOUND / widened, IN_SUM: BOUND * FEW_STEPS / updates / widened, NO_BOUND: None}[method]
+
+
+def bounded(name: str) -> Method:
+    """The default with another bound."""
+    default = METHODS["the default"]
+
+    def settings(job: Job, facts: Facts) -> Values:
+        given = default.settings(job, facts)
+        assert not isinstance(given, str)
+        return {**given, "train": {"step_kl": bound_of(name, job.updates)}}
+
+    return Method(name, name, settings)
+
+
+def rows(seeds: int) -> list[Row]:
+    kinds = [(job, method, rate) for job in ON for method in TRIED for rate in RATES]
+    trained = [Row(job, method, rate, seed) for seed in range(seeds) for job, method, rate in kinds]
+    return [*(Row(job, NOTHING, None) for job in ON), *trained]
+
+
+def table(runs: Sequence[Run], updates: int) -> str:
+    """A row for each method and rate: the held-out reward of each job, the mean over the seeds."""
+    lines = [f"| {updates} updates, lr | {' | '.join(ON)} | mean |", "|---" * (len(ON) + 2) + "|"]
+    for method, rate in dict.fromkeys((run["method"], run["rate"]) for run in runs):
+        same = [run for run in runs if (run["method"], run["rate"]) == (method, rate)]
+        means = [report.mean([run for run in same if run["job"] == job]) for job in ON]
+        numbers = [*means, report.mean(same)]
+        name = "the start" if rate is None else f"{method}, {rate:g}"
+        lines.append(f"| {name} | {' | '.join(map(report.number, numbers))} |")
+    return "\n".join(lines)
+
+
+def played(updates: int, seeds: int, out: Path, size: Size) -> list[Run]:
+    """All runs of so many updates."""
+    JOBS.update({name: replace(JOBS[name], updates=updates) for name in ON})
+    play.world.cache_clear()
+    runs = []
+    for row in rows(seeds):
+        runs.append(play.complete(row, out / str(updates), size))
+        print(report.line(runs[-1]), flush=True)
+    return runs
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--updates", nargs="+", type=int, default=UPDATES)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/short"))
+    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
+    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
+    args = parser.parse_args(arguments)
+    METHODS.update({name: bounded(name) for name in (LONG, IN_SUM, NO_BOUND)})
+    size = SMALL if args.small else FULL
+    found = {updates: played(updates, args.seeds, args.out, size) for updates in args.updates}
+    text = "\n\n".join(table(runs, updates) for updates, runs in found.items())
+    if args.record:
+        result = {"machine": harness.machine(), "runs": found}
+        (HERE / "result_short.json").write_text(json.dumps(result, indent=1) + "\n")
+        harness.put(HERE / "README.md", text, BEGIN, END)
+    print(text)
+
+
+if __name__ == "__main__":
+    harness.guarded(main)
