@@ -45,16 +45,16 @@ RESULTS = HERE.parent / "results" / "hosts.json"
 PAGE = ROOT / "docs" / "guide" / "hosts.md"
 BEGINS, ENDS = "<!-- failures: benchmarks/hosts/run.py --table -->", "<!-- end of failures -->"
 GOES_ON = {
-    "owner killed": "nothing: trainer and collectors wait for the owner",
+    "owner killed": "nothing",
     "trainer killed": "collectors, as far as they may be ahead",
-    "collector killed": "training, and the other collectors",
-    "collector stopped for longer than its lease": "training, and the other collectors",
+    "collector killed": "training and the other collectors",
+    "collector stopped for longer than its lease": "training and the other collectors",
     "answer of the owner lost after its commit": "everything: the request is sent again",
     "cable between collectors and owner cut": "training, until no samples are left",
-    "rank killed": "collectors and servers; the other rank ends, and both resume",
-    "launcher of ranks killed": "collectors and servers; the ranks end, and resume",
+    "rank killed": "collectors and servers; all ranks resume",
+    "launcher of ranks killed": "collectors and servers; all ranks resume",
     "server killed": "training: the other server samples",
-    "cable between ranks cut": "nothing: both ranks end within train.rank_seconds, and resume",
+    "cable between ranks cut": "nothing; within train.rank_seconds all ranks end, and resume",
     "node of Ray lost": "what isn't on the node",
 }
 
@@ -80,32 +80,38 @@ def cases(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Result]]:
 
 
 def table(results: list[Mapping[str, Any]]) -> str:
-    """Failure, what goes on, what is lost, back after."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for result in results:
-        is_whole = holds(result["found"])
-        for failure in result["failures"]:
-            row = rows.setdefault((failure["what"], failure["way"]), {"count": 0, "back": [], "whole": True})
-            row["count"] += failure["count"]
-            row["back"] += failure["back_after"]
-            row["whole"] = row["whole"] and is_whole
-    lines = [
-        "| failure | over | times | what goes on | what is lost | back after, seconds |",
-        "|---|---|---|---|---|---|",
-    ]
-    for (what, way), row in rows.items():
-        plain = what.replace("actor of the ", "")
-        back = _seconds(row["back"])
-        lost = "nothing" if row["whole"] else "see results/hosts.json"
-        lines.append(f"| {what} | {way} | {row['count']} | {GOES_ON[plain]} | {lost} | {back} |")
+    """Failure, what goes on, back after (times); over Ray also with the actor killed."""
+    back: dict[str, dict[str, list[str]]] = {}
+    for (what, way), (count, seconds) in _totals(results).items():
+        failure = what.replace("actor of the ", "")
+        column = "Ray" if way == "Ray" else "HTTP"
+        actor = "" if what == failure else "actor "
+        times = f" ({count} times)" if count > 1 else ""
+        back.setdefault(failure, {}).setdefault(column, []).append(f"{actor}{_seconds(seconds)}{times}")
+    lines = ["| failure | what goes on | back after, seconds | over Ray |", "|---|---|---|---|"]
+    for failure, ways in back.items():
+        cells = ("; ".join(ways.get(way, ["–"])) for way in ("HTTP", "Ray"))
+        lines.append(f"| {failure} | {GOES_ON[failure]} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _totals(results: list[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[int, list[float]]]:
+    """How often each failure was tried over each way, and the seconds until all was back."""
+    totals: dict[tuple[str, str], tuple[int, list[float]]] = {}
+    for result in results:
+        assert holds(result["found"]), result["name"]  # the page says so of all
+        for failure in result["failures"]:
+            key = failure["what"], failure["way"]
+            count, seconds = totals.get(key, (0, []))
+            totals[key] = count + failure["count"], seconds + failure["back_after"]
+    return totals
 
 
 def _seconds(times: list[float]) -> str:
     """Their median and range."""
     if len(times) < 2:
         return f"{times[0]:.1f}" if times else "at once"
-    return f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
+    return f"{statistics.median(times):.1f}, {min(times):.1f} to {max(times):.1f}"
 
 
 def write_table() -> None:
