@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from agro.config import PolicyConfig, RewardConfig, SamplerConfig
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.models.reference import frozen
 from agro.objectives import get
 from agro.rewards import load_reward
 from agro.rollout import Rollout, Task, collect
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded
 from agro.store import At, DrawRule, Store
 from agro.train.collate import collate

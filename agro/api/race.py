@@ -22,11 +22,11 @@ from agro.errors import Refused
 from agro.io.files import write
 from agro.io.near_copies import clusters
 from agro.io.terminal import plain
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.paired import compare
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.metrics import GAIN
 from agro.runs.rundata import load_run

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from agro.api.input_files import is_path, prompt_record, write_rows
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.card import check_push, push
 from agro.runs.contamination import held_out_prompts

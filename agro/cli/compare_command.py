@@ -72,8 +72,9 @@ def compare(
     ] = Path("compare"),
     as_json: Json = False,
 ) -> None:
+    from agro.logs.result_files import results_at
     from agro.runs.paired_results import PairedSets
-    from agro.runs.results import is_run, results_at
+    from agro.runs.results import is_run
 
     paths = [Path(name) for name in results]
     if prompts is None and all(is_run(path) for path in paths):
@@ -119,9 +120,10 @@ def _answered(
     """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
     responses is read as it is."""
     from agro.cli.measuring import Measurement
+    from agro.logs.result_files import results_at
     from agro.rewards import load_reward
     from agro.rollout.rollout import EpisodeReward
-    from agro.runs.results import Result, is_run, results_at
+    from agro.runs.results import Result, is_run
 
     path = Path(name)
     if path.is_file():

@@ -59,8 +59,8 @@ def proposed(
 
 def _kind(path: Path) -> str:
     """Of the format of a file's first record; "" where it is of none, "unread" where it can't be read."""
+    from agro.io.record_files import read_records
     from agro.logs.format_table import Recognizer, format_at
-    from agro.logs.record_files import read_records
 
     at = format_at(path)
     if at is not None:

@@ -102,7 +102,7 @@ def _described(report: dict[str, Any]) -> str:
 
 
 def _samples(path: Path) -> list[Sample]:
-    from agro.logs.record_files import read_samples
+    from agro.logs.interchange import read_samples
     from agro.store import Store
     from agro.store.location import is_store
 

@@ -63,7 +63,7 @@ class Measurement:
 
     def _ledger(self, model: str, rollout: Rollout, prompts: Sequence[Prompt]) -> str:
         """A name for all that decides the responses."""
-        from agro.logs.record_files import fingerprint
+        from agro.io.record_files import fingerprint
 
         played = rollout.environment
         decides = {

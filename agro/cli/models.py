@@ -50,8 +50,8 @@ def sample(
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
 ) -> None:
-    from agro.logs.prompts import load_prompts
     from agro.rollout import Task, collect
+    from agro.rollout.prompts import load_prompts
     from agro.store import Store, write_samples
 
     loaded = load_prompts(prompts)

@@ -141,7 +141,7 @@ def model_path(name: str) -> str:
 
 def load_sets(paths: list[Path]) -> dict[str, list[Prompt]]:
     """Sets of prompts, which their files name."""
-    from agro.logs.prompts import load_prompts
+    from agro.rollout.prompts import load_prompts
 
     sets = {path.stem: load_prompts(path) for path in paths}
     if len(sets) < len(paths):

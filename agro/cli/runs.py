@@ -85,8 +85,8 @@ def train(
 
 def _open_files(config: RunConfig) -> None:
     """Refuse files of prompts that can't be read, before torch is imported: that takes seconds."""
-    from agro.logs.datasets import on_hub
-    from agro.logs.record_files import read_records
+    from agro.io.datasets import on_hub
+    from agro.io.record_files import read_records
 
     for path in map(Path, (*config.data.paths("prompts"), *config.data.paths("eval_prompts"))):
         if not on_hub(path):

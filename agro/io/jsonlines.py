@@ -112,3 +112,19 @@ def _parse(line: bytes) -> tuple[dict[str, Any], str | None]:
     if not isinstance(value, dict):
         return {}, f"expected one JSON object a line, got {value!r:.80}"
     return value, None
+
+
+# What one record may raise, also where a value isn't checked by name; it doesn't end an import. Not among
+# them is what concerns all records: no memory, no file, a package that is missing.
+RECORD_ERRORS = (
+    *(Refused, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, StopIteration),
+    *(TypeError, ValueError),
+)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a record is refused that raised one of `RECORD_ERRORS`."""
+    if isinstance(error, Refused):
+        return str(error)
+    name = type(error).__name__
+    return f"expected a record of its format, got one of another shape: {name}: {error!s:.200}"

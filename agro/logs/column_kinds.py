@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
-from agro.logs.fields import are_messages, unpacked
 from agro.logs.labels import number_in
-from agro.logs.values import is_unknown
 
 SHOWN = 3
 DEEP = 4  # levels of objects

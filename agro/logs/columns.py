@@ -11,24 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import (
-    entry,
-    exchange,
-    integer,
-    number,
-    objects,
-    omit,
-    parsed,
-    rewarded,
-    scores,
-    split,
-    text,
-    total,
-)
-from agro.logs.mapping import heads, value_at
+from agro.io.column_paths import value_at
+from agro.io.json_values import entry, is_unknown, objects, omit, text
+from agro.logs.fields import exchange, integer, number, parsed, rewarded, scores, split, total
+from agro.logs.mapping import heads
 from agro.logs.protocol import Context, Item, Judgment, Row, Votes
 from agro.logs.rankings import rank_judgments, score_votes
-from agro.logs.values import is_unknown
 
 Parser = Callable[[Any, str], Any]  # of the value at a path, whose name is for messages
 

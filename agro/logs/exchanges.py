@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import call, entry, listed, objects, plain, text, unpacked
-from agro.logs.formats import providers
+from agro.io.json_values import entry, objects, text, unpacked
+from agro.logs.fields import call, listed, plain
 from agro.logs.formats.model_calls import Message, turn
+from agro.rollout.prompt_formats import anthropic_messages
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _REASONING = ("reasoning", "thinking")
@@ -152,7 +153,7 @@ def messages(values: Any, name: str) -> list[Message]:
         if _is_item(value):
             add_item(parsed, value, location)
         elif _has_blocks(value):
-            parsed += providers.anthropic_messages([value], location)
+            parsed += anthropic_messages([value], location)
         elif "role" in value:
             parsed.append(turn(_common_fields(value), location))
         else:

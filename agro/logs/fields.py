@@ -9,20 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from ast import literal_eval
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import is_unknown, messages_in, objects, text, unpacked
+from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import values
 from agro.logs.labels import as_reward, number_in
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.values import Field, Fields, is_unknown, typed_fields
+from agro.logs.values import Field, Fields, typed_fields
 from agro.types import check_turns
-
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 # Messages, the last ones a response.
 CONVERSATION = Fields(
@@ -34,48 +33,6 @@ CONVERSATION = Fields(
         "meta": Field("an object", values.an_object),
     }
 )
-
-
-def unpacked(value: Any) -> Any:
-    """A value that may be written as JSON in a text, or as Python prints it (pandas does so in the cells of a
-    table); the text where it isn't an object or a list."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return value
-    try:
-        return loads(value)
-    except (ValueError, RecursionError):
-        pass
-    if not value.lstrip("[ \n").startswith("{'"):
-        return value
-    try:
-        return literal_eval(value.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value
-
-
-def messages_in(value: Any) -> Any:
-    """The messages that a value holds, as a list, in `messages` of an object, as one message, or as JSON of
-    these; another value as it is."""
-    inner = unpacked(value)
-    if isinstance(inner, str):
-        return value
-    if isinstance(inner, dict) and "messages" in inner:
-        inner = inner["messages"]
-    if _is_message(inner):
-        inner = [inner]
-    return inner if are_messages(inner) else value
-
-
-def are_messages(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_message, value))
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.get("role") in _ROLES
-        and not value.keys().isdisjoint({"content", "tool_calls"})
-    )
 
 
 def split(record: dict[str, Any]) -> dict[str, Any]:
@@ -149,12 +106,6 @@ def integer(value: Any, name: str) -> int:
     raise Refused(f"{name}: expected an integer, got {value!r:.80}")
 
 
-def text(value: Any, name: str) -> str:
-    if isinstance(value, str):
-        return value
-    raise Refused(f"{name}: expected text, got {value!r:.80}")
-
-
 def exchange(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, Any]:
     """`prompt`, `response` and what belongs to them, of two texts, or of messages and the turns after them.
 
@@ -179,11 +130,6 @@ def exchange(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, An
     if turns[: len(prompt)] == prompt:
         turns = turns[len(prompt) :]
     return split({"messages": prompt + turns, "prompt": prompt})
-
-
-def omit(row: Row, names: Collection[str]) -> dict[str, Any]:
-    """The columns that a reader doesn't take, for `meta`; unknown ones (null, NaN) left out."""
-    return {name: value for name, value in row.items() if name not in names and not is_unknown(value)}
 
 
 def total(
@@ -260,24 +206,6 @@ def flags(value: Any, name: str, length: int) -> list[bool]:
     if bad != 1.0:
         raise Refused(f"{name}: expected true and false, or 1 and 0, got {bad!r}")
     return [x == 1.0 for x in values]
-
-
-def objects(value: Any, name: str, expected: str = "a list of objects") -> list[dict[str, Any]]:
-    """A list of objects, such as messages, which may be written as JSON."""
-    if isinstance(value, str):
-        value = messages_in(value)
-    if isinstance(value, list) and all(isinstance(x, dict) for x in value):
-        return value
-    raise Refused(f"{name}: expected {expected}, got {value!r:.80}")
-
-
-def entry(value: Any, name: str) -> dict[str, Any]:
-    """An object; an empty one where there is none."""
-    if value is None:
-        return {}
-    if isinstance(value, dict):
-        return value
-    raise Refused(f"{name}: expected an object, got {value!r:.80}")
 
 
 def fingerprinted(record: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -447,3 +375,37 @@ def call(name: Any, arguments: Any, id: Any = None) -> dict[str, Any]:
     """A tool's call as messages have it."""
     message = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return message if id is None else {"id": id, **message}
+
+
+def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) -> Iterator[Line]:
+    """The rows that a line lists, such as an interface's answer; of a line without a list the line itself."""
+    number = 0
+    for line in lines:
+        rows = None if line.error else rows_of(line.value)
+        if not isinstance(rows, list):
+            number += 1
+            yield line._replace(number=number)
+            continue
+        for i, row in enumerate(rows, 1):
+            number += 1
+            location = f"{line.where}, row {i}"
+            if isinstance(row, dict):
+                yield line._replace(where=location, number=number, value=row, size=line.size // len(rows))
+            else:
+                yield Line(location, number, {}, f"expected an object, got {row!r:.80}")
+
+
+def grouped(lines: Iterable[Line], key: Callable[[dict[str, Any]], Hashable], name: str) -> Iterator[Line]:
+    """A record for each key, with the rows that have it in `name`, in the order of their first lines.
+
+    A line that can't be read is passed on.
+    """
+    groups: dict[Hashable, list[Line]] = {}
+    for line in lines:
+        if line.error:
+            yield line
+        else:
+            groups.setdefault(key(line.value), []).append(line)
+    for members in groups.values():
+        rows, size = [line.value for line in members], sum(line.size for line in members)
+        yield members[0]._replace(value={name: rows}, size=size)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agro.errors import Refused
+from agro.io.blocks import Block, record_blocks
 from agro.io.jsonlines import Line
 from agro.io.nearest import nearest
-from agro.logs.blocks import Block, record_blocks
+from agro.io.record_files import read_blocks, read_records
 from agro.logs.formats import own
 from agro.logs.formats.declared import found
 from agro.logs.protocol import Format, Row
-from agro.logs.record_files import read_blocks, read_records
 
 FORMATS: dict[str, Format] = found()
 

@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import unpacked
+from agro.io.record_files import is_sheet, is_table
 from agro.logs.column_kinds import ASSISTANTS, FEW, Column, columns_of, dialog_keys, is_number, quoted, words
-from agro.logs.fields import unpacked
 from agro.logs.format_table import lines_of
 from agro.logs.import_report import ImportReport, Options
 from agro.logs.importing import import_files
 from agro.logs.labels import WORDS, word_of
-from agro.logs.record_files import is_sheet, is_table
 from agro.store import Store
 
 ROWS = 200  # records that are looked at

@@ -8,9 +8,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypedDict
 
+from agro.io.record_files import fingerprint
 from agro.io.strictjson import dumps
 from agro.logs.interchange import Tokenizer
-from agro.logs.record_files import fingerprint
 from agro.types import Role
 
 SHOWN = 10  # refusals that a printed report spells out

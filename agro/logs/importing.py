@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Unpack
 
 from agro.errors import Refused
-from agro.logs.blocks import Block, RecordBlock
-from agro.logs.datasets import on_hub
+from agro.io.blocks import Block, RecordBlock
+from agro.io.datasets import on_hub
+from agro.io.record_files import encoding_of, fingerprint, is_table, read_records
 from agro.logs.entries import EntryWriter
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.import_report import SHOWN, ImportReport, Options, reading
 from agro.logs.labels import number_in
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import normalize
-from agro.logs.prompts import load_prompts
 from agro.logs.reading import Found, LogFile, Reader
-from agro.logs.record_files import encoding_of, fingerprint, is_table, read_records
 from agro.logs.sharing import Readers
+from agro.rollout.prompts import load_prompts
 from agro.store.sqlite import Store
 from agro.types import Prompt
 

@@ -7,12 +7,15 @@ is given as well where the two differ. `kept` has the kept sets of all tokens on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from agro.errors import Refused
+from agro.io.json_values import is_unknown
+from agro.io.record_files import read_records
 from agro.io.strictjson import dumps
 from agro.logs import values
 from agro.logs.values import Field, Fields, typed_fields
@@ -97,7 +100,7 @@ def from_record(
     Tokens without a mask are those of the response alone: `tokenizer`, which made them, puts those of the
     prompt before them. Raises `Refused` naming the field.
     """
-    if not is_json and values.is_unknown(record.get("reward")):
+    if not is_json and is_unknown(record.get("reward")):
         record = {**record, "reward": None}
     fields = typed_fields(record, RECORD)
     if "tokens" in fields and "mask" not in fields and "action" not in fields:
@@ -193,3 +196,14 @@ def _source(fields: Mapping[str, Any], default: str) -> str:
     if not isinstance(model, str):
         raise Refused(f"model: expected text, got {model!r:.80}")
     return model
+
+
+def read_samples(path: str | Path) -> Iterator[Sample]:
+    """The samples of an exported file. Raises `Refused` with FILE:LINE at the first line that isn't one."""
+    for line in read_records(path):
+        try:
+            if line.error:
+                raise Refused(line.error)
+            yield from_record(line.value)
+        except Refused as error:
+            raise Refused(f"{line.where}: {error}") from None

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import is_unknown
 from agro.io.strictjson import loads
 from agro.logs.protocol import Context, Row
-from agro.logs.values import is_unknown
 
 LABELS = ("kto_tag", "desirable", "thumbs", "label")
 _GOOD = ("up", "thumbs up", "thumbsup", "yes", "like", "liked", "positive", "true", "👍")

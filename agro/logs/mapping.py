@@ -7,25 +7,22 @@ of a list. A list of responses is one record a response, in step with the other 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jmespath
-from jmespath.exceptions import JMESPathError
 from jmespath.visitor import TreeInterpreter
 
 from agro.errors import Refused
+from agro.io.column_paths import compiled, problem_of, value_at
+from agro.io.json_values import are_messages, unpacked
 from agro.io.nearest import nearest
-from agro.logs.fields import are_messages, unpacked
 from agro.logs.interchange import FIELDS, PREFERENCE
 
 OPTIONAL = ("reward", "votes_chosen", "votes_rejected")  # unknown where a record doesn't have the column
 MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
-_SPECIAL = re.compile(r"""[\[\](){}|&"'`*]""")  # what names seldom have, and expressions
 _COMMON = ("answer", "meta", "sampling")  # a list in these belongs to every response
 
 
@@ -143,40 +140,11 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
             if row.keys().isdisjoint(heads([column])):
                 missing.append(name)
         if not matches:
-            problem = _problem(column) if _SPECIAL.search(column) else ""
+            problem = problem_of(column)
             hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
             raise Refused(f"{name}: no column {column}; there are {', '.join(row) or 'none'} ({hint})")
         fields[name] = matches
     return fields, missing
-
-
-def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row with the values of `columns`, by field; the other columns keep their names.
-
-    Raises `Refused` for a column that the row doesn't have.
-    """
-    values = {}
-    for name, column in columns.items():
-        exists, value = (True, row[column]) if column in row else value_at(row, column)
-        if not exists:
-            raise Refused(
-                f"data.columns.{name}: no column {column}; there are {', '.join(row) or 'none'} (where files "
-                f'differ, "{column} || OTHER" takes the first that a row has)'
-            )
-        values[name] = value
-    sources = set(columns.values())
-    return {name: value for name, value in row.items() if name not in sources} | values
-
-
-def check_columns(columns: Mapping[str, str]) -> None:
-    """Raise `Refused` for a column that is neither a name nor a JMESPath expression."""
-    for name, column in columns.items():
-        problem = _problem(column)
-        if problem and _SPECIAL.search(column):
-            raise Refused(
-                f"data.columns.{name} = {column!r}: expected the name of a column or a JMESPath expression, "
-                f"such as choices[0].text: {problem}"
-            )
 
 
 def _in_step(part: Part) -> list[Part]:
@@ -275,51 +243,9 @@ def _matches(
     return matches
 
 
-@cache
-def _compiled(expression: str) -> Any:
-    """The expression; what is none is the name of a column."""
-    if _problem(expression):
-        return jmespath.compile(json.dumps(expression, ensure_ascii=False))
-    return jmespath.compile(expression or "@")
-
-
-@cache
-def _problem(expression: str) -> str:
-    """Why it is no expression, such as `chosen-rating` and `Rating (1-5)`; "" where it is one."""
-    try:
-        jmespath.compile(expression or "@")
-    except JMESPathError as error:
-        return _reason(error)
-    return ""
-
-
-def value_at(
-    value: Any, expression: str, interpreter: type[TreeInterpreter] = TreeInterpreter
-) -> tuple[bool, Any]:
-    """Whether there is a value at an expression, and the value.
-
-    JMESPath has null both for what is missing and for what is null: of a path the last step tells.
-    """
-    compiled = _compiled(expression)
-    try:
-        hit = interpreter().visit(compiled.parsed, value)
-    except JMESPathError as error:
-        raise Refused(f"{expression}: {_reason(error)}") from None
-    return hit is not None or _is_null(value, compiled.parsed), hit
-
-
-def _is_null(value: Any, tree: Mapping[str, Any]) -> bool:
-    """Whether the path `tree` leads to a null that is there."""
-    if tree["type"] == "subexpression":
-        for step in tree["children"][:-1]:
-            value = jmespath.parser.ParsedResult(step.get("value", ""), step).search(value)
-        tree = tree["children"][-1]
-    return tree["type"] == "field" and isinstance(value, dict) and tree["value"] in value
-
-
 def heads(expressions: Iterable[str]) -> set[str]:
     """The columns of a record in which the paths of expressions begin."""
-    return {head for column in expressions for head in _heads_of(_compiled(_parse(column).prefix).parsed)}
+    return {head for column in expressions for head in _heads_of(compiled(_parse(column).prefix).parsed)}
 
 
 def _heads_of(tree: Mapping[str, Any]) -> set[str]:
@@ -423,7 +349,3 @@ def _is_condition(node: Mapping[str, Any]) -> bool:
     return node["type"] in _CONDITIONS or (
         node["type"] == "function_expression" and node["value"] in _TEXT_FUNCTIONS
     )
-
-
-def _reason(error: JMESPathError) -> str:
-    return str(error).splitlines()[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from agro.errors import Refused
-from agro.io.jsonlines import Line
+from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.logs.interchange import Tokenizer
 from agro.types import Text
 
@@ -41,22 +41,6 @@ class ScoredDocument(NamedTuple):
     document: Text  # the same whichever model answers, however it was prompted
     prompted: Text  # what the model was given for it
     scores: Mapping[str, float | None]  # by metric; None: unknown
-
-
-# What one record may raise, also where a value isn't checked by name; it doesn't end an import. Not among
-# them is what concerns all records: no memory, no file, a package that is missing.
-RECORD_ERRORS = (
-    *(Refused, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, StopIteration),
-    *(TypeError, ValueError),
-)
-
-
-def reason_of(error: Exception) -> str:
-    """Why a record is refused that raised one of `RECORD_ERRORS`."""
-    if isinstance(error, Refused):
-        return str(error)
-    name = type(error).__name__
-    return f"expected a record of its format, got one of another shape: {name}: {error!s:.200}"
 
 
 def line_of(location: str, number: int, read: Callable[[], dict[str, Any]]) -> Line:
@@ -149,5 +133,4 @@ class Format:
     repeats: str = ""  # what repeats them, for the report, such as "TRL's queue"
     weighs: bool = False  # whether `read` takes --reward itself; else it names columns of the record
     scored: Callable[[Row], ScoredDocument] | None = None  # of evaluations, for `agro compare`
-    asks: bool = False  # of demonstrations: whether a file of them is one of prompts with answers as well
     chooses: str = ""  # what --choose names, where there may be several; more than one with ", " between

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.jsonlines import Line
-from agro.logs.blocks import Block
-from agro.logs.datasets import on_hub
+from agro.io.blocks import Block
+from agro.io.datasets import on_hub
+from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.logs.entries import Entry, Repeat, repeat_of
 from agro.logs.fields import summed
 from agro.logs.format_table import FORMATS, Recognizer
@@ -23,7 +23,7 @@ from agro.logs.interchange import from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
-from agro.logs.protocol import RECORD_ERRORS, Context, Format, Item, Row, SkipRecord, reason_of
+from agro.logs.protocol import Context, Format, Item, Row, SkipRecord
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Sample
 

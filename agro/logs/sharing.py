@@ -16,8 +16,8 @@ from dataclasses import asdict, fields
 from typing import Any, NamedTuple, Self
 
 from agro.errors import AgroWarning, Refused
+from agro.io.blocks import Block
 from agro.io.channels import Channel, Child
-from agro.logs.blocks import Block
 from agro.logs.entries import Entry, Repeat
 from agro.logs.import_report import Options, Refusal
 from agro.logs.protocol import Judgment

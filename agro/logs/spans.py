@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import omit
 from agro.logs import exchanges
-from agro.logs.fields import omit
 from agro.logs.formats.model_calls import Message, responses, scored
 from agro.logs.protocol import Context, Item, Row
 

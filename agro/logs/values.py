@@ -64,11 +64,6 @@ def typed_fields(record: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     return values
 
 
-def is_unknown(value: Any) -> bool:
-    """Whether it is null or NaN, which tables have in place of an unknown number."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
 def anything(value: Any) -> Any:
     return value
 

@@ -1,4 +1,5 @@
-"""Generating responses with an encoder, an engine and an environment; `collect` adds them to a store.
+"""Reading prompts, and generating responses to them with an encoder, an engine and an environment;
+`collect` adds them to a store.
 
 `Rollout` is imported when it is first used: statistics of results, which are here too, need no torch.
 """

@@ -10,7 +10,7 @@ from typing import Any
 from agro.config import RunConfig
 from agro.io.near_copies import clusters, normalized
 from agro.io.terminal import plain
-from agro.logs.prompts import load_prompts
+from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.store import Store
 from agro.store.location import exists, located, url_of

@@ -17,14 +17,12 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.io.files import replacing
+from agro.io.parquet import JSON, MARK, ROWS
 from agro.io.strictjson import dumps
 from agro.types import UNKNOWN_VERSION, Sample
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 TEXTS = ("prompt", "response", "prompt_id", "episode", "tokenizer", "role", "source")
-JSON = ("meta", "sampling", "messages", "exact")
-MARK = {b"agro": b"interchange"}  # in the schema's metadata
-ROWS = 1024  # a row group
 
 
 def write_samples(path: str | Path, samples: Iterable[Sample]) -> int:

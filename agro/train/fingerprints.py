@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agro.config import RunConfig
+from agro.io import record_files
 from agro.io.files import digest, digest_of_module, digest_of_object
-from agro.logs import record_files
 from agro.models.policy import Policy
 from agro.models.reference import fingerprint
 from agro.store import Store

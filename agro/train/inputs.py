@@ -8,9 +8,9 @@ from pathlib import Path
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.near_copies import cluster_names
-from agro.logs.prompts import places, read_prompts
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rewards import Reward
+from agro.rollout.prompts import places, read_prompts
 from agro.store import Store, is_held_out
 from agro.store.location import Location, exists
 from agro.store.queries import chosen

@@ -14,7 +14,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.numbers import count
-from agro.logs.prompts import load_prompts
+from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.side_by_side import place
 from agro.store import Store

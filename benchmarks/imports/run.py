@@ -143,7 +143,7 @@ def measure(path: Path, workers: int) -> dict[str, float]:
 def parsed(path: Path) -> float:
     """CPU seconds of unpacking a file and its hash, twice as an import does, and of orjson for each line."""
     from agro.io.jsonlines import content
-    from agro.logs.record_files import fingerprint
+    from agro.io.record_files import fingerprint
 
     began = time.process_time()
     fingerprint(path)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from agro.config import RunConfig, SamplerConfig
 from agro.io.files import complete_folder
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import Rollout, embedded
 from agro.store import Pair, Store
 from agro.types import Prompt, Sample

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from agro.config import PolicyConfig
-from agro.logs.prompts import load_prompts
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.objectives.needs import PAIRS, Need
+from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.train.collate import StoredValues
 from agro.types import Prompt

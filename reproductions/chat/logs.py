@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from agro.config import PolicyConfig, SamplerConfig
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rollout import Rollout
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded
 from agro.types import Sample
 from reproductions import harness

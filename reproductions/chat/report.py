@@ -10,9 +10,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from agro.config import PolicyConfig, SamplerConfig
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rollout import Rollout
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded
 from agro.runs.by_prompt import FILE
 from reproductions.chat import logs

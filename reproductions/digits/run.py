@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
-from agro.logs.prompts import load_prompts  # noqa: E402
+from agro.rollout.prompts import load_prompts  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.digits.reward import prefix  # noqa: E402
 

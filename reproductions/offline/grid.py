@@ -40,11 +40,11 @@ from agro.config import (  # noqa: E402
     RunConfig,
     SamplerConfig,
 )
-from agro.logs.prompts import load_prompts  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
 from agro.objectives import Groups  # noqa: E402
 from agro.rewards import load_reward  # noqa: E402
 from agro.rollout.evaluate import heldout  # noqa: E402
+from agro.rollout.prompts import load_prompts  # noqa: E402
 from agro.rollout.rollout import Rollout, embedded  # noqa: E402
 from agro.train.collate import collate  # noqa: E402
 from agro.train.micro import MicroBatch  # noqa: E402

@@ -16,9 +16,9 @@ import numpy as np
 
 from agro.config import EnvironmentConfig, RunConfig, SamplerConfig
 from agro.io.files import complete_folder
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rollout.envs import load_environment
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import Rollout, embedded
 from agro.store import Pair, Store
 from agro.train.collate import collate

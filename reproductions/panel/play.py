@@ -20,10 +20,10 @@ from agro import objectives
 from agro.config import RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.logs.normalizing import normalize
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward
 from agro.store import Store
 from agro.train.collate import collate

@@ -29,9 +29,9 @@ from agro.config import (  # noqa: E402
     SamplerConfig,
 )
 from agro.errors import Refused  # noqa: E402
-from agro.logs.prompts import load_prompts  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
 from agro.rollout import Rollout  # noqa: E402
+from agro.rollout.prompts import load_prompts  # noqa: E402
 from agro.rollout.rollout import embedded  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.types import Sample  # noqa: E402

@@ -23,8 +23,8 @@ from agro.api.reward_argument import reward_values
 from agro.api.settings import configured, lora_of
 from agro.config import NewModel
 from agro.errors import Refused
-from agro.logs.prompts import load_prompts
 from agro.models.newmodel import new_model
+from agro.rollout.prompts import load_prompts
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.types import Sample

@@ -16,7 +16,7 @@ from running import agro, done, refused, report_of
 
 from agro import config
 from agro.config import NewModel
-from agro.logs.record_files import read_samples
+from agro.logs.interchange import read_samples
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
 from agro.runs.verdict import Ratings
@@ -325,7 +325,7 @@ def test_a_temperature_that_overflows_is_refused(prompts: Path, model: Path, tmp
 
 def test_prompt_ids_and_numbers_of_prompt_files(tmp_path: Path) -> None:
     from agro.errors import Refused
-    from agro.logs.prompts import load_prompts
+    from agro.rollout.prompts import load_prompts
 
     (tmp_path / "p.jsonl").write_text('{"prompt": "x", "prompt_id": null}\n{"prompt": "y", "id": 7}\n')
     first, second = load_prompts(tmp_path / "p.jsonl")

@@ -11,7 +11,7 @@ import pytest
 from agro.errors import Refused
 from agro.logs.fields import split
 from agro.logs.importing import import_files
-from agro.logs.record_files import read_samples
+from agro.logs.interchange import read_samples
 from agro.store import Store, write_samples
 
 ASK = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]

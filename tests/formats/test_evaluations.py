@@ -16,8 +16,8 @@ from examples_inspect import EXAMPLES as INSPECT
 from examples_inspect import HEADER, members, packed, sample, score, zstd
 
 from agro.errors import Refused
+from agro.logs.archive import Archive
 from agro.logs.importing import import_files
-from agro.logs.record_files import Archive
 from agro.store import Store
 
 

@@ -34,6 +34,7 @@ from agro.errors import Refused
 from agro.logs.format_table import FORMATS, Recognizer
 from agro.logs.import_report import ImportReport
 from agro.logs.importing import import_files
+from agro.rollout.prompt_formats import PROMPT_FORMATS
 from agro.store import Store
 
 FAMILIES = (
@@ -199,3 +200,9 @@ def test_messages_of_other_programs_parquet(store, tmp_path: Path) -> None:
     [sample] = store.samples()
     assert (sample.prompt, sample.response, sample.reward) == (said[:1], "4", 1.0)
     assert sample.meta == {}
+
+
+def test_runs_read_every_format_of_prompts() -> None:
+    """MATH has demonstrations, whose problems are prompts; `prompt` is what runs read anyway."""
+    prompts = [name for name, format in FORMATS.items() if format.kind == "prompts" or name == "math"]
+    assert prompts == ["prompt", *PROMPT_FORMATS]

@@ -12,7 +12,7 @@ from examples_providers import ASK, BATCHES, PARAMS, REQUESTS, SYSTEM, batch, co
 
 from agro.errors import Refused
 from agro.logs.importing import import_files
-from agro.logs.prompts import load_prompts
+from agro.rollout.prompts import load_prompts
 from agro.store import Store
 
 

@@ -17,9 +17,9 @@ import pytest
 import zstandard
 
 from agro.errors import Refused
-from agro.logs import datasets
+from agro.io import datasets
+from agro.io.record_files import fingerprint, read_records
 from agro.logs.importing import import_files
-from agro.logs.record_files import fingerprint, read_records
 from agro.store import Store
 
 ROWS = [{"prompt": "2+2=", "response": f"é{i}", "reward": i / 2} for i in range(3)]

@@ -11,8 +11,8 @@ from examples_sets import ARENA, KAGGLE, MATH, STEER, STEER3, ULTRA
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS
-from agro.logs.prompts import load_prompts
 from agro.logs.protocol import Context, Format
+from agro.rollout.prompts import load_prompts
 
 CONTEXT = Context(Path("log.jsonl"))
 

@@ -18,7 +18,7 @@ from examples_verifiers import EPISODE
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS, get
 from agro.logs.importing import import_files
-from agro.logs.prompts import load_prompts
+from agro.rollout.prompts import load_prompts
 from agro.store import Store
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agro.errors import Refused
-from agro.logs.prompts import load_prompts
+from agro.rollout.prompts import load_prompts
 from reproductions.stories import run
 from reproductions.stories.reward import ANIMALS, SAME, animal, animals, fauna, repeated, words
 

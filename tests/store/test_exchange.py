@@ -15,9 +15,9 @@ import pytest
 from making import LONE, WORDS, random_samples, sample
 
 from agro.errors import AgroWarning, Refused
+from agro.io.record_files import fingerprint
 from agro.logs.importing import import_files
-from agro.logs.interchange import from_record
-from agro.logs.record_files import fingerprint, read_samples
+from agro.logs.interchange import from_record, read_samples
 from agro.store import Pair, Store, write_samples
 from agro.store.export import to_record
 from agro.types import Sample

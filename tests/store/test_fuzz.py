@@ -17,8 +17,8 @@ from pyarrow import parquet
 
 from agro.errors import Refused
 from agro.logs.importing import import_files
-from agro.logs.prompts import load_prompts
-from agro.logs.record_files import read_samples
+from agro.logs.interchange import read_samples
+from agro.rollout.prompts import load_prompts
 from agro.store import Store, recover, write_samples
 
 FLIPS = 40

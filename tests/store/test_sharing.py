@@ -40,7 +40,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
             assert child.channel._inbox.poll(60)
 
     monkeypatch.setattr(Readers, "__init__", ready)
-    monkeypatch.setattr("agro.logs.blocks.CHUNK", 7)
+    monkeypatch.setattr("agro.io.blocks.CHUNK", 7)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tiny_runs import DIGITS, fill_store, metrics, tiny, write_prompts
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
+from agro.rollout.prompts import load_prompts
 from agro.store import Store, is_held_out
 from agro.train.diagnostics import ranking
 from agro.train.learner import Local

@@ -14,11 +14,11 @@ from tiny_runs import RESPONSE_ROUNDING, before_step, metrics, tiny, weights, wr
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.logs.prompts import load_prompts
 from agro.models.policy import Policy
 from agro.objectives import Evaluation, get
 from agro.rollout.collect import SilentActivity
 from agro.rollout.evaluate import Heldout
+from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded, load_rollout
 from agro.train.diagnostics import distances, fresh_metrics, spreads
 from agro.train.learner import Local

@@ -12,7 +12,7 @@ from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_
 from agro.api.trained import Trained
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from agro.logs.prompts import load_prompts
+from agro.rollout.prompts import load_prompts
 from agro.runs.contamination import held_out_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run

@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).parents[2] / "agro"
 # A room imports only rooms before it. Satellites are what no other part of the package needs.
 ROOMS = (
     *("errors", "types", "io", "objectives", "config", "models", "rewards"),
-    *("store", "logs", "rollout", "runs", "train"),
+    *("store", "rollout", "runs", "train"),
 )
-SATELLITES = ("proof", "place", "pages", "samplers", "api", "cli")
+SATELLITES = ("logs", "proof", "place", "pages", "samplers", "api", "cli")
 
 PAGE = """# Architecture
 
@@ -39,7 +39,7 @@ and no two modules import each other. Nothing imports a satellite except later s
 3. `rollout/collect.py` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
    `rollout/engines/` continues them, an environment of `rollout/envs/` may answer, and `rewards/` scores
    the text.
-4. `logs/importing.py` brings in responses of other programs: `logs/format_table.py` recognizes the
+4. `rollout/prompts.py` reads prompts. `logs/importing.py` brings in responses of other programs: `logs/format_table.py` recognizes the
    format, one of `logs/formats/` reads it.
 5. `store/samples.py` appends samples in one transaction. A reward that is unknown stays null.
 6. `store/draw_rules.py` says which groups a step trains on; `store/drawing.py` applies it and records each

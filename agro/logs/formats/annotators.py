@@ -22,7 +22,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import a_list, entry, listed, number, objects, omit, one_of, text, unpacked
+from agro.io.json_values import entry, objects, omit, text, unpacked
+from agro.logs.fields import a_list, listed, number, one_of
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import scored
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord

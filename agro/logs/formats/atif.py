@@ -12,21 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import (
-    call,
-    entry,
-    exchange,
-    fingerprinted,
-    integer,
-    integers,
-    listed,
-    numbers,
-    objects,
-    omit,
-    one_of,
-    plain,
-    text,
-)
+from agro.io.json_values import entry, objects, omit, text
+from agro.logs.fields import call, exchange, fingerprinted, integer, integers, listed, numbers, one_of, plain
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row
 

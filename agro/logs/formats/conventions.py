@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import call, entry, listed, objects, omit, settings, unpacked
+from agro.io.json_values import entry, objects, omit, unpacked
+from agro.logs.fields import call, listed, settings
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import Message, responses, scored, turn, unflatten
 from agro.logs.protocol import Context, Item, Row, SkipRecord

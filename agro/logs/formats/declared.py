@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.logs.protocol import Context, Format, Item, Row
+from agro.rollout.prompt_formats import PROMPT_FORMATS
 
 FOLDER = Path(__file__).parent
 _FOUND: dict[str, Format] = {}
@@ -32,6 +33,12 @@ def declared(
     title, kind, by = (values.pop(key) for key in ("title", "kind", "by"))
     _FOUND[name] = Format(name, title, kind, by, fits or (lambda row: row.keys() >= columns), read, **values)
     return _FOUND[name]
+
+
+def declared_prompts(name: str, **functions: Callable[..., Any]) -> Format:
+    """The format of prompts of this name, which runs read as well."""
+    fits, read = PROMPT_FORMATS[name]
+    return declared(name, lambda row, context: [Item.of(read(row), "prompt")], fits, **functions)
 
 
 def found() -> dict[str, Format]:

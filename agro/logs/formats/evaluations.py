@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges, spans
-from agro.logs.fields import a_list, entry, joined_record, number, objects, omit, text, total, unpacked
-from agro.logs.formats.declared import declared
+from agro.logs.fields import a_list, grouped, joined_record, number, total, unlisted
+from agro.logs.formats.declared import declared, declared_prompts
 from agro.logs.formats.model_calls import identified, identified_by_first, responses
 from agro.logs.protocol import Context, Item, Row, line_of
-from agro.logs.record_files import grouped, unlisted
 from agro.logs.spans import described
 
 _OPENAI_EVALS_COLUMNS = ("prompt", "sampled", "model", "correct", "expected", "picked", "options")
@@ -290,9 +290,4 @@ declared(
     opens=lambda path: path.name.endswith("eval_results.json"),
     records=_human_eval_results,
 )
-declared(
-    "human-eval-problems",
-    lambda row, context: [Item.of({**row, "prompt_id": row["task_id"]}, "prompt")],
-    lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,
-    joined_by=lambda row: str(row["task_id"]),
-)
+declared_prompts("human-eval-problems", joined_by=lambda row: str(row["task_id"]))

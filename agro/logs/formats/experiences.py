@@ -23,22 +23,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agro.errors import Refused
+from agro.io import record_files
+from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
-from agro.logs import record_files
 from agro.logs.fields import (
     digest,
-    entry,
     fingerprinted,
     integer,
     integers,
     number,
     numbers,
-    objects,
-    omit,
     parsed,
     sampled_fields,
     split,
-    text,
     token_fields,
 )
 from agro.logs.formats.declared import declared

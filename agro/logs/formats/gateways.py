@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs import exchanges
-from agro.logs.fields import call, entry, objects, settings, text, unpacked
+from agro.logs.fields import call, settings, unlisted
 from agro.logs.formats import providers
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import (
@@ -30,7 +31,6 @@ from agro.logs.formats.model_calls import (
     scored,
 )
 from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
-from agro.logs.record_files import unlisted
 from agro.logs.spans import described
 
 _CALLS = {"completion", "text_completion", "responses", "anthropic_messages", "generate_content"}

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
-from agro.logs.fields import entry, listed, objects, total
+from agro.logs.fields import listed, total
 from agro.logs.formats.atif import is_trajectory, trajectory
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, line_of

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
-from agro.logs.fields import a_list, entry, number, objects, omit, parsed, settings, text, token_fields, total
+from agro.logs.fields import a_list, number, parsed, settings, token_fields, total
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
 

@@ -14,23 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
-from agro.logs.fields import (
-    a_list,
-    entry,
-    number,
-    objects,
-    omit,
-    plain_messages,
-    reply,
-    settings,
-    split,
-    text,
-    total,
-)
+from agro.logs.archive import Archive
+from agro.logs.fields import a_list, number, plain_messages, reply, settings, split, total
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, line_of
-from agro.logs.record_files import Archive
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}

@@ -15,27 +15,13 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.logs.columns import Columns, Conversation, Preference
-from agro.logs.fields import (
-    a_list,
-    assistant,
-    call,
-    entry,
-    exchange,
-    number,
-    objects,
-    omit,
-    one_of,
-    rating,
-    text,
-    unpacked,
-    user,
-)
+from agro.logs.fields import a_list, assistant, call, exchange, number, one_of, rating, user
 from agro.logs.formats.declared import declared
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.values import is_unknown
-from agro.rewards.answers import boxes
+from agro.rollout.prompt_formats import PROMPT_FORMATS, math_problem
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -98,18 +84,11 @@ ENDING = "\n\nThe final answer is {answer}."  # of a solution: the reward looks 
 
 def _solved(row: Row, context: Context) -> list[Item]:
     r"""MATH: the solution with a last sentence that has the answer, the content of its last \boxed{…}."""
-    solution, answer = text(row["solution"], "solution"), row.get("answer")
-    if is_unknown(answer):
-        contents = [solution[start : end - 1] for _, start, end in boxes(solution)]
-        if not contents:
-            raise Refused(
-                f"solution: expected its answer in \\boxed{{…}}, or a column answer; got {solution[-80:]!r}"
-            )
-        answer = contents[-1]
+    problem = math_problem(row)
     record = {
-        "prompt": text(row["problem"], "problem"),
-        "response": solution.rstrip() + ENDING.format(answer=f"${text(answer, 'answer')}$"),
-        "answer": answer,
+        "prompt": problem["prompt"],
+        "response": row["solution"].rstrip() + ENDING.format(answer=f"${problem['answer']}$"),
+        "answer": problem["answer"],
         "role": "expert",
         "meta": omit(row, ("problem", "solution", "answer")),
     }
@@ -261,5 +240,5 @@ declared(
     lambda row: row.keys() >= {"messages", "chosen", "rejected"} and isinstance(row["chosen"], dict),
 )
 declared("distilabel", _rated)
-declared("math", _solved)
+declared("math", _solved, PROMPT_FORMATS["math"].fits)
 declared("open-r1-math", _verified)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import digest, entry, exchange, number, objects, plain, total
+from agro.io.json_values import entry, objects
+from agro.logs.fields import digest, exchange, number, plain, total
 from agro.logs.protocol import Context, Item
 
 Message = dict[str, Any]

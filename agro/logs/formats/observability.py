@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges, spans
-from agro.logs.fields import entry, listed, number, objects, omit, settings, unpacked
+from agro.logs.fields import grouped, listed, number, settings, unlisted
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import (
     identified,
@@ -40,7 +41,6 @@ from agro.logs.formats.model_calls import (
     scored,
 )
 from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
-from agro.logs.record_files import grouped, unlisted
 
 _TRACE = ("traceId", "trace_id")
 _MODEL = ("model", "providedModelName", "provided_model_name")

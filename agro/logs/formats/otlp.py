@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.jsonlines import Line, content
-from agro.logs.fields import entry, integer, listed
+from agro.io.json_values import entry
+from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
+from agro.io.record_files import read_records
+from agro.logs.fields import integer, listed
 from agro.logs.formats import conventions
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import identified
-from agro.logs.protocol import RECORD_ERRORS, Context, Item, Row, SkipRecord, line_of, reason_of
-from agro.logs.record_files import read_records
+from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
 
 _BEGINS = re.compile(rb'^(\xef\xbb\xbf)?\s*\[?\s*\{\s*"resource(Spans|Logs)"')
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import are_messages, entry, exchange, messages_in, parsed, rewarded, scores, split
+from agro.io.json_values import are_messages, entry, is_unknown, messages_in
+from agro.logs.fields import exchange, parsed, rewarded, scores, split
 from agro.logs.formats.declared import declared
 from agro.logs.interchange import PREFERENCE
 from agro.logs.labels import number_in
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.values import is_unknown, typed_fields
+from agro.logs.values import typed_fields
 
 _NO_TEXT = {  # fields that aren't text
     *("tokens", "mask", "action", "behavior_logp", "sampling", "context_tokens", "token_reward"),

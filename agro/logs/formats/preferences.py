@@ -25,23 +25,9 @@ from itertools import chain, takewhile
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs.columns import Columns, PairColumns, Ranking
-from agro.logs.fields import (
-    assistant,
-    entry,
-    exchange,
-    integer,
-    listed,
-    number,
-    objects,
-    omit,
-    parsed,
-    plain,
-    text,
-    total,
-    unpacked,
-    user,
-)
+from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import TIE, Context, Item, Row
 

@@ -19,21 +19,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, omit, text
 from agro.logs.columns import Preference
-from agro.logs.fields import (
-    entry,
-    joined_record,
-    objects,
-    omit,
-    plain_messages,
-    reply,
-    settings,
-    split,
-    text,
-    token_fields,
-)
-from agro.logs.formats.declared import declared
+from agro.logs.fields import joined_record, plain_messages, reply, settings, split, token_fields
+from agro.logs.formats.declared import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row
+from agro.rollout.prompt_formats import anthropic_messages, anthropic_prompt, openai_prompt
 
 _EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
 _COMPLETION = ("id", "object", "created", "choices", "prompt_token_ids", "prompt_text", "model")
@@ -46,7 +37,7 @@ def _batch(row: Row, context: Context) -> list[Item]:
     body = _answer(row)
     request = entry(_joined_request(name, "the batch's input file", context)["body"], "body")
     meta = omit(row, ("custom_id", "response", "error")) | {"custom_id": name}
-    return list(choices(body, _prompt(request), request, meta))
+    return list(choices(body, openai_prompt(request), request, meta))
 
 
 def _joined_request(name: str, file: str, context: Context) -> Row:
@@ -68,19 +59,6 @@ def _answer(row: Row) -> dict[str, Any]:
     return entry(response.get("body"), "response.body")
 
 
-def _batch_prompt(row: Row, context: Context) -> list[Item]:
-    body = entry(row["body"], "body")
-    return [Item.of({"prompt": _prompt(body), "custom_id": row["custom_id"]}, "body")]
-
-
-def _prompt(request: Row) -> Any:
-    """The messages of a request, or its text."""
-    for name in ("messages", "input", "prompt"):
-        if request.get(name) is not None:
-            return request[name]
-    raise Refused(f"request: expected messages, input or prompt, got {', '.join(request) or 'nothing'}")
-
-
 def _completion(row: Row, context: Context) -> list[Item]:
     """A completion alone, or beside what was asked: {request, response}, {messages, response} and such."""
     column = _completion_column(row)
@@ -91,7 +69,7 @@ def _completion(row: Row, context: Context) -> list[Item]:
             "prompt: a chat completion doesn't hold what was asked; log it in a column beside it: request, "
             "messages or prompt"
         )
-    return list(choices(body, _prompt(request), request, omit(row, (*_EXCHANGE_COLUMNS, *_COMPLETION))))
+    return list(choices(body, openai_prompt(request), request, omit(row, (*_EXCHANGE_COLUMNS, *_COMPLETION))))
 
 
 def _completion_column(row: Row) -> str | None:
@@ -212,12 +190,7 @@ PREFERENCES = Preference(
 
 
 declared("openai-batch", _batch, _fits_batch)
-declared(
-    "openai-batch-input",
-    _batch_prompt,
-    lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row,
-    joined_by=lambda row: str(row["custom_id"]),
-)
+declared_prompts("openai-batch-input", joined_by=lambda row: str(row["custom_id"]))
 declared("chat-completion", _completion, _fits_completion)
 declared("openai-chat", _fine_tuning, lambda row: "messages" in row and row.keys() <= _FINE_TUNING)
 declared("openai-preference", PREFERENCES.read)
@@ -243,68 +216,5 @@ def _results(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "result")]
 
 
-def anthropic_prompt(params: Row) -> list[dict[str, Any]]:
-    """The messages of a request. The system's is a field of its own."""
-    messages = anthropic_messages(objects(params.get("messages"), "params.messages"), "params.messages")
-    if params.get("system") is None:
-        return messages
-    return [
-        *anthropic_messages([{"role": "system", "content": params["system"]}], "params.system"),
-        *messages,
-    ]
-
-
-def anthropic_messages(values: list[dict[str, Any]], location: str) -> list[dict[str, Any]]:
-    """Messages of blocks as messages of text, reasoning and tool calls; results of tools are their own."""
-    parsed: list[dict[str, Any]] = []
-    for message in values:
-        if isinstance(message.get("content"), str):
-            parsed.append(message)
-            continue
-        blocks = objects(message.get("content"), f"{location}.content")
-        results = [block for block in blocks if block.get("type") == "tool_result"]
-        parsed += [_tool_result(block, location) for block in results]
-        content_blocks = [block for block in blocks if block.get("type") != "tool_result"]
-        if content_blocks or not results:
-            parsed.append(_message(message.get("role"), content_blocks, location))
-    return parsed
-
-
-def _message(role: Any, blocks: list[dict[str, Any]], location: str) -> dict[str, Any]:
-    texts: dict[str, list[str]] = {"text": [], "thinking": []}
-    calls = []
-    for block in blocks:
-        kind = block.get("type")
-        if kind in ("text", "thinking"):
-            texts[kind].append(text(block.get(kind), f"{location}.content.{kind}"))
-        elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": block.get("input")}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind != "redacted_thinking":  # which is encrypted
-            raise Refused(
-                f"{location}.content: expected blocks of type text, thinking, tool_use or tool_result, got "
-                f"{kind!r:.80}"
-            )
-    message: dict[str, Any] = {"role": role, "content": "".join(texts["text"])}
-    if texts["thinking"]:
-        message["reasoning_content"] = "".join(texts["thinking"])
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _tool_result(block: Row, location: str) -> dict[str, Any]:
-    content = block.get("content") or ""
-    if not isinstance(content, str):
-        content = _message("tool", objects(content, f"{location}.content.tool_result"), location)["content"]
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
-
-
 declared("anthropic-batch", _results)
-declared(
-    "anthropic-batch-requests",
-    lambda row, context: [
-        Item.of({"prompt": anthropic_prompt(entry(row["params"], "params")), "custom_id": row["custom_id"]})
-    ],
-    joined_by=lambda row: str(row["custom_id"]),
-)
+declared_prompts("anthropic-batch-requests", joined_by=lambda row: str(row["custom_id"]))

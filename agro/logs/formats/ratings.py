@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.datasets import on_hub
+from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
-from agro.logs.datasets import on_hub
-from agro.logs.fields import entry, exchange, listed, number, objects, omit, one_of, rating, text, total, user
+from agro.io.record_files import read_records
+from agro.logs.fields import exchange, listed, number, one_of, rating, total, user
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.logs.rankings import rank_judgments
-from agro.logs.record_files import read_records
 from agro.store.export import ENDINGS
 
 _COLUMNS = ("instruction", "models", "completions")

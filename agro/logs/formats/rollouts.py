@@ -28,22 +28,19 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.logs.columns import Columns
 from agro.logs.fields import (
     digest,
-    entry,
     fingerprinted,
     flags,
     integer,
     integers,
     number,
     numbers,
-    objects,
-    omit,
     sampled_fields,
     split,
-    text,
 )
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, unreadable

@@ -24,13 +24,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, omit
 from agro.io.jsonlines import Line
 from agro.logs import exchanges
-from agro.logs.fields import call, entry, exchange, integer, listed, objects, omit, plain
-from agro.logs.formats import providers
+from agro.logs.fields import call, exchange, integer, listed, plain
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import Message, blocks, identified
 from agro.logs.protocol import Context, Item, Row
+from agro.rollout.prompt_formats import anthropic_messages
 
 
 def gather(lines: Iterator[Line]) -> Iterator[Line]:
@@ -155,7 +156,7 @@ def _history(path: list[_MessageNode], shared: int) -> History:
     """`shared`: how many of its messages are of a response before."""
     messages, begin = list[Message](), 0
     for i, node in enumerate(path):
-        messages += providers.anthropic_messages(
+        messages += anthropic_messages(
             [{"role": node.role, "content": node.blocks}], f"event {node.event['uuid']}"
         )
         begin = len(messages) if i < shared else begin

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import objects, omit, text
 from agro.logs.columns import Columns
-from agro.logs.fields import digest, integer, objects, omit, split, text, total
+from agro.logs.fields import digest, integer, split, total
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row
 

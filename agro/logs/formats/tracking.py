@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import entry, objects, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import spans
-from agro.logs.fields import entry, listed, objects, settings, unpacked
+from agro.logs.fields import grouped, listed, settings
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import identified, identified_by_first
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.record_files import grouped
 
 _CALLS = ("LLM", "CHAT_MODEL")
 _JUDGEMENTS = {"yes": 1.0, "no": 0.0}  # what MLflow's judges say

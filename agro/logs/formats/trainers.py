@@ -22,10 +22,12 @@ from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import omit, text
 from agro.logs.columns import Columns, Conversation, preference
-from agro.logs.fields import digest, exchange, integer, omit, text, total
-from agro.logs.formats.declared import declared
+from agro.logs.fields import digest, exchange, integer, total
+from agro.logs.formats.declared import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row, unreadable
+from agro.rollout.prompt_formats import ends_with_assistant, has_openrlhf_columns
 
 _TURNS = ("num_turns", "__num_turns__")
 DUMP = Columns("input", "output", answer="gts", reward="score", integers=("step",), dropped=("step", "uid"))
@@ -64,20 +66,8 @@ def _uid(uid: Any) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def _verl_prompt(row: Row, context: Context) -> list[Item]:
-    reward_model, extra = row.get("reward_model") or {}, row.get("extra_info") or {}
-    record = {
-        "prompt": row["prompt"],
-        "answer": reward_model.get("ground_truth"),
-        **omit(row, ("prompt", "reward_model", "extra_info")),
-    }
-    if extra.get("index") is not None:
-        record["prompt_id"] = f"{row['data_source']}:{extra.get('split', '')}:{extra['index']}"
-    return [Item.of(record, "prompt")]
-
-
 declared("verl-rollouts", _dump, identity=_validated)
-declared("verl-prompts", _verl_prompt)
+declared_prompts("verl-prompts")
 
 
 _COMPLETION = ("step", "prompt", "completion", "advantage")
@@ -226,18 +216,6 @@ declared(
 
 OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=True)
 OPENRLHF_CONVERSATIONS = Conversation("output", lambda row: row["input"], role="expert", dropped=("input",))
-_OPTIONAL_COLUMNS = {"label", "datasource", "images", "id"}
-
-
-def _is_complete(row: Row) -> bool:
-    """Whether `input` is a conversation that ends with the assistant."""
-    messages = row.get("input")
-    message = messages[-1] if isinstance(messages, list) and messages else None
-    return isinstance(message, dict) and message.get("role") == "assistant"
-
-
-def _is_only(row: Row, names: set[str]) -> bool:
-    return names <= row.keys() <= names | _OPTIONAL_COLUMNS
 
 
 def _demonstration(row: Row, context: Context) -> list[Item]:
@@ -246,16 +224,12 @@ def _demonstration(row: Row, context: Context) -> list[Item]:
     return OPENRLHF_CONVERSATIONS.read(row, context)
 
 
-def _openrlhf_prompt(row: Row, context: Context) -> list[Item]:
-    record: dict[str, Any] = {"prompt": row["input"], **omit(row, ("input", "label"))}
-    if row.get("label") is not None:
-        record["answer"] = row["label"]
-    return [Item.of(record, "prompt")]
-
-
 declared(
     "openrlhf-demonstrations",
     _demonstration,
-    lambda row: _is_only(row, {"input", "output"}) or (_is_only(row, {"input"}) and _is_complete(row)),
+    lambda row: (
+        has_openrlhf_columns(row, {"input", "output"})
+        or (has_openrlhf_columns(row, {"input"}) and ends_with_assistant(row))
+    ),
 )
-declared("openrlhf-prompts", _openrlhf_prompt, lambda row: _is_only(row, {"input"}) and not _is_complete(row))
+declared_prompts("openrlhf-prompts")

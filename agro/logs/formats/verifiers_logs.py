@@ -16,20 +16,8 @@ from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
-from agro.logs.fields import (
-    entry,
-    exchange,
-    fingerprinted,
-    flags,
-    integer,
-    integers,
-    number,
-    numbers,
-    objects,
-    omit,
-    parsed,
-    split,
-)
+from agro.io.json_values import entry, objects, omit
+from agro.logs.fields import exchange, fingerprinted, flags, integer, integers, number, numbers, parsed, split
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, unreadable
 from agro.types.prompt import prompt_hash

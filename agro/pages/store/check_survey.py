@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agro.logs.prompts import load_prompts
 from agro.pages.store.spread import LENGTHS, Spread, equal_bins
 from agro.pages.store.texts import HeldOutOverlap, PromptCopies, near_repeats
 from agro.rewards.answers import normalize
 from agro.rewards.final import final
+from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.store.survey import SurveyRow
 from agro.types import Text

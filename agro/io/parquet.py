@@ -1,4 +1,4 @@
-"""Parquet files: ours, as `agro.store.export` writes them, and those of other programs."""
+"""Parquet files: ours, which `agro.store.export` writes, and those of other programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.strictjson import loads
-from agro.store.export import JSON, MARK, ROWS
+
+JSON = ("meta", "sampling", "messages", "exact")  # columns of JSON, in files that agro wrote
+MARK = {b"agro": b"interchange"}  # in the metadata of their schema
+ROWS = 1024  # a row group
 
 
 def batches(path: Path) -> Iterator[tuple[Any, bool]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.jsonlines import Line
-from agro.logs.fields import messages_in
-from agro.logs.format_table import FORMATS
-from agro.logs.mapping import check_columns, renamed
-from agro.logs.protocol import RECORD_ERRORS, Context, reason_of
-from agro.logs.record_files import read_records
+from agro.io.column_paths import check_columns, renamed
+from agro.io.json_values import messages_in
+from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
+from agro.io.record_files import read_records
+from agro.rollout.prompt_formats import PROMPT_FORMATS
 from agro.types import Prompt
 
 SHOWN = 3  # problems that a message names
@@ -50,9 +50,9 @@ def read_prompts(
     located: dict[str, tuple[Prompt, str]] = {}  # by id, with FILE:LINE
     problems: list[str] = []
     repeated: list[str] = []
-    for line, context in _lines(paths):
+    for line in chain.from_iterable(map(read_records, paths)):
         try:
-            prompt = _read_prompt(line, context, columns or {})
+            prompt = _read_prompt(line, columns or {})
             if prompt.id not in located:
                 located[prompt.id] = prompt, line.where
                 continue
@@ -77,18 +77,11 @@ def places(
 ) -> dict[str, str]:
     """FILE:LINE of the prompts with these ids, in files that `read_prompts` has read."""
     found: dict[str, str] = {}
-    for line, context in _lines(paths):
-        prompt = _read_prompt(line, context, columns or {})
+    for line in chain.from_iterable(map(read_records, paths)):
+        prompt = _read_prompt(line, columns or {})
         if prompt.id in ids:
             found.setdefault(prompt.id, line.where)
     return found
-
-
-def _lines(paths: Sequence[str | Path]) -> Iterator[tuple[Line, Context]]:
-    for path in paths:
-        context = Context(Path(path))
-        for line in read_records(path):
-            yield line, context
 
 
 def _several(problems: Sequence[str], summary: str) -> str:
@@ -99,28 +92,20 @@ def _several(problems: Sequence[str], summary: str) -> str:
     return f"{len(problems)} {summary}, such as\n{examples}\n"
 
 
-def _read_prompt(line: Line, context: Context, columns: Mapping[str, str]) -> Prompt:
+def _read_prompt(line: Line, columns: Mapping[str, str]) -> Prompt:
     if line.error:
         raise Refused(line.error)
     if columns:
         return _prompt(renamed(line.value, columns))
-    return _prompt(_record(line.value, context))
+    return _prompt(_record(line.value))
 
 
-def _record(row: Mapping[str, Any], context: Context) -> Mapping[str, Any]:
-    """A row as agro has prompts, where it is of a format of prompts, or of one that is read as them."""
-    for format in FORMATS.values():
-        if format.kind == "prompts" and format.name != "prompt" and format.fits(row):
-            return format.read(row, context)[0].records[0]
-        if format.asks and format.fits(row):
-            return _question(format.read(row, context)[0].records[0])
+def _record(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row as agro has prompts, where it is of a format of prompts."""
+    for format in PROMPT_FORMATS.values():
+        if format.fits(row):
+            return format.read(row)
     return row
-
-
-def _question(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a demonstration is an answer to: its prompt and columns, without the response."""
-    named = {name: record[name] for name in ("prompt", "answer", "prompt_id") if name in record}
-    return {**record.get("meta", {}), **named}
 
 
 def _prompt(record: Mapping[str, Any]) -> Prompt:

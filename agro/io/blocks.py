@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from agro.io import parquet
 from agro.io.jsonlines import Line, lines
-from agro.logs import parquet
 
 CHUNK = 5000  # records of a block, which are taken in one transaction; fewer where they are large:
 CHUNK_BYTES = 1 << 24

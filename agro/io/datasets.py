@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io import parquet
 from agro.io.jsonlines import Line
+from agro.io.parquet import ROWS
 from agro.io.strictjson import loads
-from agro.logs import parquet
-from agro.store.export import ROWS
 
 _HUB = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^:]+))??(:(?P<split>[^:]+))?")
 

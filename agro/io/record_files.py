@@ -1,8 +1,4 @@
-"""Files of records: JSON Lines, lists of JSON objects, CSV, Excel, Parquet, data sets of `datasets`, zip and
-SQLite.
-
-Members of zip files may be packed with Zstandard, which Python reads from 3.14 on.
-"""
+"""Files of records: JSON Lines, JSON lists, CSV, Excel, Parquet, data sets of `datasets`, and SQLite."""
 
 from __future__ import annotations
 
@@ -10,41 +6,24 @@ import csv
 import hashlib
 import io
 import sqlite3
-import struct
 import zipfile
 import zlib
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
-import zstandard
-
 from agro.errors import Refused
+from agro.io import datasets, parquet
+from agro.io.blocks import Block, arrow_blocks, json_blocks, record_blocks
 from agro.io.jsonlines import Line, content, lines
-from agro.logs import datasets, parquet
-from agro.logs.blocks import Block, arrow_blocks, json_blocks, record_blocks
-from agro.logs.interchange import from_record
-from agro.types import Sample
 
 BLOCK = 1 << 16  # bytes that are read at once of a list
 # What reading Excel raises; that of XML is a SyntaxError.
 DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, KeyError, ValueError, EOFError)
-
-
-def read_samples(path: str | Path) -> Iterator[Sample]:
-    """The samples of an exported file. Raises `Refused` with FILE:LINE at the first line that isn't one."""
-    for line in read_records(path):
-        try:
-            if line.error:
-                raise Refused(line.error)
-            yield from_record(line.value)
-        except Refused as error:
-            raise Refused(f"{line.where}: {error}") from None
 
 
 def read_records(path: str | Path) -> Iterator[Line]:
@@ -255,40 +234,6 @@ def is_table(path: Path) -> bool:
     return b"\t" in head and not head.startswith((b"{", b"["))
 
 
-def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) -> Iterator[Line]:
-    """The rows that a line lists, such as an interface's answer; of a line without a list the line itself."""
-    number = 0
-    for line in lines:
-        rows = None if line.error else rows_of(line.value)
-        if not isinstance(rows, list):
-            number += 1
-            yield line._replace(number=number)
-            continue
-        for i, row in enumerate(rows, 1):
-            number += 1
-            location = f"{line.where}, row {i}"
-            if isinstance(row, dict):
-                yield line._replace(where=location, number=number, value=row, size=line.size // len(rows))
-            else:
-                yield Line(location, number, {}, f"expected an object, got {row!r:.80}")
-
-
-def grouped(lines: Iterable[Line], key: Callable[[dict[str, Any]], Hashable], name: str) -> Iterator[Line]:
-    """A record for each key, with the rows that have it in `name`, in the order of their first lines.
-
-    A line that can't be read is passed on.
-    """
-    groups: dict[Hashable, list[Line]] = {}
-    for line in lines:
-        if line.error:
-            yield line
-        else:
-            groups.setdefault(key(line.value), []).append(line)
-    for members in groups.values():
-        rows, size = [line.value for line in members], sum(line.size for line in members)
-        yield members[0]._replace(value={name: rows}, size=size)
-
-
 def fingerprint(path: str | Path) -> str:
     """SHA-256 of the content, the same whether gzipped or not; of a folder that of its files and their names.
 
@@ -307,60 +252,6 @@ def fingerprint(path: str | Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
-
-
-_ZSTANDARD = 93  # zip's number of this compression
-_LOCAL = 30  # bytes of a member's own header before its name and extra field
-
-
-class Archive:
-    """A zip file, open for reading. Raises `Refused` where it is damaged."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._zip = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
-            raise Refused(f"{path}: expected a zip file, as a finished log is: {error}") from None
-        except OSError as error:
-            raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
-        self.names = frozenset(self._zip.namelist())
-
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._zip.close()
-
-    def read(self, name: str) -> bytes:
-        """The content of a member."""
-        info = self._zip.getinfo(name)
-        try:
-            if info.compress_type != _ZSTANDARD:
-                return self._zip.read(name)
-            data = self._unpacked(info)
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            zstandard.ZstdError,
-            NotImplementedError,
-            struct.error,
-        ) as error:
-            raise Refused(f"{self._path}: {name}: can't be unpacked: {error}") from None
-        if zlib.crc32(data) != info.CRC:
-            raise Refused(f"{self._path}: {name}: damaged: the checksum is another one")
-        return data
-
-    def _unpacked(self, info: zipfile.ZipInfo) -> bytes:
-        with self._path.open("rb") as file:
-            file.seek(info.header_offset)
-            name, extra = struct.unpack("<HH", file.read(_LOCAL)[26:30])
-            file.seek(info.header_offset + _LOCAL + name + extra)
-            packed = file.read(info.compress_size)
-        frames = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed), read_across_frames=True)
-        return frames.read()
 
 
 def columns(path: Path) -> dict[str, set[str]]:

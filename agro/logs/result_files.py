@@ -1,0 +1,133 @@
+"""Results of any file or folder: of agro, of an evaluation harness, or of a log that `agro import` takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from agro.errors import Refused
+from agro.io.jsonlines import RECORD_ERRORS, reason_of
+from agro.io.record_files import read_records
+from agro.logs.format_table import Recognizer, format_at, lines_of
+from agro.logs.importing import import_files
+from agro.logs.protocol import Format, ScoredDocument
+from agro.runs.results import Result, is_run, mean
+from agro.runs.rundata import load_run
+from agro.store import Store
+from agro.store.location import is_store
+from agro.types import Text, prompt_hash
+
+ENDINGS = (".jsonl", ".json", ".eval", ".parquet", ".jsonl.gz")  # of files that a harness writes
+
+
+LM_EVAL_NAME = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[^/]*")
+
+
+@dataclass
+class _Documents:
+    """The documents of one task, as they are read."""
+
+    values: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)  # by metric and id
+    documents: dict[str, Text] = field(default_factory=dict)
+    prompted: dict[str, str] = field(default_factory=dict)
+
+    def add(self, scored: ScoredDocument) -> None:
+        """Rows of one document with another filter, or of another epoch, stand apart."""
+        if self.documents.setdefault(scored.id, scored.document) != scored.document:
+            raise Refused(f"id {scored.id}: expected one document of this id, got another one as well")
+        self.prompted.setdefault(scored.id, prompt_hash(scored.prompted))
+        for metric, value in scored.scores.items():
+            self.values.setdefault(metric, {}).setdefault(scored.id, []).append(value)
+
+    def result(self, name: str, task: str, unreadable: Sequence[str]) -> Result:
+        scores = {
+            metric: {key: mean(of_metric.get(key, ())) for key in self.documents}
+            for metric, of_metric in self.values.items()
+        }
+        found = Result.of_prompts(name, {}, self.documents, task=task, prompted=self.prompted)
+        return Result(**{**vars(found), "scores": scores, "unreadable": tuple(unreadable)})
+
+
+def results_at(path: Path) -> list[Result]:
+    """One result a set of prompts. Raises `Refused` where there is none."""
+    if is_run(path):
+        return [Result.of_run(load_run(path))]
+    if path.is_dir() and format_at(path) is None and not (path / "state.json").is_file():
+        return _of_folder(path)
+    if not path.exists():
+        raise Refused(f"{path}: no such file or folder")
+    if is_store(path):
+        with Store.open(path, read_only=True) as store:
+            return [Result.of_store(str(path), store)]
+    first = None if format_at(path) else next(read_records(path), None)
+    if first is not None and first.value.keys() >= {"prompt_id", "prompt", "rewards"}:
+        return [Result.of_file(path)]
+    format = _scored_format(path)
+    if format is not None:
+        return _of_harness([(path, format)], str(path))
+    with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
+        report = import_files(store, [path])
+        found = Result.of_store(str(path), store)
+    refused = tuple(f"{each.where}: {each.reason}" for each in report.refused)
+    return [Result(**{**vars(found), "unreadable": refused})]
+
+
+def _scored_format(path: Path) -> Format | None:
+    """The format of a file, where it is one of evaluations whose documents are scored."""
+    format = format_at(path)
+    if format is None:
+        line = next(read_records(path), None)
+        format = None if line is None or line.error else Recognizer(None).recognize(line.value)
+    return format if format is not None and format.scored is not None else None
+
+
+def _of_folder(path: Path) -> list[Result]:
+    """All samples that a harness left in a folder, task by task."""
+    files = []
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and file.name.endswith(ENDINGS):
+            try:
+                format = _scored_format(file)
+            except Refused:  # such as a file of results, which is no log
+                continue
+            if format is not None:
+                files.append((file, format))
+    if not files:
+        raise Refused(
+            f"{path}: expected the folder of a run, or one with samples of lm-evaluation-harness "
+            "(--log_samples), lighteval (--save-details) or Inspect; got none of these. A model is "
+            "compared with --prompts FILE --reward NAME"
+        )
+    return _of_harness(files, str(path))
+
+
+def _of_harness(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]:
+    tasks: dict[str, _Documents] = {}
+    file_of: dict[str, Path] = {}
+    unreadable: dict[Path, list[str]] = {path: [] for path, _ in files}
+    for path, format in files:
+        assert format.scored is not None
+        named = LM_EVAL_NAME.match(path.name)
+        for line in lines_of(path, format):
+            try:
+                scored: ScoredDocument | str = line.error or format.scored(line.value)
+            except RECORD_ERRORS as error:
+                scored = reason_of(error)
+            if isinstance(scored, str):  # why the record can't be read
+                unreadable[path].append(f"{line.where}: {scored}")
+                continue
+            task = scored.task or (named[1] if named else "")
+            other = file_of.setdefault(task, path)
+            if other != path:
+                raise Refused(
+                    f"{name}: expected one file of the task {task or 'without a name'}, got {other} and "
+                    f"{path}; give the one to compare"
+                )
+            tasks.setdefault(task, _Documents()).add(scored)
+    if not tasks:
+        reasons = [reason for reasons in unreadable.values() for reason in reasons] or ["got no record"]
+        raise Refused(f"{name}: expected scored documents; {reasons[0]}")
+    return [found.result(name, task, unreadable[file_of[task]]) for task, found in tasks.items()]

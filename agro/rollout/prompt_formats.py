@@ -1,0 +1,160 @@
+"""Prompts as other programs have them: data sets of trainers and of problems, and requests of batches.
+
+Each reader returns a record with `prompt`, and raises `Refused` for one that isn't as its format says. The
+programs and versions stand in `agro/logs/formats/formats.toml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from agro.errors import Refused
+from agro.io.json_values import entry, is_unknown, objects, omit, text
+from agro.rewards.answers import boxes
+
+Row = Mapping[str, Any]
+
+
+def _verl_prompt(row: Row) -> dict[str, Any]:
+    reward_model, extra = row.get("reward_model") or {}, row.get("extra_info") or {}
+    record = {
+        "prompt": row["prompt"],
+        "answer": reward_model.get("ground_truth"),
+        **omit(row, ("prompt", "reward_model", "extra_info")),
+    }
+    if extra.get("index") is not None:
+        record["prompt_id"] = f"{row['data_source']}:{extra.get('split', '')}:{extra['index']}"
+    return record
+
+
+def math_problem(row: Row) -> dict[str, Any]:
+    r"""MATH: the answer is the content of the solution's last \boxed{…}, where the row has none."""
+    solution, answer = text(row["solution"], "solution"), row.get("answer")
+    if is_unknown(answer):
+        contents = [solution[start : end - 1] for _, start, end in boxes(solution)]
+        if not contents:
+            raise Refused(
+                f"solution: expected its answer in \\boxed{{…}}, or a column answer; got {solution[-80:]!r}"
+            )
+        answer = contents[-1]
+    meta = omit(row, ("problem", "solution", "answer"))
+    return {**meta, "prompt": text(row["problem"], "problem"), "answer": text(answer, "answer")}
+
+
+def _openrlhf_prompt(row: Row) -> dict[str, Any]:
+    record: dict[str, Any] = {"prompt": row["input"], **omit(row, ("input", "label"))}
+    if row.get("label") is not None:
+        record["answer"] = row["label"]
+    return record
+
+
+def has_openrlhf_columns(row: Row, names: set[str]) -> bool:
+    """Whether a row has these columns, and no others than OpenRLHF's optional ones."""
+    return names <= row.keys() <= names | {"label", "datasource", "images", "id"}
+
+
+def ends_with_assistant(row: Row) -> bool:
+    """Whether `input` is a conversation that ends with the assistant."""
+    messages = row.get("input")
+    message = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(message, dict) and message.get("role") == "assistant"
+
+
+def _openai_batch_prompt(row: Row) -> dict[str, Any]:
+    return {"prompt": openai_prompt(entry(row["body"], "body")), "custom_id": row["custom_id"]}
+
+
+def openai_prompt(request: Row) -> Any:
+    """The messages of a request, or its text."""
+    for name in ("messages", "input", "prompt"):
+        if request.get(name) is not None:
+            return request[name]
+    raise Refused(f"request: expected messages, input or prompt, got {', '.join(request) or 'nothing'}")
+
+
+def _anthropic_batch_prompt(row: Row) -> dict[str, Any]:
+    return {"prompt": anthropic_prompt(entry(row["params"], "params")), "custom_id": row["custom_id"]}
+
+
+def anthropic_prompt(params: Row) -> list[dict[str, Any]]:
+    """The messages of a request. The system's is a field of its own."""
+    messages = anthropic_messages(objects(params.get("messages"), "params.messages"), "params.messages")
+    if params.get("system") is None:
+        return messages
+    return [
+        *anthropic_messages([{"role": "system", "content": params["system"]}], "params.system"),
+        *messages,
+    ]
+
+
+def anthropic_messages(values: list[dict[str, Any]], location: str) -> list[dict[str, Any]]:
+    """Messages of blocks as messages of text, reasoning and tool calls; results of tools are their own."""
+    parsed: list[dict[str, Any]] = []
+    for message in values:
+        if isinstance(message.get("content"), str):
+            parsed.append(message)
+            continue
+        blocks = objects(message.get("content"), f"{location}.content")
+        results = [block for block in blocks if block.get("type") == "tool_result"]
+        parsed += [_tool_result(block, location) for block in results]
+        content_blocks = [block for block in blocks if block.get("type") != "tool_result"]
+        if content_blocks or not results:
+            parsed.append(_message(message.get("role"), content_blocks, location))
+    return parsed
+
+
+def _message(role: Any, blocks: list[dict[str, Any]], location: str) -> dict[str, Any]:
+    texts: dict[str, list[str]] = {"text": [], "thinking": []}
+    calls = []
+    for block in blocks:
+        kind = block.get("type")
+        if kind in ("text", "thinking"):
+            texts[kind].append(text(block.get(kind), f"{location}.content.{kind}"))
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input")}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind != "redacted_thinking":  # which is encrypted
+            raise Refused(
+                f"{location}.content: expected blocks of type text, thinking, tool_use or tool_result, got "
+                f"{kind!r:.80}"
+            )
+    message: dict[str, Any] = {"role": role, "content": "".join(texts["text"])}
+    if texts["thinking"]:
+        message["reasoning_content"] = "".join(texts["thinking"])
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_result(block: Row, location: str) -> dict[str, Any]:
+    content = block.get("content") or ""
+    if not isinstance(content, str):
+        content = _message("tool", objects(content, f"{location}.content.tool_result"), location)["content"]
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+
+
+class PromptFormat(NamedTuple):
+    fits: Callable[[Row], bool]  # whether a record is of this format, by its keys
+    read: Callable[[Row], dict[str, Any]]
+
+
+PROMPT_FORMATS = {  # by name, in the order in which they are tried
+    "verl-prompts": PromptFormat(
+        lambda row: row.keys() >= {"data_source", "prompt", "reward_model"}, _verl_prompt
+    ),
+    "math": PromptFormat(lambda row: row.keys() >= {"problem", "solution"}, math_problem),
+    "openrlhf-prompts": PromptFormat(
+        lambda row: has_openrlhf_columns(row, {"input"}) and not ends_with_assistant(row), _openrlhf_prompt
+    ),
+    "openai-batch-input": PromptFormat(
+        lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row, _openai_batch_prompt
+    ),
+    "anthropic-batch-requests": PromptFormat(
+        lambda row: row.keys() >= {"custom_id", "params"}, _anthropic_batch_prompt
+    ),
+    "human-eval-problems": PromptFormat(
+        lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,
+        lambda row: {**row, "prompt_id": row["task_id"]},
+    ),
+}
