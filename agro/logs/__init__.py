@@ -1,1 +1,1 @@
-"""Logs of other programs: recognizing formats, importing their records into a store, and what they measured."""
+"""Logs of other programs: recognizing formats, importing their records into a store, and their scores."""

@@ -39,8 +39,8 @@ and no two modules import each other. Nothing imports a satellite except later s
 3. `rollout/collect.py` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
    `rollout/engines/` continues them, an environment of `rollout/envs/` may answer, and `rewards/` scores
    the text.
-4. `rollout/prompts.py` reads prompts. `logs/importing.py` brings in responses of other programs: `logs/format_table.py` recognizes the
-   format, one of `logs/formats/` reads it.
+4. `rollout/prompts.py` reads files of prompts. `logs/importing.py` brings in responses of other programs:
+   `logs/format_table.py` recognizes the format, one of `logs/formats/` reads it.
 5. `store/samples.py` appends samples in one transaction. A reward that is unknown stays null.
 6. `store/draw_rules.py` says which groups a step trains on; `store/drawing.py` applies it and records each
    draw.
