@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agro.api.contamination import held_out_prompts
 from agro.api.input_files import is_path, prompt_record, write_rows
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -19,7 +20,6 @@ from agro.rollout.evaluate import heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.card import check_push, push
-from agro.runs.contamination import held_out_prompts
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.store.location import located

@@ -26,9 +26,9 @@ from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.config import RewardConfig
+    from agro.logs.results import Result
     from agro.pages.run.compare import RunComparison
-    from agro.runs.paired_results import PairedResults, PairedSets
-    from agro.runs.results import Result
+    from agro.pages.run.paired_results import PairedResults, PairedSets
     from agro.types import Prompt
 
 
@@ -72,9 +72,8 @@ def compare(
     ] = Path("compare"),
     as_json: Json = False,
 ) -> None:
-    from agro.logs.result_files import results_at
-    from agro.runs.paired_results import PairedSets
-    from agro.runs.results import is_run
+    from agro.logs.results import is_run, results_at
+    from agro.pages.run.paired_results import PairedSets
 
     paths = [Path(name) for name in results]
     if prompts is None and all(is_run(path) for path in paths):
@@ -120,10 +119,9 @@ def _answered(
     """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
     responses is read as it is."""
     from agro.cli.measuring import Measurement
-    from agro.logs.result_files import results_at
+    from agro.logs.results import Result, is_run, results_at
     from agro.rewards import load_reward
     from agro.rollout.rollout import EpisodeReward
-    from agro.runs.results import Result, is_run
 
     path = Path(name)
     if path.is_file():

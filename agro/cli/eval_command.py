@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from agro.api.contamination import Contamination
     from agro.cli.measuring import Measurement
     from agro.config import RewardConfig
     from agro.rollout.evaluate import Heldout
-    from agro.runs.contamination import Contamination
     from agro.runs.verdict import Verdict
     from agro.types import Prompt
 
@@ -163,7 +163,7 @@ class MeasuredSet:
 
 def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]:
     """The files that were named, or the held-out prompts of a run."""
-    from agro.runs.contamination import held_out_prompts
+    from agro.api.contamination import held_out_prompts
 
     if paths:
         return [MeasuredSet(name, prompts) for name, prompts in load_sets(paths).items()]

@@ -162,7 +162,7 @@ def _values(kind: str, scored: RescoredLog, logged: LoggedResponses) -> NDArray[
     """V [N,T]; None: fitted to the log."""
     import numpy as np
 
-    from agro.logs.result_files import results_at
+    from agro.logs.results import results_at
 
     if kind == FITTED:
         return None

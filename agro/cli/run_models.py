@@ -15,9 +15,9 @@ from agro.cli.models import LONGEST, rollout_of
 from agro.errors import Refused
 
 if TYPE_CHECKING:
+    from agro.api.contamination import Contamination
     from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
     from agro.rollout.rollout import EpisodeReward, Rollout
-    from agro.runs.contamination import Contamination
     from agro.types import Prompt
 
 START = "start"  # of --against: the model that the run started from
@@ -113,7 +113,7 @@ class MeasuredModel:
 
     def seen(self, prompts: Sequence[Prompt]) -> Contamination | None:
         """Which of them the run was trained on; None where its training prompts are unknown."""
-        from agro.runs.contamination import Contamination, trained_prompts
+        from agro.api.contamination import Contamination, trained_prompts
 
         if self.run is None or self.config is None:
             return None

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from agro.errors import AgroWarning, Refused
 from agro.io.blocks import Block
-from agro.io.channels import Channel, Child
+from agro.logs.channels import Channel, Child
 from agro.logs.entries import Entry, Repeat
 from agro.logs.import_report import Options, Refusal
 from agro.logs.protocol import Judgment
@@ -147,7 +147,7 @@ def _agrees(current: State, given: State, left: State) -> bool:
 
 
 def main(channel: Channel) -> None:
-    """Read the blocks that are sent, until there are no more. See `agro.io.channels.Child`."""
+    """Read the blocks that are sent, until there are no more. See `agro.logs.channels.Child`."""
     options, prompts = pickle.loads(channel.receive())
     reader = Reader(options, prompts)
     gc.disable()

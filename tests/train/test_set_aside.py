@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
 
+from agro.api.contamination import held_out_prompts
 from agro.api.trained import Trained
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.rollout.prompts import load_prompts
-from agro.runs.contamination import held_out_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from agro.config import deciding
 from agro.errors import Refused
 from agro.io.nearest import nearest
+from agro.logs.results import Result
+from agro.pages.run.paired_results import PairedSets
 from agro.rollout.evaluate import t_quantile
 from agro.runs.metrics import METRICS
-from agro.runs.paired_results import PairedSets
-from agro.runs.results import Result
 from agro.runs.rundata import RunData, Values, load_run, to_array
 
 HELD_OUT, TRAINING = "eval_reward", "reward_mean"

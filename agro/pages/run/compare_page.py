@@ -34,8 +34,8 @@ from agro.pages.run.compare import HELD_OUT, TRAINING, Curve, Interval, RunCompa
 from agro.pages.run.curves import smoothing
 from agro.pages.run.figures import COLUMNS, png, running_mean, svg
 from agro.pages.run.hover import HoverColumn, hover
+from agro.pages.run.paired_results import PairedSets
 from agro.pages.run.render import render
-from agro.runs.paired_results import PairedSets
 from agro.runs.rundata import Values
 
 COLORS = (*look.COLORS, INK)
