@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 MARKER = "the final answer is"
+MARKUPS = 12  # around an answer, one in the other, that are removed
 _BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)[{}]")
 _REPLACES = re.compile(
     r"(?<!\d)[.!?]\s|\b(?:actually|but|hence|however|no|not|so|then|therefore|thus|wait)\b", re.IGNORECASE
@@ -67,9 +68,11 @@ def conclusion(text: str) -> str:
     answer = max(len(boxed) - 1, 0)  # the first of the boxes that make up the answer
     while answer > 0 and not _REPLACES.search(text, boxed[answer - 1][2], boxed[answer][0]):
         answer -= 1
-    for start, content, end in reversed(boxed[:answer]):
-        text = text[:start] + text[content : end - 1] + text[end:]
-    return text
+    pieces, rest = list[str](), 0
+    for start, content, end in boxed[:answer]:
+        pieces += text[rest:start], text[content : end - 1]
+        rest = end
+    return "".join(pieces) + text[rest:]
 
 
 def boxes(text: str) -> list[tuple[int, int, int]]:
@@ -103,8 +106,8 @@ def normalize(answer: str) -> str:
     ($…$, \(…\), \[…\], \boxed{…}, \text{…}, **…**, *…*, `…`, "…"); a leading $; thousands separators, a
     plus, leading zeros and trailing zeros of the fraction of a decimal number: "$1,000.00" becomes "1000".
     """
-    text, previous = " ".join(answer.split()), None
-    while text != previous:
+    text = " ".join(answer.split())
+    for _ in range(MARKUPS):
         previous = text
         text = text.rstrip(".,;:! ")
         for opening, closing in _WRAPPINGS:
@@ -113,6 +116,8 @@ def normalize(answer: str) -> str:
                 text = inner.strip()
         if text.startswith(("$", r"\$")) and _number(text.lstrip("\\$")) is not None:
             text = text.lstrip("\\$")
+        if text == previous:
+            break
     number = _number(text)
     return text if number is None else number
 

@@ -27,7 +27,7 @@ _POWER = re.compile(r"(?<!\d)(\d+)\s*(?:\^|\*\*)\s*[{(]?\s*(\d+)\s*[)}]?(?!\s*(?
 _FACTORIAL = re.compile(r"(?<!\d)(\d+)\s*!")
 _BRACKETED = re.compile(r"[{(]\s*(\d+)\s*[)}]")
 _LARGE = re.compile(
-    rf"\\[dt]?binom[^A-Za-z]*\d{{5}}|[A-Za-z][^()]*\)\s*\^\s*\{{?\s*\d{{4}}|\d{{{DIGITS + 1}}}"
+    rf"\\[dt]?binom[^A-Za-z]*\d{{5}}|[A-Za-z][^()]*\)\s*\^\s*(?:\{{\s*)?\d{{4}}|\d{{{DIGITS + 1}}}"
 )
 
 
@@ -221,17 +221,17 @@ def _is_large(text: str) -> bool:
     previous = None
     while text != previous:
         previous = text
-        if _LARGE.search(text):
+        if len(text) > LONGEST + DIGITS or _LARGE.search(text):
             return True
         for factorial in _FACTORIAL.finditer(text):
             if int(factorial[1]) > DIGITS // 3:
                 return True
         for power in _POWER.finditer(text):
-            if int(power[2]) * math.log10(max(2, int(power[1]))) > DIGITS:
+            if int(power[2]) > DIGITS / math.log10(max(2, int(power[1]))):
                 return True
-        text, count = _FACTORIAL.subn(lambda match: str(math.factorial(int(match[1]))), text, count=1)
+        text, count = _FACTORIAL.subn(lambda match: str(math.factorial(int(match[1]))), text)
         if not count:  # 9^9!: the power is one of the factorial, which is checked first
-            text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text, count=1)
+            text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text)
         text = _BRACKETED.sub(r"\1", text)
     return False
 

@@ -188,7 +188,7 @@ def _as_text(match: re.Match[str]) -> str:
 
 def _name_set(answer: Final) -> Final:
     """`answer`, or the symbol of the empty set or of the real numbers where it says it in words."""
-    if re.search(r"\d", answer.text):
+    if len(answer.text) > NEAR or re.search(r"\d", answer.text):
         return answer
     phrase = plain(answer.text).strip(" .$").lower()
     for pattern, symbol in ((_EMPTY, r"\emptyset"), (_REALS, r"\mathbb{R}"), (_NONEXISTENT, r"\text{DNE}")):
@@ -275,7 +275,7 @@ def _spelled(text: str) -> Final | None:
 
 def _tail(suffix: str) -> str:
     """A percent sign, or a unit at the end of the sentence, after a formula."""
-    sentence = _SENTENCE_END.split(suffix, maxsplit=1)[0].strip(" $*")
+    sentence = _SENTENCE_END.split(suffix[:NEAR], maxsplit=1)[0].strip(" $*")
     is_part = re.match(r"\\?%|percent|pct", sentence)
     if unit(plain(sentence)):
         return _TEXT_OF_UNIT.sub(r"\\text{ \1}", sentence, count=1)

@@ -93,7 +93,7 @@ _PLAIN = [
         (r"(?<=[\d.])\s*\*\s*10\s*\^\s*\{?\s*([-+]?\d+)(?:\s*\})?", r"e\1"),
         (r"\\overline\s*\{(\d+)\}", r"(\1)"),
         (r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?", r"(\1\2\3)"),
-        (r"(\.\d*?)(?:(\d)\2{2,}|(\d{2,6}?)\3+)(?:\\[lc]?dots|\.{3}|…)", r"\1(\2\3)"),  # 0.333…
+        (r"(\.\d{0,30}?)(?:(\d)\2{2,}|(\d{2,6}?)\3+)(?:\\[lc]?dots|\.{3}|…)", r"\1(\2\3)"),  # 0.333…
         (r"\^\s*\{?\s*\\circ\s*\}?|°|\\degree", " degree "),
         (r"\bdegrees?\s+(?:C\b|(?i:celsius))", "celsius"),
         (r"\bdegrees?\s+(?:F\b|(?i:fahrenheit))", "fahrenheit"),
@@ -115,7 +115,7 @@ _GROUPS = re.compile(
     r"|(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?\d)"
 )
 _MODULO = re.compile(r"(-?\d{1,300})\s*\\bmod\s*\{?\s*(\d{1,300})\}?")
-COMPOUND = re.compile(r"(\d+)\s*([A-Za-z]+),?\s*(?:and\s+)?(\d+)\s*([A-Za-z]+)\b")  # 3 hours and 20 minutes
+COMPOUND = re.compile(r"(?<!\d)(\d+)\s*([A-Za-z]+),?\s*(?:and\s+)?(\d+)\s*([A-Za-z]+)\b")  # 3 hours and 20 minutes
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<currency>[$€£¥₹]?)\s*(?P<minus>-?)"
     r"(?:(?P<count>\d+)\s+(?=\d+/\d))?"  # of a mixed number
@@ -264,9 +264,9 @@ def plain(text: str) -> str:
     """`text` with the LaTeX of numbers, units and words as plain text, and numbers in words as digits."""
     if _SIMPLE.fullmatch(text):
         return text
-    text = " ".join(text.split())  # the patterns take cubic time in a run of spaces
+    text = " ".join(text.split())
     for pattern, replacement in _PLAIN:
-        text = pattern.sub(replacement, text)
+        text = " ".join(pattern.sub(replacement, text).split())  # runs of spaces take cubic time
     text = _GROUPS.sub(lambda match: re.sub("[,_'. ]", "", match[0]), text)
     text = _MODULO.sub(_remainder, text)
     while (joined := COMPOUND.sub(_joined, text)) != text:
