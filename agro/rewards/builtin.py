@@ -218,8 +218,7 @@ def too_large(text: str) -> str | None:
 
 def _is_large(text: str) -> bool:
     """Whether a power, a factorial or another number is too large: they are computed, the innermost first."""
-    previous = None
-    while text != previous:
+    for _ in range(3 * DEEPEST):
         previous = text
         if len(text) > LONGEST + DIGITS or _LARGE.search(text):
             return True
@@ -233,7 +232,9 @@ def _is_large(text: str) -> bool:
         if not count:  # 9^9!: the power is one of the factorial, which is checked first
             text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text)
         text = _BRACKETED.sub(r"\1", text)
-    return False
+        if text == previous:
+            return False
+    return True
 
 
 class OverlongReward:
