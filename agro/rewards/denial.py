@@ -107,7 +107,7 @@ _NO_VALUE = re.compile(
     re.IGNORECASE,
 )
 _ONLY_BOUND = re.compile(_BOUND, re.IGNORECASE)
-_BOUNDED = re.compile(rf"(?:{_SIGN}|\b(?:is|be|are|was|were)\s+(?:{_MORE})\s+than)[\s$]*$")
+_BOUNDED = re.compile(rf"(?:{_SIGN}|\b(?:{_MORE})\s+than)[\s$]*$")
 _DEPENDS = re.compile(
     r"\b(?:otherwise|unless|or\s+else)\b|[,;]\s*else\b|\belse\W+\d|\\begin\{d?cases\}", re.IGNORECASE
 )

@@ -30,6 +30,7 @@ _NUMBER = re.compile(
 _VALUE = r"[-+]?[\d.,/]*\d"
 _ABOUT = r",?\s*\(?(?:(?:which|that)\s+is\s+|or\s+|=\s*)?(?:about|approximately|roughly|around|\\approx)\s*"
 _APPROXIMATION = re.compile(_ABOUT)
+_ROUNDED = re.compile(rf"\s*{_ABOUT}{_VALUE}[^\d.\n]*\.?\s*$")
 _BEFORE_NUMBER = re.compile(
     r"(?:[a-z]\s*[-+*/^]\s*\w+|\w+\s*[-+*/^]\s*[a-z])\s*=\s*$"  # x + y = 5
     rf"|\b[a-z]\s*=\s*(?:{_VALUE}\s*(?:[,;]|(?:,\s*)?\band\b)\s*[a-z]\s*=\s*)+$"  # x = 2 and y = -1
@@ -90,6 +91,7 @@ _POINT = re.compile(r"(?:\(([a-z](?:,\s*[a-z])+)\)\s*=\s*)?\(([^()]*)\)")
 # What no expression has: a word, or marks such as 5' and 5..6. math-verify takes the number beside them.
 _UNREADABLE = re.compile(
     r"\d\s*:\s*\d+\s*:\s*\d|\b(?!(?:sin|cos|tan|log|exp|sqrt|mod|print|and)\b)[A-Z]?[a-z]{3,}\b|\d'|\d\.\.\d|\d\s*–\s*\d|\d\s*[-+]$"
+    r"|\d \d+ \d"
 )
 _TUPLE = r"[(\[{][^()\[\]{}A-Za-z\n]*,[^()\[\]{}A-Za-z\n]*[)\]}]"
 _TUPLES = re.compile(rf"{_TUPLE}(?:\s*(?:,|\band\b|\bor\b)[\s,]*(?:(?:and|or)\s+)?{_TUPLE})*")
@@ -217,6 +219,7 @@ def _formula(text: str) -> Final | None:
     is_one_of_several = len(spans) > 1 and _JOINS.fullmatch(text, spans[-2].end(), formula.start())
     if is_one_of_several or "\\" in suffix:
         return None
+    suffix = _ROUNDED.sub("", suffix[:NEAR]) + suffix[NEAR:]
     if re.search(r"\d", suffix):
         return _last_number(text)
     content = next(group for group in formula.groups() if group).strip()
@@ -229,7 +232,8 @@ def _bare_formula(text: str) -> Final | None:
     sentence = [part for part in _SENTENCE_END.split(text) if part.strip()][-1:]
     verbs = list(_VERB.finditer(sentence[0])) if sentence else []
     formula = sentence[0][verbs[-1].end() :].strip() if verbs else ""
-    if "$" in formula or "\\" not in formula or _PROSE.search(_COMMAND.sub("", formula)):
+    formula = _UNIT_IN_WORDS.sub(_as_text, _ROUNDED.sub("", formula)[:LONGEST])
+    if "$" in formula or "\\" not in formula or _PROSE.search(_COMMAND.sub("", _TEXT.sub("", formula))):
         return None
     return Final(formula, f"${formula}$", is_denied(sentence[0][: verbs[-1].end()], formula, ""))
 
