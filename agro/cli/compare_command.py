@@ -220,11 +220,11 @@ def _say(paired: PairedSets) -> None:
 
 
 def _cells(pair: PairedResults) -> list[str]:
-    from agro.io.numbers import fixed
+    from agro.io.numbers import chance, fixed
 
     x = pair.comparison
     difference = fixed(x.difference, signed=True)
     if x.low == x.low:
         difference += f" [{fixed(x.low, signed=True)}, {fixed(x.high, signed=True)}]"
-    p: Any = "unknown" if pair.p != pair.p else fixed(pair.p, 4)
+    p = "unknown" if pair.p != pair.p else chance(pair.p).removeprefix("p ").removeprefix("= ")
     return [str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer]

@@ -65,7 +65,9 @@ class RewardModel:
                 )
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
-            raise Refused(f"reward model {path}: {error}") from None
+            raise Refused(
+                f"reward model {path}: expected the folder or hub name of a sequence-classification model; {error}"
+            ) from None
         fitted: dict[str, Any] = {}
         if not new and (Path(path) / SETTINGS).is_file():
             fitted = json.loads((Path(path) / SETTINGS).read_text())["model"]

@@ -115,7 +115,9 @@ _GROUPS = re.compile(
     r"|(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?\d)"
 )
 _MODULO = re.compile(r"(-?\d{1,300})\s*\\bmod\s*\{?\s*(\d{1,300})\}?")
-COMPOUND = re.compile(r"(?<!\d)(\d+)\s*([A-Za-z]+),?\s*(?:and\s+)?(\d+)\s*([A-Za-z]+)\b")  # 3 hours and 20 minutes
+COMPOUND = re.compile(
+    r"(?<!\d)(\d+)\s*([A-Za-z]+),?\s*(?:and\s+)?(\d+)\s*([A-Za-z]+)\b"
+)  # 3 hours and 20 minutes
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<currency>[$€£¥₹]?)\s*(?P<minus>-?)"
     r"(?:(?P<count>\d+)\s+(?=\d+/\d))?"  # of a mixed number

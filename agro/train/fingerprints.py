@@ -15,6 +15,7 @@ from agro.models.reference import fingerprint
 from agro.store import Store
 from agro.store.location import exists
 
+WRITTEN = {"judge": "cache"}  # by reward, the option that names a file to which a run itself adds
 Functions = Mapping[str, Callable[..., Any]]  # rewards that are objects of this process, by their names
 
 
@@ -78,7 +79,8 @@ def _of_code(
     section: str, name: str | None, options: Mapping[str, Any], functions: Functions
 ) -> dict[str, str]:
     """Of the code that `name` stands for, and of the files that options name."""
-    digests = {f"{section}.options.{key}": digest(path) for key, path in _files(options)}
+    read = [(key, path) for key, path in _files(options) if key != WRITTEN.get(name or "")]
+    digests = {f"{section}.options.{key}": digest(path) for key, path in read}
     if name is None:
         return digests
     code = digest_of_object(functions[name]) if name in functions else digest_of_module(name)

@@ -90,9 +90,9 @@ def test_prompts_are_matched_by_their_text_then_by_id() -> None:
 
 
 def test_several_tasks_are_adjusted_and_those_of_one_side_listed(tmp_path: Path) -> None:
-    """8 and 6 gains without a loss: p = 2/2⁸ and 2/2⁶, which Holm doubles and leaves."""
+    """20 and 6 gains without a loss: p = 2/2²⁰ and 2/2⁶, which Holm doubles and leaves."""
     for side in ("a", "b"):
-        for task, gains in (("easy", 8), ("hard", 6), (f"only_{side}", 1)):
+        for task, gains in (("easy", 20), ("hard", 6), (f"only_{side}", 1)):
             rights = [side == "b" and i < gains for i in range(20)]
             rows = [choice_row(i, right) for i, right in enumerate(rights)]
             write_rows(tmp_path / side / "model" / f"samples_{task}_2026-08-21T10-00-00.jsonl", rows)
@@ -100,8 +100,8 @@ def test_several_tasks_are_adjusted_and_those_of_one_side_listed(tmp_path: Path)
     document = compared(tmp_path, tmp_path / "a", tmp_path / "b")
     easy, hard = document["sets"]
     assert (easy["name"], hard["name"]) == ("easy", "hard")
-    assert (easy["p"], hard["p"]) == (pytest.approx(4 / 2**8), pytest.approx(2 / 2**6))
-    assert [m["p_alone"] for m in document["matching"]] == [2 / 2**8, 2 / 2**6]
+    assert (easy["p"], hard["p"]) == (pytest.approx(4 / 2**20), pytest.approx(2 / 2**6))
+    assert [m["p_alone"] for m in document["matching"]] == [2 / 2**20, 2 / 2**6]
     assert (easy["verdict"], hard["verdict"]) == ("better", "better")
     assert any("only_a" in note for note in document["not_compared"])
     assert any("only_b" in note for note in document["not_compared"])
@@ -115,7 +115,8 @@ def test_several_tasks_are_adjusted_and_those_of_one_side_listed(tmp_path: Path)
         .stdout
     )
     assert "both have also acc_norm,none (--metric NAME)" in shown
-    assert "p is adjusted for 2 comparisons (Holm)" in shown
+    assert "p is adjusted for 2 comparisons (Holm); alone p < .001." in shown
+    assert "│ < .001 │" in shown  # not 0.0000
     by_other = compared(tmp_path, tmp_path / "a", tmp_path / "b", "--metric", "acc_norm,none")
     assert [s["verdict"] for s in by_other["sets"]] == ["worse", "worse"]
     assert "acc_norm,none" in refused(tmp_path / "a", tmp_path / "b", "--metric", "f1")

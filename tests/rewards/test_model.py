@@ -184,7 +184,7 @@ def test_it_is_fitted_to_ratings_on_their_scale(base, tmp_path):
         ({"path": "x", "batchsize": 3}, "no such option"),
         ({"path": "x", "batch": 0}, "expected 1 or more, got 0"),
         ({"path": "x", "dtype": "float8"}, "expected float32, bfloat16, float16"),
-        ({"path": "/nowhere/at/all"}, "reward model /nowhere/at/all"),
+        ({"path": "/nowhere/at/all"}, "reward model /nowhere/at/all: expected the folder or hub name of"),
     ],
 )
 def test_options_are_checked(options, message):

@@ -223,3 +223,13 @@ def test_a_fingerprint_of_a_store_is_of_every_sample(tmp_path: Path) -> None:
     with Store.open(tmp_path / "log.db") as store:
         seen.add(store.ledger.fingerprint())
     assert len(seen) == 3
+
+
+def test_the_cache_of_a_judge_is_no_input(tmp_path: Path) -> None:
+    """The run adds to it: a run whose judge's server died goes on."""
+    cache = tmp_path / "judged.db"
+    options = {"url": "http://127.0.0.1:1/v1", "model": "m", "cache": str(cache)}
+    config = tiny(tmp_path, reward={"name": "judge", "options": options})
+    before = of_scoring(config, {})
+    cache.write_text("a reply")
+    assert of_scoring(config, {}) == before

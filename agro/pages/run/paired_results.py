@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from agro.errors import Refused
-from agro.io.numbers import fixed
+from agro.io.numbers import chance, fixed
 from agro.logs.results import HELD_OUT, REWARD, WAY_OUT, Result
 from agro.rollout.paired import Comparison, compare, holm
 from agro.runs.verdict import Verdict
@@ -113,7 +113,7 @@ class PairedResults:
         if x.detectable > 0 and answer != "not shown":  # whose sentence says it
             text += f" So many show a difference of {fixed(x.detectable)} or more four times out of five."
         if self.family > 1:
-            text += f" p is adjusted for {self.family} comparisons (Holm); alone it is {fixed(x.p, 4)}."
+            text += f" p is adjusted for {self.family} comparisons (Holm); alone {chance(x.p)}."
         notes = [text, *self._not_compared(), *self._scored()]
         if answer == "not shown" and x.low * x.high > 0:
             notes.append(
