@@ -66,7 +66,8 @@ class RewardModel:
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise Refused(
-                f"reward model {path}: expected the folder or hub name of a sequence-classification model; {error}"
+                f"reward model {path}: expected the folder or hub name of a sequence-classification model; "
+                f"{error}"
             ) from None
         fitted: dict[str, Any] = {}
         if not new and (Path(path) / SETTINGS).is_file():
