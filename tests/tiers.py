@@ -41,6 +41,7 @@ PLACES = {
             "rewards/test_code.py",
             "rewards/test_discriminator.py",
             "rewards/test_function.py",
+            "rewards/test_hostile.py",
             "rewards/test_judge.py",
             "rewards/test_math.py",
             "rewards/test_model.py",
