@@ -27,13 +27,14 @@ NAMES: Mapping[str, Sequence[str]] = {
     ),
     "response": words(
         "response completion answer reply antwort generation generated predicted assistant output bot "
-        "prediction pred candidate hypothesis ausgabe respuesta model result text content a"
+        "prediction pred candidate hypothesis ausgabe respuesta ai llm model result text content a"
     ),
     "reward": words(
         "reward score rating bewertung grade thumbs thumb feedback stars note sterne vote quality "
         "satisfaction helpfulness helpful correct correctness label points verdict judgment judgement "
         "evaluation like liked accepted passed success csat nps daumen reaction judge satisfied helped "
-        "useful güte qualität wertung punkte zufriedenheit valoración calificación évaluation"
+        "useful selected güte qualität wertung punkte zufriedenheit valoración calificación évaluation "
+        "accuracy acc f1 em rouge bleu"
     ),
     "chosen": words("chosen preferred better best winner winning good accepted positive"),
     "rejected": words("rejected dispreferred worse worst loser losing bad declined negative"),

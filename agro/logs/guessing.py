@@ -52,7 +52,7 @@ WORTH: dict[str, float | None] = {
     **dict.fromkeys(words("unclear unknown skip skipped none unsure keine -"), None),
 }
 JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
-TIES = (*words("tie both equal draw none neither same 0 bothbad"), "both bad", "tie (bothbad)")
+TIES = words("tie both equal draw none neither same 0 bothbad")
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tup
     for column in columns:
         if column.type == "dialog":
             yield {"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog"
-    long, right = _said([c for c in texts if c.type != "word"])
+    long, right = _said([c for c in texts if c.is_spoken or c.type == "texts"])
     if len(long) >= 2:
         response = _best(long, "response")
         if response is None and prompt is not None:
@@ -327,7 +327,7 @@ def _side_names(
         named = [mark for mark, side in sides.items() if mark in tokens or str(value) == side.path]
         if len(named) == 1 and winners.setdefault(named[0], value) == value:
             continue
-        if str(value).casefold().strip() not in TIES and "tie" not in tokens:
+        if str(value).casefold().strip() not in TIES and {"tie", "both"}.isdisjoint(tokens):
             return None
         has_ties = True
     found = [(side, winners[mark]) for mark, side in sides.items() if mark in winners]

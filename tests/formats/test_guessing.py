@@ -263,6 +263,32 @@ OTHERS = {
         + [[i, QUESTIONS[i], ANSWERS[i], ("No", "Yes")[i % 2]] for i in range(6)],
         {"prompt": "Customer question", "response": "Agent answer", "reward": "Resolved"},
     ),
+    "sessions.csv": (  # the names of sessions are no responses
+        [["session", "asked", "replied", "thumb"]]
+        + [[f"S{i}", QUESTIONS[i], ANSWERS[i], ("up", "down")[i % 2]] for i in range(6)],
+        {"prompt": "asked", "response": "replied", "reward": "thumb"},
+    ),
+    "both_good.csv": (
+        [["question", "answer_a", "answer_b", "vote"]]
+        + [[QUESTIONS[i], ANSWERS[i], WORSE[i], ("a", "b", "both good")[i % 3]] for i in range(6)],
+        {
+            "prompt": "question",
+            "chosen": 'vote && ((vote == `"b"` && answer_b) || answer_a)',
+            "rejected": 'vote && ((vote == `"b"` && answer_a) || answer_b)',
+            "votes_chosen": "`1`",
+            "votes_rejected": '((vote == `"a"` || vote == `"b"`) && `0`) || `1`',
+        },
+    ),
+    "selected.csv": (
+        [["query_id", "query_text", "candidate_text", "is_selected"]]
+        + [[i // 2, QUESTIONS[i // 2], ANSWERS[i], i % 2] for i in range(6)],
+        {"prompt": "query_text", "response": "candidate_text", "reward": "is_selected"},
+    ),
+    "metric.csv": (
+        [["case", "input_text", "prediction", "rouge"]]
+        + [[i, QUESTIONS[i], ANSWERS[i], i / 7] for i in range(6)],
+        {"prompt": "input_text", "response": "prediction", "reward": "rouge"},
+    ),
     "chat.csv": (  # the names of users are no prompts
         [["user", "text", "bot_reply", "stars"]]
         + [[f"U{i}", QUESTIONS[i], ANSWERS[i], i % 5] for i in range(6)],
