@@ -17,6 +17,7 @@ from agro.api.reward_argument import Function, RewardArgument, check_pooled, rew
 from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.config import RunConfig
+from agro.config.aliases import say
 from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
@@ -107,9 +108,12 @@ def train(
 
 def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
     """An argument, or TRL's name of it."""
-    if ours is not None and theirs is not None:
+    if theirs is None:
+        return ours
+    if ours is not None:
         raise Refused(f"{called} is {name} here, which is given too; leave one out")
-    return theirs if ours is None else ours
+    say(called, name)
+    return theirs
 
 
 def _reward_of(functions: Any) -> RewardArgument:

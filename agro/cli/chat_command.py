@@ -62,15 +62,19 @@ def chat(
     if against is None:
         _talk(conversation, lambda answers: answers[0].sample)
         return
+    from agro.config import RunConfig
     from agro.store import Store
 
     path = store or Path(model) / "chat.db"
     with Store.open(path) as judged:
         rating = Rating(judged)
         _talk(conversation, rating.ask)
+        groups = judged.counts().groups
     print(f"preferred: {model} {rating.counts[0]}, {against} {rating.counts[1]}, ties {rating.ties}")
     if sum(rating.counts):
         command = f"agro train pairs policy.model={name} data.store={path}"
+        if groups < RunConfig.load("pairs").train.groups:
+            command += f" train.groups={groups}"
         print(f"{path} has the judged pairs; train with: {command}")
 
 

@@ -84,10 +84,14 @@ def train(
 
 
 def _open_files(config: RunConfig) -> None:
-    """Refuse files of prompts that can't be read, before torch is imported: that takes seconds."""
+    """Refuse unreadable files of prompts and a missing store before torch is imported: that takes seconds."""
     from agro.io.datasets import on_hub
     from agro.io.record_files import read_records
+    from agro.store.location import check_made, location_of
 
+    first = config.phase(config.phase_names[0]).data
+    if config.data.store and not first.samples_fresh:
+        check_made(location_of(config.data.store))
     for path in map(Path, (*config.data.paths("prompts"), *config.data.paths("eval_prompts"))):
         if not on_hub(path):
             next(read_records(path), None)

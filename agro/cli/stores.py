@@ -92,9 +92,11 @@ def score(
     as_json: Json = False,
 ) -> None:
     from agro.config import RewardConfig
+    from agro.store import Store
+
+    Store.open(store, create=False).close()  # refused before torch is imported: that takes seconds
     from agro.rewards import load_reward
     from agro.rollout.rollout import EpisodeReward
-    from agro.store import Store
 
     config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
     scorer = EpisodeReward(load_reward(config))

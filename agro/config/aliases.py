@@ -56,7 +56,7 @@ def renamed(items: Iterable[str]) -> list[str]:
         is_theirs = is_theirs and (key.strip() == name or name != "beta")  # evaluate.beta is ours
         if is_theirs:
             ours, value = _ours(name, _functions(value) if name == "reward_funcs" else value)
-            _say(name, ours)
+            say(name, ours)
             item = f"{ours}={_toml(value)}"
         found.append(item)
     return found
@@ -82,7 +82,7 @@ def _put(values: dict[str, Any], ours: str, value: Any, theirs: str, location: s
             f"{location}: {theirs} is {ours} here, which is given too, as {target[key]!r:.40}; leave one out"
         )
     target[key] = value
-    _say(theirs, ours)
+    say(theirs, ours)
 
 
 def _ours(key: str, value: Any) -> tuple[str, Any]:
@@ -121,7 +121,7 @@ def _groups(batch: Mapping[str, Any], n: Any, location: str) -> int:
     return completions // n
 
 
-def _say(theirs: str, ours: str) -> None:
+def say(theirs: str, ours: str) -> None:
     if theirs not in _said:
         _said.add(theirs)
         print(f"note: TRL's {theirs} is {ours} here", file=sys.stderr)

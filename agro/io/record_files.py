@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 import sqlite3
 import zipfile
 import zlib
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -21,6 +22,7 @@ from agro.io import datasets, parquet
 from agro.io.blocks import Block, arrow_blocks, json_blocks, record_blocks
 from agro.io.jsonlines import Line, content, lines
 
+NUMBER = re.compile(r" *[+-]?\d+([.,]\d+)? *")
 BLOCK = 1 << 16  # bytes that are read at once of a list
 # What reading Excel raises; that of XML is a SyntaxError.
 DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, KeyError, ValueError, EOFError)
@@ -86,6 +88,10 @@ def _json(path: Path, file: BinaryIO) -> tuple[bool, Iterable[bytes]]:
         )
     while head and not head.strip(b"\xef\xbb\xbf \t\r\n"):
         head = file.readline(BLOCK)
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        raise Refused(
+            f"{path}: expected a log, got HTML or XML; save its table as CSV (pandas: read_html, to_csv)"
+        )
     if head.removeprefix(b"\xef\xbb\xbf").strip().startswith(b"["):  # maybe all of it in one line
         return True, chain([head], iter(partial(file.read, BLOCK), b""))
     if not head.endswith(b"\n"):
@@ -134,9 +140,8 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
         head = text.readline()
         delimiter = "\t" if {".tsv", ".txt"} & set(path.suffixes) else max(DELIMITERS, key=head.count)
         rows = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
-        names = next(rows, [])
-        _check_names(path, names)
-        for number, row in enumerate(rows, 1):
+        names, first = _named(path, next(rows, []))
+        for number, row in enumerate(chain(first, rows), 1):
             location = f"{path}:{rows.line_num}"
             if len(row) == len(names):
                 cells = {name: cell or None for name, cell in zip(names, row)}
@@ -148,8 +153,8 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
 
 
 def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """The one sheet of an Excel file that has cells, as CSV has it. Of a formula it is the value that was
-    stored with it."""
+    """The one sheet of an Excel file that has cells, two or more in its first row where several sheets have
+    some, as CSV has it. Of a formula it is the value that was stored with it."""
     try:
         import openpyxl
     except ImportError:
@@ -161,18 +166,19 @@ def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
     except DAMAGED as error:
         raise Refused(f"{path}: can't be read as Excel: {error}") from None
     sheets = [(sheet.title, _rows(path, sheet)) for sheet in book.worksheets]
-    filled = [(title, rows, first) for title, rows in sheets if (first := next(rows, None)) is not None]
-    if len(filled) != 1:
-        titles = ", ".join(title for title, _, _ in filled) or "none"
-        raise Refused(f"{path}: expected one sheet with cells, got {titles}; save the one to take as CSV")
-    [(title, rows, first)] = filled
-    names = [_text_of(cell) or "" for cell in first]
+    heads = [(title, rows, [_text_of(cell) or "" for cell in next(rows, ())]) for title, rows in sheets]
+    filled = [head for head in heads if any(head[2])]
+    tables = [head for head in filled if len(filled) == 1 or any(head[2][1:])]
+    if len(tables) != 1:
+        titles = ", ".join(title for title, _, _ in tables) or "none"
+        raise Refused(f"{path}: expected one sheet with a table, got {titles}; save the one to take as CSV")
+    [(title, rows, names)] = tables
     while names and not names[-1]:
         names.pop()
-    _check_names(path, names)
-    for at, row in enumerate(rows, 2):
+    names, first = _named(path, names)
+    for number, row in enumerate(chain(first, rows), 1):
         cells = [_text_of(cell) for cell in row]
-        location, number = f"{path}:{at}", at - 1
+        location = f"{path}:{number + 1 - len(first)}"
         if any(cells[len(names) :]):
             yield Line(location, number, {}, f"expected {len(names)} cells, got more in sheet {title}")
         elif any(cells):
@@ -194,9 +200,14 @@ def _text_of(cell: Any) -> str | None:
     return None if cell is None else str(cell) or None
 
 
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
+def _named(path: Path, first: list[str]) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, and the first row where it is a record: it has a number and a sentence. Then
+    they are column_1, column_2, …"""
+    if any(map(NUMBER.fullmatch, first)) and any(len(cell.split()) > 2 for cell in first):
+        return [f"column_{i}" for i in range(1, len(first) + 1)], [first]
+    if len(set(first)) < len(first):
+        raise Refused(f"{path}: expected different columns, got {', '.join(first)}")
+    return first, []
 
 
 DELIMITERS = (",", ";", "\t", "|")  # of the first line the most frequent one

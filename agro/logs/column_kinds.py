@@ -27,12 +27,14 @@ NAMES: Mapping[str, Sequence[str]] = {
     ),
     "response": words(
         "response completion answer reply antwort generation generated predicted assistant output bot "
-        "prediction pred candidate hypothesis ausgabe respuesta model result text content a"
+        "prediction pred candidate hypothesis ausgabe respuesta ai llm model result text content a"
     ),
     "reward": words(
         "reward score rating bewertung grade thumbs thumb feedback stars note sterne vote quality "
-        "satisfaction helpfulness helpful correct label points verdict judgment judgement evaluation "
-        "like liked accepted passed success csat nps daumen reaction judge satisfied helped useful"
+        "satisfaction helpfulness helpful correct correctness label points verdict judgment judgement "
+        "evaluation like liked accepted passed success csat nps daumen reaction judge satisfied helped "
+        "useful selected güte qualität wertung punkte zufriedenheit valoración calificación évaluation "
+        "accuracy acc f1 em rouge bleu"
     ),
     "chosen": words("chosen preferred better best winner winning good accepted positive"),
     "rejected": words("rejected dispreferred worse worst loser losing bad declined negative"),
@@ -70,7 +72,7 @@ class Column:
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
             ("dialog", lambda x: dialog_keys(unpacked(x)) is not None),
-            ("numbers", lambda x: isinstance(x, list) and all(map(is_number, x))),
+            ("numbers", lambda x: isinstance(x, list) and all(map(is_number_or_flag, x))),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
             ("number", is_number),
@@ -108,6 +110,10 @@ class Column:
         """As JSON: its path, type and first values."""
         kind = f"{self.type}, {len(self.distinct)} different" if self.values else "empty"
         return {"column": self.path, "type": kind, "first": [cut(x, 60) for x in self.distinct[:SHOWN]]}
+
+
+def is_number_or_flag(value: Any) -> bool:
+    return isinstance(value, bool) or is_number(value)
 
 
 def is_number(value: Any) -> bool:

@@ -11,15 +11,14 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import unpacked
-from agro.io.record_files import is_sheet, is_table
-from agro.logs.column_kinds import ASSISTANTS, FEW, Column, columns_of, dialog_keys, is_number, quoted, words
+from agro.logs.column_kinds import ASSISTANTS, FEW, Column, columns_of, dialog_keys, quoted, words
 from agro.logs.format_table import lines_of
 from agro.logs.import_report import ImportReport, Options
 from agro.logs.importing import import_files
@@ -53,7 +52,7 @@ WORTH: dict[str, float | None] = {
     **dict.fromkeys(words("unclear unknown skip skipped none unsure keine -"), None),
 }
 JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
-TIES = (*words("tie both equal draw none neither same 0 bothbad"), "both bad", "tie (bothbad)")
+TIES = words("tie both equal draw none neither same 0 bothbad")
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,6 @@ def propose(path: Path) -> Proposal | None:
         return None
     rows = [line.value for line in islice(lines_of(path, None), ROWS) if not line.error]
     columns = columns_of(rows)
-    _check_names(path, columns)
     best: Proposal | None = None
     for guess in _guesses(path, columns, known):
         report = _tried(path, guess.options())
@@ -138,17 +136,6 @@ def propose(path: Path) -> Proposal | None:
     if best is not None and (known is None or best.is_judged):
         return best
     return None if known is not None and not known.refused_count else Proposal(path, columns)
-
-
-def _check_names(path: Path, columns: Sequence[Column]) -> None:
-    """Raise `Refused` for a table that begins with a record in place of names."""
-    numbers = [c.path for c in columns if c.type == "number" and is_number(c.path)]
-    texts = [c.path for c in columns if c.type == "text" and len(c.path.split()) > 2]
-    if (is_table(path) or is_sheet(path)) and numbers and texts:
-        raise Refused(
-            f"{path}: the first line seems to be a record and no names of columns: {texts[0]!r:.60}, "
-            f"{numbers[0]!r:.20}. What to do: put a line of names before it, such as prompt,response,reward"
-        )
 
 
 def _tried(path: Path, options: Options) -> ImportReport | None:
@@ -219,8 +206,10 @@ def _guesses(path: Path, columns: Sequence[Column], known: ImportReport | None) 
 def _one_each(reward: Column, mapping: Mapping[str, str]) -> str:
     """The path of the reward; the mean where a response has several."""
     owner, star, value = reward.path.rpartition("[*]")
-    is_listed = any(f"{owner}[*]" in path for path in mapping.values())
-    return f"avg({owner}[]{value})" if star and reward.type == "number" and not is_listed else reward.path
+    if not star or reward.type != "number" or any(f"{owner}[*]" in path for path in mapping.values()):
+        return reward.path
+    record, inner, listed = owner.rpartition("[*].")
+    return f"{record}{inner}avg({listed}[]{value})"
 
 
 def _content(column: Column) -> str:
@@ -254,7 +243,7 @@ def _responses(columns: Sequence[Column], reward: Column | None) -> Iterator[tup
     for column in columns:
         if column.type == "dialog":
             yield {"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog"
-    long, right = _said([c for c in texts if c.type != "word"])
+    long, right = _said([c for c in texts if c.is_spoken or c.type == "texts"])
     if len(long) >= 2:
         response = _best(long, "response")
         if response is None and prompt is not None:
@@ -307,59 +296,64 @@ def _pairs(
     if chosen is not None and rejected is not None:
         mapping = {"prompt": prompt.path, "chosen": chosen.path, "rejected": rejected.path}
         yield mapping, "a better and a worse response by their names"
-    for left, right, marks in _sides(others):
+    for sides in _sides(others):
         for column in columns:
-            winners = set(column.distinct)
-            if column in (prompt, left, right) or not column.named("preference") or not winners:
+            if column is prompt or not column.named("preference"):
                 continue
-            names = _side_names(winners, (left, right), marks)
-            if names is not None:
-                yield _preferred(prompt, left, right, column, names)
+            said = {word: side for word, side in sides.items() if side is not column}
+            if (named := _side_names(column.values, said)) is not None:
+                yield _preferred(prompt, column, *named)
 
 
-def _sides(columns: Sequence[Column]) -> Iterator[tuple[Column, Column, tuple[str, str]]]:
-    """Two columns whose names differ in one word, such as response_a and response_b, and these words."""
-    for left, right in combinations(columns, 2):
-        other = [pair for pair in zip_longest(left.tokens, right.tokens) if pair[0] != pair[1]]
-        if len(other) == 1 and None not in other[0]:
-            yield left, right, other[0]
+def _sides(columns: Sequence[Column]) -> Iterator[dict[str, Column]]:
+    """Columns whose names differ in one word, such as response_a and response_b, by this word."""
+    alike: dict[tuple[str | None, ...], dict[str, Column]] = {}
+    for column in columns:
+        words = column.tokens
+        for i, word in enumerate(words):
+            alike.setdefault((*words[:i], None, *words[i + 1 :]), {}).setdefault(word, column)
+    yield from (sides for sides in alike.values() if len(sides) > 1)
 
 
 def _side_names(
-    winners: Iterable[str], sides: tuple[Column, Column], marks: tuple[str, str]
-) -> tuple[str, str, bool] | None:
-    """What a column of winners calls either side, and whether it has ties; None where it has other words."""
-    names: dict[int, str] = {}
+    values: Iterable[Any], sides: Mapping[str, Column]
+) -> tuple[list[tuple[Column, Any]], bool] | None:
+    """The sides that a column of winners names, each with its value, and whether it has ties; None where it
+    has other words, or names one side alone."""
+    winners: dict[str, Any] = {}
     has_ties = False
-    for word in winners:
-        tokens = re.findall(r"[^\W_]+", word.casefold())
-        places = [i for i in (0, 1) if marks[i] in tokens or word == sides[i].path]
-        if len(places) == 1 and places[0] not in names:
-            names[places[0]] = word
-        elif word.casefold().strip() in TIES or "tie" in tokens:
-            has_ties = True
-        else:
+    for value in values:
+        tokens = re.findall(r"[^\W_]+", str(value).casefold())
+        named = [mark for mark, side in sides.items() if mark in tokens or str(value) == side.path]
+        if len(named) == 1 and winners.setdefault(named[0], value) == value:
+            continue
+        if str(value).casefold().strip() not in TIES and {"tie", "both"}.isdisjoint(tokens):
             return None
-    return (names[0], names[1], has_ties) if len(names) == 2 else None
+        has_ties = True
+    found = [(side, winners[mark]) for mark, side in sides.items() if mark in winners]
+    return (found, has_ties) if len(found) > 1 else None
 
 
 def _preferred(
-    prompt: Column, left: Column, right: Column, winner: Column, names: tuple[str, str, bool]
+    prompt: Column, winner: Column, sides: Sequence[tuple[Column, Any]], has_ties: bool
 ) -> tuple[dict[str, str], str]:
-    """Of a tie both votes are equal, which says that neither is better."""
-    a, b, said = _step(left), _step(right), _step(winner)
-    first, second, has_ties = names
-    is_a, is_b = (
-        f"{said} == {_json(next(value for value in winner.values if str(value) == name))}"
-        for name in (first, second)
-    )
+    """Of a tie both votes are equal, which says that neither is better. Of more than two responses the best
+    one has the reward true."""
+    said, paths = _step(winner), [_step(side) for side, _ in sides]
+    reason = f"{winner.path} says which of {' and '.join(side.path for side, _ in sides)} is better"
+    is_best = [f"{said} == {_json(name)}" for _, name in sides]
+    if len(sides) > 2:
+        rewards = ", ".join(f"{said} && {each}" for each in is_best)
+        mapping = {"prompt": prompt.path, "response": f"[{', '.join(paths)}]", "reward": f"[{rewards}]"}
+        return mapping, reason.replace("better", "best")
+    (a, b), (is_a, is_b) = paths, is_best
     chosen, rejected = f"({is_a} && {a}) || ({is_b} && {b})", f"({is_a} && {b}) || ({is_b} && {a})"
     votes = {}
     if has_ties:
         chosen, rejected = f"{said} && (({is_b} && {b}) || {a})", f"{said} && (({is_b} && {a}) || {b})"
         votes = {"votes_chosen": "`1`", "votes_rejected": f"(({is_a} || {is_b}) && `0`) || `1`"}
     mapping = {"prompt": prompt.path, "chosen": chosen, "rejected": rejected, **votes}
-    return mapping, f"{winner.path} says which of {left.path} and {right.path} is better"
+    return mapping, reason
 
 
 def _step(column: Column) -> str:

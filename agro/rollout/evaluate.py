@@ -33,7 +33,7 @@ def interval(values: NDArray[np.float64]) -> Interval:
 
     Wilson's too of shares of which fewer than `RARE` aren't 0, or aren't 1: what resamples of these differ by
     says little, and no mean of shares varies more than that of 0 and 1. (NaN, NaN) of fewer than two, and of
-    equal ones that aren't 0 or 1: they don't say how far others may be.
+    two or of equal ones that aren't 0 or 1: they don't say how far others may be.
     """
     if len(values) < 2:
         return math.nan, math.nan
@@ -41,7 +41,7 @@ def interval(values: NDArray[np.float64]) -> Interval:
     is_share = values.min() >= 0 and values.max() <= 1
     if np.isin(values, (0.0, 1.0)).all() or (is_share and min(above, below) < RARE):
         return wilson(float(values.mean()), len(values))
-    if (values == values[0]).all():
+    if len(values) == 2 or (values == values[0]).all():  # resamples of two: no difference or no error
         return math.nan, math.nan
     return bootstrap(values)
 

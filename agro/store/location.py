@@ -70,6 +70,15 @@ def exists(location: Location) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
+def check_made(location: Location) -> None:
+    """Raise `Refused` where a run that only trains from a store has none."""
+    if not exists(location):
+        raise Refused(
+            f"data.store: {location} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
+            "import)"
+        )
+
+
 def is_store(path: Path) -> bool:
     """Whether a file is SQLite's.
 

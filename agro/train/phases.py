@@ -270,7 +270,7 @@ def resolve(
                 f"phase {name}: train.epochs = {epochs:g} counts passes over groups that are stored when the "
                 "run begins: expected data.replay = 1 in this phase and all before it, got data.replay = "
                 f"{', '.join(f'{p.config.data.replay} ({p.name})' for p in phases)}. What to do: set "
-                "train.steps"
+                f"train.steps, for fresh samples prompts × {epochs:g} / {phase.config.train.groups}"
             )
         if name in recorded and recorded[name]["epochs"] == epochs:
             epochs_of[name] = recorded[name]

@@ -27,7 +27,7 @@ from agro.objectives.needs import (
 )
 from agro.rewards.shaping import labeled, unrecorded
 from agro.store import At, Counts, Pair, SampleSummary, Store
-from agro.store.location import Location, exists
+from agro.store.location import Location, check_made, exists
 from agro.store.queries import chosen
 from agro.store.split import Clusters
 from agro.train.collate import total_reward
@@ -50,11 +50,8 @@ def check_stores(
     """
     stored_only = list(takewhile(lambda phase: not phase.config.data.samples_fresh, phases))
     adds = False  # whether the run has added samples of its own before a phase draws
-    if stored_only and not exists(path):
-        raise Refused(
-            f"data.store: {path} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
-            "import)"
-        )
+    if stored_only:
+        check_made(path)
     if exists(path):
         with Store.open(path, read_only=True) as store:
             store.split.clusters = clusters

@@ -21,7 +21,7 @@ from agro.api.chosen import choose
 from agro.api.input_files import prompt_record, write_rows
 from agro.api.reward_argument import reward_values
 from agro.api.settings import configured, lora_of
-from agro.config import NewModel
+from agro.config import NewModel, aliases
 from agro.errors import Refused
 from agro.models.newmodel import new_model
 from agro.rollout.prompts import load_prompts
@@ -370,7 +370,8 @@ def test_a_log_says_how_long_responses_are_and_how_far_rewards_are_apart(tmp_pat
         assert set(named.settings) == {"objective.beta", "train.lr"}
 
 
-def test_names_of_trl_are_arguments(objects) -> None:
+def test_names_of_trl_are_arguments(objects, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(aliases, "_said", set())
     trained = agro.train(
         objects,
         train_dataset=PROMPTS,
@@ -386,5 +387,8 @@ def test_names_of_trl_are_arguments(objects) -> None:
     config = json.loads((trained.folder / "config.json").read_text())
     assert (config["train"]["groups"], config["sampler"]["n"], config["sampler"]["max_new"]) == (4, 4, 3)
     assert config["objective"]["name"] == "grpo"
+    said = capsys.readouterr().err
+    for name, ours in (("train_dataset", "prompts"), ("reward_funcs", "reward"), ("loss_type", "objective")):
+        assert said.count(f"note: TRL's {name} is {ours} here") == 1
     with pytest.raises(Refused, match="train_dataset is prompts here, which is given too"):
         agro.train(objects, PROMPTS, train_dataset=PROMPTS)

@@ -61,7 +61,8 @@ def test_judgments_of_blind_answers_are_pairs_in_the_run_folder(run: Path) -> No
     shown = [line.removeprefix("> ") for line in result.stdout.splitlines()]
     second = next(line for line in shown if line.startswith("2: "))
     assert samples[pairs[0].winner].response == second.removeprefix("2: ")
-    assert f"agro train pairs policy.model={run / 'model'} data.store={run / 'chat.db'}" in result.stdout
+    command = f"agro train pairs policy.model={run / 'model'} data.store={run / 'chat.db'}"
+    assert f"{command} train.groups={len({s.prompt for s in samples.values()})}\n" in result.stdout
     assert "ties 1" in result.stdout
 
 

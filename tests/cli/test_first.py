@@ -126,6 +126,8 @@ def test_help_and_completion_import_no_torch() -> None:
         ("check", "none.db"),
         ("eval", "none"),
         ("train", "fresh", "data.prompts=no"),
+        ("train", "log", "policy.model=no", "data.store=no.db"),
+        ("score", "no.db", "--reward", "math"),
     ):
         assert run(*command).stderr.strip().endswith("False")  # also what is refused
     assert (

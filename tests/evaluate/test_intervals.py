@@ -59,6 +59,7 @@ def test_which_interval_is_taken() -> None:
     assert interval(rare) == wilson(0.0025, 100)
     assert interval(1 - rare) == wilson(0.9975, 100)
     assert all(map(math.isnan, interval(np.array([1.0]))))
+    assert np.isnan(interval(np.array([2.0, 5.0]))).all()  # and not 3.5 to 3.5
 
 
 def test_t_quantiles() -> None:

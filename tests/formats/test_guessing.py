@@ -61,7 +61,7 @@ def test_a_sheet_of_excel_comes_in_as_its_csv_would(tmp_path: Path, monkeypatch:
         assert [s.response for s in opened.samples()] == ["4", "9", "true"]
 
     twice = workbook(tmp_path / "two.xlsx", more=True)
-    assert "one sheet with cells, got Sheet, Notes" in run(twice, "--guess", code=2).stderr
+    assert "one sheet with a table, got Sheet, Judges" in run(twice, "--guess", code=2).stderr
     wide = workbook(tmp_path / "wide.xlsx", wide=True)
     said = run(wide, "--guess", "--store", tmp_path / "w.db").output
     assert "wide.xlsx:2: expected 3 cells, got more" in said
@@ -71,7 +71,7 @@ def test_a_sheet_of_excel_comes_in_as_its_csv_would(tmp_path: Path, monkeypatch:
         for name in whole.namelist():
             content = whole.read(name)
             book.writestr(name, content[: len(content) // 2] if "sheet1" in name else content)
-    assert "damaged.xlsx: sheet Sheet: can't be read as Excel" in run(damaged, "--guess", code=2).stderr
+    assert "damaged.xlsx: sheet Notes: can't be read as Excel" in run(damaged, "--guess", code=2).stderr
 
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     assert "pip install 'openpyxl>=3.1'" in run(path, "--guess", code=2).stderr
@@ -84,9 +84,10 @@ def workbook(path: Path, *, more: bool = False, wide: bool = False) -> Path:
     for row in [*rows, [None, None, None], ["Is it so?", True, None]]:
         book.active.append(row)
     if more:
-        book.create_sheet("Notes").append(["by hand"])
+        book.create_sheet("Judges").append(["Name", "Country"])
     if wide:
         book.active["D2"] = "beyond"
+    book.create_sheet("Notes", 0).append(["by hand"])
     book.create_sheet("Empty")
     book.save(path)
     return path
@@ -262,6 +263,32 @@ OTHERS = {
         + [[i, QUESTIONS[i], ANSWERS[i], ("No", "Yes")[i % 2]] for i in range(6)],
         {"prompt": "Customer question", "response": "Agent answer", "reward": "Resolved"},
     ),
+    "sessions.csv": (  # the names of sessions are no responses
+        [["session", "asked", "replied", "thumb"]]
+        + [[f"S{i}", QUESTIONS[i], ANSWERS[i], ("up", "down")[i % 2]] for i in range(6)],
+        {"prompt": "asked", "response": "replied", "reward": "thumb"},
+    ),
+    "both_good.csv": (
+        [["question", "answer_a", "answer_b", "vote"]]
+        + [[QUESTIONS[i], ANSWERS[i], WORSE[i], ("a", "b", "both good")[i % 3]] for i in range(6)],
+        {
+            "prompt": "question",
+            "chosen": 'vote && ((vote == `"b"` && answer_b) || answer_a)',
+            "rejected": 'vote && ((vote == `"b"` && answer_a) || answer_b)',
+            "votes_chosen": "`1`",
+            "votes_rejected": '((vote == `"a"` || vote == `"b"`) && `0`) || `1`',
+        },
+    ),
+    "selected.csv": (
+        [["query_id", "query_text", "candidate_text", "is_selected"]]
+        + [[i // 2, QUESTIONS[i // 2], ANSWERS[i], i % 2] for i in range(6)],
+        {"prompt": "query_text", "response": "candidate_text", "reward": "is_selected"},
+    ),
+    "metric.csv": (
+        [["case", "input_text", "prediction", "rouge"]]
+        + [[i, QUESTIONS[i], ANSWERS[i], i / 7] for i in range(6)],
+        {"prompt": "input_text", "response": "prediction", "reward": "rouge"},
+    ),
     "chat.csv": (  # the names of users are no prompts
         [["user", "text", "bot_reply", "stars"]]
         + [[f"U{i}", QUESTIONS[i], ANSWERS[i], i % 5] for i in range(6)],
@@ -304,6 +331,35 @@ def judged(key: str, value: Any = None) -> list[dict[str, Any]]:
 
 
 SHAPES: dict[str, tuple[Any, tuple[float, ...]]] = {  # what is in the file, and the rewards
+    "answer_of_an_interface.json": (
+        {"data": [row | {"scores": [{"name": "user", "value": i}]} for i, row in enumerate(judged("x"))]},
+        (0, 1, 2, 3, 4, 5),
+    ),
+    "correct_or_not.jsonl": (
+        [
+            {"problem": q, "generations": [a], "correctness": [i % 2 == 0]}
+            for i, (q, a) in enumerate(zip(QUESTIONS, ANSWERS, strict=True))
+        ],
+        (0, 0, 0, 1, 1, 1),
+    ),
+    "guete.jsonl": (judged("Güte", lambda i: f"{i},5"), (0.5, 1.5, 2.5, 3.5, 4.5, 5.5)),
+    "label_studio.json": (
+        [
+            {
+                "id": i,
+                "data": {"user_request": QUESTIONS[i], "model_answer": ANSWERS[i], "reference_answer": "x"},
+                "annotations": [
+                    {
+                        "result": [
+                            {"from_name": "stars", "to_name": "t", "type": "rating", "value": {"rating": i}}
+                        ]
+                    }
+                ],
+            }
+            for i in range(6)
+        ],
+        (0, 1, 2, 3, 4, 5),
+    ),
     "by_name.json": ({f"q{i}": row for i, row in enumerate(judged("score"))}, (0, 0, 1, 1, 2, 2)),
     "of_two.jsonl": (
         judged("marks", lambda i: [{"score": i}, {"score": i + 1}]),
@@ -377,9 +433,25 @@ def test_worth_of_words() -> None:
         _worth_of(words[-1])
 
 
-def test_a_table_that_begins_with_a_record_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "noheader.csv"
-    table([[QUESTIONS[i], ANSWERS[i], i % 5] for i in range(6)])(path)
-    said = run(path, "--guess", "--store", tmp_path / "s.db", code=2).stderr
-    assert "the first line seems to be a record" in said
-    assert "put a line of names before it" in said
+def test_the_best_of_three_has_the_reward_1(tmp_path: Path) -> None:
+    path, store = tmp_path / "three.csv", tmp_path / "s.db"
+    rows = [[q, a, f"{a} b", f"{a} c", i % 3 + 1] for i, (q, a) in enumerate(zip(QUESTIONS, ANSWERS))]
+    table([["task", "candidate_1", "candidate_2", "candidate_3", "best"], *rows, [*rows[0][:4], "tie"]])(path)
+    run(path, "--guess", "--store", store)
+    with Store.open(store, read_only=True) as opened:
+        best = [sample.response for sample in opened.samples() if sample.reward]
+    assert best == [row[row[4]] for row in rows]
+    assert rewards(store) == (0,) * 15 + (1,) * 6
+
+
+def test_a_page_of_the_web_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("\n<html><table><tr><td>Question</td></tr></table></html>")
+    assert "got HTML or XML; save its table as CSV" in run(path, "--guess", code=2).stderr
+
+
+def test_a_table_may_begin_with_a_record(tmp_path: Path) -> None:
+    path, store = tmp_path / "noheader.csv", tmp_path / "s.db"
+    table([[i, QUESTIONS[i], ANSWERS[i], i % 2] for i in range(6)])(path)
+    assert "--map reward=column_4" in run(path, "--guess", "--store", store).output
+    assert rewards(store) == (0, 0, 0, 1, 1, 1)

@@ -81,3 +81,9 @@ def test_all_samples_are_searched_page_by_page(server: PageServer, bare_folder: 
     found = ask(server, "/samples?text=P4&low=0.9")[1]
     assert re.findall(r"&lt;b&gt;(\d+)", found) == ["49", "47", "45"]
     assert "expected a finite number" in ask(server, "/samples?low=x")[1]
+    asked = [{"role": "user", "content": "when?"}, {"role": "tool", "content": "<i>10:00"}]
+    with Store.open(bare_folder / "store.db") as store:
+        store.append([Sample(asked, "at ten")])
+    assert "<details><summary>tool</summary><pre>tool: &lt;i&gt;10:00</pre>" in re.sub(
+        r">\s+<", "><", ask(server, "/samples")[1]
+    )

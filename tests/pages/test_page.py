@@ -391,7 +391,7 @@ def test_messages_without_text_are_shown_as_they_are(bare_folder):
         store.append([Sample([parts, call, {"role": "tool", "content": "3"}], "four", reward=1.0)], run=RUN)
     text = read(bare_folder).text
     assert 'user: {"content": [{"type": "text", "text": "hi"}]}' in text
-    assert 'assistant: {"tool_calls": [{"name": "add <b>"}]} tool: 3 four' in text
+    assert 'assistant: {"tool_calls": [{"name": "add <b>"}]} tool tool: 3 four' in text
 
 
 def test_a_run_on_stored_responses_alone_shows_what_can_improve(run_folder):

@@ -23,6 +23,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
+from agro.logs.column_kinds import Column
 from agro.logs.fields import a_list, listed, number, one_of
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import scored
@@ -33,7 +34,7 @@ from agro.types import Text
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
 _CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own
 _RESPONSE = re.compile(
-    r"(response|answer|completion|generation|output|candidate|reply|chosen|rejected)s?[\W_]?(\d+|[a-z])?"
+    r"(.*[\W_])?(response|answer|completion|generation|output|candidate|reply|chosen|rejected)s?[\W_]?(\d+|[a-z])?"
 )
 _TIES = ("tie", "same", "equal", "draw", "both")
 
@@ -47,6 +48,10 @@ def prompt_of(fields: Mapping[str, Any], context: Context) -> tuple[Text, set[st
     name = context.choose.get("prompt")
     if name is None:
         name = next((candidate for candidate in _PROMPTS if fields.get(candidate) is not None), None)
+    if name is None:
+        known = [Column(key) for key, value in fields.items() if value is not None]
+        named = [column.path for column in known if column.named("prompt") > column.named("response")]
+        name = named[0] if len(named) == 1 else None
     if name is None or name not in fields:
         raise Refused(
             f"prompt: expected one of the fields {', '.join(_PROMPTS)}, got {', '.join(fields) or 'none'}; "
@@ -64,7 +69,9 @@ def responses_of(fields: Mapping[str, Any], context: Context) -> dict[str, str]:
     if name is not None:
         return {name: text(fields[name], name)} if name in fields else {}
     names = [
-        key for key, value in fields.items() if isinstance(value, str) and _RESPONSE.fullmatch(key.lower())
+        key
+        for key, value in fields.items()
+        if isinstance(value, str) and _RESPONSE.fullmatch(key.lower()) and not Column(key).named("answer")
     ]
     return {key: fields[key] for key in sorted(names, key=lambda key: (len(key), key))}
 
