@@ -117,7 +117,7 @@ def settings_of(
         "evaluate.every=0",
         "train.keep=1",
     ]
-    if candidate.prompts is not None:
+    if candidate.prompts is not None and default.data.group_size is not None:
         same.append(f"data.group_size={default.data.group_size}")
     theirs = [item for item in overrides if candidate.recipe == recipe or not item.startswith("objective.")]
     changes = [*same, *theirs, *candidate.changes, f"train.groups={groups}", *own]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.api.candidates import Candidate, candidates, default_for, settings_of
+from agro.api.chosen import OF_METHOD
 from agro.api.input_files import prompt_record, write_rows
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig, override
@@ -54,17 +55,22 @@ class Race:
 
     `overrides`: KEY=VALUE, with policy.model, data.store or data.prompts, data.eval_prompts, and a reward.
     `rates`: learning rates; train.lr, a third and three times of it where none is given.
+    `entered`: a recipe that takes part besides, a name or a file. What a file says of model, data, reward and
+    training is for all candidates, but for what belongs to its method.
     """
 
     overrides: Sequence[str]
     out: Path
     rates: Sequence[float] = ()
     say: Callable[[str], None] = print
+    entered: str | None = None
     record: dict[str, Any] = field(default_factory=dict)  # what race.json has
 
     def __post_init__(self) -> None:
         """Raises `Refused` for what can't be judged."""
         values: dict[str, Any] = {}
+        if self.entered is not None and Path(self.entered).is_file():
+            self.overrides = [*_shared(self.entered), *self.overrides]
         for item in self.overrides:
             override(values, item, RunConfig)
         data = RunConfig.of(values, "agro race", self.overrides).data
@@ -75,7 +81,8 @@ class Race:
                 "to do: set both; where nothing can score a response, train the recipe for the data (agro "
                 "recipes)"
             )
-        self.recipe = default_for(data)
+        self.kind = default_for(data)
+        self.recipe = self.entered or self.kind
         self.default = RunConfig.load(self.recipe, self.overrides)
         train = self.default.train
         if train.steps is None or train.steps < 4:
@@ -90,7 +97,10 @@ class Race:
     def run(self) -> dict[str, Any]:
         """All runs that remain; returns what race.json has. Raises `Refused` where no candidate can train."""
         self._open()
-        tried = candidates(self.recipe, self.default, self.out)
+        tried = candidates(self.kind, self.default, self.out)
+        if self.recipe != self.kind:
+            own = Candidate(Path(self.recipe).stem, self.recipe, (), tried[0].prompts)
+            tried = [own, *(other for other in tried if other.name != own.name)]
         entrants = [
             Entrant(candidate, lr, self.out / f"{candidate.name}-{lr:.3g}")
             for lr in self.rates
@@ -213,6 +223,17 @@ class Race:
 
     def _save(self) -> None:
         write(self.out / "race.json", json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _shared(recipe: str) -> list[str]:
+    """KEY=VALUE of what a recipe's file says that isn't of its method."""
+    given = RunConfig.load(recipe).model_dump(mode="json", exclude_unset=True)
+    return [
+        f"{section}.{key}={json.dumps(value)}"
+        for section in ("policy", "data", "reward", "sampler", "environment", "train")
+        for key, value in given.get(section, {}).items()
+        if value is not None and key not in OF_METHOD.get(section, ())
+    ]
 
 
 def _named(entrant: Entrant) -> Row:

@@ -10,17 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from agro.cli.common import Json, table, terminal
+from agro.errors import Refused
 
 
 def race(
     out: Annotated[
         Path, typer.Option(help="The folder of race.json and of a run for each; begun there, it continues.")
     ],
-    overrides: Annotated[
+    given: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE…",
-            help="policy.model; data.store or data.prompts; data.eval_prompts; reward.name; train.steps.",
+            metavar="[LOG-or-RECIPE] KEY=VALUE…",
+            help="A log or store to learn from, or a recipe that takes part too; policy.model; data.store "
+            "or data.prompts; data.eval_prompts; reward.name; train.steps.",
         ),
     ] = None,
     rate: Annotated[
@@ -34,7 +36,8 @@ def race(
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    record = Race(overrides or [], out, rate or (), say).run()
+    overrides, recipe = _asked(given or [], out)
+    record = Race(overrides, out, rate or (), say, recipe).run()
     said = conclusion(record)
     if as_json:
         print(json.dumps(record | {"conclusion": said}, ensure_ascii=False))
@@ -45,6 +48,31 @@ def race(
     console = terminal()
     console.print(shown)
     console.print(f"\n{said}")
+
+
+def _asked(given: list[str], out: Path) -> tuple[list[str], str | None]:
+    """KEY=VALUE, with data.store for a log, which is imported into the race's folder; and the recipe."""
+    from agro.logs.importing import import_files
+    from agro.store import Store
+    from agro.store.location import is_store
+
+    overrides = [item for item in given if "=" in item]
+    names = [item for item in given if "=" not in item]
+    if len(names) > 1:
+        raise Refused(f"agro race: expected one log or recipe, got {' and '.join(names)}")
+    if not names:
+        return overrides, None
+    path = Path(names[0])
+    if path.suffix == ".toml" or path.name == "config.json" or not path.exists():
+        return overrides, names[0]
+    if is_store(path):
+        return [f"data.store={path}", *overrides], None
+    store = out / "log.db"
+    if not store.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        with Store.open(store) as opened:
+            print(import_files(opened, [path]), file=sys.stderr)
+    return [f"data.store={store}", *overrides], None
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -85,6 +85,47 @@ def test_half_train_on_and_the_best_to_the_end(tmp_path: Path, model: Path) -> N
     assert conclusion(record) in " ".join(table.split())
 
 
+def test_a_log_is_imported_for_the_race(tmp_path: Path, model: Path) -> None:
+    rows = [
+        {"prompt": f"{100 + g}>", "response": "7" * 3 if i % 2 == 0 else str(i), "reward": float(i % 2 == 0)}
+        for g in range(20)
+        for i in range(4)
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ["race", log, *overrides(tmp_path, model), "--rate", "1e-3", "--out", tmp_path / "race", "--json"]
+    record = json.loads(done(*asked).stdout)
+    assert record["default"] == "log"
+    with Store.open(tmp_path / "race" / "log.db", read_only=True) as store:
+        assert sum(1 for _ in store.samples()) == len(rows)
+    assert json.loads(done(*asked).stdout) == record  # not imported twice
+
+
+def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(
+    tmp_path: Path, model: Path
+) -> None:
+    fill(tmp_path / "log.db")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        f'[policy]\nmodel = "{model}"\n[data]\nstore = "{tmp_path / "log.db"}"\nreplay = 1.0\nspread = true\n'
+        f'[objective]\nname = "agro"\nbeta = 0.5\n[train]\nsteps = {STEPS}\ngroups = 4\nstep_kl = 1.0\n'
+    )
+    asked = [item for item in overrides(tmp_path, model) if not item.startswith(("policy.", "train."))]
+    race = Race(asked, tmp_path / "race", (1e-3,), lambda text: None, str(recipe))
+    rows = {row["candidate"]: row for row in race.run()["rows"]}
+    assert set(rows) == {NOTHING, "mine", "log", "imitation", "log+imitation"}
+    mine, log = (RunConfig.load(Path(rows[name]["run"]) / "config.json") for name in ("mine", "log"))
+    assert (mine.objective.options["beta"], mine.train.step_kl) == (0.5, 1.0)
+    assert (log.objective.options["beta"], log.train.step_kl) == (0.01, 0.005)
+    assert mine.train.groups == log.train.groups == 4
+
+
+def test_two_logs_are_refused(tmp_path: Path) -> None:
+    assert "expected one log or recipe, got a.jsonl and b.jsonl" in refused(
+        "race", "a.jsonl", "b.jsonl", "--out", tmp_path / "race"
+    )
+
+
 def test_what_is_complete_is_not_run_again(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
