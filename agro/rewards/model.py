@@ -61,13 +61,13 @@ class RewardModel:
             settings: dict[str, Any] = {"num_labels": 1} if new else {}
             with without_bars():
                 model = AutoModelForSequenceClassification.from_pretrained(
-                    path, dtype=getattr(torch, dtype), **settings
+                    path, dtype=getattr(torch, dtype), use_safetensors=True, **settings
                 )
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise Refused(
-                f"reward model {path}: expected the folder or hub name of a sequence-classification model; "
-                f"{error}"
+                f"reward model {path}: expected the folder or hub name of a sequence-classification model with "
+                f"model.safetensors (pickled weights are not read: convert them with save_pretrained); {error}"
             ) from None
         fitted: dict[str, Any] = {}
         if not new and (Path(path) / SETTINGS).is_file():

@@ -49,6 +49,16 @@ def test_a_value_does_not_depend_on_the_batch(base):
     assert model.values(rows, batch=2) == pytest.approx(together, abs=1e-5)
 
 
+def test_pickled_weights_are_not_read(base, tmp_path):
+    model = loaded(base)
+    model.model.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(Refused, match="pickled weights are not read"):
+        RewardModel.load(str(tmp_path), device="cpu")
+
+
 def test_texts_become_sequences(base):
     model = loaded(base, max_length=4)
     assert model.tokenizer.decode(model.ids("ab", "c")).replace(" ", "").endswith("abc")
