@@ -66,8 +66,9 @@ class RewardModel:
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise Refused(
-                f"reward model {path}: expected the folder or hub name of a sequence-classification model with "
-                f"model.safetensors (pickled weights are not read: convert them with save_pretrained); {error}"
+                f"reward model {path}: expected the folder or hub name of a sequence-classification model "
+                "with model.safetensors (pickled weights are not read: convert them with save_pretrained); "
+                f"{error}"
             ) from None
         fitted: dict[str, Any] = {}
         if not new and (Path(path) / SETTINGS).is_file():
