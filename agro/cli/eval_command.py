@@ -133,6 +133,8 @@ def eval_(
     configured = None if subject.ran is None else subject.ran.evaluate.pass_at
     threshold = next((x for x in (pass_at, configured, maximum) if x is not None), None)
     _report(sets, {"model": subject.name, "n": n, "temperature": temperature}, threshold, against, as_json)
+    if run is not None and model is None and against is None and not as_json:
+        _show_ending(run)
     if all(measured.result.is_unknown for measured in sets):
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
@@ -252,6 +254,16 @@ def _report(
             print(f"against {against}: {measured.verdict.sentence}")
     if against is not None and len(sets) > 1:
         print(f"p is adjusted for {len(sets)} sets (Holm)")
+
+
+def _show_ending(run: Path) -> None:
+    """What the run said of before and after when it ended, where it measured that."""
+    from agro.runs.rundata import load_run
+    from agro.runs.verdict import Verdict
+
+    verdict = Verdict.of(load_run(run))
+    if verdict.answer != "not measured":
+        print(f"before and after, at the run's end: {verdict.sentence} To measure both anew: --against start")
 
 
 UNITS = {"length": " tokens", "entropy": " nats a token", "kl": " nats a response"}

@@ -3,7 +3,7 @@
     python reproductions/chat/race.py --model DIR [--job log thumbs] [--out runs/chat] [--record]
 
 The same model, adapter, updates and held-out questions as run.py, whose data it makes or finds in --out; one
-seed. The rates are those of a race, 1e-3, a third and three times of it. Prints a table, and writes it with
+seed. The rates are those of a race, 3e-3, a third and three times of it. Prints a table, and writes it with
 --record into races.json and README.md beside this script. What is complete in --out isn't run again.
 """
 

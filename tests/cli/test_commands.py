@@ -547,6 +547,8 @@ def test_eval_of_a_run_reads_its_files_from_where_it_was_started(
     report = report_of("eval", "../begun/runs/a", "-n", 2, "--out", out)
     assert (report["prompts"], report["reward_mean"]["value"]) == (2, 0.25)
     assert len(out.read_text().splitlines()) == 2
+    told = done("eval", "../begun/runs/a", "-n", 2).stdout
+    assert "before and after, at the run's end: Not shown better" in told
     own = ("--prompts", "held.jsonl", "--reward", "scoring.py:fixed")
     report = report_of("eval", "../begun/runs/a", *own, "-n", 2)
     assert (report["prompts"], report["reward_mean"]["value"]) == (3, 9.0)
