@@ -123,7 +123,9 @@ class Race:
 
     def _open(self) -> None:
         """Continue what race.json has, and share out the held-out prompts."""
-        settings = {"overrides": list(self.overrides), "rates": list(self.rates)}
+        settings: dict[str, Any] = {"overrides": list(self.overrides), "rates": list(self.rates)}
+        if self.entered is not None:
+            settings["recipe"] = self.entered
         path = self.out / "race.json"
         if path.exists():
             self.record = json.loads(path.read_text(encoding="utf-8"))

@@ -68,10 +68,9 @@ def _asked(given: list[str], out: Path) -> tuple[list[str], str | None]:
     if is_store(path):
         return [f"data.store={path}", *overrides], None
     store = out / "log.db"
-    if not store.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        with Store.open(store) as opened:
-            print(import_files(opened, [path]), file=sys.stderr)
+    out.mkdir(parents=True, exist_ok=True)
+    with Store.open(store) as opened:  # an import that was complete adds nothing
+        print(import_files(opened, [path]), file=sys.stderr)
     return [f"data.store={store}", *overrides], None
 
 

@@ -98,7 +98,9 @@ def test_a_log_is_imported_for_the_race(tmp_path: Path, model: Path) -> None:
     assert record["default"] == "log"
     with Store.open(tmp_path / "race" / "log.db", read_only=True) as store:
         assert sum(1 for _ in store.samples()) == len(rows)
-    assert json.loads(done(*asked).stdout) == record  # not imported twice
+    assert json.loads(done(*asked).stdout) == record
+    with Store.open(tmp_path / "race" / "log.db", read_only=True) as store:
+        assert sum(1 for _ in store.samples()) == len(rows)  # not imported twice
 
 
 def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(
@@ -118,6 +120,8 @@ def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(
     assert (mine.objective.options["beta"], mine.train.step_kl) == (0.5, 1.0)
     assert (log.objective.options["beta"], log.train.step_kl) == (0.01, 0.005)
     assert mine.train.groups == log.train.groups == 4
+    with pytest.raises(Refused, match="this race has other settings"):
+        Race(race.overrides, tmp_path / "race", (1e-3,), lambda text: None).run()
 
 
 def test_two_logs_are_refused(tmp_path: Path) -> None:
