@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agro.api.race import Race
+from agro.api.race import Race, key_values
 from reproductions import harness
 
 HEAD = [
@@ -19,21 +19,12 @@ HEAD = [
 BEGIN, END = "<!-- begin: made by race.py --record -->", "<!-- end: made by race.py --record -->"
 
 
-def overrides(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """KEY=VALUE of nested values, as a user types them; without those that are None."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from overrides(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}={json.dumps(value)}"
-
-
 def race(values: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """What race.json has, and the CPU seconds that it took; made once in the folder `out`."""
     done = out / "raced.json"
     if not done.exists():
         began = harness.cpu_seconds()
-        record = Race(list(overrides(values)), out, say=lambda text: print(text, file=sys.stderr)).run()
+        record = Race(list(key_values(values)), out, say=lambda text: print(text, file=sys.stderr)).run()
         for row in record["rows"]:  # folders of this machine
             row.pop("run")
         del record["settings"]

@@ -8,7 +8,7 @@ continued with more steps. A learning rate that falls to 0 does so in each of th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ from agro.types import Prompt
 
 ENOUGH = 50  # held-out prompts that choose, from which on as many others judge the winner
 NOTHING = "do nothing"
+SHARED = ("policy", "data", "reward", "sampler", "environment", "train")  # by all candidates
 Row = dict[str, Any]
 
 
@@ -227,15 +228,22 @@ class Race:
         write(self.out / "race.json", json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
 
 
+def key_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """KEY=VALUE of nested values, as a user types them; without those that are None."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from key_values(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}={json.dumps(value)}"
+
+
 def _shared(recipe: str) -> list[str]:
     """KEY=VALUE of what a recipe's file says that isn't of its method."""
     given = RunConfig.load(recipe).model_dump(mode="json", exclude_unset=True)
-    return [
-        f"{section}.{key}={json.dumps(value)}"
-        for section in ("policy", "data", "reward", "sampler", "environment", "train")
-        for key, value in given.get(section, {}).items()
-        if value is not None and key not in OF_METHOD.get(section, ())
-    ]
+    shared = {section: given.get(section) or {} for section in SHARED}
+    for section, keys in OF_METHOD.items():
+        shared[section] = {key: value for key, value in shared[section].items() if key not in keys}
+    return list(key_values(shared))
 
 
 def _named(entrant: Entrant) -> Row:

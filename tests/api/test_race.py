@@ -16,9 +16,9 @@ from running import done, refused
 from tiny_runs import tiny, write_prompts
 
 from agro.api.candidates import candidates, default_for
-from agro.api.race import ENOUGH, NOTHING, Race, conclusion
+from agro.api.race import ENOUGH, NOTHING, Race, conclusion, key_values
 from agro.api.reporting_trainer import Trainer
-from agro.config import DataConfig, RunConfig
+from agro.config import DataConfig, RunConfig, override
 from agro.errors import Refused
 from agro.rollout.paired import compare
 from agro.store import Store
@@ -110,6 +110,7 @@ def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(
     recipe = tmp_path / "mine.toml"
     recipe.write_text(
         f'[policy]\nmodel = "{model}"\n[data]\nstore = "{tmp_path / "log.db"}"\nreplay = 1.0\nspread = true\n'
+        "[reward.options]\ndigit = 7\n"
         f'[objective]\nname = "agro"\nbeta = 0.5\n[train]\nsteps = {STEPS}\ngroups = 4\nstep_kl = 1.0\n'
     )
     asked = [item for item in overrides(tmp_path, model) if not item.startswith(("policy.", "train."))]
@@ -120,8 +121,20 @@ def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(
     assert (mine.objective.options["beta"], mine.train.step_kl) == (0.5, 1.0)
     assert (log.objective.options["beta"], log.train.step_kl) == (0.01, 0.005)
     assert mine.train.groups == log.train.groups == 4
+    assert mine.reward.options == log.reward.options == {"digit": 7}
     with pytest.raises(Refused, match="this race has other settings"):
         Race(race.overrides, tmp_path / "race", (1e-3,), lambda text: None).run()
+
+
+def test_nested_values_are_read_again_as_they_were() -> None:
+    lora = {"rank": 2, "targets": ["q", "v"]}
+    columns = {"prompt": "question || task", "answer": "solution"}
+    values = {"policy": {"lora": lora}, "data": {"columns": columns, "store": None}, "train": {"lr": 1e-05}}
+    read: dict[str, Any] = {}
+    for item in key_values(values):
+        override(read, item, RunConfig)
+    del values["data"]["store"]
+    assert read == values
 
 
 def test_two_logs_are_refused(tmp_path: Path) -> None:

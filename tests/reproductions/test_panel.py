@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agro.api.candidates import default_for
+from agro.api.race import key_values
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
@@ -316,10 +317,11 @@ def test_a_race_has_the_job_s_data(out, tmp_path) -> None:
     kinds = {}
     for name in race.DATA:
         given = race.values(name, tmp_path / name, out, logs.SMALL)
-        default = RunConfig.load("fresh", list(racing.overrides(given)))
+        default = RunConfig.load("fresh", list(key_values(given)))
         kinds[name] = default_for(default.data)
         assert default.reward.options == {"job": name}
-    assert kinds == {"own": "log", "fresh": "fresh", "stars": "feedback", "pairs": "pairs"}
+    logged = dict.fromkeys(("own", "better, noisy", "better, graded", "worse"), "log")
+    assert kinds == logged | {"fresh": "fresh", "stars": "feedback", "pairs": "pairs"}
     log = JOBS["own"]
     assert jobs.reward(["52073>", "52073>"], ["02357", "02375"], job=log.name) == [1.0, 0.0]
 
