@@ -23,6 +23,7 @@ from agro.errors import Refused
 from agro.io.files import write
 from agro.io.near_copies import clusters
 from agro.io.terminal import plain
+from agro.logs.importing import import_files
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import Heldout, heldout
@@ -31,6 +32,8 @@ from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.metrics import GAIN
 from agro.runs.rundata import load_run
+from agro.store import Store
+from agro.store.location import is_store
 from agro.train.phases import derive
 from agro.train.trainer import BaseTrainer
 from agro.types import Prompt
@@ -56,22 +59,24 @@ class Race:
 
     `overrides`: KEY=VALUE, with policy.model, data.store or data.prompts, data.eval_prompts, and a reward.
     `rates`: learning rates; train.lr, a third and three times of it where none is given.
-    `entered`: a recipe that takes part besides, a name or a file. What a file says of model, data, reward and
-    training is for all candidates, but for what belongs to its method.
+    `named`: a log or store to learn from, in place of data.store; or a recipe that takes part too, a name or
+    a file. What a file says of model, data, reward and training is for all candidates, but for what belongs
+    to its method.
     """
 
     overrides: Sequence[str]
     out: Path
     rates: Sequence[float] = ()
     say: Callable[[str], None] = print
-    entered: str | None = None
+    named: str | None = None
     record: dict[str, Any] = field(default_factory=dict)  # what race.json has
 
     def __post_init__(self) -> None:
         """Raises `Refused` for what can't be judged."""
+        recipe = self.named if self.named is not None and not _is_log(Path(self.named)) else None
+        shared = _shared(recipe) if recipe is not None and Path(recipe).is_file() else []
+        self.overrides = [*shared, *self.overrides]
         values: dict[str, Any] = {}
-        if self.entered is not None and Path(self.entered).is_file():
-            self.overrides = [*_shared(self.entered), *self.overrides]
         for item in self.overrides:
             override(values, item, RunConfig)
         data = RunConfig.of(values, "agro race", self.overrides).data
@@ -82,8 +87,14 @@ class Race:
                 "to do: set both; where nothing can score a response, train the recipe for the data (agro "
                 "recipes)"
             )
+        if self.named is not None and recipe is None:
+            if data.store is not None:
+                raise Refused(f"agro race: expected one log, got {self.named} and data.store={data.store}")
+            store = self._stored(Path(self.named))
+            self.overrides = [*self.overrides, f"data.store={store}"]
+            data = data.model_copy(update={"store": str(store)})
         self.kind = default_for(data)
-        self.recipe = self.entered or self.kind
+        self.recipe = recipe or self.kind
         self.default = RunConfig.load(self.recipe, self.overrides)
         train = self.default.train
         if train.steps is None or train.steps < 4:
@@ -122,11 +133,21 @@ class Race:
         self._save()
         return self.record
 
+    def _stored(self, log: Path) -> Path:
+        """The store that a log is imported into; a store itself."""
+        if is_store(log):
+            return log
+        path = self.out / "log.db"
+        self.out.mkdir(parents=True, exist_ok=True)
+        with Store.open(path) as store:  # an import that was complete adds nothing
+            self.say(str(import_files(store, [log])))
+        return path
+
     def _open(self) -> None:
         """Continue what race.json has, and share out the held-out prompts."""
         settings: dict[str, Any] = {"overrides": list(self.overrides), "rates": list(self.rates)}
-        if self.entered is not None:
-            settings["recipe"] = self.entered
+        if self.named is not None:
+            settings["named"] = self.named
         path = self.out / "race.json"
         if path.exists():
             self.record = json.loads(path.read_text(encoding="utf-8"))
@@ -226,6 +247,10 @@ class Race:
 
     def _save(self) -> None:
         write(self.out / "race.json", json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _is_log(path: Path) -> bool:
+    return path.exists() and path.suffix != ".toml" and path.name != "config.json"
 
 
 def key_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

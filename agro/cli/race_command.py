@@ -31,13 +31,14 @@ def race(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from agro.api.race import Race, conclusion
+    named = _named(given or [])
+    from agro.api.race import Race, conclusion  # here: a missing file is refused at once
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    overrides, recipe = _asked(given or [], out)
-    record = Race(overrides, out, rate or (), say, recipe).run()
+    overrides = [item for item in given or [] if "=" in item]
+    record = Race(overrides, out, rate or (), say, named).run()
     said = conclusion(record)
     if as_json:
         print(json.dumps(record | {"conclusion": said}, ensure_ascii=False))
@@ -50,28 +51,14 @@ def race(
     console.print(f"\n{said}")
 
 
-def _asked(given: list[str], out: Path) -> tuple[list[str], str | None]:
-    """KEY=VALUE, with data.store for a log, which is imported into the race's folder; and the recipe."""
-    from agro.logs.importing import import_files
-    from agro.store import Store
-    from agro.store.location import is_store
-
-    overrides = [item for item in given if "=" in item]
+def _named(given: list[str]) -> str | None:
+    """The log or recipe among the arguments. What looks like a file and isn't there is refused at once."""
     names = [item for item in given if "=" not in item]
     if len(names) > 1:
         raise Refused(f"agro race: expected one log or recipe, got {' and '.join(names)}")
-    if not names:
-        return overrides, None
-    path = Path(names[0])
-    if path.suffix == ".toml" or path.name == "config.json" or not path.exists():
-        return overrides, names[0]
-    if is_store(path):
-        return [f"data.store={path}", *overrides], None
-    store = out / "log.db"
-    out.mkdir(parents=True, exist_ok=True)
-    with Store.open(store) as opened:  # an import that was complete adds nothing
-        print(import_files(opened, [path]), file=sys.stderr)
-    return [f"data.store={store}", *overrides], None
+    if names and Path(names[0]).suffix and not Path(names[0]).exists():
+        raise Refused(f"agro race: expected a log, a store, or a recipe; there is no file {names[0]}")
+    return names[0] if names else None
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

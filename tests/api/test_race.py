@@ -94,8 +94,10 @@ def test_a_log_is_imported_for_the_race(tmp_path: Path, model: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ["race", log, *overrides(tmp_path, model), "--rate", "1e-3", "--out", tmp_path / "race", "--json"]
-    record = json.loads(done(*asked).stdout)
+    found = done(*asked)
+    record = json.loads(found.stdout)
     assert record["default"] == "log"
+    assert "taken: 80 samples" in found.stderr
     with Store.open(tmp_path / "race" / "log.db", read_only=True) as store:
         assert sum(1 for _ in store.samples()) == len(rows)
     assert json.loads(done(*asked).stdout) == record
@@ -135,6 +137,15 @@ def test_nested_values_are_read_again_as_they_were() -> None:
         override(read, item, RunConfig)
     del values["data"]["store"]
     assert read == values
+
+
+def test_a_log_is_there_and_named_once(tmp_path: Path, model: Path) -> None:
+    assert "there is no file log.jsonl" in refused("race", "log.jsonl", "--out", tmp_path / "race")
+    path = fill(tmp_path / "log.db")
+    asked = overrides(tmp_path, model, data__store=path)
+    assert f"expected one log, got {path} and data.store={path}" in refused(
+        "race", path, *asked, "--out", tmp_path / "race"
+    )
 
 
 def test_two_logs_are_refused(tmp_path: Path) -> None:
