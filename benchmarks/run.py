@@ -87,7 +87,9 @@ def limit_of_sampling(row: dict[str, Any]) -> str:
         return "unmeasured: run.py --limits of the benchmark"
     share = row["products"]
     alone = f"{row['ratio'] / share:.2g} with the matrix products alone"
-    return f"{alone}, which take {share:.0%} of our seconds; small operations take the rest"
+    where = row.get("products_machine", row["machine"])
+    elsewhere = "" if where == row["machine"] else f" on {where.partition(',')[0]}"
+    return f"{alone}, which take {share:.0%} of our seconds{elsewhere}; small operations take the rest"
 
 
 def limit_of_step(row: dict[str, Any]) -> str:

@@ -250,6 +250,7 @@ def main() -> None:
             if asked.limits:
                 if known[name]["ratio"] < GOALS[lengths]:
                     known[name]["products"] = share_of_products(policy, batch, asked.new, lengths)
+                    known[name]["products_machine"] = machine()
                     asked.results.write_text(json.dumps(list(known.values()), indent=1) + "\n")
                 continue
             row = {"name": name, "goal": GOALS[lengths], "new": asked.new}
