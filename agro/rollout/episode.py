@@ -241,6 +241,7 @@ class Episode:
         sampling: dict[str, Any],
     ) -> Sample:
         kept, kept_count = flat(row.kept) if self.records_kept else (None, None)
+        observations = self._observations(row)
         versions = {v for v, action in zip(row.version, row.action, strict=True) if action}
         return Sample(
             prompt=self.prompt.text,
@@ -253,7 +254,7 @@ class Episode:
             behavior_logp=None if np.isnan(row.logp).all() else np.array(row.logp),
             context_tokens=np.array(row.tokens[: row.context]) if number else None,
             tokenizer=self.encoder.fingerprint,
-            meta=meta,
+            meta={**meta, "observations": observations} if observations else meta,
             sampling=sampling or None,
             kept=kept,
             kept_count=kept_count,
@@ -261,3 +262,15 @@ class Episode:
             role="policy",
             source="policy",
         )
+
+    def _observations(self, row: EpisodeRow) -> list[list[int]]:
+        """Where the environment's turns stand in the response: [start, end] in characters."""
+        length, context = len(row.tokens), row.tokens[: row.context]
+        ends = [i for i in range(row.context + 1, length) if row.action[i] != row.action[i - 1]]
+        observations, start = [], 0
+        for end in [*ends, length]:
+            stop = len(self.encoder.decode(row.tokens[row.context : end], context))
+            if not row.action[end - 1]:
+                observations.append([start, stop])
+            start = stop
+        return observations

@@ -177,9 +177,9 @@ class Run:
             prompt_ends.setdefault(episode_ends[index].prompt_id, episode_ends[index])
         responses = []
         for sample in list(prompt_ends.values())[:KEPT]:
-            answer = sample.meta.get("answer")
             record = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
-            responses.append(record if answer is None else {**record, "answer": answer})
+            known = {name: sample.meta.get(name) for name in ("answer", "observations")}
+            responses.append(record | {name: value for name, value in known.items() if value is not None})
         with writing(self.held_out_file), self.held_out_file.open("a", encoding="utf-8") as f:
             f.write(json.dumps({"step": step, "responses": responses}) + "\n")
 

@@ -7,8 +7,9 @@ prompts are shown is decided by a hash of their ids, never by what was answered.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,14 +27,51 @@ SIDES = ("log", "start", "trained")
 
 @dataclass(frozen=True)
 class Answer:
-    """A response, in which control characters are escapes, and its reward; None: unknown."""
+    """A response, in which control characters are escapes, and its reward; None: unknown.
+
+    `observations`: where an environment's turns stand in it, as [start, end] in characters.
+    """
 
     response: str
     reward: float | None = None
+    observations: list[list[int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, response: str, reward: float | None) -> Self:
-        return cls(cut(response, LONGEST), reward)
+    def of(cls, samples: Sequence[Sample]) -> Self:
+        """Of a sample, or of those of an episode: all that follows its prompt, with the reward of its end."""
+        parts = [""]
+        for sample in samples:
+            first, *others = response_parts(sample.response, sample.meta.get("observations"))
+            parts = [*parts[:-1], parts[-1] + first, *others]
+        text = "".join(parts)
+        kept = response_parts(text[:LONGEST], _places(parts))
+        return cls(cut(text, LONGEST), samples[-1].reward, _places([visible(part) for part in kept]))
+
+    @property
+    def parts(self) -> list[str]:
+        return response_parts(self.response, self.observations)
+
+
+def response_parts(response: str, observations: Any) -> list[str]:
+    """A response in turns: the policy's, the environment's, the policy's, …; an odd number of them.
+
+    `observations`: `meta["observations"]` of a sample, as `Episode` writes it, or None. Anything else under
+    this name is not ours, and the response one part.
+    """
+    try:
+        ends = [min(end, len(response)) for start, end in observations or () for end in (start, end)]
+    except (TypeError, ValueError):
+        ends = []
+    ends = [0, *ends, len(response)]
+    if ends != sorted(ends):
+        return [response]
+    return [response[start:end] for start, end in pairwise(ends)]
+
+
+def _places(parts: Sequence[str]) -> list[list[int]]:
+    """Of the environment's parts."""
+    ends = list(accumulate(map(len, parts)))
+    return [[ends[i - 1], ends[i]] for i in range(1, len(parts), 2)]
 
 
 @dataclass(frozen=True)
@@ -120,7 +158,9 @@ def _row(values: dict[str, Any]) -> Row:
         if values[side] is not None:
             reward = values[side]["reward"]
             answers[side] = Answer(
-                visible(values[side]["response"]), None if reward is None else float(reward)
+                visible(values[side]["response"]),
+                None if reward is None else float(reward),
+                values[side].get("observations", []),
             )
     return Row(visible(values["prompt_id"]), visible(values["prompt"]), **answers)
 
@@ -139,15 +179,12 @@ def place(prompt_id: str) -> tuple[int, str]:
 
 
 def answers_of(samples: Iterable[Sample]) -> dict[str, Answer]:
-    """By prompt id the first response: of an episode all that follows its prompt, with the reward of its
-    end."""
-    texts: dict[str, dict[int, tuple[str, float | None]]] = {}
+    """By prompt id the first response."""
+    responses: dict[str, dict[int, list[Sample]]] = {}
     for sample in samples:
-        responses = texts.setdefault(sample.prompt_id, {})
-        index = int(sample.meta["index"])
-        before, _ = responses.get(index, ("", None))
-        responses[index] = before + sample.response, sample.reward
-    return {key: Answer.of(*responses[min(responses)]) for key, responses in texts.items()}
+        of_prompt = responses.setdefault(sample.prompt_id, {})
+        of_prompt.setdefault(int(sample.meta["index"]), []).append(sample)
+    return {key: Answer.of(found[min(found)]) for key, found in responses.items()}
 
 
 def short_text(shown: SideBySide, rows: int, longest: int) -> list[str]:

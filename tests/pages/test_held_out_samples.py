@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_every_evaluation_is_there_and_three_stand_beside_each_other(run_folder:
     assert shown is not None
     assert shown.steps == tuple(steps)
     assert json.loads(shown.data)["responses"] == [
-        [[f"at {step}", None if step == 20 else 0.5] for step in steps]
+        [[[f"at {step}"], None if step == 20 else 0.5] for step in steps]
     ]
     assert [step for _, step in shown.columns] == sorted({0, best, 220})
     (run_folder / "held_out.jsonl").write_text("[]\n")
@@ -105,7 +106,7 @@ def test_what_a_model_writes_never_ends_the_element_of_the_data(run_folder: Path
     shown = held_out_samples(load_run(run_folder))
     assert shown is not None
     assert "<" not in shown.data
-    assert json.loads(shown.data)["responses"] == [[[EVIL, 0.5]]]
+    assert json.loads(shown.data)["responses"] == [[[[EVIL], 0.5]]]
 
 
 @pytest.mark.skipif(find() is None, reason="no Chromium in PATH (Debian: apt-get install chromium)")
@@ -143,6 +144,34 @@ def test_search_filter_steps_and_difference_in_a_browser(run_folder: Path) -> No
         assert browser.ask("document.querySelector('.now pre').innerText") == "the dog sat"
         assert browser.ask("document.activeElement.dataset.prompt") == "one"
         assert browser.ask("typeof window.HIT") == "undefined"
+        assert (browser.complaints, browser.blocked) == ([], [])
+    finally:
+        browser.close()
+
+
+def test_an_environments_turns_are_folded_with_and_without_the_script(run_folder: Path) -> None:
+    """Each turn of the policy is compared to the start's. Emoji count one character, in Python and here."""
+    lines = []
+    for step, parts in ((0, ["look 🙂", " a <wall> ", "go up"]), (220, ["look 🙂", " a hole ", "go in"])):
+        places = [[6, 6 + len(parts[1])]]
+        response = {"prompt": "p", "response": "".join(parts), "reward": 0.5, "observations": places}
+        lines.append(json.dumps({"step": step, "responses": [response]}) + "\n")
+    (run_folder / "held_out.jsonl").write_text("".join(lines))
+    page = report(run_folder)
+    plain = re.sub(r">\s+<", "><", page.read_text())
+    assert (
+        "<pre>look 🙂</pre><details><summary>environment</summary><pre> a &lt;wall&gt; </pre></details>"
+        in plain
+    )
+    if find() is None:
+        pytest.skip("no Chromium in PATH (Debian: apt-get install chromium)")
+    browser = Browser(find() or "")
+    try:
+        browser.open(page)
+        assert browser.ask("document.querySelector('.now details').open") is False
+        assert browser.ask("document.querySelector('.now details pre').textContent") == " a hole "
+        assert browser.ask("document.querySelector('.now del').textContent") == "up"
+        assert browser.ask("document.querySelectorAll('.now del').length") == 1
         assert (browser.complaints, browser.blocked) == ([], [])
     finally:
         browser.close()

@@ -84,6 +84,16 @@ def test_all_samples_are_searched_page_by_page(server: PageServer, bare_folder: 
     asked = [{"role": "user", "content": "when?"}, {"role": "tool", "content": "<i>10:00"}]
     with Store.open(bare_folder / "store.db") as store:
         store.append([Sample(asked, "at ten")])
-    assert "<details><summary>tool</summary><pre>tool: &lt;i&gt;10:00</pre>" in re.sub(
-        r">\s+<", "><", ask(server, "/samples")[1]
+    turns = [{"role": "assistant", "content": "I look"}, {"role": "tool", "content": "11:00"}]
+    with Store.open(bare_folder / "store.db") as store:
+        store.append([Sample("p", "so", meta={"continuation": turns})])
+        store.append([Sample("p", "look: <a>!", meta={"observations": [[4, 9]]})])
+        store.append([Sample("p", "their own", meta={"observations": "of a log", "continuation": 3})])
+    page = re.sub(r">\s+<", "><", ask(server, "/samples")[1])
+    assert "<details><summary>tool</summary><pre>tool: &lt;i&gt;10:00</pre>" in page
+    assert "<pre>assistant: I look</pre><details><summary>tool</summary><pre>tool: 11:00</pre>" in page
+    assert (
+        "<pre>look</pre><details><summary>environment</summary><pre>: &lt;a&gt;</pre></details><pre>!</pre>"
+        in page
     )
+    assert "<pre>their own</pre>" in page

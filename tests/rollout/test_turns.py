@@ -23,6 +23,7 @@ from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn
 from agro.rollout.evaluate import heldout
 from agro.rollout.rollout import EpisodeReward
+from agro.runs.side_by_side import response_parts
 from agro.store import Store
 from agro.store.export import to_record
 from agro.train.collate import collate
@@ -107,6 +108,7 @@ def test_the_record_is_what_was_sampled(tiny, name, batch):
             assert said == policy.encoder.ids(f"g{policy.decode(turn)[-1:]}g")
         assert s.meta["last_turn"] == policy.decode(parts[-1])
         assert s.response == "".join(map(policy.decode, parts))
+        assert response_parts(s.response, s.meta.get("observations")) == list(map(policy.decode, parts))
         assert s.tokens[0] == 1
         assert s.meta["tool_calls"] == min(s.meta["turns"], 2)
         assert (s.reward, s.episode, s.version, s.role) == (None, None, 3, "policy")

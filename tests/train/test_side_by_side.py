@@ -17,7 +17,17 @@ from agro.errors import Interrupted, Refused
 from agro.pages.run.page import page
 from agro.runs.card import card
 from agro.runs.rundata import load_run
-from agro.runs.side_by_side import FILE, LONGEST, Answer, Row, SideBySide, answers_of, place, short_text
+from agro.runs.side_by_side import (
+    FILE,
+    LONGEST,
+    Answer,
+    Row,
+    SideBySide,
+    answers_of,
+    place,
+    response_parts,
+    short_text,
+)
 from agro.store import Pair, Store, is_held_out
 from agro.train.monitors.outlets import best_of_log
 from agro.train.trainer import BaseTrainer
@@ -51,7 +61,7 @@ def test_eight_held_out_prompts_by_a_hash_with_the_best_of_the_log(log_run: Path
     held_out = sorted((key for key in ids if is_held_out(key, 0.3)), key=place)
     assert [row.prompt_id for row in shown.rows] == held_out[:8]
     assert (shown.held_out, shown.step, shown.sides) == (True, 4, ("log", "start", "trained"))
-    assert {row.log for row in shown.rows} == {Answer("11", 1.0)}  # the first of reward 1 in fill_store
+    assert [row.log for row in shown.rows] == [Answer("11", 1.0)] * 8  # the first of reward 1 in fill_store
     assert all(row.start and row.start.reward is None for row in shown.rows)
     assert [row.start for row in shown.rows] != [row.trained for row in shown.rows]
 
@@ -125,10 +135,25 @@ def test_an_episode_is_all_that_follows_its_prompt() -> None:
     assert answers_of(parts) == {parts[0].prompt_id: Answer("ab", 1.0)}
 
 
+def test_an_environments_turns_keep_their_places_as_control_characters_become_escapes() -> None:
+    samples = [
+        Sample("p", "a\x07see b", reward=1.0, meta={"observations": [[2, 5]]}),
+        Sample("p", "\x07c", reward=2.0, meta={"observations": [[0, 1]]}),
+        Sample("p", "x" * LONGEST + "y", reward=3.0, meta={"observations": [[1, LONGEST + 1]]}),
+    ]
+    answer = Answer.of(samples)
+    assert answer.parts[:4] == ["a\\x07", "see", " b", "\\x07"]
+    assert answer.parts[4] == "cx"
+    assert answer.parts[6] == " … 10 more characters"
+    assert response_parts("abc", [[1, 2]]) == ["a", "b", "c"]
+    for foreign in (None, 3, "text", [[2, 1]], [[1]], [["a", "b"]], [[-1, 2]]):
+        assert response_parts("abc", foreign) == ["abc"]
+
+
 def test_texts_are_harmless_and_bounded(tmp_path: Path) -> None:
     nasty = "\x1b[2J<script>`|" + "x" * 9000
     shown = SideBySide.start([Prompt("p\x07")], {}, held_out=True).answered(
-        {Prompt("p\x07").id: Answer.of(nasty, None)}, 0
+        {Prompt("p\x07").id: Answer.of([Sample("p", nasty)])}, 0
     )
     shown.save(tmp_path)
     [row] = kept(tmp_path).rows

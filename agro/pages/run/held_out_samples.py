@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,12 @@ class HeldOutSamples:
 
     @property
     def data(self) -> Markup:
-        """Every response as JSON: `steps`, and by prompt and step a text with its reward, or null.
+        """Every response as JSON: `steps`, and by prompt and step its parts with its reward, or null.
 
         No character of it ends the element that holds it.
         """
         rows = [
-            [None if (a := p.responses.get(step)) is None else [a.response, a.reward] for step in self.steps]
+            [None if (a := p.responses.get(step)) is None else [a.parts, a.reward] for step in self.steps]
             for p in self.prompts
         ]
         text = json.dumps({"steps": self.steps, "responses": rows}, allow_nan=False)
@@ -118,7 +118,7 @@ def _answer(row: Mapping[str, Any]) -> Answer:
     reward = row["reward"]
     if reward is not None and not math.isfinite(float(reward)):
         reward = None
-    return Answer(str(row["response"])[:LONGEST], reward)
+    return Answer(str(row["response"])[:LONGEST], reward, row.get("observations", []))
 
 
 def _with_log(evaluated: list[PromptResponses], beside: SideBySide | None) -> list[PromptResponses]:

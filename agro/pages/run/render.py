@@ -15,7 +15,9 @@ import jinja2
 from markupsafe import Markup
 
 from agro.io import numbers
+from agro.io.json_values import are_messages
 from agro.io.version import __version__
+from agro.runs.side_by_side import response_parts
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def _environment() -> jinja2.Environment:
     )
     filters = (numbers.fixed, numbers.count, numbers.duration, numbers.percent)
     environment.filters |= {f.__name__: f for f in filters}
-    environment.tests["known"] = numbers.is_known
+    environment.tests |= {"known": numbers.is_known, "messages": are_messages}
+    environment.globals["response_parts"] = response_parts
     environment.globals["guide"] = _guide()
     return environment
 

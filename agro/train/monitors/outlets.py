@@ -109,7 +109,7 @@ def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> dict[str, 
             parts = [chosen]
             if chosen.episode is not None:
                 parts = [s for s in samples if s.episode == chosen.episode]
-            best[prompt_id] = Answer.of("".join(s.response for s in parts), chosen.reward)
+            best[prompt_id] = Answer.of(parts)
     return best
 
 

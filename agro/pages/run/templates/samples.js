@@ -40,7 +40,7 @@
 
   const KINDS = {
     all: () => true,
-    changed: (start, now) => start && now && start[0] !== now[0],
+    changed: (start, now) => start && now && start[0].join('') !== now[0].join(''),
     better: (start, now) => start && now && now[1] > start[1],
     worse: (start, now) => start && now && now[1] < start[1],
   };
@@ -52,7 +52,7 @@
     if ((state.low !== '' || state.high !== '') && reward === null) return false;
     if (state.low !== '' && reward < Number(state.low)) return false;
     if (state.high !== '' && reward > Number(state.high)) return false;
-    const text = article.dataset.prompt + '\n' + (now ? now[0] : '');
+    const text = article.dataset.prompt + '\n' + (now ? now[0].join('') : '');
     return text.toLowerCase().includes(state.text.toLowerCase());
   };
 
@@ -61,10 +61,24 @@
     const start = data.responses[index][0];
     const reward = now && now[1] !== null ? ` · reward ${Number(now[1].toPrecision(6))}` : '';
     find('.now .aside', article).textContent = `step ${data.steps[state.step]}${reward}`;
-    const text = find('.now pre', article);
     const compared = state.difference && start && now && state.step > 0;
-    const pieces = compared ? difference(start[0], now[0]) : [[null, now ? now[0] : 'none']];
-    text.replaceChildren(...pieces.map(([name, piece]) => name ? element(name, piece) : piece));
+    const parts = now ? now[0] : ['none'];
+    const shown = parts.map((part, i) => turn(part, i, compared ? start[0][i] ?? '' : part));
+    find('.now .turns', article).replaceChildren(...shown.filter((_, i) => parts[i] || parts.length === 1));
+  };
+
+  // A turn of the policy with its difference to the start's, or, at odd places, one of the environment, folded.
+  const turn = (part, place, before) => {
+    const text = element('pre', '');
+    if (place % 2 === 0) {
+      const pieces = part === before ? [[null, part]] : difference(before, part);
+      text.replaceChildren(...pieces.map(([name, piece]) => name ? element(name, piece) : piece));
+      return text;
+    }
+    text.textContent = part;
+    const folded = element('details', '');
+    folded.append(element('summary', 'environment'), text);
+    return folded;
   };
 
   const apply = () => {
@@ -114,7 +128,7 @@
     visible[state.at].scrollIntoView({block: 'center'});
   };
 
-  const turn = by => {
+  const evaluation = by => {
     state.step = Math.min(Math.max(state.step + by, 0), data.steps.length - 1);
     apply();
   };
@@ -122,8 +136,8 @@
   const KEYS = {
     j: () => go(1),
     k: () => go(-1),
-    '[': () => turn(-1),
-    ']': () => turn(1),
+    '[': () => evaluation(-1),
+    ']': () => evaluation(1),
     d: () => { state.difference = !state.difference; apply(); },
     '/': () => find('.toolbar [name=text]').focus(),
   };
