@@ -13,7 +13,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,9 @@ from agro.io.blocks import Block, arrow_blocks, json_blocks, record_blocks
 from agro.io.jsonlines import Line, content, lines
 
 NUMBER = re.compile(r" *[+-]?\d+([.,]\d+)? *")
+SEPARATOR = re.compile(r'"?sep=(.)"?\s*')  # the first line of a table for Excel
+ABOVE = 20  # rows at most from a sheet's first to the names of its columns, such as a title
+MAIN = 3  # times as many cells as any other has the one sheet that is read
 BLOCK = 1 << 16  # bytes that are read at once of a list
 # What reading Excel raises; that of XML is a SyntaxError.
 DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, KeyError, ValueError, EOFError)
@@ -139,10 +142,16 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
     try:
         head = text.readline()
         delimiter = "\t" if {".tsv", ".txt"} & set(path.suffixes) else max(DELIMITERS, key=head.count)
-        rows = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
+        if said := SEPARATOR.fullmatch(head):
+            delimiter, head = said[1], text.readline()
+        is_plain = delimiter == "\t" and not _has_quoted_cells(path)
+        dialect = _Unquoted if is_plain else csv.excel
+        rows = csv.reader(chain([head], text), dialect, delimiter=delimiter, strict=True)
         names, first = _named(path, next(rows, []))
-        for number, row in enumerate(chain(first, rows), 1):
-            location = f"{path}:{rows.line_num}"
+        for row in chain(first, rows):
+            if not any(row):
+                continue  # as a spreadsheet writes below its last record
+            number, location = number + 1, f"{path}:{rows.line_num}"
             if len(row) == len(names):
                 cells = {name: cell or None for name, cell in zip(names, row)}
                 yield Line(location, number, cells, is_text=True)
@@ -152,9 +161,25 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
         raise Refused(f"{path}: after {number} records: can't be read as CSV: {error}") from None
 
 
+class _Unquoted(csv.excel):
+    quoting = csv.QUOTE_NONE
+
+
+def _has_quoted_cells(path: Path) -> bool:
+    """Whether the quotes of a table with tabs are around its cells; else they belong to what is said."""
+    with content(path) as (file, _):
+        text = io.TextIOWrapper(file, encoding_of(path), newline="")
+        try:
+            for _ in csv.reader(text, delimiter="\t", strict=True):
+                pass
+        except csv.Error:
+            return False
+    return True
+
+
 def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """The one sheet of an Excel file that has cells, two or more in its first row where several sheets have
-    some, as CSV has it. Of a formula it is the value that was stored with it."""
+    """The one sheet of an Excel file that has cells, as CSV has it; of several tables the one that is `MAIN`
+    times as large as any other. Of a formula it is the value that was stored with it."""
     try:
         import openpyxl
     except ImportError:
@@ -166,23 +191,36 @@ def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
     except DAMAGED as error:
         raise Refused(f"{path}: can't be read as Excel: {error}") from None
     sheets = [(sheet.title, _rows(path, sheet)) for sheet in book.worksheets]
-    heads = [(title, rows, [_text_of(cell) or "" for cell in next(rows, ())]) for title, rows in sheets]
+    heads = [(title, *_head(rows)) for title, rows in sheets]
     filled = [head for head in heads if any(head[2])]
     tables = [head for head in filled if len(filled) == 1 or any(head[2][1:])]
-    if len(tables) != 1:
-        titles = ", ".join(title for title, _, _ in tables) or "none"
+    lengths = {sheet.title: (sheet.max_row or 0) * (sheet.max_column or 0) for sheet in book.worksheets}
+    tables.sort(key=lambda table: -lengths[table[0]])
+    sizes = [lengths[table[0]] for table in tables]
+    if not sizes or (len(sizes) > 1 and sizes[0] < MAIN * sizes[1]):
+        titles = ", ".join(table[0] for table in tables) or "none"
         raise Refused(f"{path}: expected one sheet with a table, got {titles}; save the one to take as CSV")
-    [(title, rows, names)] = tables
+    title, rows, names, above = tables[0]
     while names and not names[-1]:
         names.pop()
     names, first = _named(path, names)
     for number, row in enumerate(chain(first, rows), 1):
         cells = [_text_of(cell) for cell in row]
-        location = f"{path}:{number + 1 - len(first)}"
+        location = f"{path}:{above + number + 1 - len(first)}"
         if any(cells[len(names) :]):
             yield Line(location, number, {}, f"expected {len(names)} cells, got more in sheet {title}")
         elif any(cells):
             yield Line(location, number, dict(zip(names, cells)), is_text=True)
+
+
+def _head(rows: Iterator[tuple[Any, ...]]) -> tuple[Iterator[tuple[Any, ...]], list[str], int]:
+    """The rows below the names of the columns, these, and how many rows are above them: the first row with
+    two or more cells, or else with one."""
+    begun = list(islice(rows, ABOVE))
+    begin = [[_text_of(cell) or "" for cell in row] for row in begun]
+    filled = [sum(map(bool, row)) for row in begin]
+    above = next((i for i, n in enumerate(filled) if n > 1), next((i for i, n in enumerate(filled) if n), 0))
+    return chain(begun[above + 1 :], rows), begin[above] if begin else [], above
 
 
 def _rows(path: Path, sheet: Any) -> Iterator[tuple[Any, ...]]:

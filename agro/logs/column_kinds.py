@@ -4,51 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
 from typing import Any, Literal
 
 from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
-from agro.logs.labels import number_in
+from agro.logs.column_names import ASIDE, ASSISTANTS, USERS, is_missing, likeness, plain, steps_of, worth_of
+from agro.logs.labels import number_in, share_in
 
 SHOWN = 3
 DEEP = 4  # levels of objects
 FEW = 12  # different words of a judgment
+OTHER_WORDS = 3  # among judgments, different ones at most, and a sixth of the values: what isn't rated
 
-Type = Literal["messages", "dialog", "texts", "numbers", "number", "flag", "word", "text", "empty"]
+Type = Literal[
+    "messages", "dialog", "texts", "numbers", "number", "flag", "date", "id", "word", "text", "empty"
+]
+TEXTS = ("text", "word", "texts")
+JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
 
-words = str.split
-# Words in the names of columns, the most telling first.
-NAMES: Mapping[str, Sequence[str]] = {
-    "prompt": words(
-        "prompt question instruction query frage request problem task user human ask anfrage eingabe "
-        "pregunta message input title context q chat conversation history dialog dialogue"
-    ),
-    "response": words(
-        "response completion answer reply antwort generation generated predicted assistant output bot "
-        "prediction pred candidate hypothesis ausgabe respuesta ai llm model result text content a"
-    ),
-    "reward": words(
-        "reward score rating bewertung grade thumbs thumb feedback stars note sterne vote quality "
-        "satisfaction helpfulness helpful correct correctness label points verdict judgment judgement "
-        "evaluation like liked accepted passed success csat nps daumen reaction judge satisfied helped "
-        "useful selected güte qualität wertung punkte zufriedenheit valoración calificación évaluation "
-        "accuracy acc f1 em rouge bleu"
-    ),
-    "chosen": words("chosen preferred better best winner winning good accepted positive"),
-    "rejected": words("rejected dispreferred worse worst loser losing bad declined negative"),
-    "preference": words(
-        "winner preference preferred better best choice chosen vote label verdict judgment judgement"
-    ),
-    "rank": words("rank ranking rang place"),
-    "messages": words("messages conversation conversations dialog dialogue chat turns history"),
-    "answer": words("expected gold golden reference truth ideal target ground correct"),
-}
-
-SPEAKERS = ("role", "speaker", "sender", "from", "author", "who", "type")  # keys of the turns of a dialog
-SAID = ("content", "text", "message", "value", "utterance", "body")
-ASSISTANTS = ("assistant", "bot", "gpt", "ai", "model", "agent", "chatbot", "support", "system_reply")
+SPEAKERS = ("role", "speaker", "sender", "from", "author", "who", "rolle", "sprecher", "type")
+SAID = ("content", "text", "message", "value", "utterance", "body", "msg", "texto", "texte", "nachricht")
+DATE = re.compile(
+    r"(\d{4}-\d\d-\d\d|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|[A-Z][a-z]{2,8}\.? \d{1,2},? \d{4})([T ,]+.*\d.*)?"
+    r"|\d{1,2}:\d\d(:\d\d)?"
+)
+ID = re.compile(r"(?=.*\d)[\w.:@/+#-]{3,}|[\w.+-]+@[\w.-]+|https?://\S+")
 
 
 @dataclass
@@ -58,30 +42,48 @@ class Column:
     path: str
     values: list[Any] = field(default_factory=list)
 
-    @property
+    @cached_property
     def tokens(self) -> list[str]:
         """The words of its name; of a nested one those of its last step first."""
-        spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", self.path)
-        steps = [re.findall(r"[^\W_]+", step.casefold()) for step in spaced.split(".")]
-        return [word for step in reversed(steps) for word in step]
+        return [word for step in steps_of(self.path) for word in step]
 
-    @property
+    @cached_property
     def type(self) -> Type:
-        if not self.values:
+        """Of numbers also where a few values are words, which say that nothing is known."""
+        known = [value for value in self.values if not (isinstance(value, str) and value in self.unrated)]
+        if not known:
             return "empty"
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
             ("dialog", lambda x: dialog_keys(unpacked(x)) is not None),
-            ("numbers", lambda x: isinstance(x, list) and all(map(is_number_or_flag, x))),
+            ("numbers", lambda x: isinstance(x, list) and all(map(_may_be_in_numbers, x))),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
             ("number", is_number),
+            ("date", lambda x: isinstance(x, str) and DATE.fullmatch(x.strip()) is not None),
         )
         for name, test in tests:
-            if all(map(test, self.values)):
+            if all(map(test, known)):
                 return name  # type: ignore[return-value]
-        is_few = len(self.distinct) <= FEW and max(len(word) for word in self.distinct) <= 24
-        return "word" if is_few and len(self.values) > len(self.distinct) else "text"
+        distinct = self.distinct
+        if all(isinstance(x, str) and ID.fullmatch(x) for x in known) and len(distinct) > min(
+            FEW, len(known) / 2
+        ):
+            return "id"
+        is_few = len(distinct) <= FEW and max(len(word) for word in distinct) <= 40
+        return "word" if is_few and len(self.values) > len(distinct) else "text"
+
+    @cached_property
+    def unrated(self) -> frozenset[str]:
+        """The words among numbers or words that stand where there is no judgment."""
+        texts = [value for value in self.values if isinstance(value, str)]
+        missing = frozenset(text for text in texts if is_missing(text))
+        others = [
+            text for text in texts if text not in missing and not is_number(text) and not _is_judgment(text)
+        ]
+        if 6 * len(others) <= len(self.values) and len(set(others)) <= OTHER_WORDS:
+            missing |= frozenset(text for text in others if not re.search(r"\d", text) and len(text) <= 40)
+        return missing
 
     @property
     def distinct(self) -> list[str]:
@@ -95,16 +97,28 @@ class Column:
     @property
     def is_spoken(self) -> bool:
         """Whether some value has several words, as names and numbers of users don't."""
-        return any(isinstance(value, str) and " " in value.strip() for value in self.values)
+        texts = [text for value in self.values for text in (value if isinstance(value, list) else [value])]
+        return any(isinstance(text, str) and " " in text.strip() for text in texts)
+
+    @property
+    def length(self) -> float:
+        """The mean number of characters."""
+        return fmean(len(str(value)) for value in self.values) if self.values else 0.0
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether its name is of something beside prompt, response and judgment."""
+        kind = "text" if self.type in TEXTS else "number"
+        return not ASIDE[kind].isdisjoint(self.tokens)
 
     def named(self, role: str) -> float:
         """How well its name says that it has this role, from 0 to 1; a word further inside counts less."""
-        names, best = NAMES[role], 0.0
-        for place, token in enumerate(self.tokens):
-            word = token if token in names else token.removesuffix("s")
-            if word in names:
-                best = max(best, (1 - names.index(word) / len(names)) / (1 + place / 4))
-        return best
+        best = 0.0
+        for depth, step in enumerate(steps_of(self.path)):
+            for token in step:
+                is_last = token == step[-1]  # the noun, where English has several words
+                best = max(best, likeness(token, role) * (1.0 if is_last else 0.9) / (1 + depth / 4))
+        return best * (0.3 if self.is_aside else 1)
 
     def about(self) -> dict[str, Any]:
         """As JSON: its path, type and first values."""
@@ -112,13 +126,22 @@ class Column:
         return {"column": self.path, "type": kind, "first": [cut(x, 60) for x in self.distinct[:SHOWN]]}
 
 
-def is_number_or_flag(value: Any) -> bool:
-    return isinstance(value, bool) or is_number(value)
+def _may_be_in_numbers(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or is_number(value)
 
 
 def is_number(value: Any) -> bool:
     number = number_in(value)
+    if isinstance(number, str):
+        return share_in(number) is not None
     return isinstance(number, int | float) and not isinstance(number, bool)
+
+
+def _is_judgment(text: str) -> bool:
+    try:
+        return worth_of(text) is not None
+    except KeyError:
+        return False
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
@@ -181,8 +204,17 @@ def dialog_keys(value: Any) -> tuple[str, str] | None:
     said = next((key for key in SAID if key in keys), None)
     if who is None or said is None or not all(isinstance(turn[who], str) for turn in value):
         return None
-    speaks = {turn[who].casefold() in ASSISTANTS for turn in value}
-    return (who, said) if speaks == {True, False} else None
+    speakers = {turn[who] for turn in value}
+    return (who, said) if assistants_of(speakers) not in (set(), speakers) else None
+
+
+def assistants_of(speakers: Collection[str]) -> set[str]:
+    """Those who are the assistant; without a known name the one who isn't a user."""
+    known = {name for name in speakers if plain(name) in ASSISTANTS}
+    others = {name for name in speakers if plain(name) not in (*USERS, "system", "tool")}
+    if not known and len(others) == 1 and len(speakers) > 1:
+        return others
+    return known
 
 
 def _are_objects(value: Any) -> bool:

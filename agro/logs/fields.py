@@ -46,6 +46,7 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
     """
     fields = typed_fields(record, CONVERSATION)
     messages = fields["messages"]
+    messages = list(map(_with_text, messages))
     check_turns(messages, "messages")
     begins = _response_begins(messages, fields.get("prompt"))
     turns = messages[begins:]
@@ -59,6 +60,17 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
         meta = {**meta, "continuation": turns}
     remaining = {name: value for name, value in record.items() if name != "messages"}
     return {**remaining, "prompt": messages[:begins], "response": text or "", "meta": meta}
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is parts of text with their text."""
+    parts = message.get("content")
+    if not isinstance(parts, list) or not parts:
+        return message
+    texts = [p.get("text") if isinstance(p, dict) and p.get("type") == "text" else None for p in parts]
+    if not all(isinstance(text, str) for text in texts):
+        return message
+    return {**message, "content": "".join(map(str, texts))}
 
 
 def _response_begins(messages: list[dict[str, Any]], prompt: list[dict[str, Any]] | None) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agro.errors import Refused
@@ -17,23 +18,49 @@ _BAD = ("down", "thumbs down", "thumbsdown", "no", "dislike", "disliked", "negat
 WORDS = {**dict.fromkeys(_GOOD, 1.0), **dict.fromkeys(_BAD, 0.0)}
 _UNKNOWN = ("", "n/a")
 _DECIMAL_COMMA = re.compile(r"-?\d+,(\d{1,2}|\d{4,})")
+_SHARE = re.compile(r"(\d+(?:[.,]\d+)?) ?(%|/ ?(\d+))")
 _TONES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # of the skin of an emoji
 
 
 def parse_words(text: str) -> dict[str, float | None]:
-    """The rewards of `up=1,down=0,skip=null`. Raises `Refused` for other texts."""
+    """The rewards of `up=1,down=0,skip=null`, or of the same as JSON, in which words may have commas.
+
+    Raises `Refused` for other texts.
+    """
     rewards: dict[str, float | None] = {}
-    for item in text.split(","):
-        word, equals, value = (part.strip() for part in item.rpartition("="))
-        if not (word and equals):
-            raise Refused(f"--reward-map {item.strip()!r}: expected WORD=NUMBER, such as up=1,down=0")
+    for word, value in _written_words(text):
+        if not word:
+            raise Refused(f"--reward-map {value!r}: expected WORD=NUMBER, such as up=1,down=0")
         if word in rewards:
-            raise Refused(f"--reward-map {item.strip()!r}: {word} is {rewards[word]} already")
+            raise Refused(f"--reward-map {word}: it is {rewards[word]} already")
         number = number_in(value)
         if isinstance(number, str | list | dict):
-            raise Refused(f"--reward-map {item.strip()!r}: expected a number, or null where it is unknown")
+            raise Refused(f"--reward-map {word}={value}: expected a number, or null where it is unknown")
         rewards[word] = None if number is None else float(number)
     return rewards
+
+
+def _written_words(text: str) -> list[tuple[str, Any]]:
+    if text.startswith("{"):
+        try:
+            return [(str(word).strip(), value) for word, value in loads(text).items()]
+        except ValueError as error:
+            raise Refused(
+                f"--reward-map {text!r:.80}: expected WORD=NUMBER, or an object of JSON: {error}"
+            ) from None
+    parts = [item.rpartition("=") for item in text.split(",")]
+    return [(word.strip(), value.strip()) for word, _, value in parts]
+
+
+def written_words(worth: Mapping[str, str]) -> str:
+    """As `parse_words` reads it."""
+    if any({",", "="} & set(word) or word.startswith("{") for word in worth):
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(word, ensure_ascii=False)}: {value}" for word, value in worth.items())
+            + "}"
+        )
+    return ",".join(f"{word}={value}" for word, value in worth.items())
 
 
 def as_reward(value: Any, context: Context, name: str) -> Any:
@@ -54,6 +81,8 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     plain = word_of(value)
     if plain in _UNKNOWN:
         return None
+    if (share := share_in(value)) is not None:
+        return share
     if word_rewards or plain not in WORDS:
         raise _unknown_word(value, word_rewards or WORDS, name)
     return WORDS[plain]
@@ -78,6 +107,15 @@ def number_in(value: Any) -> Any:
         return loads(plain)
     except ValueError:
         return value
+
+
+def share_in(text: str) -> float | None:
+    """What a percentage or a fraction is, such as 85% and 4/5; None for other texts."""
+    match = _SHARE.fullmatch(text.strip())
+    if match is None:
+        return None
+    whole = 100.0 if match[2] == "%" else float(match[3])
+    return float(match[1].replace(",", ".")) / whole if whole else None
 
 
 def _written(value: Any) -> str:

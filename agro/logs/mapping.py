@@ -17,7 +17,7 @@ from jmespath.visitor import TreeInterpreter
 
 from agro.errors import Refused
 from agro.io.column_paths import compiled, problem_of, value_at
-from agro.io.json_values import are_messages, unpacked
+from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.nearest import nearest
 from agro.logs.interchange import FIELDS, PREFERENCE
 
@@ -60,6 +60,7 @@ class Part(NamedTuple):
     record: dict[str, Any]
     columns: Mapping[str, str] = MappingProxyType({})
     missing: tuple[str, ...] = ()  # fields of `OPTIONAL` whose column the row doesn't have
+    problem: str = ""  # why this record is refused
 
     def column(self, name: str) -> str:
         return self.columns.get(name, name)
@@ -90,7 +91,9 @@ def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
 
 
 def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
-    """The records of one row. Raises `Refused` for missing columns, and for lists of different lengths.
+    """The records of one row. An item of its list that lacks a field is refused alone.
+
+    Raises `Refused` for missing columns, and for lists of different lengths.
 
     Fields without a mapping are read under their own names; other columns only where there is no mapping at
     all.
@@ -104,18 +107,23 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     _check_several(fields, mapping)
     parts = []
     for key in keys or (None,):
-        record, columns = dict(common), dict[str, str]()
+        record, columns, unknown = dict(common), dict[str, str](), list(missing)
         for name, matches in fields.items():
             match = matches.get(key) or matches.get(None)
+            if match is None and name not in OPTIONAL:
+                absent = mapping[name].replace("*", str(key), 1)
+                parts.append(Part({}, problem=f"{name}: no column {absent}, which other fields have"))
+                break
             if match is None:
-                raise Refused(
-                    f"{name}: no column {mapping[name].replace('*', str(key))}, which other fields have"
-                )
-            columns[name], record[name] = match
-        if isinstance(key, str) and "source" not in mapping:
-            record["source"] = key
-        parts += _in_step(Part(record, columns))
-    return [Part(_with_meta(part.record), part.columns, tuple(missing)) for part in parts]
+                unknown.append(name)
+            columns[name], record[name] = match or _Match(mapping[name], None)
+        else:
+            if isinstance(key, str) and "source" not in mapping:
+                record["source"] = key
+            parts += _in_step(Part(record, columns, tuple(unknown)))
+    if len(parts) == 1 and parts[0].problem:
+        raise Refused(parts[0].problem)
+    return [part._replace(record=_with_meta(part.record)) for part in parts]
 
 
 class _Match(NamedTuple):
@@ -140,11 +148,20 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
             if row.keys().isdisjoint(heads([column])):
                 missing.append(name)
         if not matches:
-            problem = problem_of(column)
-            hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
-            raise Refused(f"{name}: no column {column}; there are {', '.join(row) or 'none'} ({hint})")
+            raise Refused(f"{name}: {_absence(row, column)}")
         fields[name] = matches
     return fields, missing
+
+
+def _absence(row: Mapping[str, Any], column: str) -> str:
+    """Why there is nothing at a column."""
+    problem = problem_of(column)
+    is_condition = compiled(_parse(column).prefix).parsed["type"] in _LOGIC
+    if is_condition and heads([column]) <= row.keys():
+        empty = [name for name in heads([column]) if is_unknown(row[name])]
+        return f"{column} gives nothing here" + (f", where {' and '.join(empty)} is empty" if empty else "")
+    hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
+    return f"no column {column}; there are {', '.join(row) or 'none'} ({hint})"
 
 
 def _in_step(part: Part) -> list[Part]:
@@ -166,9 +183,9 @@ def _in_step(part: Part) -> list[Part]:
     if not n:
         raise Refused(f"{part.column(lead)}: expected at least one response, got an empty list")
     return [
-        Part(
-            part.record | {name: values[i] for name, values in lists.items()},
-            {**part.columns, **{name: f"{part.column(name)}[{i}]" for name in lists}},
+        part._replace(
+            record=part.record | {name: values[i] for name, values in lists.items()},
+            columns={**part.columns, **{name: f"{part.column(name)}[{i}]" for name in lists}},
         )
         for i in range(n)
     ]
@@ -236,11 +253,23 @@ def _matches(
         items = enumerate(value)
     matches: _Matches = {}
     for key, item in items:
-        exists, inner = value_at(item, suffix, interpreter)
+        exists, inner = _inside(item, suffix, interpreter)
         if exists:
             path = ".".join(step for step in (prefix, str(key), suffix) if step)
             matches[key] = _Match(path, inner)
     return matches
+
+
+def _inside(value: Any, expression: str, interpreter: type[TreeInterpreter]) -> tuple[bool, Any]:
+    """As `value_at`; of every item of a list, where JMESPath leaves out the unknown ones."""
+    star = _STAR.match(expression)
+    if star is None or not star[0].endswith("[*]"):
+        return value_at(value, expression, interpreter)
+    exists, items = value_at(value, star[1], interpreter)
+    if not exists or not isinstance(items, list):
+        return False, None
+    step = expression[star.end() :].removeprefix(".")
+    return True, [_inside(item, step, interpreter)[1] for item in items]
 
 
 def heads(expressions: Iterable[str]) -> set[str]:
@@ -263,6 +292,7 @@ _SEVERAL = (
     *("multi_select_list", "multi_select_dict"),
 )
 _CONDITIONS = ("comparator", "not_expression")
+_LOGIC = ("and_expression", "or_expression", *_CONDITIONS)
 _TEXT_FUNCTIONS = ("contains", "starts_with", "ends_with")
 _TAKE_NULL = ("not_null", "type", "to_array", "to_string", "to_number")
 

@@ -136,6 +136,8 @@ class Reader:
         for name in part.missing:
             _add(found.without_column, {name: 1})
         try:
+            if part.problem:
+                raise Refused(part.problem)
             format = self._format(part)
             items = self._items(format, part, line)
             same = repeat_of(format, part.record)

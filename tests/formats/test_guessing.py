@@ -17,7 +17,8 @@ from unknown_logs import ANSWERS, QUESTIONS, UNKNOWN_LOGS, WORSE, UnknownLog, li
 
 from agro.cli import app
 from agro.logs.column_kinds import columns_of
-from agro.logs.guessing import _worth_of, propose
+from agro.logs.column_names import worth_of
+from agro.logs.guessing import propose
 from agro.store import Store
 
 
@@ -84,7 +85,9 @@ def workbook(path: Path, *, more: bool = False, wide: bool = False) -> Path:
     for row in [*rows, [None, None, None], ["Is it so?", True, None]]:
         book.active.append(row)
     if more:
-        book.create_sheet("Judges").append(["Name", "Country"])
+        judges = book.create_sheet("Judges")
+        for row in (["Name", "Country"], ["Ann", "NO"], ["Bo", "SE"]):
+            judges.append(row)
     if wide:
         book.active["D2"] = "beyond"
     book.create_sheet("Notes", 0).append(["by hand"])
@@ -273,10 +276,12 @@ OTHERS = {
         + [[QUESTIONS[i], ANSWERS[i], WORSE[i], ("a", "b", "both good")[i % 3]] for i in range(6)],
         {
             "prompt": "question",
-            "chosen": 'vote && ((vote == `"b"` && answer_b) || answer_a)',
-            "rejected": 'vote && ((vote == `"b"` && answer_a) || answer_b)',
+            "chosen": '(vote == `"a"` && answer_a) || (vote == `"b"` && answer_b) || '
+            '(vote == `"both good"` && answer_a)',
+            "rejected": '(vote == `"a"` && answer_b) || (vote == `"b"` && answer_a) || '
+            '(vote == `"both good"` && answer_b)',
             "votes_chosen": "`1`",
-            "votes_rejected": '((vote == `"a"` || vote == `"b"`) && `0`) || `1`',
+            "votes_rejected": '(vote == `"both good"` && `1`) || `0`',
         },
     ),
     "selected.csv": (
@@ -428,9 +433,9 @@ def test_several_values_for_one_response_are_refused(tmp_path: Path) -> None:
 
 def test_worth_of_words() -> None:
     words = ["4/5", "80%", "★★★☆☆", "3 - fair", "2 stars", "thumbs up", "partial", "n/a?"]
-    assert [_worth_of(word) for word in words[:-1]] == [0.8, 0.8, 3.0, 3.0, 2.0, 1.0, 0.5]
+    assert [worth_of(word) for word in words[:-1]] == [0.8, 0.8, 3.0, 3.0, 2.0, 1.0, 0.5]
     with pytest.raises(KeyError):
-        _worth_of(words[-1])
+        worth_of(words[-1])
 
 
 def test_the_best_of_three_has_the_reward_1(tmp_path: Path) -> None:
