@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
@@ -219,3 +219,20 @@ def assistants_of(speakers: Collection[str]) -> set[str]:
 
 def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def as_literal(value: Any) -> str:
+    """A value within an expression."""
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def step_of(column: Column) -> str:
+    """A column within an expression."""
+    path = column.path
+    return path if re.fullmatch(r"[A-Za-z_][\w.]*", path) else json.dumps(path, ensure_ascii=False)
+
+
+def best_named(columns: Iterable[Column], role: str) -> Column | None:
+    """The column whose name says it best, of equal ones the one with sentences; None where no name does."""
+    named = [column for column in columns if column.named(role)]
+    return max(named, key=lambda c: (c.named(role), c.is_spoken, c.type != "word", c.length), default=None)

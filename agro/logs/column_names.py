@@ -52,7 +52,9 @@ NAMES: Mapping[str, Sequence[str]] = {
 STEMS: Mapping[str, Sequence[str]] = {
     "prompt": words("frage prompt question pregunt domand pergunt instruction"),
     "response": words("antwort answer response reponse respuesta risposta resposta antwoord entwurf reply"),
-    "reward": words("bewert benotung qualitat zufrieden feedback score satisf valoraci calific evalua"),
+    "reward": words(
+        "bewert wertung punkt benotung qualitat zufrieden feedback score satisf valoraci calific evalua"
+    ),
     "preference": words("bevorzug preferi prefere"),
 }
 # What a column with one of these in its name has: words about a response, and numbers that aren't judgments.
@@ -204,11 +206,7 @@ def worth_of(word: str) -> float | None:
     raise KeyError(word)
 
 
-YES_NO = frozenset(
-    words(
-        "yes no y n t f true false ja nein oui non si sí da ne Yes No Y N T F True False Ja Nein Oui Non Si Sí"
-    )
-)
+YES_NO = frozenset(words("yes no y n t f true false ja nein oui non si da ne"))
 # What a column of preferences says where neither of two is better, and how it names the first and the second.
 TIES = frozenset(
     words(
