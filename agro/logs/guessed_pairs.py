@@ -97,7 +97,7 @@ def _models_named(
 
 def _is_tie(value: str) -> bool:
     said = plain(value).strip()
-    return said in TIES or not {"tie", "both"}.isdisjoint(re.findall(r"\w+", said))
+    return said in TIES or "=" in said or not {"tie", "both"}.isdisjoint(re.findall(r"\w+", said))
 
 
 def _is_one_of(column: Column, values: Iterable[Any]) -> str:

@@ -143,6 +143,8 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
             matches = _matches(row, column, KleeneInterpreter if is_optional else CellInterpreter)
         except Refused as error:
             raise Refused(f"{name}: {error}") from None
+        if not is_optional and _is_logic(column) and not any(match.value for match in matches.values()):
+            matches = {}
         if not matches and is_optional and _parse(column).suffix is None:
             matches[None] = _Match(column, None)
             if row.keys().isdisjoint(heads([column])):
@@ -156,12 +158,16 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
 def _absence(row: Mapping[str, Any], column: str) -> str:
     """Why there is nothing at a column."""
     problem = problem_of(column)
-    is_condition = compiled(_parse(column).prefix).parsed["type"] in _LOGIC
-    if is_condition and heads([column]) <= row.keys():
+    if _is_logic(column) and heads([column]) <= row.keys():
         empty = [name for name in heads([column]) if is_unknown(row[name])]
         return f"{column} gives nothing here" + (f", where {' and '.join(empty)} is empty" if empty else "")
     hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
     return f"no column {column}; there are {', '.join(row) or 'none'} ({hint})"
+
+
+def _is_logic(column: str) -> bool:
+    """Whether it is an expression of conditions, which is false where none holds."""
+    return compiled(_parse(column).prefix).parsed["type"] in _LOGIC
 
 
 def _in_step(part: Part) -> list[Part]:
