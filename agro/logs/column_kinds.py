@@ -32,6 +32,8 @@ DATE = re.compile(
     r"(\d{4}-\d\d-\d\d|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|[A-Z][a-z]{2,8}\.? \d{1,2},? \d{4})([T ,]+.*\d.*)?"
     r"|\d{1,2}:\d\d(:\d\d)?"
 )
+LETTERS = re.compile(r"[^\W\d_]{2}|^[^\W\d_]$")
+WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{4}")  # between words
 ID = re.compile(r"(?=.*\d)[\w.:@/+#-]{3,}|[\w.+-]+@[\w.-]+|https?://\S+")
 
 
@@ -96,9 +98,9 @@ class Column:
 
     @property
     def is_spoken(self) -> bool:
-        """Whether some value has several words, as names and numbers of users don't."""
+        """Whether some value has several words, as the numbers of users and files don't."""
         texts = [text for value in self.values for text in (value if isinstance(value, list) else [value])]
-        return any(isinstance(text, str) and " " in text.strip() for text in texts)
+        return any(isinstance(text, str) and _has_several_words(text) for text in texts)
 
     @property
     def length(self) -> float:
@@ -135,6 +137,11 @@ def is_number(value: Any) -> bool:
     if isinstance(number, str):
         return share_in(number) is not None
     return isinstance(number, int | float) and not isinstance(number, bool)
+
+
+def _has_several_words(text: str) -> bool:
+    found = [word for word in text.split() if LETTERS.search(word)]
+    return len(found) > 1 or WITHOUT_SPACES.search(text) is not None
 
 
 def _is_judgment(text: str) -> bool:
@@ -209,12 +216,12 @@ def dialog_keys(value: Any) -> tuple[str, str] | None:
 
 
 def assistants_of(speakers: Collection[str]) -> set[str]:
-    """Those who are the assistant; without a known name the one who isn't a user."""
-    known = {name for name in speakers if plain(name) in ASSISTANTS}
-    others = {name for name in speakers if plain(name) not in (*USERS, "system", "tool")}
-    if not known and len(others) == 1 and len(speakers) > 1:
-        return others
-    return known
+    """Those who are the assistant by a word of their name; else the one who isn't a user."""
+    called = {name: set(re.findall(r"[^\W_]+", plain(name))) for name in speakers}
+    users = {name for name, said in called.items() if said & USERS}
+    known = {name for name, said in called.items() if said & ASSISTANTS} - users
+    others = {name for name in speakers if plain(name) not in ("system", "tool")} - users
+    return others if not known and len(others) == 1 and users else known
 
 
 def _are_objects(value: Any) -> bool:

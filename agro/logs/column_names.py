@@ -16,8 +16,8 @@ words = str.split
 NAMES: Mapping[str, Sequence[str]] = {
     "prompt": words(
         "prompt question instruction query frage anfrage pregunta domanda pergunta vraag request "
-        "problem task consulta requete demande richiesta aufgabe brief user human customer kunde "
-        "client cliente usuario ask asked eingabe entrada message nachricht mensaje messaggio "
+        "problem task consulta requete demande richiesta aufgabe brief anliegen user human customer "
+        "kunde client cliente usuario ask asked eingabe entrada message nachricht mensaje messaggio "
         "utterance issue input title subject context q chat conversation history dialog dialogue"
     ),
     "response": words(
@@ -40,7 +40,7 @@ NAMES: Mapping[str, Sequence[str]] = {
     "chosen": words("chosen preferred better best winner winning good accepted positive besser"),
     "rejected": words("rejected dispreferred worse worst loser losing bad declined negative schlechter"),
     "preference": words(
-        "winner preference preferred better best choice chosen pick picked vote label verdict "
+        "winner winning preference preferred better best choice chosen pick picked vote label verdict "
         "judgment judgement selected bevorzugt besser gewinner sieger prefere preferee meilleure "
         "gagnant mejor preferida preferita ganador migliore voorkeur melhor"
     ),
@@ -84,14 +84,17 @@ ASIDE: Mapping[str, frozenset[str]] = {
 # Who speaks in a dialog.
 ASSISTANTS = frozenset(
     words(
-        "assistant bot gpt ai ki ia model agent chatbot support system_reply assistent asistente "
-        "agente assistente advisor operator"
+        "assistant bot gpt ai ki ia model agent chatbot support assistent asistente agente assistente "
+        "advisor operator"
     )
 )
 USERS = frozenset(
     words(
         "user human customer client kunde kundin cliente usuario utilisateur utente guest gast "
-        "patient student caller visitor player you me nutzer klant usager citizen member"
+        "passenger rider driver tenant donor applicant employee taxpayer teacher learner parent "
+        "shopper buyer traveller traveler subscriber resident besucher fahrgast burger burgerin "
+        "mieter anrufer nutzer nutzerin visiteur voyageur cittadino cidadao patient student caller "
+        "visitor player you me nutzer klant usager citizen member"
     )
 )
 
@@ -129,7 +132,9 @@ _BAD = words(
     "runter faux mauvais mauvaise incorrecte inutile incorrecto malo mala sbagliato scorretto cattivo "
     "errado ruim slecht fout f n ❌ ✗ ✘ ☹ 🙁 😞 😡 😠 👎"
 )
-_MIDDLE = words("neutral partial mixed tie meh average mediocre fair mittel moyen regular medio 😐")
+_MIDDLE = words(
+    "neutral partial mixed tie meh average mediocre fair mittel moyen regular medio mittelmassig 😐"
+)
 WORTH: dict[str, float | None] = {
     **dict.fromkeys(_GOOD, 1.0),
     **dict.fromkeys(_BAD, 0.0),

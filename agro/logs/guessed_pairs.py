@@ -85,7 +85,8 @@ def _models_named(
     """As `_sides_named`, where winners are named by their models, which have columns of their own."""
     values = dict.fromkeys(str(value) for value in winner.values if str(value) not in winner.unrated)
     ties = [value for value in values if _is_tie(value)]
-    for models in _sides(columns):
+    for alike in _sides(columns):
+        models = {mark: alike[mark] for mark in sides if mark in alike}
         if models.keys() != sides.keys() or winner in models.values() or models == sides:
             continue
         names = {str(value) for column in models.values() for value in column.values}

@@ -186,14 +186,15 @@ def _responses(columns: Sequence[Column]) -> Iterator[tuple[dict[str, str], str]
     texts = [c for c in columns if c.type in TEXTS and c.tells]
     dialogs = [c for c in columns if c.type == "messages"]
     asked = [*(c for c in texts if c.type != "texts"), *filter(_is_asked, dialogs)]
-    prompt = best_named([c for c in asked if c.is_spoken or c.type != "text"] or asked, "prompt")
+    has_whole_dialogs = not all(map(_is_asked, dialogs))
+    prompt = best_named([c for c in asked if c.is_spoken or c.type == "messages"] or asked, "prompt")
     if prompt is not None:
         others = [c for c in texts if c is not prompt]
         yield from guessed_pairs(prompt, others, columns)
         yield from _of_several(prompt, others, columns)
         said, right = _said([c for c in others if not is_judged(c)])
         response = best_named([c for c in said if c.type != "word" or c.is_spoken] or said, "response")
-        if response is not None:
+        if response is not None and (response.is_spoken or not has_whole_dialogs):
             yield (
                 {"prompt": _asked_in(prompt, texts), "response": response.path, **right},
                 "prompt and response by their names",

@@ -129,11 +129,11 @@ def test_a_column_says_which_of_two_is_better(winners: tuple[str, ...], pairs: i
     path = tmp_path / "sides.csv"
     models = [("gpt", "own"), ("own", "gpt")]
     rows = [[QUESTIONS[i], *models[i % 2], ANSWERS[i], WORSE[i], winners[i]] for i in SIX]
-    table([["Prompt", "Model A", "Model B", "Answer A", "Answer B", "Preferred"], *rows])(path)
+    table([["Prompt", "Model A", "Model B", "Answer A", "Answer B", "Winning model"], *rows])(path)
     document = taken(path)
     assert (document["pairs"], document["refused_count"]) == (pairs, winners.count(""))
     if winners.count(""):
-        assert "where Preferred is empty" in document["refused"][0]["reason"]
+        assert "where Winning model is empty" in document["refused"][0]["reason"]
 
 
 def test_lists_inside_of_lists_keep_in_step(tmp_path: Path) -> None:
