@@ -18,7 +18,8 @@ from agro.api.candidates import Candidate, candidates, default_for, settings_of
 from agro.api.chosen import OF_METHOD
 from agro.api.input_files import prompt_record, write_rows
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig, override
+from agro.config import RunConfig
+from agro.config.race import is_log, race_config
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.near_copies import clusters
@@ -73,23 +74,11 @@ class Race:
 
     def __post_init__(self) -> None:
         """Raises `Refused` for what can't be judged."""
-        recipe = self.named if self.named is not None and not _is_log(Path(self.named)) else None
+        recipe = None if is_log(self.named) else self.named
+        data = race_config(self.named, self.overrides).data
         shared = _shared(recipe) if recipe is not None and Path(recipe).is_file() else []
         self.overrides = [*shared, *self.overrides]
-        values: dict[str, Any] = {}
-        for item in self.overrides:
-            override(values, item, RunConfig)
-        data = RunConfig.of(values, "agro race", self.overrides).data
-        if data.eval_prompts is None:
-            raise Refused(
-                "agro race judges by the reward of responses to held-out prompts: expected data.eval_prompts "
-                "and a reward for them (reward.name=file.py:function), got no data.eval_prompts. What "
-                "to do: set both; where nothing can score a response, train the recipe for the data (agro "
-                "recipes)"
-            )
         if self.named is not None and recipe is None:
-            if data.store is not None:
-                raise Refused(f"agro race: expected one log, got {self.named} and data.store={data.store}")
             store = self._stored(Path(self.named))
             self.overrides = [*self.overrides, f"data.store={store}"]
             data = data.model_copy(update={"store": str(store)})
@@ -247,10 +236,6 @@ class Race:
 
     def _save(self) -> None:
         write(self.out / "race.json", json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
-
-
-def _is_log(path: Path) -> bool:
-    return path.exists() and path.suffix != ".toml" and path.name != "config.json"
 
 
 def key_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

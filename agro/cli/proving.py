@@ -25,13 +25,14 @@ def prove(
     as_json: Json = False,
 ) -> None:
     from agro import objectives
-    from agro.proof import passport
 
     selected = names or objectives.names()
     for name in selected:
         objectives.get(name)  # a wrong name is refused before anything is computed
         if name not in objectives.names():
             raise Refused(f"agro prove: nothing is claimed of {name}; only agro's own objectives are proved")
+    from agro.proof import passport  # here: a wrong name is refused at once
+
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
     results = passport.prove(selected, descents=figure is not None)

@@ -31,13 +31,17 @@ def race(
     ] = None,
     as_json: Json = False,
 ) -> None:
+    from agro.cli.runs import open_files
+    from agro.config.race import race_config
+
     named = _named(given or [])
-    from agro.api.race import Race, conclusion  # here: a missing file is refused at once
+    overrides = [item for item in given or [] if "=" in item]
+    open_files(race_config(named, overrides))
+    from agro.api.race import Race, conclusion  # here: what is missing is refused at once
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    overrides = [item for item in given or [] if "=" in item]
     record = Race(overrides, out, rate or (), say, named).run()
     said = conclusion(record)
     if as_json:

@@ -66,7 +66,7 @@ def train(
         _place(place, config, overrides, out, resume=resume, accept=tuple(accept or ()))
         return
     loaded = RunConfig.load(config, overrides or [])
-    _open_files(loaded)
+    open_files(loaded)
     from agro.api.reporting_trainer import Trainer
 
     trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
@@ -83,7 +83,7 @@ def train(
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
 
 
-def _open_files(config: RunConfig) -> None:
+def open_files(config: RunConfig) -> None:
     """Refuse unreadable files of prompts and a missing store before torch is imported: that takes seconds."""
     from agro.io.datasets import on_hub
     from agro.io.record_files import read_records
