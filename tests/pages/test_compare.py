@@ -258,7 +258,7 @@ def test_the_command(runs: list[Path], tmp_path: Path) -> None:
     before = (tmp_path / "out" / "compare.svg").read_bytes()
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "140"})
     assert "0.700  [0.203, 1.197]" in result.stdout
-    assert "-0.350  [-0.985, +0.285] (2 seeds)" in result.stdout
+    assert "-0.350  (-0.300 and -0.400) (2 seeds)" in result.stdout
     assert "objective.name: agro | rloo" in result.stdout
     assert (tmp_path / "out" / "compare.svg").read_bytes() == before
     assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 2

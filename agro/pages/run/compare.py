@@ -29,19 +29,26 @@ LONGEST = 48  # characters of a label
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its 95 % t-interval, whose ends are NaN for a single seed."""
+    """A mean over seeds and its 95 % t-interval, whose ends are NaN for a single seed.
+
+    `values`: of each seed.
+    """
 
     mean: float
     low: float
     high: float
-    n: int
+    values: tuple[float, ...]
 
     @classmethod
     def of(cls, values: Values) -> Interval:
         n, mean, half = len(values), float(values.mean()), math.nan
         if n > 1:
             half = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
-        return cls(mean, mean - half, mean + half, n)
+        return cls(mean, mean - half, mean + half, tuple(map(float, values)))
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ COLORS = (*look.COLORS, INK)
 DASHES = ("-", "--", ":", "-.")
 NAMES = {HELD_OUT: "held-out reward", TRAINING: "training reward"}
 LONGEST = 30  # characters of a label in the figure
-BANDS = 3  # seeds: the t-interval of two is 12.7 standard errors wide and would fill the figure
+BANDS = 3  # seeds from which on there are intervals: that of two reaches 12.7 standard errors to each side
 
 
 def measure_name(comparison: RunComparison) -> str:
@@ -184,6 +184,8 @@ def notes(comparison: RunComparison) -> list[str]:
         if comparison.measure == HELD_OUT:
             note += " ± is the run's own standard error over held-out prompts."
         texts.append(note)
+    if any(len(line.runs) == BANDS - 1 for line in comparison.lines):
+        texts.append("Of two seeds both values are shown: no interval of two says more.")
     for line in comparison.lines:
         for run in line.unfinished:
             texts.append(f"{run.folder} has reached step {run.steps} of {run.steps_configured}.")
@@ -197,7 +199,7 @@ def final_words(line: Curve) -> str:
     """The final reward and its uncertainty."""
     x = line.final
     if x.n > 1:
-        return f"{fixed(x.mean)}  [{fixed(x.low)}, {fixed(x.high)}]"
+        return _with_spread(x, signed=False)
     if math.isfinite(line.se[0]):
         return f"{fixed(x.mean)} ± {fixed(line.se[0])} (the run's own)"
     return fixed(x.mean)
@@ -209,8 +211,15 @@ def difference_words(comparison: RunComparison, line: Curve) -> str:
     x = comparison.difference(line)
     if x is None:
         return "fewer than two common seeds"
-    mean, low, high = (fixed(value, signed=True) for value in (x.mean, x.low, x.high))
-    return f"{mean}  [{low}, {high}] ({x.n} seeds)"
+    return f"{_with_spread(x, signed=True)} ({x.n} seeds)"
+
+
+def _with_spread(x: Interval, *, signed: bool) -> str:
+    """A mean with its interval; of fewer seeds than `BANDS` with the value of each."""
+    mean, *others = (fixed(each, signed=signed) for each in (x.mean, x.low, x.high, *x.values))
+    if x.n < BANDS:
+        return f"{mean}  ({' and '.join(others[2:])})"
+    return f"{mean}  [{others[0]}, {others[1]}]"
 
 
 def differences_words(comparison: RunComparison) -> list[str]:
