@@ -141,7 +141,7 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
     number = 0
     try:
         head = text.readline()
-        delimiter = "\t" if {".tsv", ".txt"} & set(path.suffixes) else max(DELIMITERS, key=head.count)
+        delimiter = "\t" if ".tsv" in path.suffixes else max(DELIMITERS, key=head.count)
         if said := SEPARATOR.fullmatch(head):
             delimiter, head = said[1], text.readline()
         is_plain = delimiter == "\t" and not _has_quoted_cells(path)
@@ -274,13 +274,14 @@ def is_sheet(path: Path) -> bool:
 
 
 def is_table(path: Path) -> bool:
-    """By its name; of .txt by tabs in its first line, as Excel writes them."""
+    """By its name; of .txt by tabs, or two of another delimiter, in its first line."""
     name = path.name.removesuffix(".gz").removesuffix(".zst")
     if not name.endswith(".txt") or not path.is_file():
         return name.endswith((".csv", ".tsv"))
     with content(path) as (file, _):
         head = file.readline(BLOCK).lstrip(b"\xef\xbb\xbf\xff\xfe\0 ")
-    return b"\t" in head and not head.startswith((b"{", b"["))
+    is_split = b"\t" in head or max(head.count(b";"), head.count(b"|")) > 1
+    return is_split and not head.startswith((b"{", b"["))
 
 
 def fingerprint(path: str | Path) -> str:

@@ -14,6 +14,7 @@ from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
 from agro.logs.column_names import ASIDE, ASSISTANTS, USERS, is_missing, likeness, plain, steps_of, worth_of
 from agro.logs.labels import number_in, share_in
+from agro.logs.transcripts import turns_in
 
 SHOWN = 3
 DEEP = 4  # levels of objects
@@ -21,7 +22,18 @@ FEW = 12  # different words of a judgment
 OTHER_WORDS = 3  # among judgments, different ones at most, and a sixth of the values: what isn't rated
 
 Type = Literal[
-    "messages", "dialog", "texts", "numbers", "number", "flag", "date", "id", "word", "text", "empty"
+    "messages",
+    "dialog",
+    "transcript",
+    "texts",
+    "numbers",
+    "number",
+    "flag",
+    "date",
+    "id",
+    "word",
+    "text",
+    "empty",
 ]
 TEXTS = ("text", "word", "texts")
 JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
@@ -62,6 +74,7 @@ class Column:
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
             ("number", is_number),
+            ("transcript", lambda x: isinstance(x, str) and isinstance(turns_in(x), list)),
             ("date", lambda x: isinstance(x, str) and DATE.fullmatch(x.strip()) is not None),
         )
         for name, test in tests:

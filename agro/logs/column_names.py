@@ -37,8 +37,14 @@ NAMES: Mapping[str, Sequence[str]] = {
         "nuttig geholfen resolved solved resuelto resolu risolto resolvido gelost outcome accuracy "
         "acc f1 em rouge bleu"
     ),
-    "chosen": words("chosen preferred better best winner winning good accepted positive besser"),
-    "rejected": words("rejected dispreferred worse worst loser losing bad declined negative schlechter"),
+    "chosen": words(
+        "chosen preferred better best winner winning good accepted positive besser meilleure meilleur "
+        "mejor migliore melhor beter preferee"
+    ),
+    "rejected": words(
+        "rejected dispreferred worse worst loser losing bad declined negative schlechter moins pire "
+        "peor peggiore pior slechter"
+    ),
     "preference": words(
         "winner winning preference preferred better best choice chosen pick picked vote label verdict "
         "judgment judgement selected bevorzugt besser gewinner sieger prefere preferee meilleure "
@@ -121,12 +127,14 @@ def likeness(token: str, role: str) -> float:
 
 # What words of judgments are worth, besides those that need no --reward-map.
 _GOOD = words(
+    "aprovada aprovado aprobado aceptado approuve approvato goedgekeurd freigegeben angenommen "
     "good great correct right pass passed helpful accepted accept approved success successful "
     "excellent ok okay perfect useful solved resolved valid acceptable ja oui si sim da richtig gut "
     "korrekt hilfreich bestanden correcte bon bonne utile correcto bueno buena util corretto buono "
     "correto bom goed juist hoch t y ✅ ✓ ✔ 😀 🙂 😊 😃 😍 ☺"
 )
 _BAD = words(
+    "reprovada reprovado rechazado suspenso refuse rejete respinto afgekeurd abgelehnt "
     "bad incorrect wrong fail failed failure unhelpful rejected reject denied unsatisfied poor "
     "terrible awful useless unsolved unresolved invalid unacceptable nein non nao nee falsch schlecht "
     "runter faux mauvais mauvaise incorrecte inutile incorrecto malo mala sbagliato scorretto cattivo "
@@ -140,11 +148,21 @@ WORTH: dict[str, float | None] = {
     **dict.fromkeys(_BAD, 0.0),
     **dict.fromkeys(_MIDDLE, 0.5),
     **dict.fromkeys(("ok", "okay", "fair"), 0.5),
-    **dict.fromkeys(("very satisfied", "very helpful", "very good", "strongly agree", "sehr gut"), 1.0),
+    **dict.fromkeys(words("befriedigend ausreichend mangelhaft ungenugend"), 0.5),  # see MARKS
+    **dict.fromkeys(("very satisfied", "very helpful", "strongly agree"), 1.0),
     **dict.fromkeys(words("satisfied agree"), 0.75),
     **dict.fromkeys(words("dissatisfied disagree"), 0.25),
-    **dict.fromkeys(("very dissatisfied", "very unsatisfied", "strongly disagree", "very bad"), 0.0),
+    **dict.fromkeys(("very dissatisfied", "very unsatisfied", "strongly disagree"), 0.0),
     **dict.fromkeys(("neither agree nor disagree", "neither", "so so", "teils teils"), 0.5),
+}
+VERY = frozenset(words("very sehr tres muy molto muito zeer totally strongly"))
+MARKS = {  # those of German schools
+    "sehr gut": 1.0,
+    "gut": 0.8,
+    "befriedigend": 0.6,
+    "ausreichend": 0.4,
+    "mangelhaft": 0.2,
+    "ungenugend": 0.0,
 }
 _PARTLY = words("partly partially partial somewhat teilweise partiellement partiel parcialmente half almost")
 _NOT = words("not nicht pas no non niet não")
@@ -152,7 +170,7 @@ _NOT = words("not nicht pas no non niet não")
 MISSING = frozenset(
     words(
         "null none nan nil na n/a #n/a #na n.a. - -- – — ? . k.a. s/o n.d. nd n/d unknown unsure "
-        "unclear unrated skip skipped pending offen keine ausstehend"
+        "unclear unrated skip skipped pending offen pendente pendiente keine ausstehend"
     )
 ) | {
     *("k. a.", "keine angabe", "nicht bewertet", "not rated", "no rating", "no feedback", "not answered"),
@@ -204,10 +222,12 @@ def worth_of(word: str) -> float | None:
         if each in WORTH:
             return WORTH[each]
     first, _, others = begin.partition(" ")
+    if first in VERY and others in WORTH:
+        return WORTH[others]
     if first in _PARTLY and WORTH.get(others) == 1.0:
         return 0.5
     if first in _NOT and others in WORTH:
-        return 1.0 - float(WORTH[others] or 0.0)
+        return 0.0 if WORTH[others] else 1.0
     raise KeyError(word)
 
 

@@ -18,7 +18,7 @@ def guessed_pairs(
     if chosen is not None and rejected is not None:
         mapping = {"prompt": prompt.path, "chosen": chosen.path, "rejected": rejected.path}
         yield mapping, "a better and a worse response by their names"
-    for sides in _sides(others):
+    for sides in sides_of(others):
         for column in columns:
             if column is prompt or not column.named("preference"):
                 continue
@@ -28,7 +28,7 @@ def guessed_pairs(
                 yield _preferred(prompt, column, *said)
 
 
-def _sides(columns: Sequence[Column]) -> Iterator[dict[str, Column]]:
+def sides_of(columns: Sequence[Column]) -> Iterator[dict[str, Column]]:
     """Columns whose names differ in one word, such as response_a and response_b, by this word."""
     alike: dict[tuple[str | None, ...], dict[str, Column]] = {}
     for column in columns:
@@ -85,7 +85,7 @@ def _models_named(
     """As `_sides_named`, where winners are named by their models, which have columns of their own."""
     values = dict.fromkeys(str(value) for value in winner.values if str(value) not in winner.unrated)
     ties = [value for value in values if _is_tie(value)]
-    for alike in _sides(columns):
+    for alike in sides_of(columns):
         models = {mark: alike[mark] for mark in sides if mark in alike}
         if models.keys() != sides.keys() or winner in models.values() or models == sides:
             continue

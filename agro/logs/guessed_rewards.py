@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agro.logs.column_kinds import FEW, JUDGING, Column
-from agro.logs.column_names import YES_NO, plain, worth_of
-from agro.logs.labels import WORDS, word_of
+from agro.logs.column_names import MARKS, VERY, YES_NO, plain, worth_of
+from agro.logs.labels import WORDS, share_in, word_of
 
 
 def guessed_reward(columns: Sequence[Column], response: str) -> tuple[Column | None, Column | None]:
@@ -27,7 +27,7 @@ def guessed_reward(columns: Sequence[Column], response: str) -> tuple[Column | N
         if candidates:
             return None, candidates[0]
     unnamed = [c for c in judging if c.type != "numbers" and c.tells and not c.is_aside]
-    graded = [c for c in unnamed if c.type == "word" and _is_graded(c)]
+    graded = [c for c in unnamed if (c.type == "word" and _is_graded(c)) or _are_shares(c)]
     unnamed = graded or [c for c in unnamed if 2 * len(c.distinct) <= len(c.values) and _may_be_judged(c)]
     return (unnamed[0] if len(unnamed) == 1 else None), None
 
@@ -38,6 +38,12 @@ def _is_graded(column: Column) -> bool:
         len(set((worth_in(column) or {}).values()) - {None}) > 1
         and not set(map(plain, column.distinct)) <= YES_NO
     )
+
+
+def _are_shares(column: Column) -> bool:
+    """Whether its values are percentages or fractions, such as 85% and 4/5."""
+    known = [value for value in column.values if str(value) not in column.unrated]
+    return column.type == "number" and all(share_in(str(value)) is not None for value in known)
 
 
 def _may_be_judged(column: Column) -> bool:
@@ -76,10 +82,7 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
         worth = {word.strip(): worth_of(word) for word in said}
     except KeyError:
         return None
-    known = [number for number in worth.values() if number is not None]
-    if max(known, default=0.0) == 0.5 and min(known) < 0.5:  # ok beside not ok
-        worth = {word: 1.0 if number == 0.5 else number for word, number in worth.items()}
-    return worth | unrated
+    return _spread(worth) | unrated
 
 
 def why_reward(reward: Column) -> list[str]:
@@ -114,3 +117,25 @@ def is_judged(column: Column) -> bool:
         and bool(column.named("reward"))
         and worth_in(column) is not None
     )
+
+
+def _spread(worth: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Ok is good where the others are bad, and half as good where they aren't; good is less than very good,
+    and bad more than very bad. German marks have six steps."""
+    if all(plain(word) in MARKS for word in worth) and not {"befriedigend", "ausreichend"}.isdisjoint(
+        map(plain, worth)
+    ):
+        return {word: MARKS[plain(word)] for word in worth}
+    known = [number for number in worth.values() if number is not None]
+    if max(known, default=0.0) == 0.5 and min(known) < 0.5:
+        return {word: 1.0 if number == 0.5 else number for word, number in worth.items()}
+    extremes = {number for word, number in worth.items() if _is_very(word)}
+    between = {end: less for end, less in ((1.0, 0.75), (0.0, 0.25)) if end in extremes}
+    return {
+        word: number if number is None or _is_very(word) else between.get(number, number)
+        for word, number in worth.items()
+    }
+
+
+def _is_very(word: str) -> bool:
+    return plain(word).split()[0] in VERY

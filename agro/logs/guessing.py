@@ -30,7 +30,7 @@ from agro.logs.column_kinds import (
     step_of,
 )
 from agro.logs.format_table import lines_of
-from agro.logs.guessed_pairs import guessed_pairs
+from agro.logs.guessed_pairs import guessed_pairs, sides_of
 from agro.logs.guessed_rewards import guessed_reward, is_judged, reward_path, why_reward, worth_in
 from agro.logs.import_report import ImportReport, Options
 from agro.logs.importing import import_files
@@ -203,6 +203,8 @@ def _responses(columns: Sequence[Column]) -> Iterator[tuple[dict[str, str], str]
         dialog = best_named(dialogs, "messages") or dialogs[0]
         yield {"messages": dialog.path}, f"{dialog.path} has messages, the last one of the assistant"
     for column in columns:
+        if column.type == "transcript":
+            yield {"messages": column.path}, f"{column.path} has the turns of a dialog in one text"
         if column.type == "dialog":
             yield {"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog"
     yield from _by_content(prompt, texts)
@@ -249,20 +251,16 @@ def _of_several(
     prompt: Column, others: Sequence[Column], columns: Sequence[Column]
 ) -> Iterator[tuple[dict[str, str], str]]:
     """Responses of several models in a row, each with its score: gpt_answer, gpt_score, llama_answer, …"""
-    parts: dict[str, tuple[Column, Column]] = {}
-    for response in (c for c in others if c.named("response")):
-        for score in (c for c in columns if c.type in JUDGING and c.named("reward")):
-            common = [word for word in response.tokens if word in score.tokens]
-            if len(common) == 1 and len(response.tokens) == len(score.tokens) == 2:
-                parts.setdefault(common[0], (response, score))
-    if len(parts) < 2:
-        return
-    responses, scores = (", ".join(step_of(pair[i]) for pair in parts.values()) for i in (0, 1))
-    mapping = {"prompt": prompt.path, "response": f"[{responses}]", "reward": f"[{scores}]"}
-    yield (
-        {**mapping, "source": as_literal(list(parts))},
-        f"responses of {', '.join(parts)}, each with its score",
-    )
+    scores = [c for c in columns if c.type in JUDGING and c.named("reward")]
+    for responses in sides_of([c for c in others if c.is_spoken]):
+        for judged in sides_of(scores):
+            marks = [mark for mark in responses if mark in judged]
+            if len(marks) < 2:
+                continue
+            said, rated = (", ".join(step_of(side[mark]) for mark in marks) for side in (responses, judged))
+            mapping = {"prompt": prompt.path, "response": f"[{said}]", "reward": f"[{rated}]"}
+            reason = f"responses of {', '.join(marks)}, each with its score"
+            yield {**mapping, "source": as_literal(marks)}, reason
 
 
 def _is_asked(column: Column) -> bool:

@@ -16,6 +16,8 @@ from agro.logs.column_kinds import columns_of
 from agro.logs.column_names import worth_of
 from agro.logs.guessing import propose
 from agro.logs.labels import parse_words, share_in, written_words
+from agro.logs.transcripts import turns_in
+from agro.store import Store
 
 SIX = range(6)
 DAYS = [f"0{i + 1}.03.2026 14:0{i}" for i in SIX]
@@ -191,6 +193,37 @@ def test_parts_of_text_and_speakers_of_any_name(tmp_path: Path) -> None:
     assert taken(path)["rewards"] == (0, 1, 2, 3, 4, 5)
 
 
+def test_a_dialog_in_one_text(tmp_path: Path) -> None:
+    """Names without a part in the dialog, such as Note, belong to what is said."""
+    path, store = tmp_path / "calls.csv", tmp_path / "calls.db"
+    said = "Customer: Late?\nNote: until when?\nSales bot: Until ten.\n**Customer:** So late?\nSales bot: Yes: ten."
+    table([["ref", "transcript", "coach_score"], *[[f"C-{i}", said, i] for i in SIX]])(path)
+    assert taken(path)["rewards"] == (0, 1, 2, 3, 4, 5)
+    with Store.open(store, read_only=True) as opened:
+        sample = next(iter(opened.samples()))
+    assert sample.response == "Yes: ten."
+    assert [turn["role"] for turn in sample.prompt] == ["user", "assistant", "user"]
+    assert sample.prompt[0]["content"] == "Late?\nNote: until when?"
+    for text in ("Customer: alone", "Hello. Customer: a\nBot: b", "Note: a\nBot: b", "no turns", 3):
+        assert turns_in(text) == text
+
+
+def test_marks_and_words_with_more_than_two_steps(tmp_path: Path) -> None:
+    for words, expected in (
+        (
+            ("sehr gut", "gut", "befriedigend", "ausreichend", "mangelhaft", "ungenügend"),
+            (0, 0.2, 0.4, 0.6, 0.8, 1),
+        ),
+        (("very good", "good", "ok", "bad", "very bad", "pending"), (0, 0.25, 0.5, 0.75, 1)),
+        (("ok", "not ok", "ok", "not ok", "ok", "ok"), (0, 0, 1, 1, 1, 1)),
+        (("Aprovada", "Reprovada", "Aprovada", "Reprovada", "Pendente", "Aprovada"), (0, 0, 1, 1, 1)),
+    ):
+        path = tmp_path / f"{words[0]}.csv"
+        rows = [[QUESTIONS[i % 6], ANSWERS[i % 6] + str(i), words[i % 6]] for i in range(12)]
+        table([["question", "answer", "Note"], *rows])(path)
+        assert taken(path)["rewards"] == tuple(sorted(expected * 2))
+
+
 def test_tables_as_excel_and_databases_write_them(tmp_path: Path) -> None:
     """A line that names the delimiter, empty rows at the end, and quotes that belong to what is said."""
     rows = "".join(f"{QUESTIONS[i]};{ANSWERS[i].replace(';', ',')};{i},5\n" for i in SIX)
@@ -201,6 +234,11 @@ def test_tables_as_excel_and_databases_write_them(tmp_path: Path) -> None:
     path = tmp_path / "plain.tsv"
     path.write_text("question\tanswer\tscore\n" + '"Why" he asked\tSo "it" is\t1\n"Who?\tHe\t2\n')
     assert taken(path)["rewards"] == (1, 2)
+    path = tmp_path / "pipes.txt"
+    path.write_text(
+        f"id|question|answer|match\n1|{QUESTIONS[0]}|Press it, then wait|87,5 %\n2|What?|No|4/5\n"
+    )
+    assert taken(path)["rewards"] == (0.8, 0.875)
 
 
 def test_a_sheet_with_a_title_beside_a_small_one(tmp_path: Path) -> None:

@@ -13,10 +13,13 @@
     return made;
   };
 
-  // The longest common subsequence of two lists of words, as pieces: [element's name or null, text].
-  const difference = (before, after) => {
-    const [a, b] = [words(before), words(after)];
-    if (a.length > WORDS || b.length > WORDS) return [[null, after]];
+  // What differs of two texts, word by word, or where they have no word in common by characters.
+  const difference = (before, after) =>
+    common(words(before), words(after)) ?? common([...before], [...after]) ?? [[null, after]];
+
+  // The longest common subsequence of two lists, as pieces: [element's name or null, text]; null for none.
+  const common = (a, b) => {
+    if (a.length > WORDS || b.length > WORDS) return null;
     const longest = Array.from({length: a.length + 1}, () => new Uint16Array(b.length + 1));
     for (let i = a.length - 1; i >= 0; i--)
       for (let j = b.length - 1; j >= 0; j--)
@@ -34,8 +37,7 @@
       else if (j < b.length && (i === a.length || longest[i][j + 1] > longest[i + 1][j])) add('ins', b[j++]);
       else add('del', a[i++]);
     }
-    const common = pieces.some(([name, piece]) => !name && piece.trim());
-    return common ? pieces : [[null, after]];
+    return pieces.some(([name, piece]) => !name && piece.trim()) ? pieces : null;
   };
 
   const KINDS = {
@@ -63,8 +65,8 @@
     find('.now .aside', article).textContent = `step ${data.steps[state.step]}${reward}`;
     const compared = state.difference && start && now && state.step > 0;
     const parts = now ? now[0] : ['none'];
-    const shown = parts.map((part, i) => turn(part, i, compared ? start[0][i] ?? '' : part));
-    find('.now .turns', article).replaceChildren(...shown.filter((_, i) => parts[i] || parts.length === 1));
+    const turns = parts.map((part, i) => turn(part, i, compared ? start[0][i] ?? '' : part));
+    find('.now .turns', article).replaceChildren(...turns.filter((_, i) => parts[i] || parts.length === 1));
   };
 
   // A turn of the policy with its difference to the start's, or, at odd places, one of the environment, folded.
