@@ -24,6 +24,7 @@ from agro.errors import Refused
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text as RichText
 
     from agro.store import Store
     from agro.types import Sample
@@ -286,9 +287,23 @@ def _sample(s: Sample, limit: int) -> Iterable[RenderableType]:
     yield RichText(f"sample {s.id}  " + "  ".join(_facts(s)), "bold")
     yield RichText(f"prompt {visible(s.prompt_id)}", "dim")
     yield Padding(RichText(cut(plain(s.prompt), limit), "cyan"), (0, 0, 0, 2), expand=False)
-    yield Padding(RichText(cut(s.response, limit) or "(empty)"), (0, 0, 0, 2), expand=False)
+    yield Padding(_response(s, limit), (0, 0, 0, 2), expand=False)
     if s.meta.get("reward_error") is not None:
         yield RichText("reward failed: " + cut(str(s.meta["reward_error"]), limit), "red")
+
+
+def _response(s: Sample, limit: int) -> RichText:
+    """The response, in which the turns of an environment are dim."""
+    from rich.text import Text
+
+    from agro.io.terminal import cut
+    from agro.runs.side_by_side import Answer
+
+    answer = Answer.of([s])
+    text = Text(cut(s.response, limit) or "(empty)")
+    for start, end in answer.observations:
+        text.stylize("dim italic", start, end)
+    return text
 
 
 def _group(console: Console, samples: list[Sample], columns: int, limit: int) -> Iterable[RenderableType]:
@@ -313,5 +328,5 @@ def _group(console: Console, samples: list[Sample], columns: int, limit: int) ->
         table = Table(expand=True, show_edge=False)
         for s in part:
             table.add_column(RichText("\n".join([f"sample {s.id}", *_facts(s)])), ratio=1, overflow="fold")
-        table.add_row(*(RichText(cut(s.response, limit) or "(empty)") for s in part))
+        table.add_row(*(_response(s, limit) for s in part))
         yield table

@@ -165,14 +165,15 @@ def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool
     if as_json:
         print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
         return
+    _say_curves(comparison)
     if comparison.paired is not None:
         _say(comparison.paired)
-    _say_curves(comparison)
     print("\n".join(map(str, paths)))
 
 
 def _say_curves(comparison: RunComparison) -> None:
     from agro.pages.run.compare_page import (
+        BANDS,
         difference_words,
         differences_words,
         final_words,
@@ -189,7 +190,9 @@ def _say_curves(comparison: RunComparison) -> None:
         )
     console = terminal()
     console.print(shown)
-    console.print("[…]: 95 % t-interval over seeds\n")
+    if any(len(line.runs) >= BANDS for line in comparison.lines):
+        console.print("[…]: 95 % t-interval over seeds")
+    console.print("")
     for text in [
         "what differs:",
         *(differences_words(comparison) or ["nothing but the seed"]),
@@ -197,6 +200,7 @@ def _say_curves(comparison: RunComparison) -> None:
         *notes(comparison),
     ]:
         console.print(text)
+    console.print("")
 
 
 def _say(paired: PairedSets) -> None:

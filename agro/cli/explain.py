@@ -114,7 +114,8 @@ def formats(
         for entry in described:
             lines += block(entry["name"], f"{entry['title']}; {entry['kind']}: {_carried(entry)}")
     else:
-        for kind in dict.fromkeys(entry["kind"] for entry in described):
+        kinds = dict.fromkeys(entry["kind"] for entry in described)
+        for kind in sorted(kinds, key=lambda kind: kind in KINDS):
             lines += side_by_side(KINDS.get(kind, kind), (e["name"] for e in described if e["kind"] == kind))
         lines += paragraph("agro formats NAME describes one, agro formats --all each")
     show(lines, f"agro formats {name}" if name else "agro formats", whole)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
@@ -41,7 +42,8 @@ class Result:
 
     `clusters`: by prompt the smallest id of its near-copies. `prompted`: of harnesses what the model was
     given for a document, hashed. `scoring`: what decides the rewards, as far as it is known. `step`: of a
-    run's evaluation. `unreadable`: records that aren't in it, and why.
+    run's evaluation. `unreadable`: records that aren't in it, and why. `seeds`: of how many runs it is the
+    mean.
     """
 
     name: str
@@ -53,6 +55,28 @@ class Result:
     prompted: Mapping[str, str] = field(default_factory=dict)
     scoring: Mapping[str, Any] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()
+    seeds: int = 1
+
+    @classmethod
+    def of_seeds(cls, results: Sequence[Self], name: str) -> Self:
+        """The mean of runs that differ in their seed, by prompt; unknown where one of them is.
+
+        Raises `Refused` where they answered different prompts.
+        """
+        first, *others = results
+        if not others:
+            return first
+        for other in others:
+            if other.texts != first.texts:
+                raise Refused(
+                    f"{first.name} and {other.name}: expected the same held-out prompts, got others"
+                )
+        rewards: dict[str, float | None] = {}
+        for key in first.texts:
+            known = [value for r in results if (value := r.scores[REWARD].get(key)) is not None]
+            rewards[key] = fmean(known) if len(known) == len(results) else None
+        step = first.step if all(other.step == first.step for other in others) else None
+        return replace(first, name=name, scores={REWARD: rewards}, step=step, seeds=len(results))
 
     @classmethod
     def of_run(cls, run: RunData) -> Self:

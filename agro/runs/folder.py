@@ -179,6 +179,7 @@ class Run:
         for sample in list(prompt_ends.values())[:KEPT]:
             record = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
             known = {name: sample.meta.get(name) for name in ("answer", "observations")}
+            known["prompt_id"] = sample.prompt_id
             responses.append(record | {name: value for name, value in known.items() if value is not None})
         with writing(self.held_out_file), self.held_out_file.open("a", encoding="utf-8") as f:
             f.write(json.dumps({"step": step, "responses": responses}) + "\n")

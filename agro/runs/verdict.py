@@ -219,6 +219,8 @@ def _compared(
         prompts += f" in {clusters} clusters of near-copies"
     at = "" if row["step"] == steps else f" at step {row['step']}"
     if answer == "not shown":
+        if row[metric] == row.get(f"{metric}_low") == row.get(f"{metric}_high") == 0:
+            return f"Not shown better{at}: the {measure} is the same on each of {prompts}"
         least = row.get(f"{metric}_detectable")
         power = "" if least is None else f", which show {fixed(least)} or more four times out of five"
         change = f"the {measure} changed by {_size(row, 1, metric)}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from agro.cli.tasks import chat, digits, multi_turn, own_log
 from agro.errors import Refused
+from agro.io.nearest import nearest
 
 Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 
@@ -67,8 +68,11 @@ def create(folder: Path, name: str) -> list[Path]:
 
     Raises `Refused` where there is no such task, or where the folder isn't empty.
     """
+    name = name.replace("_", "-")
     if name not in TASKS:
-        raise Refused(f"--task: expected one of {', '.join(TASKS)}, got {name!r}")
+        near = nearest(name, TASKS)
+        hint = f"; did you mean {near}?" if near else ""
+        raise Refused(f"--task: expected one of {', '.join(TASKS)}, got {name!r}{hint}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise Refused(f"{folder}: expected an empty folder or a new one; give another name")
     task = TASKS[name]

@@ -14,6 +14,7 @@ from agro.objectives import Objective
 from agro.objectives.table import OBJECTIVES
 
 FOLDER = Path(__file__).parent
+FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "chat")  # in lists
 USUAL_END = method_end(SAMPLES)  # of methods/*.toml without an own [train] or phases
 
 
@@ -54,7 +55,9 @@ class Recipe:
 
 def recipes() -> dict[str, Recipe]:
     """By name: those of situations, then those of methods."""
-    situations = [Recipe(path.stem, "situation", path) for path in sorted(FOLDER.glob("*.toml"))]
+    paths = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    names = [*FIRST, *(name for name in paths if name not in FIRST)]
+    situations = [Recipe(name, "situation", paths[name]) for name in names]
     methods = [Recipe(path.stem, "method", path) for path in FOLDER.glob("methods/*.toml")]
     methods += [Recipe(name, "method", of) for name, of in OBJECTIVES.items() if of.recipe is not None]
     return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}

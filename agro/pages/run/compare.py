@@ -135,15 +135,23 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison
     differences = differing([flat(settings(g[0])) for g in groups])
     labels = _labels(groups, differences)
     lines = tuple(_line(label, group, measure) for label, group in zip(labels, groups, strict=True))
-    return RunComparison(measure, lines, differences, without, *_paired(runs))
+    paired = _paired(lines) if metric in (None, HELD_OUT) else (None, "")
+    return RunComparison(measure, lines, differences, without, *paired)
 
 
-def _paired(runs: Sequence[RunData]) -> tuple[PairedSets | None, str]:
-    """Every other run against the first, or why there is no verdict; neither for a single run."""
-    if len(runs) < 2:
+def _paired(lines: Sequence[Curve]) -> tuple[PairedSets | None, str]:
+    """Every other line against the first, each the mean over its seeds, or two runs of one line; or why there
+    is no verdict. Neither for a single run."""
+    sides = [(line.label, line.runs) for line in lines]
+    if len(lines) == 1:
+        sides = [(run.name, (run,)) for run in lines[0].runs]
+        if len(sides) > 2:
+            return None, "These runs differ in their seed alone, so none is compared with another."
+    if len(sides) < 2:
         return None, ""
     try:
-        return PairedSets.of([[Result.of_run(run)] for run in runs]), ""
+        results = [[Result.of_seeds([Result.of_run(run) for run in runs], name)] for name, runs in sides]
+        return PairedSets.of(results), ""
     except Refused as error:
         return None, f"No verdict prompt by prompt. {error}"
 

@@ -17,10 +17,9 @@ from markupsafe import Markup
 
 from agro.errors import Refused
 from agro.io.strictjson import loads
-from agro.io.terminal import plain
 from agro.runs.rundata import RunData
 from agro.runs.side_by_side import Answer, SideBySide
-from agro.types import Text
+from agro.types import Text, prompt_hash
 
 LONGEST = 2000  # characters of a text on the page
 TOTAL = 1_500_000  # characters of all responses on the page; beyond it evaluations are left out evenly
@@ -34,6 +33,7 @@ class PromptResponses:
     responses: Mapping[int, Answer]
     answer: Any = None
     log: Answer | None = None
+    key: str = ""  # the prompt's id
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,12 @@ def held_out_samples(run: RunData) -> HeldOutSamples | None:
     if best not in every:
         best = None
     steps = _thinned(every, best, prompts)
-    about = ["One response each at every evaluation, with the same random numbers."] if evaluated else []
+    about = []
+    if evaluated:
+        about.append(
+            f"One response each to the first {len(evaluated)} held-out prompts at every evaluation, with the same "
+            "random numbers."
+        )
     if beside is not None and ("log" in beside.sides or not evaluated):
         about.append(beside.about)
     return HeldOutSamples(tuple(prompts), tuple(steps), best, " ".join(about))
@@ -103,15 +108,20 @@ def _evaluated(path: Path) -> list[PromptResponses]:
             row = loads(line.decode("utf-8"))
             step, responses = (
                 int(row["step"]),
-                [(r["prompt"], _answer(r), r.get("answer")) for r in row["responses"]],
+                [(r["prompt"], _answer(r), r.get("answer"), _key(r)) for r in row["responses"]],
             )
         except (ValueError, TypeError, KeyError) as error:
             raise Refused(f"{path}:{number}: expected the responses of an evaluation: {error}") from None
-        for prompt, response, answer in responses:
-            earlier = found.pop(repr(prompt), None)
+        for prompt, response, answer, key in responses:
+            earlier = found.pop(key, None)
             before = {} if earlier is None else earlier.responses
-            found[repr(prompt)] = PromptResponses(prompt, {**before, step: response}, answer)
+            found[key] = PromptResponses(prompt, {**before, step: response}, answer, key=key)
     return list(found.values())
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    """The id of a prompt, of which several may have one text; that of runs of earlier versions."""
+    return str(row.get("prompt_id") or prompt_hash(row["prompt"]))
 
 
 def _answer(row: Mapping[str, Any]) -> Answer:
@@ -125,10 +135,10 @@ def _with_log(evaluated: list[PromptResponses], beside: SideBySide | None) -> li
     """The evaluated prompts with the log's responses, and then those that are only in `beside`."""
     if beside is None:
         return evaluated
-    rows = {row.prompt: row for row in beside.rows}
+    rows = {row.prompt_id: row for row in beside.rows}
     prompts = []
     for p in evaluated:
-        row = rows.pop(plain(p.prompt), None)
+        row = rows.pop(p.key, None)
         prompts.append(p if row is None else replace(p, log=row.log))
     for row in rows.values():
         answers = {0: row.start}

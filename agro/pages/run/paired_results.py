@@ -119,7 +119,12 @@ class PairedResults:
             notes.append(
                 f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
             )
-        if self.a.step is not None or self.b.step is not None:
+        if max(self.a.seeds, self.b.seeds) > 1:
+            notes.append(
+                f"Rewards are means over seeds ({self.a.seeds} and {self.b.seeds}): the interval is that of "
+                "the prompts, and the table has the seeds."
+            )
+        elif self.a.step is not None or self.b.step is not None:
             notes.append(
                 "This is about these two models: what another seed would give isn't in the interval."
             )
