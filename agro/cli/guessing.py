@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agro.cli.common import table
+from agro.cli.listing import width
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -38,16 +39,19 @@ def proposed(
     proposal = propose(files[0])
     if proposal is None or (kind == "prompts" and not proposal.is_judged):
         return None
-    command = proposal.command(*stores)
+    command = proposal.command(*(stores or [default_store(files[0])]))
     if guess and not stores:
         _print(proposal, command, as_json)
         raise SystemExit(0 if proposal else 2)
     if not proposal:
-        raise Refused(f"{described(proposal)}\n{_nothing(proposal)}")
+        raise Refused(
+            f"{files[0]}: of no known format. Its columns:\n{described(proposal)}\n{_nothing(proposal)}"
+        )
     is_asked = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
     if not guess and not is_asked:
         raise Refused(
-            f"{described(proposal)}\n{files[0]}: of no known format. Proposed, and not done:\n  {command}\n"
+            f"{files[0]}: of no known format. Its columns:\n{described(proposal)}\n"
+            f"Proposed, and not done:\n  {command}\n"
             "What to do: run it, corrected where it is wrong, or take it with --guess"
         )
     print(described(proposal), file=sys.stderr)
@@ -55,6 +59,11 @@ def proposed(
     if not guess and input("Import so? [y/N] ").strip().lower() not in ("y", "yes"):
         raise Refused("nothing is imported; run the command above, corrected where it is wrong")
     return proposal
+
+
+def default_store(file: Path) -> str:
+    """The store that is proposed for a file: beside it, of its name."""
+    return str(file.with_name(f"{file.name.split('.')[0]}.db"))
 
 
 def _kind(path: Path) -> str:
@@ -99,6 +108,6 @@ def described(proposal: Proposal) -> str:
         about = column.about()
         shown.add_row(column.path, about["type"], "\n".join(about["first"]))
     text = StringIO()
-    Console(file=text, width=100, markup=False, highlight=False, emoji=False).print(shown)
+    Console(file=text, width=width(), markup=False, highlight=False, emoji=False).print(shown)
     lines = [text.getvalue().rstrip(), *proposal.reasons]
     return "\n".join([*lines, *([f"tried on {proposal.tried}"] if proposal.tried else [])])

@@ -110,7 +110,7 @@ def import_(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    from agro.cli.guessing import proposed
+    from agro.cli.guessing import default_store, proposed
     from agro.logs.labels import parse_words
     from agro.logs.mapping import parse_map
 
@@ -134,6 +134,7 @@ def import_(
     proposal = proposed(files, arguments, names, guess=guess, as_json=as_json)
     if proposal is not None:
         arguments |= proposal.options()
+        stores = stores or [Path(default_store(files[0]))]
     if preview:
         _preview(files, arguments)
         return

@@ -38,17 +38,17 @@ NAMES: Mapping[str, Sequence[str]] = {
         "acc f1 em rouge bleu"
     ),
     "chosen": words(
-        "chosen preferred better best winner winning good accepted positive besser meilleure meilleur "
-        "mejor migliore melhor beter preferee"
+        "chosen preferred better best winner winning good accepted positive besser meilleure "
+        "meilleur mejor migliore melhor beter preferee"
     ),
     "rejected": words(
-        "rejected dispreferred worse worst loser losing bad declined negative schlechter moins pire "
-        "peor peggiore pior slechter"
+        "rejected refused other verworfen dispreferred worse worst loser losing bad declined "
+        "negative schlechter moins pire peor peggiore pior slechter"
     ),
     "preference": words(
-        "winner winning preference preferred better best choice chosen pick picked vote label verdict "
-        "judgment judgement selected bevorzugt besser gewinner sieger prefere preferee meilleure "
-        "gagnant mejor preferida preferita ganador migliore voorkeur melhor"
+        "winner winning preference preferred better best choice chosen pick picked vote label "
+        "verdict judgment judgement selected bevorzugt besser gewinner sieger prefere preferee "
+        "meilleure gagnant mejor preferida preferita ganador migliore voorkeur melhor"
     ),
     "rank": words("rank ranking rang place"),
     "messages": words("messages conversation conversations dialog dialogue chat turns history transcript"),
@@ -62,6 +62,8 @@ STEMS: Mapping[str, Sequence[str]] = {
         "bewert wertung punkt benotung qualitat zufrieden feedback score satisf valoraci calific evalua"
     ),
     "preference": words("bevorzug preferi prefere"),
+    "chosen": words("besser preferi prefere bevorzug"),
+    "rejected": words("schlecht"),
 }
 # What a column with one of these in its name has: words about a response, and numbers that aren't judgments.
 ASIDE: Mapping[str, frozenset[str]] = {
@@ -70,28 +72,29 @@ ASIDE: Mapping[str, frozenset[str]] = {
             "comment comments remark remarks notes explanation rationale reason reasoning "
             "justification why warum kommentar anmerkung begrundung bemerkung commentaire remarque "
             "comentario comentarios commento motivo toelichting opmerking observacao tag tags "
-            "category kategorie categorie categoria topic thema theme language sprache langue locale "
-            "country department team annotator reviewer rater name email mail id uuid url link "
-            "version type status source system date time datum zeit error file path"
+            "bewerter bewerterin prufer category kategorie categorie categoria topic thema theme "
+            "language sprache langue locale country department team annotator reviewer rater name "
+            "email mail id uuid url link version type status source system date time datum zeit "
+            "error file path"
         )
     ),
     "number": frozenset(
         words(
-            "duration dauer duree duracion durata seconds second sekunden sec secs ms s latency token "
-            "tokens count anzahl nombre id version temperature cost price kosten usd eur year jahr "
-            "age alter round runde durchgang step turn turns confidence konfidenz probability "
-            "agreement n nr num number index position page time zeit temps length laenge lange chars "
-            "words attempts retries size priority prio minutes stunden tage days hours wait total "
-            "average mean avg min max scale level filter threshold annotators raters reviewers "
-            "retrieval similarity logprob"
+            "duration dauer duree duracion durata seconds second sekunden sec secs ms s latency "
+            "token tokens count anzahl nombre id version temperature cost price kosten usd eur year "
+            "jahr age alter round runde durchgang step turn turns confidence konfidenz probability "
+            "agreement n nr num number index position page time zeit temps length laenge lange "
+            "chars words attempts retries size priority prio minutes stunden tage days hours wait "
+            "total average mean avg min max scale level filter threshold annotators raters "
+            "reviewers retrieval similarity logprob"
         )
     ),
 }
 # Who speaks in a dialog.
 ASSISTANTS = frozenset(
     words(
-        "assistant bot gpt ai ki ia model agent chatbot support assistent asistente agente assistente "
-        "advisor operator"
+        "assistant bot gpt ai ki ia model agent chatbot support assistent asistente agente "
+        "assistente advisor operator"
     )
 )
 USERS = frozenset(
@@ -127,17 +130,17 @@ def likeness(token: str, role: str) -> float:
 
 # What words of judgments are worth, besides those that need no --reward-map.
 _GOOD = words(
-    "aprovada aprovado aprobado aceptado approuve approvato goedgekeurd freigegeben angenommen "
-    "good great correct right pass passed helpful accepted accept approved success successful "
-    "excellent ok okay perfect useful solved resolved valid acceptable ja oui si sim da richtig gut "
-    "korrekt hilfreich bestanden correcte bon bonne utile correcto bueno buena util corretto buono "
-    "correto bom goed juist hoch t y ✅ ✓ ✔ 😀 🙂 😊 😃 😍 ☺"
+    "aprovada aprovado aprobado aceptado approuve approvato goedgekeurd freigegeben angenommen good "
+    "great correct right pass passed helpful accepted accept approved success successful excellent "
+    "ok okay perfect useful solved resolved valid acceptable ja oui si sim da richtig gut korrekt "
+    "hilfreich bestanden correcte bon bonne utile correcto bueno buena util corretto buono correto "
+    "bom goed juist hoch t y ✅ ✓ ✔ 😀 🙂 😊 😃 😍 ☺"
 )
 _BAD = words(
-    "reprovada reprovado rechazado suspenso refuse rejete respinto afgekeurd abgelehnt "
-    "bad incorrect wrong fail failed failure unhelpful rejected reject denied unsatisfied poor "
-    "terrible awful useless unsolved unresolved invalid unacceptable nein non nao nee falsch schlecht "
-    "runter faux mauvais mauvaise incorrecte inutile incorrecto malo mala sbagliato scorretto cattivo "
+    "reprovada reprovado rechazado suspenso refuse rejete respinto afgekeurd abgelehnt bad "
+    "incorrect wrong fail failed failure unhelpful rejected reject denied unsatisfied poor terrible "
+    "awful useless unsolved unresolved invalid unacceptable nein non nao nee falsch schlecht runter "
+    "faux mauvais mauvaise incorrecte inutile incorrecto malo mala sbagliato scorretto cattivo "
     "errado ruim slecht fout f n ❌ ✗ ✘ ☹ 🙁 😞 😡 😠 👎"
 )
 _MIDDLE = words(

@@ -175,10 +175,15 @@ def _guesses(path: Path, columns: Sequence[Column], known: ImportReport | None) 
         if any("*" in each for each in mapping.values()):
             whole["source"] = f"'{path.stem}'"
         inside = "".join(whole.values())
-        aside = [c.path for c in columns if c.type in JUDGING and c.path not in inside and c is not undefined]
+        aside = [c.path for c in columns if _may_matter(c) and c.path not in inside and c is not undefined]
         if aside:
             said.append(f"not used: {', '.join(aside)}")
         yield Proposal(path, tuple(columns), whole, (), worth, undefined, tuple(said))
+
+
+def _may_matter(column: Column) -> bool:
+    """Whether it may be a judgment, or what somebody says."""
+    return column.type in JUDGING or (column.type == "text" and column.is_spoken and not column.is_aside)
 
 
 def _responses(columns: Sequence[Column]) -> Iterator[tuple[dict[str, str], str]]:

@@ -196,7 +196,8 @@ def test_parts_of_text_and_speakers_of_any_name(tmp_path: Path) -> None:
 def test_a_dialog_in_one_text(tmp_path: Path) -> None:
     """Names without a part in the dialog, such as Note, belong to what is said."""
     path, store = tmp_path / "calls.csv", tmp_path / "calls.db"
-    said = "Customer: Late?\nNote: until when?\nSales bot: Until ten.\n**Customer:** So late?\nSales bot: Yes: ten."
+    said = "Customer: Late?\nNote: until when?\nSales bot: Until ten.\n"
+    said += "**Customer:** So late?\nSales bot: Yes: ten."
     table([["ref", "transcript", "coach_score"], *[[f"C-{i}", said, i] for i in SIX]])(path)
     assert taken(path)["rewards"] == (0, 1, 2, 3, 4, 5)
     with Store.open(store, read_only=True) as opened:

@@ -37,7 +37,10 @@ def write(folder: Path, evaluations: dict[int, Sequence[tuple[Any, str, float | 
     """held_out.jsonl with (prompt, response, reward) at each step."""
     lines = []
     for step, found in evaluations.items():
-        responses = [{"prompt": p, "response": text, "reward": reward} for p, text, reward in found]
+        responses = [
+            {"prompt": p, "prompt_id": str(p), "response": text, "reward": reward}
+            for p, text, reward in found
+        ]
         lines.append(json.dumps({"step": step, "responses": responses}) + "\n")
     (folder / "held_out.jsonl").write_text("".join(lines))
 
@@ -86,6 +89,23 @@ def test_the_log_stands_beside_the_model_and_other_prompts_come_after(run_folder
     assert (p.log, q.log) == (Answer("the log's", 1.0), None)
     assert p.responses == {0: Answer("first", 0.0), 220: Answer("last", 1.0)}
     assert q.responses == {0: Answer("a"), 220: Answer("b")}
+
+
+def test_two_prompts_of_one_text_stay_two(run_folder: Path) -> None:
+    """As those of an environment with different secrets; runs of earlier versions kept no ids."""
+    lines = []
+    for step in (0, 220):
+        found = [
+            {"prompt": "guess", "prompt_id": str(i), "response": f"{i} at {step}", "reward": 0}
+            for i in (1, 2)
+        ]
+        found += [{"prompt": "old", "response": "x", "reward": 0}]
+        lines.append(json.dumps({"step": step, "responses": found}) + "\n")
+    (run_folder / "held_out.jsonl").write_text("".join(lines))
+    shown = held_out_samples(load_run(run_folder))
+    assert shown is not None
+    assert [p.responses[220].response for p in shown.prompts] == ["1 at 220", "2 at 220", "x"]
+    assert shown.about.startswith("One response each to the first 3 held-out prompts")
 
 
 def test_a_long_run_keeps_the_first_the_best_and_the_last(

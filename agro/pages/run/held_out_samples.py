@@ -90,8 +90,8 @@ def held_out_samples(run: RunData) -> HeldOutSamples | None:
     about = []
     if evaluated:
         about.append(
-            f"One response each to the first {len(evaluated)} held-out prompts at every evaluation, with the same "
-            "random numbers."
+            f"One response each to the first {len(evaluated)} held-out prompts at every evaluation, with "
+            "the same random numbers."
         )
     if beside is not None and ("log" in beside.sides or not evaluated):
         about.append(beside.about)
