@@ -24,8 +24,9 @@ def guessed_reward(columns: Sequence[Column], response: str) -> tuple[Column | N
         for column in candidates:
             if worth_in(column) is not None:
                 return column, None
-        if candidates:
-            return None, candidates[0]
+        asked = [c for c in candidates if not c.is_aside]
+        if asked:
+            return None, asked[0]
     unnamed = [c for c in judging if c.type != "numbers" and c.tells and not c.is_aside]
     graded = [c for c in unnamed if (c.type == "word" and _is_graded(c)) or _are_shares(c)]
     unnamed = graded or [c for c in unnamed if 2 * len(c.distinct) <= len(c.values) and _may_be_judged(c)]
