@@ -107,6 +107,8 @@ def eval_(
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
     other = against if against in (None, START) else model_path(against)
+    for name in (subject.path, other):
+        subject.look_at(name)
     sets = _sets(prompts, subject)
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:
@@ -165,10 +167,10 @@ class MeasuredSet:
 
 def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]:
     """The files that were named, or the held-out prompts of a run."""
-    from agro.api.contamination import held_out_prompts
-
     if paths:
         return [MeasuredSet(name, prompts) for name, prompts in load_sets(paths).items()]
+    from agro.api.contamination import held_out_prompts
+
     loaded, got = [], "neither"
     if subject.run is not None and subject.ran is not None:
         run = subject.run.absolute()
