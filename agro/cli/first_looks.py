@@ -31,8 +31,10 @@ def look_at_run(
     is_first = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
     if out is not None and writes and not resume and is_first:
         check_free(out)
-    if config.data.hold_out_most is None:  # else data.hold_out is known later
+    if config.data.hold_out_most is None:
         check_config(config)
+    else:  # data.hold_out is known later, and with it what the settings come to
+        _look_at_objectives(config)
     look_at_inputs(config, owner)
 
 
@@ -48,6 +50,14 @@ def look_at_inputs(config: RunConfig, owner: str | None = None) -> None:
         look_at_model(config.policy.model)
     if config.scores:
         _look_at_reward(config.reward)
+
+
+def _look_at_objectives(config: RunConfig) -> None:
+    """Refuse wrong names and options, of each phase."""
+    from agro.train.phases import Phase, options_at
+
+    for phase in Phase.all(config):
+        phase.resolved(options_at(phase.config.objective.options, 0))
 
 
 def look_at_prompts(paths: Sequence[str]) -> None:
