@@ -204,6 +204,8 @@ def pretrained(
         return merged_with(model, name), tokenizer
     local = is_complete_folder(name)
     source = str(Path(name).expanduser()) if local else name
+    if not local:
+        _say_if_asked(name)
     common = {"trust_remote_code": config.trust_remote_code}
     options = loading_options(config, device_of(config.device))
     try:
@@ -278,6 +280,21 @@ def _names(report: dict[str, Any], kind: str) -> str:
     if not keys:
         return ""
     return f"{len(keys)} {kind.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)"
+
+
+def _say_if_asked(name: str) -> None:
+    """Say that the hub is asked for a model that isn't in its cache: without a network it takes a minute."""
+    from huggingface_hub import is_offline_mode, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:  # no name of the hub, which is refused
+        return
+    if not is_cached and not is_offline_mode():
+        print(
+            f"{name}: there is no such folder here; asking the Hugging Face hub", file=sys.stderr, flush=True
+        )
 
 
 def _offline(name: str, local: bool) -> str:
