@@ -89,6 +89,8 @@ def check(
     config = _config(objective, recipe, changes or [])
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
+        compared = None if reference is None else policy_config(reference, setting).model
+        _look_at(config.policy.model, compared)
     path = paths[0] if len(paths) == 1 else Shards(tuple(paths))
     with opened_log(path, workers) as store:
         from agro.pages.store import check_store  # here: a missing file is refused at once
@@ -124,6 +126,14 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
     for change in changes:
         override(values, change, RunConfig)
     return RunConfig.of(values, "--set")
+
+
+def _look_at(*models: str | None) -> None:
+    """Refuse models that aren't there."""
+    from agro.cli.first_looks import look_at_model
+
+    for name in filter(None, models):
+        look_at_model(name)
 
 
 def _measured(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agro.cli.measuring import Measurement
     from agro.config import RewardConfig
     from agro.rollout.evaluate import Heldout
+    from agro.rollout.rollout import Rollout
     from agro.runs.verdict import Verdict
     from agro.types import Prompt
 
@@ -107,6 +108,8 @@ def eval_(
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
     other = against if against in (None, START) else model_path(against)
+    for name in (subject.path, other):
+        subject.look_at(name)
     sets = _sets(prompts, subject)
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:
@@ -151,6 +154,20 @@ class MeasuredSet:
     along: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     verdict: Verdict | None = None
     seen: Contamination | None = None
+    file: Path | None = None  # that they are of, where one was named
+
+    def measure(self, measurement: Measurement, rollout: Rollout, model: str) -> Heldout:
+        """A model's responses. Refuses a prompt that the model can't be asked, with its FILE:LINE."""
+        from agro.models.encoding import InvalidSample
+        from agro.rollout.prompts import places
+
+        try:
+            return measurement.of(rollout, model, self.prompts)
+        except InvalidSample as error:
+            named = [prompt.id for prompt in self.prompts if str(error).startswith(f"prompt {prompt.id}:")]
+            lines = places([self.file], None, named) if self.file is not None else {}
+            where = "".join(f"{line}: " for line in lines.values())
+            raise Refused(f"{where}{error}. What to do: remove or shorten it") from None
 
     def to_json(self, threshold: float | None, against: str | None) -> dict[str, Any]:
         document = {"name": self.name, "prompts": len(self.prompts)}
@@ -165,10 +182,11 @@ class MeasuredSet:
 
 def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]:
     """The files that were named, or the held-out prompts of a run."""
+    if paths:
+        loaded_sets = zip(paths, load_sets(paths).items(), strict=True)
+        return [MeasuredSet(name, prompts, file=path) for path, (name, prompts) in loaded_sets]
     from agro.api.contamination import held_out_prompts
 
-    if paths:
-        return [MeasuredSet(name, prompts) for name, prompts in load_sets(paths).items()]
     loaded, got = [], "neither"
     if subject.run is not None and subject.ran is not None:
         run = subject.run.absolute()
@@ -188,12 +206,12 @@ def _measure(
 
     rollout, other = subject.rollout(), None
     for measured in sets:
-        measured.result = measurement.of(rollout, subject.path, measured.prompts)
+        measured.result = measured.measure(measurement, rollout, subject.path)
     if against is not None:
         other = subject.other(against)
         name = f"{START} of {subject.run}" if against == START else against
         for measured in sets:
-            measured.start = measurement.of(other, name, measured.prompts)
+            measured.start = measured.measure(measurement, other, name)
     for measured in sets:
         measured.along = along_samples(rollout, other, measured.result, measurement.sampler.temperature)
     if measurement.scorer.of_environment:

@@ -50,11 +50,14 @@ def sample(
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
 ) -> None:
+    from agro.cli.first_looks import look_at_model
     from agro.rollout import Task, collect
     from agro.rollout.prompts import load_prompts
     from agro.store import Store, write_samples
 
     loaded = load_prompts(prompts)
+    settings = policy_config(model, policy)
+    look_at_model(settings.model or model)
     as_file = out.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
     if as_file and out.exists():
         raise Refused(f"{out}: there is such a file; give another --out, or remove it")
@@ -65,7 +68,7 @@ def sample(
     if temperature is None:
         temperature = 0.0 if greedy else 1.0
     sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
-    rollout = rollout_of(model, policy_config(model, policy), environment_of(environment, max_turns))
+    rollout = rollout_of(model, settings, environment_of(environment, max_turns))
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
         start = ceil(store.experience.next_number(seed) / n)  # so that no stored response is sampled again
         task = Task(seed=seed, numbers=tuple(range(start, start + len(loaded))))

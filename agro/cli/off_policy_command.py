@@ -72,10 +72,14 @@ def off_policy(
     policy: PolicySetting = None,
     as_json: Json = False,
 ) -> None:
-    from agro.cli.rescored_log import Log
+    if not log.exists():
+        raise Refused(f"--log {log}: no such file")
+    subject = MeasuredModel.of(run, model, policy)
+    if not checkpoints:  # else the run's are read
+        subject.look_at(subject.path)
+    from agro.cli.rescored_log import Log  # here: what is missing is refused at once
 
     logged = Log.read(log)
-    subject = MeasuredModel.of(run, model, policy)
     document: dict[str, Any] = {"log": str(log), "values": values}
     if checkpoints:
         from agro.cli.measuring import Measurement

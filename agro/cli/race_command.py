@@ -31,12 +31,12 @@ def race(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from agro.cli.runs import open_files
+    from agro.cli.first_looks import look_at_inputs
     from agro.config.race import race_config
 
     named = _named(given or [])
     overrides = [item for item in given or [] if "=" in item]
-    open_files(race_config(named, overrides))
+    look_at_inputs(race_config(named, overrides))
     from agro.api.race import Race, conclusion  # here: what is missing is refused at once
 
     def say(text: str) -> None:

@@ -63,8 +63,6 @@ class Log:
     @classmethod
     def read(cls, path: Path) -> Log:
         """A store, or a file as `agro import` takes it."""
-        if not path.exists():
-            raise Refused(f"--log {path}: no such file")
         with opened_log(path) as store:
             return cls(str(path), list(store.samples()), list(store.pairs()))
 

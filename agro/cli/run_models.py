@@ -68,6 +68,16 @@ class MeasuredModel:
         """The configuration of the run that was named."""
         return None if self.run is None else self.config
 
+    def look_at(self, name: str | None) -> None:
+        """Refuse what isn't there, before torch is imported: this model, or one to compare with."""
+        from agro.cli.first_looks import look_at_model
+
+        if name in (None, START) or any(change.startswith("model=") for change in self.changes or ()):
+            return
+        assert name is not None
+        with working_in(self._begins):
+            look_at_model(name)
+
     def rollout(self) -> Rollout:
         return self._loaded(self.path)
 
@@ -85,8 +95,13 @@ class MeasuredModel:
 
     def _loaded(self, name: str) -> Rollout:
         settings = policy_config(name, self.changes, None if self.config is None else self.config.policy)
-        with working_in(Path.cwd() if self.played is not None else self.started):
+        with working_in(self._begins):
             return rollout_of(name, settings, self.environment)
+
+    @property
+    def _begins(self) -> Path:
+        """Where relative paths do: here, if the environment was named, else where the run began."""
+        return Path.cwd() if self.played is not None else self.started
 
     @property
     def environment(self) -> EnvironmentConfig | None:
@@ -126,12 +141,13 @@ class MeasuredModel:
     def scorer(self, reward: RewardConfig, name: str | None) -> Iterator[EpisodeReward]:
         """The reward, opened where its own paths begin: here, if it was named, else where the run began."""
         from agro.rewards import load_reward
-        from agro.rollout.rollout import EpisodeReward
 
         with working_in(Path.cwd() if name else self.started):
-            scorer = EpisodeReward(load_reward(reward))
-        with closing(scorer):
-            yield scorer
+            loaded = load_reward(reward)
+        with closing(loaded):
+            from agro.rollout.rollout import EpisodeReward  # here: a missing file is refused at once
+
+            yield EpisodeReward(loaded)
 
 
 def model_path(name: str) -> str:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agro.cli.common import Json, table, terminal
 from agro.errors import Refused
-
-if TYPE_CHECKING:
-    from agro.config import RunConfig
 
 
 def train(
@@ -58,6 +55,7 @@ def train(
     ] = None,
     as_json: Json = False,
 ) -> None:
+    from agro.cli.first_looks import look_at_run
     from agro.config import RunConfig
 
     if place is not None:
@@ -66,7 +64,7 @@ def train(
         _place(place, config, overrides, out, resume=resume, accept=tuple(accept or ()))
         return
     loaded = RunConfig.load(config, overrides or [])
-    open_files(loaded)
+    look_at_run(loaded, out, resume=resume, accept=accept or (), owner=owner, writes=not dry_run)
     from agro.api.reporting_trainer import Trainer
 
     trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
@@ -81,20 +79,6 @@ def train(
         print(_result(folder, trainer.ended_well))
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
-
-
-def open_files(config: RunConfig) -> None:
-    """Refuse unreadable files of prompts and a missing store before torch is imported: that takes seconds."""
-    from agro.io.datasets import on_hub
-    from agro.io.record_files import read_records
-    from agro.store.location import check_made, location_of
-
-    first = config.phase(config.phase_names[0]).data
-    if config.data.store and not first.samples_fresh:
-        check_made(location_of(config.data.store))
-    for path in map(Path, (*config.data.paths("prompts"), *config.data.paths("eval_prompts"))):
-        if not on_hub(path):
-            next(read_records(path), None)
 
 
 def _result(folder: Path, ended_well: bool) -> str:
@@ -157,8 +141,12 @@ def collect(
         ),
     ] = None,
 ) -> None:
-    from agro.place.collector import Collector
+    from agro.cli.first_looks import look_at_begun
     from agro.place.record import owner_of
+
+    url_or_folder = owner_of(run)
+    look_at_begun(url_or_folder)
+    from agro.place.collector import Collector
     from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 
     interruption = Interruption()
@@ -166,7 +154,7 @@ def collect(
     watchdog = Watchdog(0.0, progress.say)
     activity = RunActivity(progress, watchdog, interruption)
     with interruption.on_signals(progress.say, activity.pending):
-        count = Collector.of(owner_of(run), activity, progress.say, name).serve()
+        count = Collector.of(url_or_folder, activity, progress.say, name).serve()
     print(f"done: {count} responses for {run}", file=sys.stderr)
 
 

@@ -95,7 +95,9 @@ def score(
     from agro.store import Store
 
     Store.open(store, create=False).close()  # refused before torch is imported: that takes seconds
-    from agro.rewards import load_reward
+    from agro.rewards import check_name, load_reward
+
+    check_name(reward)
     from agro.rollout.rollout import EpisodeReward
 
     config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)

@@ -23,6 +23,7 @@ from torch import Tensor
 from agro import config as configuration
 from agro.errors import Refused
 from agro.models.adapters import base_of, is_adapter, merged_with
+from agro.models.folders import is_complete_folder
 
 EXTRA = "pip install 'peft>=0.17' 'bitsandbytes>=0.46.1' 'accelerate>=1.1'"
 LARGE = 30_000_000  # parameters from which one pass keeps several cores busy
@@ -30,7 +31,6 @@ _PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn
 _PROBED = (7, 16)  # tokens of the rows that are probed at least
 _LONGEST = 256  # a probe of more tokens would take too long on a CPU
 _LENGTHS = ("sliding_window", "window_size", "attention_chunk_size", "original_max_position_embeddings")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # fully described by tokenizer.json
 
 
@@ -202,8 +202,10 @@ def pretrained(
             )
         model, tokenizer = pretrained(base_of(name), config, (*adapters, path))
         return merged_with(model, name), tokenizer
-    local = _is_complete_folder(name)
+    local = is_complete_folder(name)
     source = str(Path(name).expanduser()) if local else name
+    if not local:
+        _say_if_asked(name)
     common = {"trust_remote_code": config.trust_remote_code}
     options = loading_options(config, device_of(config.device))
     try:
@@ -235,31 +237,6 @@ def pretrained(
                 "save_pretrained writes it"
             )
     return model, tokenizer
-
-
-def _is_complete_folder(name: str) -> bool:
-    """Whether it is the folder of a model, or a name of the hub. Raises `Refused` for any other folder."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        if _is_path(name):
-            checkpoints = ", ".join(sorted(path.name for path in folder.parent.glob("step-*")))
-            there = f"; there are {checkpoints}" if checkpoints else ""  # the run keeps the last ones
-            raise Refused(f"{name}: expected the folder of a model, but there is no such folder{there}")
-        return False
-    if not (folder / "config.json").is_file():
-        raise Refused(f"{name}: expected a model in transformers format, but the folder has no config.json")
-    if not any((folder / f).is_file() for f in _TOKENIZER_FILES):
-        raise Refused(
-            f"{name}: the folder has no tokenizer (expected {_TOKENIZER_FILES[0]}); "
-            "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
-        )
-    return True
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name can't be one of the hub, which has at most one slash."""
-    path = Path(name).expanduser()
-    return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def _dtype(config: configuration.PolicyConfig) -> torch.dtype:
@@ -303,6 +280,21 @@ def _names(report: dict[str, Any], kind: str) -> str:
     if not keys:
         return ""
     return f"{len(keys)} {kind.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)"
+
+
+def _say_if_asked(name: str) -> None:
+    """Say that the hub is asked for a model that isn't in its cache: without a network it takes a minute."""
+    from huggingface_hub import is_offline_mode, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:  # no name of the hub, which is refused
+        return
+    if not is_cached and not is_offline_mode():
+        print(
+            f"{name}: there is no such folder here; asking the Hugging Face hub", file=sys.stderr, flush=True
+        )
 
 
 def _offline(name: str, local: bool) -> str:

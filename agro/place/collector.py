@@ -64,12 +64,7 @@ class Collector:
         Raises `Refused` for what isn't a run with source.kind = "elsewhere".
         """
         self.publications, self.store, self.activity, self.say = publications, store, activity, say
-        record = publications.record()
-        if record is None:
-            raise Refused(
-                f"{publications}: expected the folder of a run (with config.json); start it with agro train "
-                "first"
-            )
+        record = publications.begun()
         self.config = RunConfig.of_record(record, f"{publications}: config.json")
         check_texts(self.config.model_dump())
         self.id = str(record["run"])

@@ -12,7 +12,7 @@ from agro.errors import Refused
 from agro.io.nearest import nearest
 from agro.rewards.builtin import AnswerReward, OverlongReward, exact, mathematical, overlong, regex
 from agro.rewards.code import code
-from agro.rewards.function import PREFIX, FunctionReward
+from agro.rewards.function import PREFIX, FunctionReward, located
 from agro.rewards.judge import judge
 from agro.rewards.meaning import MeaningfulReward
 from agro.rewards.protocol import Reward, Score, check_failures
@@ -100,17 +100,25 @@ def _load(
     where: dict[str, Any] = {"per_token": config.per_token, "per_step": config.per_step}
     if name in objects:
         return FunctionReward(objects[name], options, inline=True, **where)
+    check_name(name)
+    if name in BUILTIN:
+        return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
+    return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, **where)
+
+
+def check_name(name: str) -> None:
+    """Raise `Refused` where there is no such reward, or no such file of a function."""
     if name.startswith(PREFIX):
         raise Refused(
             f"reward.name: {name} was a function of the Python process that began the run, and can't be "
             "imported. What to do: continue in Python, or write it into a file and give file.py:function"
         )
     if name in BUILTIN:
-        return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
-    if ":" in name:
-        return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, **where)
-    near = nearest(name, BUILTIN)
-    raise Refused(
-        f"reward.name: expected {', '.join(BUILTIN)}, module:function or file.py:function, got {name!r}"
-        + (f"; did you mean {near}?" if near else "")
-    )
+        return
+    if ":" not in name:
+        near = nearest(name, BUILTIN)
+        raise Refused(
+            f"reward.name: expected {', '.join(BUILTIN)}, module:function or file.py:function, got {name!r}"
+            + (f"; did you mean {near}?" if near else "")
+        )
+    located(name)

@@ -134,7 +134,7 @@ class FunctionReward:
             self._pool = Inline(function, self._options)
         else:
             self.name = function if isinstance(function, str) else name_of(function)
-            self._pool = Pool(_located(self.name), self._options, timeout=timeout, workers=workers)
+            self._pool = Pool(located(self.name), self._options, timeout=timeout, workers=workers)
         self.maximum: float | None = self._pool.maximum
         self._is_verl = self._pool.parameters >= {"solution_str", "ground_truth"}
         try:
@@ -254,7 +254,7 @@ def _ground_truth_in(columns: Mapping[str, Any]) -> Any:
     raise LookupError("the sample has no ground_truth, reward_model.ground_truth or answer")
 
 
-def _located(name: str) -> str:
+def located(name: str) -> str:
     """`name` with the absolute path of its file."""
     module, colon, function = name.rpartition(":")
     if not colon or not module or not function:

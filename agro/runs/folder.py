@@ -26,6 +26,22 @@ SET_ASIDE = "set_aside.jsonl"  # held-out prompts of the run's own data, which p
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
+def check_free(folder: Path) -> None:
+    """Raise `Refused` where there is a run already."""
+    if (folder / "metrics.jsonl").exists():
+        raise Refused(
+            f"{folder}: there is a run in this folder; continue it with --resume, or set another --out"
+        )
+
+
+def check_resumed(out: str | Path | None, *, resume: bool, accept: Sequence[str]) -> None:
+    """Raise `Refused` for a run to continue that isn't named."""
+    if resume and out is None:
+        raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
+    if accept and not resume:
+        raise Refused("--accept belongs to --resume")
+
+
 class Run:
     """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`.
 
@@ -52,10 +68,8 @@ class Run:
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
         self.held_out_file = folder / "held_out.jsonl"
-        if self.metrics_file.exists() and not resume:
-            raise Refused(
-                f"{folder}: there is a run in this folder; continue it with --resume, or set another --out"
-            )
+        if not resume:
+            check_free(folder)
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
         previous = self._before(config, inputs or {}, accept) if resume else {}

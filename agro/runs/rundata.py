@@ -229,8 +229,9 @@ def _read_best_model(path: Path) -> BestModel | None:
 
 
 def _read_object(path: Path, description: str) -> dict[str, Any]:
+    content = _read_bytes(path)
     try:
-        values = loads(_read_bytes(path).decode("utf-8"))
+        values = loads(content.decode("utf-8"))
     except ValueError as error:
         raise Refused(f"{path}: expected {description} as JSON: {error}") from None
     if not isinstance(values, dict):

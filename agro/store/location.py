@@ -73,9 +73,11 @@ def exists(location: Location) -> bool:
 def check_made(location: Location) -> None:
     """Raise `Refused` where a run that only trains from a store has none."""
     if not exists(location):
+        got = "doesn't exist"
+        if not isinstance(location, Shards) and Path(location).exists():
+            got = "is an empty file"
         raise Refused(
-            f"data.store: {location} doesn't exist, but data.replay = 1 trains from a store; create it (agro "
-            "import)"
+            f"data.store: {location} {got}, but data.replay = 1 trains from a store; create it (agro import)"
         )
 
 

@@ -127,6 +127,15 @@ class Publications:
         content = self.shared.read(RECORD)
         return None if content is None else dict(json.loads(content))
 
+    def begun(self) -> dict[str, Any]:
+        """`record`; raises `Refused` where there is none."""
+        record = self.record()
+        if record is None:
+            raise Refused(
+                f"{self}: expected the folder of a run (with config.json); start it with agro train first"
+            )
+        return record
+
     def prompts(self) -> list[Prompt]:
         """Raises `Refused` where there are none."""
         content = self.shared.read(PROMPTS)

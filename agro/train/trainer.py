@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from agro.config import RunConfig
-from agro.errors import Refused
 from agro.io.files import new_run_folder
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
@@ -19,7 +18,7 @@ from agro.rollout.engines.capabilities import capabilities, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
-from agro.runs.folder import SET_ASIDE, Run
+from agro.runs.folder import SET_ASIDE, Run, check_resumed
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
@@ -99,10 +98,7 @@ class BaseTrainer:
         owner: str | None = None,
     ) -> None:
         check_trackers(config.track)
-        if resume and out is None:
-            raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
-        if accept and not resume:
-            raise Refused("--accept belongs to --resume")
+        check_resumed(out, resume=resume, accept=accept)
         self.out = Path(out) if out is not None else new_run_folder()
         self.location: Location = owner or located(config.data.store, self.out)  # of the store
         self.budget = None

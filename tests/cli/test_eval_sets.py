@@ -100,6 +100,14 @@ def test_several_sets_at_once(models: list[Path], tmp_path: Path) -> None:
     assert "files of different names" in refused(*command, "--prompts", prompts(other / "one.jsonl"))
 
 
+def test_a_prompt_that_leaves_no_room_is_refused_with_its_line(models: list[Path], tmp_path: Path) -> None:
+    path = prompts(tmp_path / "long.jsonl", count=1)
+    path.write_text(path.read_text() + json.dumps({"prompt": "1" * 4001, "answer": "1"}) + "\n")
+    said = refused("eval", "--model", models[0], "--prompts", path, "--reward", "exact")
+    assert f"{path}:2: prompt" in said
+    assert "leave no room" in said
+
+
 def test_models_are_compared_on_sets_of_prompts(models: list[Path], tmp_path: Path) -> None:
     one, two = prompts(tmp_path / "one.jsonl"), prompts(tmp_path / "two.jsonl", 12, 8)
     command = ["compare", *models, "--prompts", one, "--prompts", two, "--reward", "exact", "-n", 2]

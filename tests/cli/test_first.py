@@ -128,6 +128,10 @@ def test_help_and_completion_import_no_torch() -> None:
         ("train", "fresh", "data.prompts=no"),
         ("train", "log", "policy.model=no", "data.store=no.db"),
         ("score", "no.db", "--reward", "math"),
+        ("eval", "--model", "no/such/model", "--prompts", "no.jsonl"),
+        ("off-policy", "--log", "no.db", "--model", "m"),
+        ("collect", "no"),
+        ("train", "fresh", "--resume"),
     ):
         assert run(*command).stderr.strip().endswith("False")  # also what is refused
     assert (
@@ -136,6 +140,38 @@ def test_help_and_completion_import_no_torch() -> None:
     asked = run(_AGRO_COMPLETE="complete_bash", COMP_WORDS="agro rec", COMP_CWORD="1")
     assert asked.stdout.split() == ["recipes", "recover"]
     assert asked.stderr.strip() == "False"
+
+
+def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    prompts, empty = tmp_path / "prompts.jsonl", tmp_path / "empty.jsonl"
+    prompts.write_text('{"prompt": "1", "response": "1", "reward": 1.0}\n')
+    empty.touch()
+    store, run = tmp_path / "store.db", tmp_path / "run"
+    done("import", prompts, "--store", store)
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    watched = "import sys, agro.cli\ntry:\n  agro.cli.main()\nfinally:\n"
+    watched += "  print('torch._C' in sys.modules, file=sys.stderr)"
+    fresh = ("train", "fresh", f"data.prompts={prompts}", "reward.name=exact", "policy.model=some/model")
+    for said, command in {
+        "there is a run": (*fresh, "--out", run),
+        "no such folder": (*fresh, "policy.model=no/such/model"),
+        "no file": (*fresh, "reward.name=no.py:reward"),
+        "at least one prompt": (*fresh, f"data.prompts={empty}"),
+        "unknown option foo": (*fresh, "objective.foo=1"),
+        "got a folder": ("train", "log", f"data.store={tmp_path}", "policy.model=some/model"),
+        "is an empty file": ("train", "log", f"data.store={empty}", "policy.model=some/model"),
+        "there is no file": ("score", store, "--reward", "no.py:reward"),
+        "but there is no such": ("check", store, "--model", "no/such/model"),
+    }.items():
+        ended = subprocess.run(
+            [sys.executable, "-c", watched, *map(str, command)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert said in ended.stderr
+        assert ended.stderr.strip().endswith("False")
 
 
 def test_threads_follow_the_size_of_the_model(monkeypatch) -> None:

@@ -58,6 +58,15 @@ def test_pickled_weights_are_not_read(folder):
     assert "pickled weights are not read" in refusal(folder)
 
 
+def test_that_the_hub_is_asked_is_said_at_once(monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
+    monkeypatch.setattr(
+        "transformers.models.auto.tokenization_auto.get_tokenizer_config", lambda name: int("no network")
+    )
+    assert "can't be loaded" in refusal("nomodel")
+    assert "nomodel: there is no such folder here; asking the Hugging Face hub" in capsys.readouterr().err
+
+
 def test_weights_that_were_cut_off(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
