@@ -122,6 +122,11 @@ def _groups(batch: Mapping[str, Any], n: Any, location: str) -> int:
 
 
 def say(theirs: str, ours: str) -> None:
-    if theirs not in _said:
-        _said.add(theirs)
-        print(f"note: TRL's {theirs} is {ours} here", file=sys.stderr)
+    note(f"TRL's {theirs} is {ours} here")
+
+
+def note(text: str) -> None:
+    """Say it once a process."""
+    if text not in _said:
+        _said.add(text)
+        print(f"note: {text}", file=sys.stderr)
