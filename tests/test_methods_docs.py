@@ -226,3 +226,22 @@ def test_a_phase_that_is_given_another_objective_has_none_of_its_options(tmp_pat
     assert config.phase("b").objective.options == {"baseline": "step"}
     kept = RunConfig.load(file, ["phases.a.objective.name=agro"]).phase("a").objective
     assert kept.options == {"beta": 0.3, "baseline": "step"}
+
+
+@pytest.mark.parametrize(
+    ("items", "theirs", "ours"),
+    [
+        (["num_generations=4", "sampler.n=8"], "num_generations", "sampler.n"),
+        (["sampler.n=8", "sampler.num_generations=4"], "num_generations", "sampler.n"),
+        (["beta=0.1", "objective.beta=0.2"], "beta", "objective.beta"),
+        (["objective.name=dpo", "loss_type=grpo"], "loss_type", "objective.name"),
+    ],
+)
+def test_both_names_of_a_setting_are_refused_on_the_command_line(
+    items: list[str], theirs: str, ours: str
+) -> None:
+    with pytest.raises(
+        Refused, match=re.escape(f"command line: {theirs} is {ours} here, which is given too")
+    ):
+        RunConfig.load("fresh", items)
+    assert RunConfig.load("fresh", ["num_generations=4", "sampler.num_generations=6"]).sampler.n == 6

@@ -47,17 +47,27 @@ def without_aliases(
 
 
 def renamed(items: Iterable[str]) -> list[str]:
-    """`KEY=VALUE` texts of the command line with agro's keys, so that they replace those of a recipe."""
+    """`KEY=VALUE` texts of the command line with agro's keys, so that they replace those of a recipe.
+
+    Raises `Refused` where a setting has both names.
+    """
     found = []
+    called: dict[str, str] = {}  # by agro's key TRL's name, "" where agro's is given
     for item in items:
         key, equals, value = item.partition("=")
-        name = key.strip().rpartition(".")[2]
+        ours = key.strip()
+        name = ours.rpartition(".")[2]
         is_theirs = equals and name in peers.ALIASES and not key.startswith("phases.")
-        is_theirs = is_theirs and (key.strip() == name or name != "beta")  # evaluate.beta is ours
+        is_theirs = is_theirs and (ours == name or name != "beta")  # evaluate.beta is ours
         if is_theirs:
             ours, value = _ours(name, _functions(value) if name == "reward_funcs" else value)
             say(name, ours)
             item = f"{ours}={_toml(value)}"
+        theirs = name if is_theirs else ""
+        if called.setdefault(ours, theirs) != theirs:
+            raise Refused(
+                f"command line: {theirs or called[ours]} is {ours} here, which is given too; leave one out"
+            )
         found.append(item)
     return found
 
