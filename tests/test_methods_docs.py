@@ -18,6 +18,7 @@ from agro.config.messages import section_at
 from agro.config.recipes import recipes
 from agro.errors import Refused
 from agro.io import peers
+from agro.store import Store
 
 ROOT = Path(__file__).parents[1]
 
@@ -245,3 +246,15 @@ def test_both_names_of_a_setting_are_refused_on_the_command_line(
     ):
         RunConfig.load("fresh", items)
     assert RunConfig.load("fresh", ["num_generations=4", "sampler.num_generations=6"]).sampler.n == 6
+
+
+def test_a_store_is_a_data_set_of_trl(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    Store.open(path).close()
+    for text in (f"train_dataset={path}", f'data.train_dataset="{path}"'):
+        data = RunConfig.load("log", [text, "num_train_epochs=2"]).data
+        assert (data.store, data.prompts) == (str(path), None)
+    assert RunConfig.of({"train_dataset": str(path)}).data.store == str(path)
+    assert RunConfig.load("fresh", ["train_dataset=[a.jsonl, b.jsonl]"]).data.prompts == "[a.jsonl, b.jsonl]"
+    with pytest.raises(Refused, match=r"train_dataset is data\.store here, which is given too"):
+        RunConfig.load("log", [f"train_dataset={path}", "data.store=other.db"])

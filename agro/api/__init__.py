@@ -54,7 +54,8 @@ def train(
     Args:
         model: a folder, a hub name, `(model, tokenizer)`, or a transformers model with `tokenizer`. A model
             object is copied, and stays as it is. Without any, `policy__new` describes a new one.
-        prompts: a path, a list of texts, messages or dictionaries, a `datasets.Dataset` or a DataFrame.
+        prompts: a path, a list of texts, messages or dictionaries, a `datasets.Dataset` or a DataFrame. A
+            store here is the log.
         reward: the name of a reward, "file.py:function", a function, or a dictionary of weights by these. A
             function that can't be imported, such as a lambda or one of a notebook, is called in this process:
             without a time limit, and `agro train OUT/config.json` doesn't find it.
@@ -74,7 +75,7 @@ def train(
             `num_generations`, `reward_funcs` and `train_dataset`. Without β and learning rate they are chosen
             by the length of responses, the rewards and the size of the model, and said.
     """
-    prompts = _either(prompts, settings.pop("train_dataset", None), "prompts", "train_dataset")
+    prompts, log = _data(prompts, log, settings.pop("train_dataset", None))
     if "loss_type" in settings:
         ours = None if objective == "agro" else objective
         objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")
@@ -104,6 +105,22 @@ def train(
     config = RunConfig.of(values, "agro.train")
     Trainer(config, folder, resume=resume, rewards=functions, accept=accept).run()
     return Trained(folder, functions)
+
+
+def _data(prompts: Any, log: Any, dataset: Any) -> tuple[Any, Any]:
+    """Prompts and the log: a store in the place of prompts, or of TRL's name of them, is the log."""
+    if _store_of(dataset) is not None:
+        log = _either(log, dataset, "log", "train_dataset")
+    else:
+        prompts = _either(prompts, dataset, "prompts", "train_dataset")
+    store = _store_of(prompts)
+    if store is None:
+        return prompts, log
+    if log is not None:
+        raise Refused(
+            f"prompts: expected prompts beside the log, got {store}, a store; leave it or the log out"
+        )
+    return None, prompts
 
 
 def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
