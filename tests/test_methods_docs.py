@@ -258,3 +258,19 @@ def test_a_store_is_a_data_set_of_trl(tmp_path: Path) -> None:
     assert RunConfig.load("fresh", ["train_dataset=[a.jsonl, b.jsonl]"]).data.prompts == "[a.jsonl, b.jsonl]"
     with pytest.raises(Refused, match=r"train_dataset is data\.store here, which is given too"):
         RunConfig.load("log", [f"train_dataset={path}", "data.store=other.db"])
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("num_generation", "num_generations"),
+        ("learning_rat", "learning_rate"),
+        ("train_datset", "train_dataset"),
+        ("gradient_acumulation_step", "gradient_accumulation_steps"),
+    ],
+)
+def test_a_slip_in_a_name_of_trl_is_answered_with_it(key: str, meant: str) -> None:
+    with pytest.raises(Refused, match=f"command line: unknown key {key}; did you mean {meant}\\?"):
+        RunConfig.load("fresh", [f"{key}=4"])
+    with pytest.raises(Refused, match=f"{key}: expected an option .*; did you mean {meant}\\?"):
+        configured("agro", {key: 4})
