@@ -274,3 +274,10 @@ def test_a_slip_in_a_name_of_trl_is_answered_with_it(key: str, meant: str) -> No
         RunConfig.load("fresh", [f"{key}=4"])
     with pytest.raises(Refused, match=f"{key}: expected an option .*; did you mean {meant}\\?"):
         configured("agro", {key: 4})
+
+
+def test_a_batch_of_two_names_is_said_as_their_product(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(aliases, "_said", set())
+    RunConfig.of({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2})
+    product = "per_device_train_batch_size × gradient_accumulation_steps / sampler.n"
+    assert f"note: TRL's {product} is train.groups here\n" in capsys.readouterr().err

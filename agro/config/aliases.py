@@ -44,7 +44,8 @@ def without_aliases(
     if batch:
         complete = {"per_device_train_batch_size": PER_DEVICE, **batch}
         groups = _groups(complete, result.get("sampler", {}).get("n", n), location)
-        _put(result, "train.groups", groups, " and ".join(batch), location)
+        named = " × ".join(batch) + (" / sampler.n" if len(batch) > 1 else "")
+        _put(result, "train.groups", groups, named, location)
     return result
 
 
