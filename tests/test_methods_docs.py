@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -255,6 +257,10 @@ def test_a_store_is_a_data_set_of_trl(tmp_path: Path) -> None:
         data = RunConfig.load("log", [text, "num_train_epochs=2"]).data
         assert (data.store, data.prompts) == (str(path), None)
     assert RunConfig.of({"train_dataset": str(path)}).data.store == str(path)
+    one = tmp_path / "one.db"  # a table of prompts
+    with closing(sqlite3.connect(one)) as database:
+        database.execute("CREATE TABLE questions (prompt, answer)")
+    assert RunConfig.of({"train_dataset": str(one)}).data.prompts == str(one)
     assert RunConfig.load("fresh", ["train_dataset=[a.jsonl, b.jsonl]"]).data.prompts == "[a.jsonl, b.jsonl]"
     with pytest.raises(Refused, match=r"train_dataset is data\.store here, which is given too"):
         RunConfig.load("log", [f"train_dataset={path}", "data.store=other.db"])

@@ -22,6 +22,7 @@ from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.files import new_run_folder, remove
+from agro.io.record_files import has_several_tables
 from agro.logs.importing import import_files
 from agro.store import Store
 from agro.store.location import is_store
@@ -109,16 +110,15 @@ def train(
 
 def _data(prompts: Any, log: Any, dataset: Any) -> tuple[Any, Any]:
     """Prompts and the log: a store in the place of prompts, or of TRL's name of them, is the log."""
-    if _store_of(dataset) is not None:
+    if _is_stored(dataset):
         log = _either(log, dataset, "log", "train_dataset")
     else:
         prompts = _either(prompts, dataset, "prompts", "train_dataset")
-    store = _store_of(prompts)
-    if store is None:
+    if not _is_stored(prompts):
         return prompts, log
     if log is not None:
         raise Refused(
-            f"prompts: expected prompts beside the log, got {store}, a store; leave it or the log out"
+            f"prompts: expected prompts beside the log, got {_store_of(prompts)}, a store; leave one out"
         )
     return None, prompts
 
@@ -195,6 +195,11 @@ def _store_of(log: Any) -> str | None:
     if isinstance(log, Store):
         return str(log.path)
     return str(log) if is_path(log) and is_store(Path(log)) else None
+
+
+def _is_stored(data: Any) -> bool:
+    """Whether data in the place of prompts is a store."""
+    return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
 
 
 def _log_files(log: Any, path: Path) -> list[str | Path]:

@@ -111,10 +111,13 @@ def _ours(key: str, value: Any) -> tuple[str, Any]:
 
 
 def _are_stores(value: Any) -> bool:
-    from agro.store.location import is_store  # here: few runs have this name
+    from agro.io.record_files import has_several_tables  # here: few runs have this name
 
     paths = value if isinstance(value, list | tuple) else [value]
-    return all(isinstance(path, str | Path) and is_store(Path(path)) for path in paths) and len(paths) > 0
+    return (
+        all(isinstance(path, str | Path) and has_several_tables(Path(path)) for path in paths)
+        and len(paths) > 0
+    )
 
 
 def _parsed(name: str, text: str) -> Any:

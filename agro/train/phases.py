@@ -271,7 +271,8 @@ def resolve(
             raise Refused(
                 f"phase {name}: train.epochs = {epochs:g} counts passes over groups that are stored when the "
                 "run begins: expected data.replay = 1 in this phase and all before it, got data.replay = "
-                f"{', '.join(f'{p.config.data.replay} ({p.name})' for p in phases)}. What to do: {_in_steps(phase, epochs)}"
+                f"{', '.join(f'{p.config.data.replay} ({p.name})' for p in phases)}. "
+                f"What to do: {_in_steps(phase, epochs)}"
             )
         if name in recorded and recorded[name]["epochs"] == epochs:
             epochs_of[name] = recorded[name]
