@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -18,6 +20,7 @@ from agro.config.messages import section_at
 from agro.config.recipes import recipes
 from agro.errors import Refused
 from agro.io import peers
+from agro.store import Store
 
 ROOT = Path(__file__).parents[1]
 
@@ -201,3 +204,86 @@ def test_an_option_that_an_objective_lacks_is_not_answered_with_itself() -> None
         objectives.describe("reinforce", learning_rate=0.1)
     with pytest.raises(Refused, match="beta: expected an option of the objective reinforce"):
         configured("reinforce", {"beta": 0.1})
+
+
+@pytest.mark.parametrize("key", ["loss_type", "objective.loss_type", "objective.name"])
+def test_another_objective_on_the_command_line_has_none_of_the_recipes_options(
+    key: str, monkeypatch, capsys
+) -> None:
+    """As in a phase; one that is given stays, and the same objective keeps them."""
+    monkeypatch.setattr(aliases, "_said", set())
+    assert RunConfig.load("fresh", [f"{key}=grpo", "beta=0.2"]).objective.options == {"beta": 0.2}
+    assert RunConfig.load("fresh", [f"{key}=agro"]).objective.options == {"beta": 0.01, "baseline": "step"}
+    assert RunConfig.load("fresh", [f"{key}=rloo"]).objective.options == {}
+    assert (
+        "objective.name=rloo: without the recipe's options of another objective: " in capsys.readouterr().err
+    )
+
+
+def test_a_phase_that_is_given_another_objective_has_none_of_its_options(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    phases = '[[phases]]\nname = "a"\nobjective = { beta = 0.3 }\n[[phases]]\nname = "b"\n'
+    file.write_text(f'[objective]\nbaseline = "step"\n{phases}')
+    config = RunConfig.load(file, ["phases.a.objective.name=grpo"])
+    assert config.phase("a").objective.options == {}
+    assert config.phase("b").objective.options == {"baseline": "step"}
+    kept = RunConfig.load(file, ["phases.a.objective.name=agro"]).phase("a").objective
+    assert kept.options == {"beta": 0.3, "baseline": "step"}
+
+
+@pytest.mark.parametrize(
+    ("items", "theirs", "ours"),
+    [
+        (["num_generations=4", "sampler.n=8"], "num_generations", "sampler.n"),
+        (["sampler.n=8", "sampler.num_generations=4"], "num_generations", "sampler.n"),
+        (["beta=0.1", "objective.beta=0.2"], "beta", "objective.beta"),
+        (["objective.name=dpo", "loss_type=grpo"], "loss_type", "objective.name"),
+    ],
+)
+def test_both_names_of_a_setting_are_refused_on_the_command_line(
+    items: list[str], theirs: str, ours: str
+) -> None:
+    with pytest.raises(
+        Refused, match=re.escape(f"command line: {theirs} is {ours} here, which is given too")
+    ):
+        RunConfig.load("fresh", items)
+    assert RunConfig.load("fresh", ["num_generations=4", "sampler.num_generations=6"]).sampler.n == 6
+
+
+def test_a_store_is_a_data_set_of_trl(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    Store.open(path).close()
+    for text in (f"train_dataset={path}", f'data.train_dataset="{path}"'):
+        data = RunConfig.load("log", [text, "num_train_epochs=2"]).data
+        assert (data.store, data.prompts) == (str(path), None)
+    assert RunConfig.of({"train_dataset": str(path)}).data.store == str(path)
+    one = tmp_path / "one.db"  # a table of prompts
+    with closing(sqlite3.connect(one)) as database:
+        database.execute("CREATE TABLE questions (prompt, answer)")
+    assert RunConfig.of({"train_dataset": str(one)}).data.prompts == str(one)
+    assert RunConfig.load("fresh", ["train_dataset=[a.jsonl, b.jsonl]"]).data.prompts == "[a.jsonl, b.jsonl]"
+    with pytest.raises(Refused, match=r"train_dataset is data\.store here, which is given too"):
+        RunConfig.load("log", [f"train_dataset={path}", "data.store=other.db"])
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("num_generation", "num_generations"),
+        ("learning_rat", "learning_rate"),
+        ("train_datset", "train_dataset"),
+        ("gradient_acumulation_step", "gradient_accumulation_steps"),
+    ],
+)
+def test_a_slip_in_a_name_of_trl_is_answered_with_it(key: str, meant: str) -> None:
+    with pytest.raises(Refused, match=f"command line: unknown key {key}; did you mean {meant}\\?"):
+        RunConfig.load("fresh", [f"{key}=4"])
+    with pytest.raises(Refused, match=f"{key}: expected an option .*; did you mean {meant}\\?"):
+        configured("agro", {key: 4})
+
+
+def test_a_batch_of_two_names_is_said_as_their_product(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(aliases, "_said", set())
+    RunConfig.of({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2})
+    product = "per_device_train_batch_size × gradient_accumulation_steps / sampler.n"
+    assert f"note: TRL's {product} is train.groups here\n" in capsys.readouterr().err

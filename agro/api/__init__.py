@@ -22,6 +22,7 @@ from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.files import new_run_folder, remove
+from agro.io.record_files import has_several_tables
 from agro.logs.importing import import_files
 from agro.store import Store
 from agro.store.location import is_store
@@ -54,7 +55,8 @@ def train(
     Args:
         model: a folder, a hub name, `(model, tokenizer)`, or a transformers model with `tokenizer`. A model
             object is copied, and stays as it is. Without any, `policy__new` describes a new one.
-        prompts: a path, a list of texts, messages or dictionaries, a `datasets.Dataset` or a DataFrame.
+        prompts: a path, a list of texts, messages or dictionaries, a `datasets.Dataset` or a DataFrame. A
+            store here is the log.
         reward: the name of a reward, "file.py:function", a function, or a dictionary of weights by these. A
             function that can't be imported, such as a lambda or one of a notebook, is called in this process:
             without a time limit, and `agro train OUT/config.json` doesn't find it.
@@ -74,7 +76,7 @@ def train(
             `num_generations`, `reward_funcs` and `train_dataset`. Without β and learning rate they are chosen
             by the length of responses, the rewards and the size of the model, and said.
     """
-    prompts = _either(prompts, settings.pop("train_dataset", None), "prompts", "train_dataset")
+    prompts, log = _data(prompts, log, settings.pop("train_dataset", None))
     if "loss_type" in settings:
         ours = None if objective == "agro" else objective
         objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")
@@ -104,6 +106,21 @@ def train(
     config = RunConfig.of(values, "agro.train")
     Trainer(config, folder, resume=resume, rewards=functions, accept=accept).run()
     return Trained(folder, functions)
+
+
+def _data(prompts: Any, log: Any, dataset: Any) -> tuple[Any, Any]:
+    """Prompts and the log: a store in the place of prompts, or of TRL's name of them, is the log."""
+    if _is_stored(dataset):
+        log = _either(log, dataset, "log", "train_dataset")
+    else:
+        prompts = _either(prompts, dataset, "prompts", "train_dataset")
+    if not _is_stored(prompts):
+        return prompts, log
+    if log is not None:
+        raise Refused(
+            f"prompts: expected prompts beside the log, got {_store_of(prompts)}, a store; leave one out"
+        )
+    return None, prompts
 
 
 def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
@@ -178,6 +195,11 @@ def _store_of(log: Any) -> str | None:
     if isinstance(log, Store):
         return str(log.path)
     return str(log) if is_path(log) and is_store(Path(log)) else None
+
+
+def _is_stored(data: Any) -> bool:
+    """Whether data in the place of prompts is a store."""
+    return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
 
 
 def _log_files(log: Any, path: Path) -> list[str | Path]:

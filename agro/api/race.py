@@ -19,6 +19,7 @@ from agro.api.chosen import OF_METHOD
 from agro.api.input_files import prompt_record, write_rows
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
+from agro.config.aliases import renamed
 from agro.config.race import is_log, race_config
 from agro.errors import Refused
 from agro.io.files import write
@@ -74,6 +75,7 @@ class Race:
 
     def __post_init__(self) -> None:
         """Raises `Refused` for what can't be judged."""
+        self.overrides = renamed(self.overrides)  # before the race's own, which may replace them
         recipe = None if is_log(self.named) else self.named
         data = race_config(self.named, self.overrides).data
         shared = _shared(recipe) if recipe is not None and Path(recipe).is_file() else []

@@ -68,7 +68,8 @@ def _check_option(objective: str, name: str, value: Any) -> None:
     theirs = peers.option(name, value)
     if theirs:
         raise Refused(f"{name}: unknown to agro.train; {theirs}. A dot in a setting is __ in an argument")
-    ways = [f"{section}__{name}" for section in _sections_with(name)]
+    near = [alias for alias in [peers.near_alias(name)] if alias]
+    ways = [f"{section}__{name}" for section in _sections_with(name)] or near
     meant = f"did you mean {' or '.join(ways)}?" if ways else f"{objective} has {', '.join(options)}"
     raise Refused(
         f"{name}: expected an option of the objective {objective}, or a setting with its section, such as "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from agro.config.messages import section_at
+from agro.config.override import parse
 from agro.config.rollout_config import SamplerConfig
 from agro.errors import Refused
 from agro.io import peers
@@ -42,22 +44,33 @@ def without_aliases(
     if batch:
         complete = {"per_device_train_batch_size": PER_DEVICE, **batch}
         groups = _groups(complete, result.get("sampler", {}).get("n", n), location)
-        _put(result, "train.groups", groups, " and ".join(batch), location)
+        named = " × ".join(batch) + (" / sampler.n" if len(batch) > 1 else "")
+        _put(result, "train.groups", groups, named, location)
     return result
 
 
 def renamed(items: Iterable[str]) -> list[str]:
-    """`KEY=VALUE` texts of the command line with agro's keys, so that they replace those of a recipe."""
+    """`KEY=VALUE` texts of the command line with agro's keys, so that they replace those of a recipe.
+
+    Raises `Refused` where a setting has both names.
+    """
     found = []
+    called: dict[str, str] = {}  # by agro's key TRL's name, "" where agro's is given
     for item in items:
         key, equals, value = item.partition("=")
-        name = key.strip().rpartition(".")[2]
+        ours = key.strip()
+        name = ours.rpartition(".")[2]
         is_theirs = equals and name in peers.ALIASES and not key.startswith("phases.")
-        is_theirs = is_theirs and (key.strip() == name or name != "beta")  # evaluate.beta is ours
+        is_theirs = is_theirs and (ours == name or name != "beta")  # evaluate.beta is ours
         if is_theirs:
-            ours, value = _ours(name, _functions(value) if name == "reward_funcs" else value)
+            ours, changed = _ours(name, _parsed(name, value))
             say(name, ours)
-            item = f"{ours}={_toml(value)}"
+            item = f"{ours}={value if name == 'train_dataset' else _toml(changed)}"
+        theirs = name if is_theirs else ""
+        if called.setdefault(ours, theirs) != theirs:
+            raise Refused(
+                f"command line: {theirs or called[ours]} is {ours} here, which is given too; leave one out"
+            )
         found.append(item)
     return found
 
@@ -86,12 +99,32 @@ def _put(values: dict[str, Any], ours: str, value: Any, theirs: str, location: s
 
 
 def _ours(key: str, value: Any) -> tuple[str, Any]:
-    """agro's key and value: several rewards are added, as TRL does, and a loss has its name here."""
+    """agro's key and value: several rewards are added, as TRL does, a loss has its name here, and a data set
+    may be a store."""
     if key == "reward_funcs" and isinstance(value, list | tuple):
         return "reward.functions", [{"name": name} for name in value]
     if key == "loss_type" and isinstance(value, str):
         value = peers.method(value)
+    if key == "train_dataset" and _are_stores(value):
+        return "data.store", value
     return peers.ALIASES[key], value
+
+
+def _are_stores(value: Any) -> bool:
+    from agro.io.record_files import has_several_tables  # here: few runs have this name
+
+    paths = value if isinstance(value, list | tuple) else [value]
+    return (
+        all(isinstance(path, str | Path) and has_several_tables(Path(path)) for path in paths)
+        and len(paths) > 0
+    )
+
+
+def _parsed(name: str, text: str) -> Any:
+    """A value of the command line, where what it is here depends on it; other text stays."""
+    if name == "train_dataset":
+        return parse(text, "command line: train_dataset")
+    return _functions(text) if name == "reward_funcs" else text
 
 
 def _functions(text: str) -> str | list[str]:
@@ -122,6 +155,11 @@ def _groups(batch: Mapping[str, Any], n: Any, location: str) -> int:
 
 
 def say(theirs: str, ours: str) -> None:
-    if theirs not in _said:
-        _said.add(theirs)
-        print(f"note: TRL's {theirs} is {ours} here", file=sys.stderr)
+    note(f"TRL's {theirs} is {ours} here")
+
+
+def note(text: str) -> None:
+    """Say it once a process."""
+    if text not in _said:
+        _said.add(text)
+        print(f"note: {text}", file=sys.stderr)

@@ -55,7 +55,7 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
     if theirs:
         return f"{location}: unknown key {path}; {theirs}"
     names = list(model.model_fields)
-    near = nearest(name, names)
+    near = peers.near_alias(name) or nearest(name, names)
     if near:
         return f"{location}: unknown key {path}; did you mean {'.'.join([*sections, near])}?"
     return f"{location}: unknown key {path}; known here: {', '.join(names)}"

@@ -86,6 +86,24 @@ def drop_replaced(values: dict[str, Any], item: str) -> None:
             train.pop(length, None)
 
 
+def drop_options(values: dict[str, Any], item: str) -> list[str]:
+    """Drop the options of a recipe's objective where `item` names another one; returns their names."""
+    key, _, raw = item.partition("=")
+    if not key.strip().endswith("objective.name"):
+        return []
+    target, keys = _target(values, key, raw, item)
+    options = target.get("objective")
+    if keys != ["objective", "name"] or not isinstance(options, dict):
+        return []
+    of_run = values.get("objective")
+    default = of_run.get("name", "agro") if isinstance(of_run, dict) else "agro"
+    if parse(raw, f"override {item!r:.80}") == options.pop("name", default):
+        return []
+    dropped = list(options)
+    options.clear()
+    return dropped
+
+
 def _sets_length(keys: Sequence[str]) -> bool:
     return len(keys) > 1 and keys[-2] == "train" and keys[-1] in LENGTH
 

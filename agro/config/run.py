@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agro.config.aliases import THEIRS, renamed, without_aliases
+from agro.config.aliases import THEIRS, note, renamed, without_aliases
 from agro.config.data import DataConfig
 from agro.config.messages import check_values, explain, section_at
-from agro.config.override import as_list, drop_replaced, merge, override
+from agro.config.override import as_list, drop_options, drop_replaced, merge, override
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
 from agro.config.rollout_config import (
@@ -96,6 +96,7 @@ class RunConfig(Section):
         items = renamed(overrides)
         for item in items:
             drop_replaced(values, item)
+        _drop_options(values, items)
         batch = [item for item in items if item.partition("=")[0].strip().rpartition(".")[2] in BATCH]
         if batch and isinstance(values.get("train"), dict):
             values["train"].pop("groups", None)
@@ -170,6 +171,15 @@ class RunConfig(Section):
     @property
     def phase_names(self) -> tuple[str, ...]:
         return tuple(phase.name for phase in self.phases) or ("train",)
+
+
+def _drop_options(values: dict[str, Any], items: Sequence[str]) -> None:
+    """Drop options of the recipe's objective where an override names another one, and say which."""
+    given = {item.partition("=")[0].strip().rpartition(".")[2] for item in items}
+    for item in items:
+        dropped = [name for name in drop_options(values, item) if name not in given]
+        if dropped:
+            note(f"{item}: without the recipe's options of another objective: {', '.join(dropped)}")
 
 
 def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:

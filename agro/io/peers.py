@@ -158,6 +158,11 @@ def option(key: str, value: Any) -> str:
     return f'{ours} = "{name}" sets it here' + (f" ({words})" if words != name else "")
 
 
+def near_alias(name: str) -> str | None:
+    """The accepted name of TRL's that a name is a slip of; beta is an option here too."""
+    return nearest(name, [alias for alias in (*ALIASES, *BATCH) if alias != "beta"], 0.85)
+
+
 def method(name: str) -> str:
     """The objective that one of their losses is here; a name that is known nowhere stays.
 

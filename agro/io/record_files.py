@@ -317,6 +317,21 @@ def columns(path: Path) -> dict[str, set[str]]:
     }
 
 
+def has_several_tables(path: Path) -> bool:
+    """Whether a file is a database of several tables, as stores are; one of one table is a file of records.
+
+    SQLite itself opens it, also while it is written.
+    """
+    if not path.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table'"
+            return bool(database.execute(tables).fetchone()[0] > 1)
+    except sqlite3.Error as error:
+        return error.sqlite_errorcode != sqlite3.SQLITE_NOTADB
+
+
 def quoted(name: str) -> str:
     """The name of a table within a statement."""
     return '"' + name.replace('"', '""') + '"'

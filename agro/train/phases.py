@@ -20,9 +20,11 @@ from agro.config import RunConfig, TrainConfig
 from agro.config.override import LENGTH
 from agro.config.schedule import EXPECTED, are_numbers, is_schedule, value_at
 from agro.errors import Refused
+from agro.io.datasets import on_hub
 from agro.io.numbers import count
 from agro.objectives import Need, Objective, get, least_responses
 from agro.objectives.needs import REWARD, Provider, judging, provided_by
+from agro.rollout.prompts import read_prompts
 from agro.store import DrawRule, Store
 from agro.store.location import exists, located
 from agro.train.state import Position
@@ -269,14 +271,27 @@ def resolve(
             raise Refused(
                 f"phase {name}: train.epochs = {epochs:g} counts passes over groups that are stored when the "
                 "run begins: expected data.replay = 1 in this phase and all before it, got data.replay = "
-                f"{', '.join(f'{p.config.data.replay} ({p.name})' for p in phases)}. What to do: set "
-                f"train.steps, for fresh samples prompts × {epochs:g} / {phase.config.train.groups}"
+                f"{', '.join(f'{p.config.data.replay} ({p.name})' for p in phases)}. "
+                f"What to do: {_in_steps(phase, epochs)}"
             )
         if name in recorded and recorded[name]["epochs"] == epochs:
             epochs_of[name] = recorded[name]
         else:
             epochs_of[name] = _count(phase, epochs, folder)
     return (_with_steps(config, epochs_of), epochs_of) if epochs_of else (config, {})
+
+
+def _in_steps(phase: Phase, epochs: float) -> str:
+    """What to set for so many passes over the prompts of a phase, with the steps where they are known."""
+    data, groups = phase.config.data, phase.config.train.groups
+    paths = data.paths("prompts")
+    if not paths or data.draws_stored or any(map(on_hub, map(Path, paths))):
+        return f"set train.steps instead, for fresh samples the number of prompts × {epochs:g} / {groups}"
+    prompts = len(read_prompts(paths, data.columns).prompts)
+    trained = max(1, round(prompts * (1 - data.hold_out)))
+    steps = math.ceil(epochs * trained / groups - 1e-9)
+    about = "about " if data.hold_out else ""  # a hash of their ids decides
+    return f"set train.steps = {steps} instead: {about}{count(trained)} prompts × {epochs:g} / {groups}"
 
 
 def describe(name: str, epochs: Epochs) -> str:

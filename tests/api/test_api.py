@@ -392,3 +392,19 @@ def test_names_of_trl_are_arguments(objects, monkeypatch, capsys) -> None:
         assert said.count(f"note: TRL's {name} is {ours} here") == 1
     with pytest.raises(Refused, match="train_dataset is prompts here, which is given too"):
         agro.train(objects, PROMPTS, train_dataset=PROMPTS)
+
+
+def test_a_store_in_the_place_of_prompts_is_the_log(objects, tmp_path, capsys) -> None:
+    path = str(tmp_path / "log.db")
+    with Store.open(path) as store:
+        store.append(Sample(f"{p}>", str(r), reward=float(r)) for p in range(4) for r in range(3))
+    passes = {name: value for name, value in SMALL.items() if name != "train__steps"}
+    agro.train(objects, train_dataset=path, num_train_epochs=1, out="theirs", **passes)
+    assert "TRL's train_dataset is log here" in capsys.readouterr().err
+    agro.train(objects, path, out="ours", **SMALL)
+    for run in ("theirs", "ours"):
+        assert (config_of(run)["data"]["store"], config_of(run)["data"]["replay"]) == (path, 1.0)
+    with pytest.raises(Refused, match=r"expected prompts beside the log, got .*log\.db, a store"):
+        agro.train(objects, path, log=path)
+    with pytest.raises(Refused, match="train_dataset is log here, which is given too"):
+        agro.train(objects, train_dataset=path, log=path)

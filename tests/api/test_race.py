@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from running import done, refused
 from tiny_runs import tiny, write_prompts
 
-from agro.api.candidates import candidates, default_for
+from agro.api.candidates import candidates, default_for, settings_of
 from agro.api.race import ENOUGH, NOTHING, Race, conclusion, key_values
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig, override
@@ -277,3 +277,13 @@ def test_a_race_without_a_judge_or_data_is_refused(tmp_path: Path, model: Path) 
     said = refused("race", *exact, "--rate", "1e-3", "--out", tmp_path / "race")
     assert "no candidate can train" in said
     assert "answer" in said
+
+
+def test_a_race_replaces_what_is_given_by_a_name_of_trl(model: Path, tmp_path: Path) -> None:
+    asked = overrides(tmp_path, model, data__store=fill(tmp_path / "log.db"))
+    asked = [item for item in asked if not item.startswith(("train.lr=", "sampler.max_new="))]
+    items = [*asked, "learning_rate=0.5", "max_completion_length=3"]
+    race = Race(items, tmp_path / "race", (), lambda text: None)
+    [first, *_] = candidates(race.kind, race.default, tmp_path)
+    config = settings_of(first, race.recipe, race.default, race.overrides, ["train.lr=0.1"])
+    assert (race.rates[0], config.train.lr, config.sampler.max_new) == (0.5, 0.1, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,21 @@ def test_a_dry_run_shows_the_steps(tmp_path: Path) -> None:
     assert "train.epochs = 3: 8 steps over 10 stored groups" in shown.stdout
     plan = CliRunner().invoke(app, ["train", str(file), "--dry-run", "--json"])
     assert json.loads(plan.stdout)["phases"][0]["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data__replay": 0.0}, "set train.steps = 45 instead: 60 prompts × 3 / 4"),
+        (
+            {"data__replay": 0.0, "data__hold_out": 0.1},
+            "set train.steps = 41 instead: about 54 prompts × 3 / 4",
+        ),
+        ({"data__replay": 0.5}, "set train.steps instead, for fresh samples the number of prompts × 3 / 4"),
+    ],
+)
+def test_epochs_of_fresh_samples_are_answered_with_steps(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Refused, match=re.escape(said)):
+        Trainer(logged(tmp_path, **changes), tmp_path / "run")
