@@ -207,25 +207,25 @@ def test_an_option_that_an_objective_lacks_is_not_answered_with_itself() -> None
 
 
 @pytest.mark.parametrize("key", ["loss_type", "objective.loss_type", "objective.name"])
-def test_another_objective_on_the_command_line_has_none_of_the_recipes_options(
+def test_another_objective_on_the_command_line_keeps_the_options_that_it_has(
     key: str, monkeypatch, capsys
 ) -> None:
-    """As in a phase; one that is given stays, and the same objective keeps them."""
+    """The others are dropped, which is said once; one that is given stays."""
     monkeypatch.setattr(aliases, "_said", set())
     assert RunConfig.load("fresh", [f"{key}=grpo", "beta=0.2"]).objective.options == {"beta": 0.2}
     assert RunConfig.load("fresh", [f"{key}=agro"]).objective.options == {"beta": 0.01, "baseline": "step"}
-    assert RunConfig.load("fresh", [f"{key}=rloo"]).objective.options == {}
-    assert (
-        "objective.name=rloo: without the recipe's options of another objective: " in capsys.readouterr().err
-    )
+    kept = RunConfig.load("log", [f"{key}=dpo"]).objective.options
+    assert kept["beta"] == 0.01
+    assert "weight_baseline" not in kept
+    assert "without the recipe's options of another objective: weight_baseline" in capsys.readouterr().err
 
 
-def test_a_phase_that_is_given_another_objective_has_none_of_its_options(tmp_path: Path) -> None:
+def test_a_phase_that_is_given_another_objective_keeps_what_it_has(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     phases = '[[phases]]\nname = "a"\nobjective = { beta = 0.3 }\n[[phases]]\nname = "b"\n'
     file.write_text(f'[objective]\nbaseline = "step"\n{phases}')
     config = RunConfig.load(file, ["phases.a.objective.name=grpo"])
-    assert config.phase("a").objective.options == {}
+    assert config.phase("a").objective.options == {"beta": 0.3}
     assert config.phase("b").objective.options == {"baseline": "step"}
     kept = RunConfig.load(file, ["phases.a.objective.name=agro"]).phase("a").objective
     assert kept.options == {"beta": 0.3, "baseline": "step"}

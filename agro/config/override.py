@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from agro.config.messages import types_at
 from agro.errors import Refused
+from agro.objectives.table import OBJECTIVES
 
 # A quoted text, or a number such as .1 and 1., which TOML doesn't have.
 _SHORT_NUMBER = re.compile(
@@ -87,7 +88,8 @@ def drop_replaced(values: dict[str, Any], item: str) -> None:
 
 
 def drop_options(values: dict[str, Any], item: str) -> list[str]:
-    """Drop the options of a recipe's objective where `item` names another one; returns their names."""
+    """Drop those options of a recipe's objective that the one which `item` names doesn't have; returns their
+    names."""
     key, _, raw = item.partition("=")
     if not key.strip().endswith("objective.name"):
         return []
@@ -97,10 +99,13 @@ def drop_options(values: dict[str, Any], item: str) -> list[str]:
         return []
     of_run = values.get("objective")
     default = of_run.get("name", "agro") if isinstance(of_run, dict) else "agro"
-    if parse(raw, f"override {item!r:.80}") == options.pop("name", default):
+    name = parse(raw, f"override {item!r:.80}")
+    if name == options.get("name", default) or name not in OBJECTIVES:
         return []
-    dropped = list(options)
-    options.clear()
+    known = OBJECTIVES[name].options.model_fields
+    dropped = [option for option in options if option != "name" and option not in known]
+    for option in dropped:
+        del options[option]
     return dropped
 
 
