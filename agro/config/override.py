@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
 from typing import Any
 
@@ -87,26 +87,26 @@ def drop_replaced(values: dict[str, Any], item: str) -> None:
             train.pop(length, None)
 
 
-def drop_options(values: dict[str, Any], item: str) -> list[str]:
-    """Drop those options of a recipe's objective that the one which `item` names doesn't have; returns their
-    names."""
-    key, _, raw = item.partition("=")
-    if not key.strip().endswith("objective.name"):
-        return []
-    target, keys = _target(values, key, raw, item)
-    options = target.get("objective")
-    if keys != ["objective", "name"] or not isinstance(options, dict):
-        return []
-    of_run = values.get("objective")
-    default = of_run.get("name", "agro") if isinstance(of_run, dict) else "agro"
-    name = parse(raw, f"override {item!r:.80}")
-    if name == options.get("name", default) or name not in OBJECTIVES:
-        return []
-    known = OBJECTIVES[name].options.model_fields
-    dropped = [option for option in options if option != "name" and option not in known]
-    for option in dropped:
-        del options[option]
-    return dropped
+def drop_options(values: dict[str, Any], items: Sequence[str]) -> Iterator[str]:
+    """Drop those options of a recipe's objective that the one which an item names doesn't have, but for given
+    ones; yields what was dropped, as a note."""
+    keys_given = {item.partition("=")[0].strip().rpartition(".")[2] for item in items}
+    for item in items:
+        key, _, raw = item.partition("=")
+        if not key.strip().endswith("objective.name"):
+            continue
+        target, keys = _target(values, key, raw, item)
+        options = target.get("objective")
+        name = parse(raw, f"override {item!r:.80}")
+        if keys != ["objective", "name"] or not isinstance(options, dict) or str(name) not in OBJECTIVES:
+            continue
+        known = OBJECTIVES[str(name)].options.model_fields
+        dropped = [option for option in options if option != "name" and option not in known]
+        for option in dropped:
+            del options[option]
+        said = [option for option in dropped if option not in keys_given]
+        if said:
+            yield f"{item}: without the recipe's options of another objective: {', '.join(said)}"
 
 
 def _sets_length(keys: Sequence[str]) -> bool:

@@ -96,7 +96,8 @@ class RunConfig(Section):
         items = renamed(overrides)
         for item in items:
             drop_replaced(values, item)
-        _drop_options(values, items)
+        for dropped in drop_options(values, items):
+            note(dropped)
         batch = [item for item in items if item.partition("=")[0].strip().rpartition(".")[2] in BATCH]
         if batch and isinstance(values.get("train"), dict):
             values["train"].pop("groups", None)
@@ -171,15 +172,6 @@ class RunConfig(Section):
     @property
     def phase_names(self) -> tuple[str, ...]:
         return tuple(phase.name for phase in self.phases) or ("train",)
-
-
-def _drop_options(values: dict[str, Any], items: Sequence[str]) -> None:
-    """Drop options of the recipe's objective where an override names another one, and say which."""
-    given = {item.partition("=")[0].strip().rpartition(".")[2] for item in items}
-    for item in items:
-        dropped = [name for name in drop_options(values, item) if name not in given]
-        if dropped:
-            note(f"{item}: without the recipe's options of another objective: {', '.join(dropped)}")
 
 
 def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,9 +43,12 @@ class Answer:
         for sample in samples:
             first, *others = response_parts(sample.response, sample.meta.get("observations"))
             parts = [*parts[:-1], parts[-1] + first, *others]
-        text = "".join(parts)
-        kept = response_parts(text[:LONGEST], _places(parts))
-        return cls(cut(text, LONGEST), samples[-1].reward, _places([visible(part) for part in kept]))
+        ends, room = [0], LONGEST
+        for part in parts:
+            ends.append(ends[-1] + len(visible(part[:room])))
+            room -= len(part[:room])
+        places = [[ends[i], ends[i + 1]] for i in range(1, len(parts), 2)]
+        return cls(cut("".join(parts), LONGEST), samples[-1].reward, places)
 
     @property
     def parts(self) -> list[str]:
@@ -66,12 +69,6 @@ def response_parts(response: str, observations: Any) -> list[str]:
     if ends != sorted(ends):
         return [response]
     return [response[start:end] for start, end in pairwise(ends)]
-
-
-def _places(parts: Sequence[str]) -> list[list[int]]:
-    """Of the environment's parts."""
-    ends = list(accumulate(map(len, parts)))
-    return [[ends[i - 1], ends[i]] for i in range(1, len(parts), 2)]
 
 
 @dataclass(frozen=True)
