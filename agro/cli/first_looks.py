@@ -24,13 +24,11 @@ def look_at_run(
     writes: bool,
 ) -> None:
     """Of `agro train`: the folder of the run, settings that contradict each other, and `look_at_inputs`."""
-    from agro.runs.folder import check_free, check_resumed
+    from agro.runs.folder import check_out
     from agro.train.check import check_config
 
-    check_resumed(out, resume=resume, accept=accept)
     is_first = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
-    if out is not None and writes and not resume and is_first:
-        check_free(out)
+    check_out(out, resume=resume, accept=accept, makes=writes and is_first)
     if config.data.hold_out_most is None:
         check_config(config)
     else:  # data.hold_out is known later, and with it what the settings come to
@@ -73,8 +71,8 @@ def look_at_prompts(paths: Sequence[str]) -> None:
 
 def look_at_model(name: str) -> None:
     """Refuse what is neither a folder of a model, an adapter or a checkpoint, nor a name of the hub."""
+    from agro.io.files import is_complete_folder
     from agro.models.adapters import is_adapter
-    from agro.models.folders import is_complete_folder
 
     if not is_adapter(name) and not (Path(name) / "position.json").is_file():
         is_complete_folder(name)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from agro import config as configuration
 from agro.errors import Refused
+from agro.io.files import is_complete_folder
 from agro.models.adapters import base_of, is_adapter, merged_with
-from agro.models.folders import is_complete_folder
 
 EXTRA = "pip install 'peft>=0.17' 'bitsandbytes>=0.46.1' 'accelerate>=1.1'"
 LARGE = 30_000_000  # parameters from which one pass keeps several cores busy

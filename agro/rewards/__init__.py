@@ -100,9 +100,10 @@ def _load(
     where: dict[str, Any] = {"per_token": config.per_token, "per_step": config.per_step}
     if name in objects:
         return FunctionReward(objects[name], options, inline=True, **where)
-    check_name(name)
     if name in BUILTIN:
         return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
+    if name.startswith(PREFIX) or ":" not in name:
+        check_name(name)  # others are located as they are loaded
     return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, **where)
 
 

@@ -26,20 +26,19 @@ SET_ASIDE = "set_aside.jsonl"  # held-out prompts of the run's own data, which p
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
-def check_free(folder: Path) -> None:
-    """Raise `Refused` where there is a run already."""
-    if (folder / "metrics.jsonl").exists():
-        raise Refused(
-            f"{folder}: there is a run in this folder; continue it with --resume, or set another --out"
-        )
-
-
-def check_resumed(out: str | Path | None, *, resume: bool, accept: Sequence[str]) -> None:
-    """Raise `Refused` for a run to continue that isn't named."""
+def check_out(
+    out: str | Path | None, *, resume: bool, accept: Sequence[str] = (), makes: bool = False
+) -> None:
+    """Raise `Refused` for a run to continue that isn't named, and where a process that makes the folder of a
+    new run finds one there already."""
     if resume and out is None:
         raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
     if accept and not resume:
         raise Refused("--accept belongs to --resume")
+    if makes and out is not None and not resume and (Path(out) / "metrics.jsonl").exists():
+        raise Refused(
+            f"{out}: there is a run in this folder; continue it with --resume, or set another --out"
+        )
 
 
 class Run:
@@ -68,8 +67,7 @@ class Run:
         self.config_file = folder / "config.json"
         self.metrics_file = folder / "metrics.jsonl"
         self.held_out_file = folder / "held_out.jsonl"
-        if not resume:
-            check_free(folder)
+        check_out(folder, resume=resume, makes=True)
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
         previous = self._before(config, inputs or {}, accept) if resume else {}

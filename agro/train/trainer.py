@@ -18,7 +18,7 @@ from agro.rollout.engines.capabilities import capabilities, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
-from agro.runs.folder import SET_ASIDE, Run, check_resumed
+from agro.runs.folder import SET_ASIDE, Run, check_out
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
@@ -98,7 +98,7 @@ class BaseTrainer:
         owner: str | None = None,
     ) -> None:
         check_trackers(config.track)
-        check_resumed(out, resume=resume, accept=accept)
+        check_out(out, resume=resume, accept=accept)
         self.out = Path(out) if out is not None else new_run_folder()
         self.location: Location = owner or located(config.data.store, self.out)  # of the store
         self.budget = None
