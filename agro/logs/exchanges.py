@@ -14,11 +14,9 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs.fields import call, listed, plain
 from agro.logs.formats.model_calls import Message, turn
-from agro.rollout.prompt_formats import anthropic_messages
+from agro.types.conversation import normalized, with_tools
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
-_REASONING = ("reasoning", "thinking")
-_BLOCKS = {"tool_use", "tool_result", "thinking", "redacted_thinking"}
 _CALLS = {  # items of a tool's call: the names of its arguments
     "function_call": "arguments",
     "custom_tool_call": "input",
@@ -65,11 +63,12 @@ def prompt(value: Any, name: str) -> str | list[Message]:
         system = value.get("system", value.get("instructions"))
         if system is None and isinstance(request, str):
             return request
-        opening = [] if system is None else messages([{"role": "system", "content": system}], name)
-        return opening + (
-            messages(request, location)
-            if isinstance(request, list)
-            else [{"role": "user", "content": text(request, location)}]
+        asked = (
+            request if isinstance(request, list) else [{"role": "user", "content": text(request, location)}]
+        )
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        return with_tools(
+            messages([*opening, *asked], location), value.get("tools") or value.get("functions")
         )
     raise Refused(f"{name}: expected text or messages, got an object of {', '.join(value) or 'nothing'}")
 
@@ -152,29 +151,11 @@ def messages(values: Any, name: str) -> list[Message]:
         location = f"{name}[{i}]"
         if _is_item(value):
             add_item(parsed, value, location)
-        elif _has_blocks(value):
-            parsed += anthropic_messages([value], location)
         elif "role" in value:
-            parsed.append(turn(_common_fields(value), location))
+            parsed += normalized([value], location)
         else:
             parsed.append(_langchain(value, location))
     return parsed
-
-
-def _common_fields(value: Mapping[str, Any]) -> Message:
-    """A message without fields of one program; `refusal` is its text where it has no other."""
-    message = {k: x for k, x in value.items() if k not in ("function_call", "provider_specific_fields")}
-    refusal = message.pop("refusal", None)
-    if message.get("content") is None and refusal is not None:
-        message["content"] = refusal
-    return message
-
-
-def _has_blocks(value: Mapping[str, Any]) -> bool:
-    content = value.get("content")
-    return isinstance(content, list) and any(
-        isinstance(x, dict) and x.get("type") in _BLOCKS for x in content
-    )
 
 
 def _is_item(value: Mapping[str, Any]) -> bool:
@@ -249,8 +230,6 @@ def _langchain(value: Mapping[str, Any], name: str) -> Message:
             f"{name}: expected a message with role, or LangChain's of a known class, got {value!r:.80}"
         )
     converted: Message = {"role": role, "content": fields.get("content")}
-    if isinstance(converted["content"], list):
-        converted |= _langchain_content(converted["content"], name)
     calls = listed(fields.get("tool_calls") or None, f"{name}.tool_calls")
     if calls:
         converted["tool_calls"] = [call(c.get("name"), c.get("args"), c.get("id")) for c in calls]
@@ -264,13 +243,3 @@ def _class(message: Mapping[str, Any]) -> str:
     path = message.get("id")
     name = str(path[-1]) if isinstance(path, list) and path else ""
     return name.removesuffix("Chunk").removesuffix("Message").lower()
-
-
-def _langchain_content(parts: list[Any], name: str) -> Message:
-    """Text and reasoning of parts; a tool's use stands among the calls as well."""
-    texts = [{"type": "text", "text": part} if isinstance(part, str) else entry(part, name) for part in parts]
-    thoughts = [p for p in texts if p.get("type") in _REASONING]
-    content = [p for p in texts if p.get("type") not in (*_REASONING, "tool_use", "tool_call")]
-    converted: Message = {"content": content}
-    reasoning = "".join(str(p.get(str(p["type"])) or "") for p in thoughts)
-    return converted | ({"reasoning_content": reasoning} if reasoning else {})

@@ -22,6 +22,7 @@ from agro.logs.labels import as_reward, number_in
 from agro.logs.protocol import Context, Item, Row
 from agro.logs.values import Field, Fields, typed_fields
 from agro.types import check_turns
+from agro.types.conversation import normalized, text_of
 
 # Messages, the last ones a response.
 CONVERSATION = Fields(
@@ -45,37 +46,22 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
     Raises `Refused` for conversations that don't end with the assistant.
     """
     fields = typed_fields(record, CONVERSATION)
-    messages = fields["messages"]
-    messages = list(map(_with_text, messages))
-    check_turns(messages, "messages")
+    messages = check_turns(fields["messages"], "messages")
     begins = _response_begins(messages, fields.get("prompt"))
     turns = messages[begins:]
     if not turns:
         raise Refused(f"messages after the prompt's {begins}: expected those of an assistant, got none")
-    text = turns[-1].get("content")
-    if not isinstance(text, str) and not (text is None and "tool_calls" in turns[-1]):
-        raise Refused(f"messages: the last one's content: expected text, got {text!r:.80}")
     meta = fields.get("meta", {})
     if len(turns) > 1 or turns[0].keys() != {"role", "content"}:
         meta = {**meta, "continuation": turns}
     remaining = {name: value for name, value in record.items() if name != "messages"}
-    return {**remaining, "prompt": messages[:begins], "response": text or "", "meta": meta}
-
-
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is parts of text with their text."""
-    parts = message.get("content")
-    if not isinstance(parts, list) or not parts:
-        return message
-    texts = [p.get("text") if isinstance(p, dict) and p.get("type") == "text" else None for p in parts]
-    if not all(isinstance(text, str) for text in texts):
-        return message
-    return {**message, "content": "".join(map(str, texts))}
+    return {**remaining, "prompt": messages[:begins], "response": turns[-1]["content"], "meta": meta}
 
 
 def _response_begins(messages: list[dict[str, Any]], prompt: list[dict[str, Any]] | None) -> int:
     """The number of messages before the response."""
     if prompt is not None:
+        prompt = normalized(prompt, "prompt")
         if messages[: len(prompt)] != prompt:
             raise Refused(
                 f"prompt: expected the messages that the conversation begins with, got {prompt!r:.80}"
@@ -127,9 +113,11 @@ def exchange(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, An
     prompt, response = messages_in(prompt), messages_in(response)
     if not isinstance(prompt, str | list):
         raise Refused(f"{names[0]}: expected text or a list of messages, got {prompt!r:.80}")
+    if isinstance(prompt, list):
+        prompt = normalized(prompt, names[0])
     if isinstance(response, str):
         return {"prompt": prompt, "response": response}
-    turns = objects(response, names[1], "text or a list of messages")
+    turns = normalized(objects(response, names[1], "text or a list of messages"), names[1])
     if isinstance(prompt, str):
         opening = list(takewhile(lambda turn: turn.get("role") != "assistant", turns))
         if not opening and len(turns) == 1 and turns[0].keys() == {"role", "content"}:
@@ -274,39 +262,24 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-_TURN = ("role", "content", "tool_calls", "reasoning_content", "reasoning")
+_TURN = ("role", "content", "tool_calls", "reasoning_content", "tool_call_id", "name")
 _SAMPLER = ("temperature", "top_p", "top_k", "min_p", "seed")
 _SETTINGS = (*_SAMPLER, "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 def reply(prompt: Any, message: Mapping[str, Any], names: tuple[str, str]) -> dict[str, Any]:
     """`prompt`, `response` and `meta` of a message of the assistant. A refusal in words is a response."""
-    message = {name: value for name, value in message.items() if value is not None and value != []}
     if message.get("role", "assistant") != "assistant":
         raise Refused(f"{names[1]}.role: expected assistant, got {message['role']!r:.80}")
-    content = message.get("content")
-    meta: dict[str, Any] = {}
-    if content is None and "refusal" in message:
-        content, meta = message["refusal"], {"refusal": True}
-    if content is None and "tool_calls" not in message:
-        raise Refused(f"{names[1]}: expected content, a refusal or tool_calls, got {dict(message)!r:.80}")
-    turn = {name: message[name] for name in _TURN if name in message}
-    turn |= {"role": "assistant", "content": plain_messages(content, names[1])}
-    extras = {name: value for name, value in message.items() if name not in {*_TURN, "refusal"}}
-    record = exchange(prompt, _text(turn) if isinstance(prompt, str) else [turn], names)
+    turns = normalized([{**message, "role": "assistant"}], names[1])
+    meta: dict[str, Any] = (
+        {"refusal": True} if message.get("content") is None and message.get("refusal") else {}
+    )
+    turn = {name: value for name, value in turns[-1].items() if name in _TURN}
+    extras = {name: value for name, value in turns[-1].items() if name not in _TURN and value != []}
+    record = exchange(prompt, _text(turn) if isinstance(prompt, str) else [*turns[:-1], turn], names)
     meta |= {"message": extras} if extras else {}
     return record | {"meta": {**record.get("meta", {}), **meta}}
-
-
-def plain_messages(content: Any, name: str) -> str | None:
-    """The text of a message's content, which may be a list of parts that are texts."""
-    if content is None or isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
-    raise Refused(f"{name}: content: expected text, or parts of text, got {content!r:.80}")
 
 
 def _text(turn: Mapping[str, Any]) -> Any:
@@ -361,18 +334,7 @@ def rewarded(chosen: dict[str, Any], rejected: dict[str, Any], row: Row) -> None
 
 def plain(content: Any, name: str) -> str:
     """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
-    if isinstance(content, str):
-        return content
-    if content is None:
-        return ""
-    texts = []
-    for part in objects(content, name):
-        kind = part.get("type", "text")
-        text = part.get("text", part.get("content"))
-        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-            raise Refused(f"{name}: expected text, got a part of type {kind}")
-        texts.append(text)
-    return "".join(texts)
+    return "" if content is None else text_of(content, name)
 
 
 def user(content: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from agro.runs.by_prompt import FILE, HeldOutRewards, Rewards, check_reward, rew
 from agro.runs.rundata import RunData, load_run
 from agro.store import Store
 from agro.store.location import is_store
-from agro.types import Text, check_text, prompt_hash
+from agro.types import Text, conversation, prompt_hash
 
 REWARD = "reward"  # the metric of agro's own results
 HELD_OUT = "held-out prompts"
@@ -121,7 +121,7 @@ class Result:
                     raise Refused(f"{line.where}: expected prompt_id, prompt and rewards of agro eval: {got}")
                 if key in rewards:
                     raise Refused(f"{line.where}: expected each prompt once, got {key} again")
-                check_text(prompt, line.where)
+                prompt = conversation(prompt, line.where)
                 for value in values:
                     check_reward(value, f"{line.where}: rewards")
                 rewards[key], prompts[key] = _mean(values), prompt

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.errors import Refused
-from agro.models.chat import Chat, Rewritten
-from agro.types import UNKNOWN_VERSION, Prompt, Sample, Text, check_turns
+from agro.models.chat import Chat, NotShown
+from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample, Text, check_turns
 
 Reason = Literal[
     "too long",
@@ -20,7 +20,7 @@ Reason = Literal[
     "empty",
     "tokens outside the vocabulary",
     "turns of another tokenizer",
-    "template rewrites history",
+    "not shown by the chat template",
     "needs a space before it",
 ]
 _CONTEXTS = ("=", "0", "a", ".")  # a text may follow without becoming one token with them
@@ -102,9 +102,12 @@ class Encoder:
         return self._rendered_ids(self.render(text), text)
 
     def checked_prompt(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt. Raises `InvalidSample` where the tokenizer doesn't know a character, or where
-        they leave no room for a response."""
-        ids = self.prompt(prompt.text)
+        """Ids of a prompt. Raises `InvalidSample` where the chat template doesn't show it, where the tokenizer
+        doesn't know a character, or where they leave no room for a response."""
+        try:
+            ids = self.prompt(prompt.text)
+        except NotShown as error:
+            raise InvalidSample("not shown by the chat template", f"prompt {prompt.id}: {error}") from None
         if self.chat.tokenizer.unk_token_id in ids:
             self._check_known(self.render(prompt.text), ids, f"prompt {prompt.id}")
         if len(ids) >= self.context:
@@ -125,7 +128,7 @@ class Encoder:
     def _rendered_ids(self, rendered: str, prompt: Text) -> list[int]:
         """Ids of a rendered `prompt`, with which a sequence starts."""
         ids = self.ids(rendered)
-        if self.chat.is_text(prompt):
+        if self.chat.is_text(prompt) and ids[: len(self._prefix)] != self._prefix:
             ids = self._prefix + ids
         if ids:
             return ids
@@ -165,25 +168,44 @@ class Encoder:
         )
 
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
+        """`rows` of a sample that is one; raises `InvalidSample` for others."""
+        rows = self.rows(sample, max_length)
+        if len(rows) == 1:
+            return rows[0]
+        raise InvalidSample(
+            "turns of another tokenizer",
+            f"{_label(sample)}: the chat template of {self.name} changes earlier turns, so that its "
+            f"{len(rows)} turns are sequences of their own, which count as one only where a policy is trained",
+        )
+
+    def rows(self, sample: Sample, max_length: int | None = None) -> list[Sample]:
         """The sample with `tokens`, `action` and `tokenizer` of this encoding.
 
         Tokens of the same tokenizer are kept. Otherwise prompt and response are encoded separately, and an
-        end token is appended unless there is one, or the response was truncated (`meta["finish"] ==
-        "length"`). Where `meta["continuation"]` is the response as a list of turns, with user and tool
-        messages between the assistant's, each turn is encoded separately, and the actions are the
-        assistant's tokens with their end tokens. Values per token of another encoding (`learn`,
-        `behavior_logp`, kept sets, `token_reward`, versions) become unknown, unless both encodings are equal.
+        end token is appended unless there is one, or the response was cut (`meta["finish"] == "length"`).
+        Where `meta["continuation"]` is the response as a list of turns, with user and tool messages between
+        the assistant's, each turn is encoded separately, and the actions are the assistant's tokens with
+        their end tokens. Values per token of another encoding (`learn`, `behavior_logp`, kept sets,
+        `token_reward`, versions) become unknown, unless both encodings are equal.
+
+        A template that renders earlier turns differently once others follow, as those of reasoning models do,
+        makes several rows of a conversation, as it does of a fresh episode: each with its own context, all of
+        one `episode`, so that they count as one response.
 
         Raises `InvalidSample` with a `reason`: longer than `max_length` or the model's context, characters
-        unknown to the tokenizer, an empty response, ids outside the model's vocabulary, several turns with a
-        template that rewrites earlier ones.
+        unknown to the tokenizer, an empty response, ids outside the model's vocabulary, words that the chat
+        template doesn't show.
         """
-        label = f"prompt {sample.prompt_id}"
-        if sample.id is not None:
-            label = f"sample {sample.id} of {label}"
-        encoded = sample
+        rows = [sample]
         if sample.tokens is None or sample.tokenizer != self.chat.fingerprint:
-            encoded = self._encoded(sample, label)
+            rows = self._encoded(sample, _label(sample))
+        for row in rows:
+            self._check(row, max_length)
+        return rows
+
+    def _check(self, encoded: Sample, max_length: int | None) -> None:
+        """Raise `InvalidSample` for ids outside the vocabulary, and for a sequence that is too long."""
+        label = _label(encoded)
         assert encoded.tokens is not None
         for name, ids in (("tokens", encoded.tokens), ("kept", encoded.kept)):
             if ids is not None and ids.max(initial=0) >= self.vocab_size:
@@ -199,10 +221,24 @@ class Encoder:
                 f"{label}: {len(encoded.tokens)} tokens, expected {limit} at most "
                 f"(the model's context is {self.context}, train.max_length {max_length})",
             )
-        return encoded
 
-    def _encoded(self, sample: Sample, label: str) -> Sample:
-        parts = self._parts(sample, label)
+    def _encoded(self, sample: Sample, label: str) -> list[Sample]:
+        try:
+            texts = self._texts(sample, label)
+        except NotShown as error:
+            raise InvalidSample("not shown by the chat template", f"{label}: {error}") from None
+        rows = [self._row(sample, parts, label, is_last=parts is texts[-1]) for parts in texts]
+        if len(rows) == 1:
+            return rows
+        episode = sample.episode or f"turns of {label}"
+        contexts = [row.tokens[: int(row.action.argmax())] for row in rows]  # type: ignore[union-attr,index]
+        return [
+            row.replace(episode=episode, context_tokens=context if i else None)
+            for i, (row, context) in enumerate(zip(rows, contexts))
+        ]
+
+    def _row(self, sample: Sample, parts: list[tuple[str, bool]], label: str, *, is_last: bool) -> Sample:
+        """The sample with the tokens of these parts: (text, whether the policy chose it)."""
         pieces: list[list[int]] = []
         preceding = ""
         for text, chosen in parts:
@@ -215,7 +251,7 @@ class Encoder:
             pieces.append(ids)
             preceding += text
         pieces[0] = self._rendered_ids(parts[0][0], sample.prompt)
-        if not pieces[-1] or pieces[-1][-1] not in self.eos_ids:
+        if is_last and (not pieces[-1] or pieces[-1][-1] not in self.eos_ids):
             pieces[-1] += self._closing(sample)
         if not pieces[-1]:
             raise InvalidSample("empty", f"{label}: the response has neither tokens nor an end token")
@@ -236,8 +272,8 @@ class Encoder:
             version=version,
         )
 
-    def _parts(self, sample: Sample, label: str) -> list[tuple[str, bool]]:
-        """Prompt and response, or the turns: (text, whether the policy chose it)."""
+    def _texts(self, sample: Sample, label: str) -> list[list[tuple[str, bool]]]:
+        """The rows of a sample as texts: of each its parts, with whether the policy chose them."""
         turns = sample.meta.get("continuation")
         if turns is None:
             several = sample.action is not None and not sample.action[sample.action.argmax() :].all()
@@ -248,23 +284,38 @@ class Encoder:
                     "than the prompt, and this is known for the tokens of another tokenizer only; use a "
                     "model with that tokenizer, or remove the sample",
                 )
-            return [(self.render(sample.prompt), False), (sample.response, True)]
-        check_turns(turns, f"{label}: meta.continuation")
-        if self.chat.is_text(sample.prompt):
-            raise Refused(
-                f"{label}: the response is a conversation, but the prompt is plain text; give messages, or "
-                "set policy.chat.wrap"
-            )
+        else:
+            turns = check_turns(turns, f"{label}: meta.continuation")
         ends = [self.chat.tokenizer.convert_ids_to_tokens(i) for i in self.eos_ids]
-        try:
-            return self.chat.turns(sample.prompt, turns, ends, closed=sample.meta.get("finish") != "length")
-        except Rewritten as error:
-            raise InvalidSample(
-                "template rewrites history",
-                f"{label}: the chat template of {self.name} changes earlier turns, so no single sequence "
-                f"contains the context of every turn ({error}); make each turn a sample, or use another "
-                "policy.chat.template",
-            ) from None
+        if self.chat.is_text(sample.prompt):
+            if turns is not None:
+                raise Refused(
+                    f"{label}: the response is a conversation, but the prompt is plain text; give messages, "
+                    "or set policy.chat.wrap"
+                )
+            return [[(self.render(sample.prompt), False), (self.chat.clean(sample.response, ends)[0], True)]]
+        if turns is None:
+            turns = [{"role": "assistant", "content": sample.response}]
+        return self._replayed(list(self.chat.messages(sample.prompt)), turns, ends, sample)
+
+    def _replayed(
+        self, history: Messages, turns: Messages, ends: list[str], sample: Sample
+    ) -> list[list[tuple[str, bool]]]:
+        """As `_texts`, of a conversation that goes on with `turns`: as if the policy wrote its turns now."""
+        rows: list[list[tuple[str, bool]]] = []
+        so_far = ""
+        was_cut = sample.meta.get("finish") == "length"
+        for i, turn in enumerate(turns):
+            if turn["role"] == "assistant":
+                closed = not was_cut or i < len(turns) - 1
+                context, written = self.chat.reply(history, turn, ends, closed=closed)
+                if rows and context.startswith(so_far):
+                    rows[-1] += [(context[len(so_far) :], False), (written, True)]
+                else:
+                    rows.append([(context, False), (written, True)])
+                so_far = context + written
+            history = [*history, turn]
+        return rows
 
     def _closing(self, sample: Sample) -> list[int]:
         """The end token of a response, unless it was truncated."""
@@ -291,6 +342,12 @@ class Encoder:
                 f"{label}: the tokenizer doesn't know {', '.join(shown)}; use a model with a larger "
                 "vocabulary, or remove the sample",
             )
+
+
+def _label(sample: Sample) -> str:
+    """Of a sample, for messages."""
+    prompt = f"prompt {sample.prompt_id}"
+    return prompt if sample.id is None else f"sample {sample.id} of {prompt}"
 
 
 def _equal(stored: NDArray[Any] | None, encoded: NDArray[Any]) -> bool:

@@ -81,7 +81,7 @@ class Transcript:
         self.messages: Messages | None = None
         if not encoder.chat.is_text(prompt.text):
             self.messages = list(encoder.chat.messages(prompt.text))
-        self.text = encoder.render(prompt.text)  # of the last row
+        self.text = self._opening = encoder.render(prompt.text)  # of the last row
 
     def act(
         self,
@@ -99,7 +99,7 @@ class Transcript:
         self.text += written
         self._end = self.encoder.chat.tokenizer.decode(tokens[-1:]) if is_closed else ""
         if self.messages is not None:
-            self.messages.append({"role": "assistant", "content": written})
+            self.messages.append(self.encoder.chat.message(written, self._opening))
 
     def observe(self, observation: str, role: str) -> bool:
         """Append an observation. False, without a change, if it doesn't fit into the model's context."""
@@ -107,19 +107,20 @@ class Transcript:
         text = so_far + observation
         message = {"role": role, "content": observation}
         if self.messages is not None:
-            text = self.encoder.render([*self.messages, message])
-            if observation.strip() not in text:
+            try:
+                text = self.encoder.render([*self.messages, message])
+            except Refused as error:
                 raise Refused(
-                    f"environment: the chat template of {self.encoder.name} doesn't show messages of role "
-                    f"{role!r} (here {observation!r:.80}); set another role (environment.options.role)"
-                )
+                    f"environment: a message of role {role!r}: {error}; or set another role "
+                    "(environment.options.role)"
+                ) from None
         new = not text.startswith(so_far)
         ids = self.encoder.ids(text) if new else self.encoder.following(so_far, text[len(so_far) :])
         if (0 if new else len(row.tokens)) + len(ids) >= self.encoder.context:
             return False
         if self.messages is not None:
             self.messages.append(message)
-        self.text = text
+        self.text = self._opening = text
         if new:
             self.rows.append(EpisodeRow(ids))
         else:

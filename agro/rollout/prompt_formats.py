@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text
 from agro.rewards.answers import boxes
+from agro.types.conversation import normalized, with_tools
 
 Row = Mapping[str, Any]
 
@@ -66,10 +67,13 @@ def _openai_batch_prompt(row: Row) -> dict[str, Any]:
 
 
 def openai_prompt(request: Row) -> Any:
-    """The messages of a request, or its text."""
+    """The messages of a request, after the tools that it declares, or its text."""
     for name in ("messages", "input", "prompt"):
-        if request.get(name) is not None:
-            return request[name]
+        value = request.get(name)
+        if isinstance(value, list) and value and all(isinstance(x, dict) and "role" in x for x in value):
+            return with_tools(normalized(value, name), request.get("tools") or request.get("functions"))
+        if value is not None:
+            return value
     raise Refused(f"request: expected messages, input or prompt, got {', '.join(request) or 'nothing'}")
 
 
@@ -78,60 +82,11 @@ def _anthropic_batch_prompt(row: Row) -> dict[str, Any]:
 
 
 def anthropic_prompt(params: Row) -> list[dict[str, Any]]:
-    """The messages of a request. The system's is a field of its own."""
-    messages = anthropic_messages(objects(params.get("messages"), "params.messages"), "params.messages")
-    if params.get("system") is None:
-        return messages
-    return [
-        *anthropic_messages([{"role": "system", "content": params["system"]}], "params.system"),
-        *messages,
-    ]
-
-
-def anthropic_messages(values: list[dict[str, Any]], location: str) -> list[dict[str, Any]]:
-    """Messages of blocks as messages of text, reasoning and tool calls; results of tools are their own."""
-    parsed: list[dict[str, Any]] = []
-    for message in values:
-        if isinstance(message.get("content"), str):
-            parsed.append(message)
-            continue
-        blocks = objects(message.get("content"), f"{location}.content")
-        results = [block for block in blocks if block.get("type") == "tool_result"]
-        parsed += [_tool_result(block, location) for block in results]
-        content_blocks = [block for block in blocks if block.get("type") != "tool_result"]
-        if content_blocks or not results:
-            parsed.append(_message(message.get("role"), content_blocks, location))
-    return parsed
-
-
-def _message(role: Any, blocks: list[dict[str, Any]], location: str) -> dict[str, Any]:
-    texts: dict[str, list[str]] = {"text": [], "thinking": []}
-    calls = []
-    for block in blocks:
-        kind = block.get("type")
-        if kind in ("text", "thinking"):
-            texts[kind].append(text(block.get(kind), f"{location}.content.{kind}"))
-        elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": block.get("input")}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind != "redacted_thinking":  # which is encrypted
-            raise Refused(
-                f"{location}.content: expected blocks of type text, thinking, tool_use or tool_result, got "
-                f"{kind!r:.80}"
-            )
-    message: dict[str, Any] = {"role": role, "content": "".join(texts["text"])}
-    if texts["thinking"]:
-        message["reasoning_content"] = "".join(texts["thinking"])
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _tool_result(block: Row, location: str) -> dict[str, Any]:
-    content = block.get("content") or ""
-    if not isinstance(content, str):
-        content = _message("tool", objects(content, f"{location}.content.tool_result"), location)["content"]
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+    """The messages of a request, after the tools that it declares. The system's is a field of its own."""
+    messages = objects(params.get("messages"), "params.messages")
+    if params.get("system") is not None:
+        messages = [{"role": "system", "content": params["system"]}, *messages]
+    return with_tools(normalized(messages, "params.messages"), params.get("tools"))
 
 
 class PromptFormat(NamedTuple):

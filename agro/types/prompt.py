@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from agro.errors import Refused
+from agro.types.conversation import Messages, normalized, with_tools
 
-Messages = list[dict[str, Any]]
 Text = str | Messages
 
 
@@ -26,36 +26,36 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def check_text(prompt: Any, location: str) -> None:
-    """Raise `Refused` unless `prompt` is text or a list of messages with `role` and `content`."""
-    if isinstance(prompt, str) or _are_messages(prompt, "content"):
-        return
+def conversation(prompt: Any, location: str) -> Text:
+    """A prompt as samples have it: text, or messages in one form (`agro.types.conversation`).
+
+    Raises `Refused` for anything else.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt:
+        return normalized(prompt, f"{location}: prompt")
     raise Refused(
         f"{location}: prompt: expected text, or a list of messages with 'role' and 'content', "
         f"got {prompt!r:.80}"
     )
 
 
-def check_turns(turns: Any, location: str) -> None:
-    """Raise `Refused` unless `turns` are messages that can follow a prompt: the last is the assistant's."""
-    if _are_messages(turns, "content", "tool_calls") and turns[-1]["role"] == "assistant":
-        return
+def check_turns(turns: Any, location: str) -> Messages:
+    """Messages that can follow a prompt, in one form. Raises `Refused` unless the last is the assistant's."""
+    messages = normalized(turns, location)
+    if messages[-1]["role"] == "assistant":
+        return messages
     raise Refused(
-        f"{location}: expected a list of messages with 'role' and 'content' (or 'tool_calls'), "
-        f"the last one the assistant's, got {turns!r:.80}"
+        f"{location}: expected messages of which the last one is the assistant's, got {turns!r:.80}"
     )
-
-
-def _are_messages(value: Any, *either: str) -> bool:
-    """Whether these are messages with a role and one key of `either`."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(m, dict) and "role" in m and not m.keys().isdisjoint(either) for m in value)
 
 
 @dataclass(frozen=True)
 class Prompt:
     """What a policy is asked. `id` makes the group; `columns` are what a reward may read (`answer`, …).
+
+    Where `columns` have declarations of `tools`, these are part of messages, and of their identity.
 
     `shown`: what a sampler reads in place of `text`, under which the response is stored: such as the text
     with a hint.
@@ -67,6 +67,9 @@ class Prompt:
     shown: Text | None = None
 
     def __post_init__(self) -> None:
-        check_text(self.text, f"prompt {self.id}".rstrip())
+        text = conversation(self.text, f"prompt {self.id}".rstrip())
+        if isinstance(text, list):
+            text = with_tools(text, self.columns.get("tools"))
+        object.__setattr__(self, "text", text)
         if not self.id:
             object.__setattr__(self, "id", prompt_hash(self.text))

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from agro.errors import Refused
 from agro.types.kept_sets import problem
-from agro.types.prompt import Text, check_text, prompt_hash
+from agro.types.prompt import Text, conversation, prompt_hash
 
 Role = Literal["policy", "log", "expert"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -104,7 +104,7 @@ class Sample:
         return samples
 
     def __post_init__(self) -> None:
-        check_text(self.prompt, "sample")
+        self._put("prompt", conversation(self.prompt, "sample"))
         if not self.prompt_id:
             self._put("prompt_id", prompt_hash(self.prompt))
         if not isinstance(self.response, str):
@@ -272,7 +272,8 @@ def _are_plain(samples: Sequence[Sample]) -> bool:
 
 def _is_plain(row: Mapping[str, Any]) -> bool:
     """As `_are_plain`, of what isn't an array."""
-    check_text(row["prompt"], "sample")
+    if conversation(row["prompt"], "sample") is not row["prompt"]:
+        return False
     reward, version = row["reward"], row["version"]
     is_known = type(row["response"]) is str and type(row["prompt_id"]) is str and row["role"] in ROLES
     is_number = reward is None or (type(reward) is float and math.isfinite(reward))

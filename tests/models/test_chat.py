@@ -10,7 +10,6 @@ import transformers
 
 from agro.config import ChatConfig, NewModel, SamplerConfig
 from agro.errors import Refused
-from agro.models.chat import Rewritten
 from agro.models.encoding import InvalidSample
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
@@ -22,7 +21,7 @@ from agro.types import UNKNOWN_VERSION, Prompt, Sample
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.content %}{{ m.content }}{% endif %}"
-    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}"
     "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -64,6 +63,7 @@ BARE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+ENDS = {QWEN3: "<|im_end|>", R1: "<eos>"}
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|eot|>", "</s>"]
 
 USER = {"role": "user", "content": "hi"}
@@ -88,7 +88,10 @@ def make(tmp_path_factory, causal):
 
 def layout(policy: Policy, sample: Sample) -> list[tuple[str, bool]]:
     """Runs of tokens with and without action, as text."""
-    out = policy.encode(sample)
+    return layout_of(policy, policy.encode(sample))
+
+
+def layout_of(policy: Policy, out: Sample) -> list[tuple[str, bool]]:
     runs = itertools.groupby(zip(out.tokens.tolist(), out.action.tolist()), key=lambda pair: pair[1])
     return [
         (policy.tokenizer.decode([i for i, _ in run], skip_special_tokens=False), own) for own, run in runs
@@ -121,16 +124,18 @@ def test_messages_need_a_template_and_texts_stay_texts(make):
         ),
         (MISTRAL, "<bos>[INST] hi [/INST]", "</s>"),
         (PHI3, "<|im_start|>hi<|im_end|>\n<|im_start|>", "<|im_end|>"),
-        (R1, "U:hiA:<think>\n", "<eos>"),  # the opened block belongs to the prompt
+        (R1, "U:hiA:", "<eos>"),  # without a thought where the generation prompt opens one
         (BARE, "user: hi\nassistant: ", "<eos>"),  # a template that ends no turn: the tokenizer's EOS does
     ],
 )
 def test_the_generation_prompt_and_the_end_of_a_turn_are_the_templates(make, template, prompt, end):
     policy = make(template)
-    assert layout(policy, Sample([USER], "yo")) == [(prompt, False), ("yo" + end, True)]
+    space = " " if template == MISTRAL else ""  # which the template puts before a turn, and the model writes
+    assert layout(policy, Sample([USER], "yo")) == [(prompt, False), (space + "yo" + end, True)]
     assert policy.tokenizer.convert_tokens_to_ids(end) in policy.eos_ids
     cut = Sample([USER], "yo", meta={"finish": "length"})
-    assert layout(policy, cut) == [(prompt, False), ("yo", True)]
+    opened = "<think>\n" if template == R1 else ""  # what was cut may be the thought
+    assert layout(policy, cut) == [(prompt + opened, False), (space + "yo", True)]
 
 
 def test_the_first_end_token_stays_the_tokenizers(make):
@@ -229,12 +234,12 @@ def test_actions_of_several_turns_are_what_the_assistant_said(make):
     call = {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"type": "function", "function": {"name": "clock"}}],
+        "tool_calls": [{"type": "function", "function": {"name": "clock", "arguments": '{"at": "noon"}'}}],
     }
     sample = several(call, {"role": "tool", "content": "noon"}, answer("yo"), USER, answer("bye"))
     assert layout(make(), sample) == [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
-        ("<call>clock</call><|im_end|>", True),
+        ('<call>clock {"at": "noon"}</call><|im_end|>', True),
         ("\n<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\n", False),
         ("yo<|im_end|>", True),
         ("\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
@@ -288,46 +293,35 @@ def test_a_last_turn_that_was_cut_has_no_end_token(make):
     assert found[1] == ("yo<|im_end|>", True)
 
 
-@pytest.mark.parametrize("template", [CHATML, MARKED, LLAMA3, QWEN3, R1, MISTRAL, PHI3, BARE])
-def test_a_template_that_rewrites_history_is_found(make, template):
-    """Two of them change earlier turns of short conversations, with thinking."""
-    chat = make(template).chat
-    rewrites = []
-    for content in ("pong", "<think>\nping\n</think>\n\npong"):
-        try:
-            chat.turns([USER], [answer(content), USER, answer(content)], ())
-            rewrites.append(False)
-        except Rewritten:
-            rewrites.append(True)
-    assert any(rewrites) == (template in (QWEN3, R1))
-
-
 @pytest.mark.parametrize(
-    ("template", "settings", "first"),
+    ("template", "settings", "first", "second"),
     [
-        (QWEN3, {}, "<think>hm</think>yo"),  # dropped once a user speaks
-        (QWEN3, {"options": {"enable_thinking": False}}, "yo"),  # the empty block of the generation prompt is
-        (R1, {}, "hm</think>yo"),
+        (QWEN3, {}, "<think>\nhm\n</think>\n\nyo<|im_end|>", "yo"),
+        (R1, {}, "hm\n</think>\n\nyo<eos>", "yo"),
     ],
 )
-def test_several_turns_under_a_template_that_rewrites_them_are_left_out_by_name(
-    make, template, settings, first
+def test_a_template_that_drops_earlier_thoughts_makes_rows_of_one_episode(
+    make, template, settings, first, second
 ):
+    """As it does of a fresh episode."""
     policy = make(template, **settings)
-    with pytest.raises(InvalidSample, match="changes earlier turns") as caught:
-        policy.encode(several(answer(first), USER, answer("bye")))
-    assert caught.value.reason == "template rewrites history"
-    policy.encode(Sample([USER, answer(first), USER], "bye"))  # as history they are what the model read
-
-
-def test_a_turn_that_does_not_continue_its_generation_prompt_is_left_out(make):
-    """One turn is enough where the template drops what the generation prompt opened."""
-    with pytest.raises(InvalidSample, match="changes earlier turns"):
-        make(R1).encode(several(answer("hm</think>yo")))
+    sample = several(answer("<think>\nhm\n</think>\n\nyo"), USER, answer("bye")).replace(id=7)
+    rows = policy.encoder.rows(sample)
+    assert [layout_of(policy, row)[-1][0] for row in rows] == [first, "bye" + first[-len(ENDS[template]) :]]
+    assert [own for _, own in layout_of(policy, rows[1])] == [False, True]
+    assert "hm" not in layout_of(policy, rows[1])[0][0]
+    assert len({row.episode for row in rows}) == 1
+    assert rows[0].episode is not None
+    assert rows[0].context_tokens is None
+    assert rows[1].context_tokens.tolist() == rows[1].tokens[~rows[1].action].tolist()
+    with pytest.raises(InvalidSample, match="2 turns are sequences of their own"):
+        policy.encode(sample)
 
 
 def test_turns_that_are_no_turns_are_refused(make):
-    with pytest.raises(Refused, match=r"meta\.continuation: expected a list of messages"):
+    with pytest.raises(
+        Refused, match=r"meta\.continuation: expected messages of which the last one is the assistant's"
+    ):
         make().encode(Sample([USER], "yo", meta={"continuation": [answer("yo"), USER]}))
     with pytest.raises(Refused, match=r"set policy\.chat\.wrap"):
         make().encode(Sample("hi", "yo", meta={"continuation": [answer("yo")]}))

@@ -33,7 +33,7 @@ TEMPLATE = (
     "{% for m in messages %}<bos>{{ 'b' if m.role == 'user' else 'a' }}{{ m.content }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<bos>a{% endif %}"
 )
-FORGETS = TEMPLATE.replace("m.content }}", "m.content if loop.last or m.role == 'user' else '' }}")
+REWRITES = TEMPLATE.replace("else 'a' }}", "else 'a' if loop.last else 'h' }}")  # the role of earlier turns
 
 
 class Echo:
@@ -314,14 +314,14 @@ def chat(tiny, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, FORGETS])
+@pytest.mark.parametrize("template", [TEMPLATE, REWRITES])
 def test_kept_sets_are_of_the_turns_of_the_policy(chat, template):
     """Those of its tokens, over which the trainer's log-probs are the recorded ones."""
     policy = chat(template)
     prompts = [Prompt([{"role": "user", "content": "ab"}])]
     found = play(policy, Echo(), SamplerConfig(max_new=6, top_p=0.7, keep_sets=True), prompts)
     assert max(s.meta["turns"] for s in found) >= 2
-    assert any(s.episode is not None for s in found) is (template == FORGETS)
+    assert any(s.episode is not None for s in found) is (template == REWRITES)
     tolerance = rounding(*(s.behavior_logp for s in found))
     for s in found:
         assert np.array_equal(s.kept_count > 0, s.action)
@@ -353,13 +353,13 @@ def test_messages_go_on_in_the_chat_template(chat):
 
 
 def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
-    policy, asked = chat(FORGETS), [{"role": "user", "content": "hh"}]
+    policy, asked = chat(REWRITES), [{"role": "user", "content": "hh"}]
     found = demonstrate(Echo(2), policy.encoder, Prompt(asked, columns={"answer": "c"}), ["ad", "be", "c"])
     shown = [policy.tokenizer.decode(s.tokens) for s in found]
     assert shown == [
         "<bos>bhh<eos><bos>aad",
-        "<bos>bhh<eos><bos>a<eos><bos>bgdg<eos><bos>abe<eos>",
-        "<bos>bhh<eos><bos>a<eos><bos>bgdg<eos><bos>a<eos><bos>bgeg<eos><bos>ac<eos>",
+        "<bos>bhh<eos><bos>had<eos><bos>bgdg<eos><bos>abe<eos>",
+        "<bos>bhh<eos><bos>had<eos><bos>bgdg<eos><bos>hbe<eos><bos>bgeg<eos><bos>ac<eos>",
     ]
     assert [policy.tokenizer.decode(s.tokens[s.action]) for s in found] == ["ad", "be<eos>", "c<eos>"]
     assert len({s.episode for s in found}) == 1
@@ -382,7 +382,7 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
 
 def test_a_role_that_the_template_does_not_show_is_refused(chat):
     policy = chat(TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"))
-    with pytest.raises(Refused, match="doesn't show messages of role 'tool'"):
+    with pytest.raises(Refused, match="message of role 'tool'.*doesn't show the content of message 2"):
         demonstrate(
             Echo(1, role="tool"), policy.encoder, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"]
         )

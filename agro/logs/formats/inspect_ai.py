@@ -17,9 +17,10 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.logs.archive import Archive
-from agro.logs.fields import a_list, number, plain_messages, reply, settings, split, total
+from agro.logs.fields import a_list, number, reply, settings, split, total
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, line_of
+from agro.types.conversation import normalized
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -99,19 +100,13 @@ def _conversation(sample: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any
 
 def _plain(message: Row) -> dict[str, Any]:
     """A message as chat templates take it."""
-    parts = message.get("content")
-    parts = objects(parts, "content") if isinstance(parts, list) else [{"type": "text", "text": parts or ""}]
-    reasoning = [str(part.get("reasoning", "")) for part in parts if part.get("type") == "reasoning"]
-    texts = [part for part in parts if part.get("type") != "reasoning"]
-    turn: dict[str, Any] = {"role": message.get("role"), "content": plain_messages(texts, "messages")}
-    if any(reasoning):
-        turn["reasoning_content"] = "".join(reasoning)
+    turn = {"role": message.get("role"), "content": message.get("content") or ""}
     if message.get("tool_calls"):
         turn["tool_calls"] = [_call(call) for call in objects(message["tool_calls"], "tool_calls")]
     if message.get("role") == "tool":
         fields = {"tool_call_id": message.get("tool_call_id"), "name": message.get("function")}
         turn |= {name: value for name, value in fields.items() if value is not None}
-    return turn
+    return normalized([turn], "messages")[-1]
 
 
 def _call(call: Row) -> dict[str, Any]:

@@ -8,18 +8,17 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects
-from agro.logs.fields import digest, exchange, number, plain, total
+from agro.logs.fields import digest, exchange, number, total
 from agro.logs.protocol import Context, Item
+from agro.types.conversation import normalized
 
 Message = dict[str, Any]
 
 
 def turn(value: Any, name: str) -> Message:
     """A message as OpenAI's interface has it, its content as text; other known keys are kept."""
-    message = {key: x for key, x in entry(value, name).items() if x is not None}
-    if not isinstance(message.get("role"), str):
-        raise Refused(f"{name}: expected a message with role and content, got {value!r:.80}")
-    return message | {"content": plain(message.get("content"), f"{name}.content")}
+    message = {"content": "", **{key: x for key, x in entry(value, name).items() if x is not None}}
+    return normalized([message], name)[-1]
 
 
 def blocks(content: Any, name: str) -> list[dict[str, Any]]:

@@ -21,10 +21,11 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.logs.columns import Preference
-from agro.logs.fields import joined_record, plain_messages, reply, settings, split, token_fields
+from agro.logs.fields import joined_record, reply, settings, split, token_fields
 from agro.logs.formats.declared import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompt_formats import anthropic_messages, anthropic_prompt, openai_prompt
+from agro.rollout.prompt_formats import anthropic_prompt, openai_prompt
+from agro.types.conversation import normalized
 
 _EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
 _COMPLETION = ("id", "object", "created", "choices", "prompt_token_ids", "prompt_text", "model")
@@ -176,7 +177,7 @@ def _preference_prompt(row: Row) -> list[dict[str, Any]]:
 
 
 def _preference_turns(value: Any, name: str) -> list[dict[str, Any]]:
-    return [turn | {"content": plain_messages(turn.get("content"), name)} for turn in objects(value, name)]
+    return normalized(objects(value, name), name)
 
 
 PREFERENCES = Preference(
@@ -205,8 +206,8 @@ def _results(row: Row, context: Context) -> list[Item]:
         raise Refused(f"result.type: expected succeeded, got {result.get('type')!r:.80} {cause or ''!r:.200}")
     params = entry(_joined_request(name, "the file of requests", context)["params"], "params")
     message = entry(result.get("message"), "result.message")
-    answers = anthropic_messages([{"role": "assistant", "content": message.get("content")}], "result.message")
-    record = reply(anthropic_prompt(params), answers[0], ("params.messages", "result.message"))
+    answer = {"role": "assistant", "content": message.get("content")}
+    record = reply(anthropic_prompt(params), answer, ("params.messages", "result.message"))
     record["sampling"] = settings(params)
     if message.get("model") is not None:
         record["model"] = text(message["model"], "result.message.model")

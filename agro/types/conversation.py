@@ -1,0 +1,228 @@
+"""Conversations in one form, whoever wrote them: what every log, prompt file and environment passes through.
+
+A message has `role` (system, developer, user, assistant, tool, or one that a template knows) and `content`, a
+text. An assistant's may also have `reasoning_content`, a text, and `tool_calls`, each
+`{"type": "function", "function": {"name", "arguments"}}` with its arguments as an object. A tool's has
+`tool_call_id` or `name` where they are known. A conversation with tools begins with a message of role "tools",
+whose content is the list of their declarations as JSON: so they are part of the prompt and of its identity.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agro.errors import Refused
+
+Messages = list[dict[str, Any]]
+TOOLS = "tools"  # the role of the message that declares tools
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_LISTED_REASONING = ("reasoning_details", "thinking_blocks")
+_TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning.text", "reasoning.summary")
+_THOUGHTS = ("thinking", "reasoning")
+_ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # which nobody can read
+_USES = ("tool_use", "tool_call")
+_NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
+
+
+def normalized(messages: Any, location: str) -> Messages:
+    """Messages in the form of this module; those that have it stay as they are.
+
+    Raises `Refused` for what isn't text, such as an image, and for what isn't a message.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise Refused(
+            f"{location}: expected a list of messages with 'role' and 'content', got {messages!r:.80}"
+        )
+    if all(map(_is_normal, messages)):
+        return messages
+    found: Messages = []
+    for i, message in enumerate(messages):
+        found += [message] if _is_normal(message) else _normal(message, f"{location}[{i}]")
+    return found
+
+
+def with_tools(messages: Messages, tools: Any) -> Messages:
+    """Messages after the declarations of their tools, where `tools` are some; a list, or one as JSON.
+
+    Declarations of OpenAI's interfaces and of Anthropic's become those of chat completions.
+    """
+    declared = declarations(tools)
+    if not declared or messages[0]["role"] == TOOLS:
+        return messages
+    text = json.dumps(declared, sort_keys=True, ensure_ascii=False)
+    return [{"role": TOOLS, "content": text}, *messages]
+
+
+def declarations(tools: Any) -> list[dict[str, Any]]:
+    """Declarations of tools as chat completions have them; none where `tools` aren't a list of such."""
+    tools = _opened(tools)
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        return []
+    found = []
+    for tool in tools:
+        function = tool.get("function", tool)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return []
+        parameters = next((function[k] for k in ("parameters", "input_schema") if function.get(k)), {})
+        described = {"description": function["description"]} if function.get("description") else {}
+        found.append(
+            {
+                "type": "function",
+                "function": {"name": function["name"], **described, "parameters": parameters},
+            }
+        )
+    return found
+
+
+def text_of(content: Any, location: str) -> str:
+    """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
+    (message, *others) = _normal({"role": "user", "content": content}, location)
+    if others or message.keys() != {"role", "content"}:
+        raise Refused(f"{location}: expected text, got {content!r:.80}")
+    return str(message["content"])
+
+
+def _is_normal(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        and message["role"] != "function"
+        and message.keys().isdisjoint(_NAMES)
+        and isinstance(message.get("reasoning_content", ""), str)
+        and all(map(_is_normal_call, message.get("tool_calls", ())))
+    )
+
+
+def _is_normal_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), dict)
+    )
+
+
+def _normal(value: Any, location: str) -> Messages:
+    """The message, after the results of tools that are parts of it, which are messages of their own."""
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise Refused(f"{location}: expected a message with 'role' and 'content', got {value!r:.80}")
+    parts = _Parts(location)
+    parts.add(value.get("content"))
+    thoughts = [value[name] for name in _REASONING if value.get(name)]
+    for thought in thoughts:
+        if not isinstance(thought, str):
+            raise Refused(f"{location}: reasoning: expected text, got {thought!r:.80}")
+    if not thoughts:
+        listed = _Parts(location)
+        for name in _LISTED_REASONING:
+            listed.add(value.get(name))
+        thoughts = ["".join(listed.texts + listed.thoughts)]
+    thoughts = list(dict.fromkeys(filter(str.strip, [*thoughts, "".join(parts.thoughts)])))
+    if len(thoughts) > 1:
+        raise Refused(
+            f"{location}: expected one reasoning, got two: {thoughts[0]!r:.80} and {thoughts[1]!r:.80}; keep one"
+        )
+    calls = [*_list(value.get("tool_calls"), f"{location}.tool_calls"), *parts.calls]
+    if value.get("function_call"):
+        calls.append(value["function_call"])
+    message = {k: x for k, x in value.items() if k not in _NAMES and x is not None}
+    content = "".join(parts.texts)
+    if not content and isinstance(value.get("refusal"), str):
+        content = value["refusal"]
+    if value["role"] == "function":
+        message["role"] = "tool"
+    message["content"] = content
+    message.pop("reasoning_content", None)
+    if thoughts:
+        message["reasoning_content"] = thoughts[0]
+    message.pop("tool_calls", None)
+    if calls:
+        message["tool_calls"] = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    is_empty = value.get("content") is None and message.keys() == {"role", "content"} and not content
+    if is_empty and not parts.results:
+        raise Refused(
+            f"{location}: expected a message with content, reasoning or calls of tools, got {value!r:.80}"
+        )
+    only_results = parts.results and not (content or thoughts or calls)
+    return parts.results if only_results else [*parts.results, message]
+
+
+class _Parts:
+    """What the parts of a message's content are: texts, thoughts, calls, and results of tools."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[Any] = []
+        self.results: Messages = []
+
+    def add(self, content: Any) -> None:
+        if content is None:
+            return
+        if isinstance(content, str):
+            self.texts.append(content)
+            return
+        if not isinstance(content, list):
+            raise Refused(f"{self.location}: content: expected text, or parts of text, got {content!r:.80}")
+        for part in content:
+            self._add(part)
+
+    def _add(self, part: Any) -> None:
+        if isinstance(part, str):
+            self.texts.append(part)
+            return
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if kind in _ENCRYPTED:
+            return
+        if kind in _USES:
+            self.calls.append(part)
+        elif kind == "tool_result":
+            result = text_of(part.get("content") or "", self.location)
+            self.results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": result})
+        else:
+            names = {**dict.fromkeys(_TEXTS, ("text", "content", "summary")), "refusal": ("refusal",)}
+            names |= {kind: (kind, "text", "content") for kind in _THOUGHTS}
+            found = [part[name] for name in names.get(kind, ()) if isinstance(part.get(name), str)]
+            if not found:
+                raise Refused(f"{self.location}: content: expected text, got a part of type {kind}")
+            (self.thoughts if kind in _THOUGHTS else self.texts).append(found[0])
+
+
+def _call(value: Any, location: str) -> dict[str, Any]:
+    """A call of a tool. Arguments that are no JSON object stay the text that the model wrote."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refused(f"{location}: expected a call of a tool with its name and arguments, got {value!r:.80}")
+    names = ("arguments", "args", "input", "parameters")
+    arguments = _opened(next((function[name] for name in names if function.get(name) is not None), {}))
+    call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return call if value.get("id") is None else {"id": value["id"], **call}
+
+
+def _opened(value: Any) -> Any:
+    """What is written as JSON in a text, where it is an object or a list; no text is an empty object."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return {}
+    try:
+        inner = json.loads(value, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return value
+    return inner if isinstance(inner, dict | list) else value
+
+
+def _no_number(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _list(value: Any, location: str) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    raise Refused(f"{location}: expected a list, got {value!r:.80}")

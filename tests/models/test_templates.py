@@ -1,0 +1,270 @@
+"""Real chat templates × kinds of content: each word arrives once and is learned where its author wrote it, or the
+record is refused by name. The templates are those that TRL's wheel has; nothing here names one of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from agro.config import ChatConfig, NewModel
+from agro.errors import Refused
+from agro.models.encoding import InvalidSample
+from agro.models.newmodel import new_model
+from agro.models.policy import Policy
+from agro.types import Prompt, Sample
+
+_SPEC = find_spec("trl")
+FOLDER = Path(str(_SPEC.origin)).parent / "chat_templates" if _SPEC else Path("missing")
+TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja")) or [
+    pytest.param("none", marks=pytest.mark.skip("trl isn't installed: pip install 'agro-rl[trl]'"))
+]
+SPECIAL = re.compile(
+    r"<\|[^|<>\s{}]+\|?>|<[^|<>\s{}]+\|>|<｜[^｜<>{}]+｜>|<(?:start|end)_of_turn>|</s>|\[/?INST\]|\[gMASK\]|<sop>"
+)
+
+ASK = {"role": "user", "content": "Question1"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup9",
+        "description": "Description2",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+DATA = {"town": "Argument3", "days": 4, "deep": {"list": ["Argument5"]}}
+
+
+def call(arguments: Any = DATA, name: str = "lookup9", id: str = "abcdefgh1") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def said(content: Any = "Answer6", **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+TEXT = '{"town": "Argument3", "days": 4, "deep": {"list": ["Argument5"]}}'
+RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "content": "Result7"}
+CALLED = ["lookup9", "Argument3", "Argument5"]
+# By kind: prompt, turns, what is learned in this order, what is context, and the reason of the end.
+KINDS: dict[str, tuple[Any, list[dict[str, Any]], list[str], list[str], str]] = {
+    "text": ([ASK], [said()], ["Answer6"], ["Question1"], "stop"),
+    "system": (
+        [{"role": "system", "content": "System8"}, ASK],
+        [said()],
+        ["Answer6"],
+        ["System8", "Question1"],
+        "stop",
+    ),
+    "developer": (
+        [{"role": "developer", "content": "System8"}, ASK],
+        [said()],
+        ["Answer6"],
+        ["System8"],
+        "stop",
+    ),
+    "parts": (
+        [{"role": "user", "content": [{"type": "text", "text": "Question1"}]}],
+        [said([{"type": "output_text", "text": "Answer6"}])],
+        ["Answer6"],
+        ["Question1"],
+        "stop",
+    ),
+    "image": (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+        [said()],
+        [],
+        [],
+        "stop",
+    ),
+    "call": ([ASK], [said(None, tool_calls=[call()])], CALLED, ["Question1"], "tool_calls"),
+    "call as text": ([ASK], [said(None, tool_calls=[call(TEXT)])], CALLED, ["Question1"], "tool_calls"),
+    "text and call": ([ASK], [said(tool_calls=[call()])], ["Answer6", *CALLED], ["Question1"], "tool_calls"),
+    "two calls": (
+        [ASK],
+        [said(None, tool_calls=[call(), call({"town": "Argument0"}, "other8", "abcdefgh2")])],
+        [*CALLED, "other8", "Argument0"],
+        ["Question1"],
+        "tool_calls",
+    ),
+    "no arguments": ([ASK], [said(None, tool_calls=[call("")])], ["lookup9"], ["Question1"], "tool_calls"),
+    "old call": (
+        [ASK],
+        [said(None, function_call={"name": "lookup9", "arguments": TEXT})],
+        CALLED,
+        [],
+        "function_call",
+    ),
+    "result": (
+        [ASK],
+        [said(None, tool_calls=[call()]), RESULT, said()],
+        [*CALLED, "Answer6"],
+        ["Result7"],
+        "stop",
+    ),
+    "result in the prompt": (
+        [ASK, said(None, tool_calls=[call(TEXT)]), RESULT],
+        [said()],
+        ["Answer6"],
+        ["Argument3", "Result7"],
+        "stop",
+    ),
+    "reasoning_content": (
+        [ASK],
+        [said(reasoning_content="Thought9")],
+        ["Thought9", "Answer6"],
+        ["Question1"],
+        "stop",
+    ),
+    "reasoning": ([ASK], [said(reasoning="Thought9")], ["Thought9", "Answer6"], ["Question1"], "stop"),
+    "thinking": ([ASK], [said(thinking="Thought9")], ["Thought9", "Answer6"], ["Question1"], "stop"),
+    "thinking part": (
+        [ASK],
+        [said([{"type": "thinking", "thinking": "Thought9"}, {"type": "text", "text": "Answer6"}])],
+        ["Thought9", "Answer6"],
+        ["Question1"],
+        "stop",
+    ),
+    "inline thought": (
+        [ASK],
+        [said("<think>\nThought9\n</think>\n\nAnswer6")],
+        ["Thought9", "Answer6"],
+        ["Question1"],
+        "stop",
+    ),
+    "half inline": (
+        [ASK],
+        [said("Thought9\n</think>\n\nAnswer6")],
+        ["Thought9", "Answer6"],
+        ["Question1"],
+        "stop",
+    ),
+    "cut thought": ([ASK], [said("<think>\nThought9 and")], ["Thought9 and"], ["Question1"], "length"),
+    "cut reasoning": (
+        [ASK],
+        [said("", reasoning_content="Thought9 and")],
+        ["Thought9 and"],
+        ["Question1"],
+        "length",
+    ),
+    "cut": ([ASK], [said("Answer6 and")], ["Answer6 and"], ["Question1"], "length"),
+    "reasoning and call": (
+        [ASK],
+        [said(None, reasoning_content="Thought9", tool_calls=[call()])],
+        ["Thought9", *CALLED],
+        ["Question1"],
+        "tool_calls",
+    ),
+    "tools": ([ASK], [said()], ["Answer6"], ["lookup9", "Question1"], "stop"),
+    "tools and call": (
+        [ASK],
+        [said(None, tool_calls=[call()])],
+        CALLED,
+        ["Description2", "Question1"],
+        "stop",
+    ),
+    "empty": ([ASK], [said("")], [], ["Question1"], "stop"),
+    "two turns": (
+        [ASK],
+        [said(), {"role": "user", "content": "Question0"}, said("Answer7")],
+        ["Answer6", "Answer7"],
+        ["Question0"],
+        "stop",
+    ),
+    "two thoughts": (
+        [ASK],
+        [
+            said(reasoning_content="Thought9"),
+            {"role": "user", "content": "Question0"},
+            said("Answer7", reasoning_content="Thought8"),
+        ],
+        ["Thought9", "Answer6", "Thought8", "Answer7"],
+        ["Question0"],
+        "stop",
+    ),
+    "spaces": ([ASK], [said("  Answer6 \n")], ["  Answer6 \n"], ["Question1"], "stop"),
+    "its own end": ([ASK], [said("Answer6{end}\n")], ["Answer6"], ["Question1"], "stop"),
+    "another turn": ([ASK], [said("Answer6{end}\nQuestion0")], [], [], "stop"),
+}
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory, causal):
+    """A function: template -> `Policy` over bytes and the special tokens of the template."""
+    folder = tmp_path_factory.mktemp("bytes")
+    new_model(folder, NewModel(hidden=8, layers=1, heads=1, context=16), 0)
+    made = {}
+
+    def policy(template: str) -> Policy:
+        if template not in made:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            tokenizer.split_special_tokens = False
+            text = (FOLDER / f"{template}.jinja").read_text()
+            tokenizer.add_special_tokens({"additional_special_tokens": sorted(set(SPECIAL.findall(text)))})
+            tokenizer.chat_template = text
+            model = causal("Llama", vocab_size=len(tokenizer), max_position_embeddings=65536)
+            made[template] = Policy(model, tokenizer, chat=ChatConfig())
+        return made[template]
+
+    return policy
+
+
+def pieces(policy: Policy, row: Sample) -> list[tuple[str, bool]]:
+    runs = itertools.groupby(zip(row.tokens.tolist(), row.action.tolist()), key=lambda pair: pair[1])
+    decode = policy.tokenizer.decode
+    return [(decode([i for i, _ in run], skip_special_tokens=False), own) for own, run in runs]
+
+
+def rows_of(policy: Policy, kind: str) -> tuple[list[Sample], list[str], list[str], str]:
+    prompt, turns, learned, context, finish = KINDS[kind]
+    if "end" in kind or "another" in kind:
+        end = policy.tokenizer.decode([policy.chat.end_id or policy.eos_ids[0]])
+        turns = [{**turn, "content": turn["content"].format(end=end)} for turn in turns]
+    text = Prompt(prompt, columns={"tools": [TOOL]} if "tools" in kind else {}).text
+    sample = Sample(text, turns[-1]["content"] if isinstance(turns[-1]["content"], str) else "", 1.0)
+    sample = sample.replace(meta={"continuation": turns, "finish": finish})
+    return policy.encoder.rows(sample), learned, context, finish
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_words_arrive_once_or_the_record_is_refused_by_name(make, template, kind):
+    policy = make(template)
+    try:
+        rows, learned, context, finish = rows_of(policy, kind)
+    except InvalidSample as refused:
+        assert refused.reason in ("not shown by the chat template", "empty")
+        assert "\n" not in str(refused)[:60]
+        return
+    except Refused as refused:
+        assert kind == "image", refused
+        return
+    assert kind not in ("image", "another turn")
+    parts = [pieces(policy, row) for row in rows]
+    own = "\0".join(text for row in parts for text, chosen in row if chosen)
+    other = [text for row in parts for text, chosen in row if not chosen]
+    place = 0
+    calls = ("lookup9", "other8", "Argument3", "Argument5")  # before or after text, arguments in any order
+    for word in learned:
+        assert own.count(word) == 1 or (own.count(word) == 2 and word in calls[:2]), (word, own)
+    for word in (word for word in learned if word not in calls):
+        assert own.index(word) >= place
+        place = own.index(word)
+    for word in ("Question1", "System8", "Result7", "Question0", "Description2"):
+        assert word not in own
+    for word in context:
+        assert any(word in text for text in other), (word, other)
+        assert word in calls or all("".join(t for t, c in row if not c).count(word) == 1 for row in parts)
+    if finish == "length":
+        assert own.endswith(learned[-1])
+        assert rows[-1].tokens[-1] not in policy.eos_ids
+    else:
+        assert all(row[-1][1] for row in parts)
+        assert rows[-1].tokens[-1] in policy.eos_ids
+    thoughts = re.findall(r"<think>\s*</think>", own)
+    assert not thoughts, own
