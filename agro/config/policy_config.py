@@ -57,8 +57,8 @@ class ChatConfig(Section):
     today: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] = "2024-07-26"
     """the date that templates write which ask for it, so that a prompt has the same tokens on any day"""
     unshown: Literal["refuse", "drop"] = "refuse"
-    """what a template doesn't show of a prompt (declarations of tools, a system message), and reasoning: refuse
-    the record by name, or go on without. Responses are never shortened otherwise"""
+    """what a template doesn't show of a prompt (declarations of tools, a system message), and reasoning:
+    refuse the record by name, or go on without it"""
 
 
 Threads = Annotated[int, Field(ge=0, le=2**10)]

@@ -1,9 +1,9 @@
-"""Conversations as text by a chat template: what it shows, what the assistant wrote in it, what ends a turn.
+"""Conversations as text by a chat template, and what ends a response.
 
-A template is believed in nothing. Each conversation is rendered a second time with marks in place of its texts,
-and each mark must stand in the result just once; of a conversation whose words don't all arrive nothing is
-sampled or learned (`NotShown`). The marks also say which part of a turn its author wrote: all that the template
-puts before it, such as role headers, an opened thought or an empty one, belongs to the context.
+Each conversation is rendered a second time with marks in place of its texts. Each mark must stand in the
+result just once: a conversation whose words don't all arrive is neither sampled nor learned (`NotShown`). The
+marks also say which part of a turn its author wrote. What the template puts before it, such as role headers,
+an opened thought or an empty one, belongs to the context.
 
 A response ends with the tokenizer's EOS, with an `eos_token_id` of the model's generation_config.json, or
 with the token by which the chat template ends an assistant's turn. Nothing else of generation_config.json is
@@ -17,15 +17,15 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro import config as configuration
 from agro.errors import Refused
+from agro.models.template import CONTENT, PING, REASONING, NotShown, Template, mark_of
 from agro.types import Messages, Text
 from agro.types.conversation import TOOLS
 
@@ -45,15 +45,6 @@ _OFF = {  # values without an effect
     "num_beams": 1,
 }
 _CACHED = 256  # conversations whose rendering is remembered: the responses to a prompt come together
-_PING = {"role": "user", "content": "ping"}
-
-
-class NotShown(Refused):
-    """The template doesn't show what a conversation says, or changes it. `what`: the kind, for counts."""
-
-    def __init__(self, what: str, message: str) -> None:
-        super().__init__(message)
-        self.what = what
 
 
 class Reply(NamedTuple):
@@ -61,17 +52,6 @@ class Reply(NamedTuple):
 
     context: str
     written: str
-
-
-class Thought(NamedTuple):
-    """How a model writes its reasoning.
-
-    `field`: of a message, which the template renders; "" where it only takes reasoning out of what was said.
-    """
-
-    opening: str
-    closing: str
-    field: str
 
 
 class Piece(NamedTuple):
@@ -120,6 +100,15 @@ class Chat:
         return cls(tokenizer, config.system, config.wrap, config.options, config.today, drops)
 
     @cached_property
+    def template(self) -> Template:
+        return Template(self.tokenizer, self.options, self.today)
+
+    @property
+    def end_id(self) -> int | None:
+        """The special token that ends an assistant's turn; None without one."""
+        return next(iter(self.template.end_ids), None)
+
+    @cached_property
     def fingerprint(self) -> str:
         """16 hex digits of the SHA-256 of everything that determines the ids of a prompt and a response."""
         tokenizer = self.tokenizer
@@ -133,7 +122,7 @@ class Chat:
         special = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token]
         decides = [definition, special, tokenizer.chat_template]
         settings = dict(self._settings)
-        if self.reads_clock:
+        if self.template.reads_clock:
             settings["today"] = self.today
         if settings:
             decides.append(settings)
@@ -145,16 +134,6 @@ class Chat:
         settings = {"system": self.system, "wrap": self.wrap or None, "options": dict(self.options) or None}
         settings["unshown"] = "drop" if self.drops else None
         return {name: value for name, value in settings.items() if value is not None}
-
-    @property
-    def reads_clock(self) -> bool:
-        """Whether the template writes the date. It is `today` whenever it is rendered."""
-        return "strftime_now" in self._source
-
-    @property
-    def _source(self) -> str:
-        """The template, or the templates by name, as text."""
-        return json.dumps(self.tokenizer.chat_template or "", ensure_ascii=False)
 
     def is_text(self, prompt: Text) -> bool:
         """Whether a prompt stays plain text. Raises `Refused` where that would ignore `[policy.chat]`."""
@@ -186,7 +165,7 @@ class Chat:
             if len(self._remembered) >= _CACHED:
                 self._remembered.clear()
             messages = self._prepared(messages)
-            text = self._rendered(messages, generates=True)
+            text = self.template.render(messages, generates=True)
             self._check_shown(messages, text)
             self._remembered[key] = text
         return str(self._remembered[key])
@@ -205,121 +184,52 @@ class Chat:
         history = self._prepared(history)
         calls = list(turn.get("tool_calls") or ())
         thought, content, is_open = self._said(turn, opening, ends, closed=closed)
-        by_hand = thought is not None and self.thought is not None and not self.thought.field
-        if thought is not None and self.thought is None:
+        style = self.template.thought
+        by_hand = thought is not None and style is not None and not style.field
+        if thought is not None and style is None:
             if not self.drops:
-                raise self._refusal("reasoning", f"its reasoning ({thought!r:.60})", [*history, turn])
+                raise self._refusal("reasoning", f"its reasoning ({thought!r:.60})", [*history, dict(turn)])
             thought = None
         is_marked = thought is not None and not by_hand
         marked: dict[str, Any] = {"role": "assistant", "content": ""}
         if content.strip() or is_open or not (calls or is_marked):
-            marked["content"] = _mark(0)
+            marked["content"] = CONTENT
         if is_marked:
-            marked["reasoning_content"] = _mark(1)
+            marked["reasoning_content"] = REASONING
         if calls:
             marked["tool_calls"] = calls
-        text = self._rendered([*history, marked])
+        text = self.template.render([*history, marked])
         for name in ("reasoning_content", "content"):
             mark = marked.get(name)
             if mark and text.count(mark) != 1:
                 beside = " beside its calls of tools" if calls else ""
                 what = name.removesuffix("_content")
-                raise self._refusal(what, f"its {what}{beside}", [*history, turn])
-        places = sorted(text.find(mark) for mark in (_mark(1), _mark(0)) if mark in text)
-        calls_first, last = (
-            self._calls(history, marked, text) if calls else (False, places[-1] + len(_mark(0)))
-        )
+                raise self._refusal(what, f"its {what}{beside}", [*history, dict(turn)])
+        places = sorted(text.find(mark) for mark in (REASONING, CONTENT) if mark in text)
+        if calls:
+            calls_first, last = self._calls(history, marked, text)
+        else:
+            calls_first, last = False, places[-1] + len(CONTENT)
         first = self._start_of_calls(history, text, opening) if calls_first else places[0]
         context, start = self._context(text, opening, first, content, has_thought=is_marked)
         if is_open and is_marked:
             return Reply(context, text[start : places[0]] + str(thought))
-        syntax, end = self._end(text[last:], ends, calls=bool(calls))
+        syntax, end = self.template.end(text[last:], ends, calls=bool(calls))
         after = syntax + end if closed else syntax * bool(calls)
-        written = (text[start:last] + after).replace(_mark(1), thought or "").replace(_mark(0), content)
+        written = (text[start:last] + after).replace(REASONING, thought or "").replace(CONTENT, content)
         if by_hand:
-            assert self.thought is not None
-            is_opened = self.opens_thought(opening)
+            assert style is not None
+            is_opened = self.template.opens_thought(opening)
             context = opening if is_opened else context
-            begun = "" if is_opened else self.thought.opening
-            written = f"{begun}{thought}" + ("" if is_open else self.thought.closing + written)
+            begun = "" if is_opened else style.opening
+            written = f"{begun}{thought}" + ("" if is_open else style.closing + written)
         return Reply(context, written)
 
     def message(self, written: str, opening: str) -> dict[str, Any]:
         """What the assistant wrote after the text `opening`, as a message with its reasoning apart."""
-        thought, content, _ = self._parse(written, opened=self.opens_thought(opening))
+        thought, content, _ = self._parse(written, opened=self.template.opens_thought(opening))
         message = {"role": "assistant", "content": content.lstrip() if content is not written else content}
         return message if thought is None else {**message, "reasoning_content": thought}
-
-    def opens_thought(self, opening: str) -> bool:
-        """Whether a text ends with what opens a thought, as generation prompts of reasoning models do."""
-        return self.thought is not None and opening.rstrip().endswith(self.thought.opening.strip())
-
-    @cached_property
-    def ending(self) -> str:
-        """What the template adds after an assistant's turn; "" where that is unknown."""
-        text = self._tried([_PING, {"role": "assistant", "content": _mark(0)}])
-        return text.rpartition(_mark(0))[2]
-
-    @cached_property
-    def end_id(self) -> int | None:
-        """The special token that ends an assistant's turn; None without one."""
-        return next(iter(self.end_ids), None)
-
-    @cached_property
-    def end_ids(self) -> tuple[int, ...]:
-        """The special tokens that end a turn of text and one that calls a tool. Where the template writes none,
-        the one that begins what follows, such as <|user|>, tells the model to stop."""
-        turns: list[dict[str, Any]] = [{"role": "assistant", "content": _mark(0)}]
-        if self.call_form is not None:
-            turns.append({"role": "assistant", "content": "", "tool_calls": [_call_of(_mark(0), {})]})
-        found = {}
-        for turn in turns:
-            before, mark, tail = self._tried([_PING, turn]).rpartition(_mark(0))
-            if mark:
-                found[self._end(tail, (), calls="tool_calls" in turn)[1]] = None
-        return tuple(dict.fromkeys(self.tokenizer.convert_tokens_to_ids(end) for end in found if end))
-
-    def _end(self, tail: str, ends: Collection[str], *, calls: bool) -> tuple[str, str]:
-        """Of what follows the last text of a turn: what still belongs to the turn, and its end token."""
-        places = sorted((tail.index(end), end) for end in ends if end in tail)
-        if places:
-            return tail[: places[0][0]], places[0][1]
-        specials = list(self._specials_in(tail))
-        if specials and tail.rstrip().endswith(specials[-1][1]):
-            # Text is followed by its end at once; calls of tools may hold other special tokens.
-            at, end = specials[-1] if calls else specials[0]
-            return tail[:at], end
-        return (tail.rstrip() if calls else ""), self._next_turn[calls]
-
-    @cached_property
-    def _next_turn(self) -> dict[bool, str]:
-        """The special token that begins what follows a turn of text, and one with calls; "" without one."""
-        found = {}
-        for calls in (False, True):
-            turn: dict[str, Any] = {"role": "assistant", "content": "" if calls else "pong"}
-            if calls:
-                turn["tool_calls"] = [_call_of("name", {})]
-            before = self._tried([_PING, turn]).rstrip()
-            full = self._tried([_PING, turn, {"role": "tool" if calls else "user", "content": _mark(0)}])
-            follows = full[len(before) : full.find(_mark(0))] if before and full.startswith(before) else ""
-            at, token = next(self._specials_in(follows), (0, ""))
-            found[calls] = "" if follows[:at].strip() else token
-        return found
-
-    def _specials_in(self, text: str) -> Iterator[tuple[int, str]]:
-        """Where special tokens stand in a text, and which."""
-        if self.special_texts:
-            pattern = "|".join(map(re.escape, sorted(self.special_texts, key=len, reverse=True)))
-            yield from ((match.start(), match[0]) for match in re.finditer(pattern, text))
-
-    @cached_property
-    def special_texts(self) -> frozenset[str]:
-        """The special tokens, where the tokenizer reads them in texts."""
-        tokenizer = self.tokenizer
-        if getattr(tokenizer, "split_special_tokens", False):
-            return frozenset()
-        added = tokenizer.added_tokens_decoder.values()
-        return frozenset({*tokenizer.all_special_tokens, *(str(t) for t in added if t.special)} - {""})
 
     def clean(self, text: str, ends: Collection[str]) -> tuple[str, bool]:
         """What an assistant wrote without the end token and the padding behind it, and whether there was one.
@@ -327,8 +237,8 @@ class Chat:
         Raises `NotShown` where other text follows an end token, or tokens of other turns stand in it.
         """
         control = {*ends, self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
-        control |= {token for _, token in self._specials_in(self._tried([_PING]))}
-        places = [(at, token) for at, token in self._specials_in(text) if token in control]
+        control |= {token for _, token in self.template.specials_in(self.template.tried([PING]))}
+        places = [(at, token) for at, token in self.template.specials_in(text) if token in control]
         end = len(text)
         for at, token in reversed(places):
             if text[at + len(token) : end].strip():
@@ -344,91 +254,6 @@ class Chat:
             )
         return text[:end], end < len(text)
 
-    @cached_property
-    def thought(self) -> Thought | None:
-        """How reasoning is written; None for templates without."""
-        call = [_call_of("name", {})] if self.call_form is not None else []
-        for name in ("reasoning_content", "reasoning", "thinking"):
-            for calls in ([], call) if call else ([],):
-                turn = {"role": "assistant", "content": "" if calls else _mark(0), name: _mark(1)}
-                text = self._tried([_PING, {**turn, "tool_calls": calls} if calls else turn], reasoning=name)
-                if text.count(_mark(1)) != 1:
-                    continue
-                first, last = text.index(_mark(1)), text.find(_mark(0))
-                closing = text[first + len(_mark(1)) : last] if last > first else ""
-                opening = self._tried([_PING], generates=True)
-                begun = text[len(opening) : first] if text.startswith(opening) else ""
-                if not begun.strip():
-                    tag = re.search(r"</(\w+)>", closing)
-                    begun = f"<{tag[1]}>\n" if tag else opening.rstrip().rpartition("\n")[2]
-                return Thought(begun, closing, name)
-        if "</think>" in self._source:
-            return Thought("<think>\n", "\n</think>\n\n", "")
-        return None
-
-    @cached_property
-    def call_form(self) -> tuple[str | None, bool] | None:
-        """How the template takes a call of a tool: the content of a message without text ("" or None), and
-        whether its arguments are JSON as text. None where it doesn't show calls."""
-        call = _call_of(_mark(2), {"key": _mark(3)})
-        for blank in ("", None):
-            for as_text in (False, True):
-                turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-                text = self._tried([_PING, turn], form=(blank, as_text))
-                spoiled = f"'{_mark(3)}'" in text or f'\\"{_mark(3)}' in text
-                if _mark(2) in text and "key" in text and text.count(_mark(3)) == 1 and not spoiled:
-                    return blank, as_text
-        return None
-
-    @cached_property
-    def _takes_parts(self) -> bool:
-        """Whether the template shows text as a list of parts alone, as those of models with pictures do."""
-        marked = [{"role": "user", "content": _mark(0)}]
-        as_text, as_parts = (self._tried(marked, parts=parts) for parts in (False, True))
-        return _mark(0) not in as_text and as_parts.count(_mark(0)) == 1
-
-    @cached_property
-    def _opens_directly(self) -> bool:
-        """Whether earlier turns are shown right after the generation prompt, so that what the template puts
-        between them in the last one, such as an empty thought, needs no place."""
-        before, opening = self._tried([_PING]), self._tried([_PING], generates=True)
-        text = self._tried([_PING, {"role": "assistant", "content": _mark(0)}, _PING])
-        return opening.startswith(before) and opening[len(before) :] + _mark(0) in text
-
-    @cached_property
-    def _developer(self) -> str:
-        """The role that a developer's message has: its own where the template shows it, else the system's."""
-        text = self._tried([{"role": "developer", "content": _mark(0)}, _PING])
-        return "developer" if text.count(_mark(0)) == 1 else "system"
-
-    def abilities(self) -> dict[str, str]:
-        """What the template shows, by kind of content: "yes", or how, or "no"."""
-        empty = {"type": "object", "properties": {}}
-        tool = {"type": "function", "function": {"name": _mark(2), "description": "", "parameters": empty}}
-        after = self._tried(
-            [_PING, {"role": "assistant", "content": "pong"}, {"role": "tool", "content": _mark(0)}]
-        )
-        both = {"role": "assistant", "content": _mark(0), "tool_calls": [_call_of("name", {})]}
-        shown = {
-            "system": _mark(0) in self._tried([{"role": "system", "content": _mark(0)}, _PING]),
-            "tools": _mark(2) in self._tried([_PING], tools=[tool]),
-            "calls": self.call_form is not None,
-            "text beside calls": self.call_form is not None and _mark(0) in self._tried([_PING, both]),
-            "results": _mark(0) in after,
-        }
-        found = {name: "yes" if is_shown else "no" for name, is_shown in shown.items()}
-        found["developer"] = "yes" if self._developer == "developer" else f"as {self._developer}"
-        earlier = {"role": "assistant", "content": "pong", "reasoning_content": _mark(1)}
-        if self.thought is None:
-            found["reasoning"] = "no"
-        elif not self.thought.field:
-            found["reasoning"] = "written in the text; not shown of earlier turns"
-        else:
-            is_kept = _mark(1) in self._tried([_PING, earlier, _PING])
-            found["reasoning"] = "yes" if is_kept else "of the last turn only"
-        found["date"] = f"{self.today} (policy.chat.today)" if self.reads_clock else "no"
-        return found
-
     def _said(
         self, turn: Mapping[str, Any], opening: str, ends: Collection[str], *, closed: bool
     ) -> tuple[str | None, str, bool]:
@@ -436,7 +261,7 @@ class Chat:
         content, _ = self.clean(turn.get("content") or "", ends)
         thought = turn.get("reasoning_content")
         if thought is None:
-            opened = not closed and self.opens_thought(opening)
+            opened = not closed and self.template.opens_thought(opening)
             thought, content, is_open = self._parse(content, opened=opened)
         else:
             is_open = not closed and not content.strip() and not turn.get("tool_calls")
@@ -450,12 +275,12 @@ class Chat:
 
         `opened`: whether a text without any mark of a thought is one that goes on.
         """
-        if self.thought is None:
+        if self.template.thought is None:
             return None, text, False
         body = text.lstrip()
         tags = [("<think>", "</think>")]
-        if self.thought.closing.strip():
-            tags.insert(0, (self.thought.opening.strip(), self.thought.closing.strip()))
+        if self.template.thought.closing.strip():
+            tags.insert(0, (self.template.thought.opening.strip(), self.template.thought.closing.strip()))
         for begin, end in tags:
             thought, ended, content = body.removeprefix(begin).partition(end)
             begun = body.startswith(begin)
@@ -465,15 +290,8 @@ class Chat:
                 return thought.strip("\n"), "", True
         if opened:
             return text.strip("\n"), "", True
-        header = self._content_header
+        header = self.template.content_header
         return None, body.removeprefix(header) if header and body.startswith(header) else text, False
-
-    @cached_property
-    def _content_header(self) -> str:
-        """What the template writes before the text of a turn, such as the name of a channel."""
-        opening = self._tried([_PING], generates=True)
-        text = self._tried([_PING, {"role": "assistant", "content": _mark(0)}])
-        return text[len(opening) : text.find(_mark(0))].strip() if text.startswith(opening) else ""
 
     def _context(
         self, text: str, opening: str, first: int, content: str, *, has_thought: bool
@@ -485,21 +303,23 @@ class Chat:
         turns.
         """
         if not text.startswith(opening):
-            has_no_thought = self.opens_thought(opening) and text[:first].rstrip() != opening.rstrip()
+            has_no_thought = (
+                self.template.opens_thought(opening) and text[:first].rstrip() != opening.rstrip()
+            )
             return (text[:first] if has_no_thought else opening), first
         added = text[len(opening) : first]
         if has_thought:
             return opening, len(opening)
         if not added.strip():
             return opening, first if content.startswith(added) else len(opening)
-        return (opening, first) if self._opens_directly else (text[:first], first)
+        return (opening, first) if self.template.opens_directly else (text[:first], first)
 
     def _start_of_calls(self, history: Messages, text: str, opening: str) -> int:
-        """Where the calls of a turn without text begin: where its text would, or after the generation prompt."""
-        plain = self._tried([*history, {"role": "assistant", "content": _mark(0)}])
-        head, mark, _ = plain.partition(_mark(0))
-        if mark and text.startswith(head):
-            return len(head)
+        """Where the calls of a turn without text begin: as its text would, or after the generation prompt."""
+        plain = self.template.tried([*history, {"role": "assistant", "content": CONTENT}])
+        first = plain.find(CONTENT)
+        if first >= 0 and text.startswith(plain[:first]):
+            return first
         if text.startswith(opening):
             return len(opening)
         raise self._refusal("calls", "its calls of tools after the text before them", history)
@@ -509,24 +329,24 @@ class Chat:
 
         Raises `NotShown` unless each name and text of the arguments arrives.
         """
-        if self.call_form is None:
-            raise self._refusal("calls", "its calls of tools", [*history, turn])
+        if self.template.call_form is None:
+            raise self._refusal("calls", "its calls of tools", [*history, dict(turn)])
         for call in turn["tool_calls"]:
             if not isinstance(call["function"].get("arguments"), dict):
                 arguments = (
                     f"the arguments {call['function'].get('arguments')!r:.80}, which are no JSON object,"
                 )
-                raise self._refusal("calls", arguments, [*history, turn])
+                raise self._refusal("calls", arguments, [*history, dict(turn)])
         marks = _Marks()
-        twin = self._tried([*history, marks.twin(turn, keeps_texts=True)])
+        twin = self.template.tried([*history, marks.twin(turn, keeps_texts=True)])
         for piece in marks.pieces:
             if twin.count(piece.mark) != 1 and (piece.kind != "name" or piece.mark not in twin):
-                raise self._refusal("calls", f"{piece.what} {piece.text!r:.60}", [*history, turn])
+                raise self._refusal("calls", f"{piece.what} {piece.text!r:.60}", [*history, dict(turn)])
         firsts = [twin.index(piece.mark) for piece in marks.pieces]
-        own = [mark for mark in (_mark(0), _mark(1)) if mark in twin]
+        own = [mark for mark in (CONTENT, REASONING) if mark in twin]
         last = max(twin.rindex(mark) + len(mark) for mark in [*own, *(piece.mark for piece in marks.pieces)])
         if not text.endswith(twin[last:]):
-            raise self._refusal("calls", "its calls of tools as they are", [*history, turn])
+            raise self._refusal("calls", "its calls of tools as they are", [*history, dict(turn)])
         return min(firsts) < min(map(twin.index, own), default=len(twin)), len(text) - len(twin[last:])
 
     def _prepared(self, messages: Messages) -> Messages:
@@ -534,7 +354,7 @@ class Chat:
         prepared = []
         for message in messages:
             if message["role"] == "developer":
-                message = {**message, "role": self._developer}
+                message = {**message, "role": self.template.developer_role}
             elif message["role"] == "assistant" and "reasoning_content" not in message:
                 thought, content, is_open = self._parse(message["content"], opened=False)
                 if thought is not None and not is_open:
@@ -546,9 +366,9 @@ class Chat:
         """Raise `NotShown` where a text of the messages isn't in the rendered `text` just once."""
         marks = _Marks()
         twin_messages = [marks.twin(message, number=i) for i, message in enumerate(messages)]
-        twin = self._tried(twin_messages, generates=True)
+        twin = self.template.tried(twin_messages, generates=True)
         for piece in marks.pieces:
-            if piece.kind == "reasoning" and self.thought is not None:
+            if piece.kind == "reasoning" and self.template.thought is not None:
                 continue  # of an earlier turn: what the model reads is up to its template
             count = twin.count(piece.mark)
             plain = piece.text.strip()
@@ -561,115 +381,9 @@ class Chat:
         return NotShown(
             what,
             f"conversation {messages!r:.80}: the chat template doesn't show {said}. What to do: use another "
-            'policy.chat.template, or take it out of the records; policy.chat.unshown = "drop" goes on without '
-            "what isn't shown of the context, and without reasoning",
+            'policy.chat.template, or take it out of the records; policy.chat.unshown = "drop" goes on '
+            "without what isn't shown of the context, and without reasoning",
         )
-
-    def _dated(self, *, has_tools: bool) -> str | None:
-        """The template with `today` in place of the clock; None for the tokenizer's own, which has no clock."""
-        if not self.reads_clock:
-            return None
-        template = self.tokenizer.chat_template
-        if isinstance(template, dict):
-            template = template["tool_use" if has_tools and "tool_use" in template else "default"]
-        day = date.fromisoformat(self.today)
-        dated = re.sub(
-            r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""", lambda found: f'"{day.strftime(found[2])}"', template
-        )
-        if re.search(r"strftime_now\s*\(", dated):
-            raise NotShown(
-                "the date",
-                "the chat template writes the date in a form that can't be pinned; set "
-                "policy.chat.template to one that doesn't read the clock",
-            )
-        return dated
-
-    def _tried(self, messages: Messages, **how: Any) -> str:
-        """The rendered messages; "" where the template fails."""
-        try:
-            return self._rendered(messages, **how)
-        except Refused:
-            return ""
-
-    def _rendered(
-        self,
-        messages: Messages,
-        *,
-        generates: bool = False,
-        tools: list[Any] | None = None,
-        form: tuple[str | None, bool] | None = None,
-        reasoning: str = "",
-        parts: bool | None = None,
-    ) -> str:
-        """The text of messages. `form`, `reasoning`, `parts`: as `call_form`, `Thought.field` and `_takes_parts`,
-        while these are found."""
-        if not self.tokenizer.chat_template:
-            raise Refused(
-                f"prompt {messages!r:.80}: messages, but the tokenizer has no chat template; "
-                "give prompts as text, or set policy.chat.template"
-            )
-        if messages[0]["role"] == TOOLS:
-            tools, messages = json.loads(messages[0]["content"]), messages[1:]
-        if form is None and any(message.get("tool_calls") for message in messages):
-            form = self.call_form
-        if not reasoning and any("reasoning_content" in message for message in messages):
-            reasoning = self.thought.field if self.thought is not None else ""
-        shaped = _shaped(messages, form or ("", False), reasoning)
-        if self._takes_parts if parts is None else parts:
-            shaped = [
-                {**m, "content": [{"type": "text", "text": m["content"]}] if m.get("content") else []}
-                for m in shaped
-            ]
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                shaped,
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=generates,
-                chat_template=self._dated(has_tools=bool(tools)),
-                **self.options,
-            )
-        except Exception as error:  # noqa: BLE001 a template is a program of somebody else
-            raise NotShown(
-                "the template fails", f"prompt {messages!r:.80}: the chat template fails: {error}"
-            ) from None
-        return text
-
-
-def _mark(number: int) -> str:
-    return f"qzq{number:04d}zqz"
-
-
-def _call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _shaped(messages: Messages, form: tuple[str | None, bool], reasoning: str) -> Messages:
-    """Messages as a template takes them, with an id for each call, and the name of what a result is of."""
-    blank, as_text = form
-    names: dict[str, str] = {}
-    shaped = []
-    for message in messages:
-        message = dict(message)
-        if "reasoning_content" in message and reasoning != "reasoning_content":
-            thought = message.pop("reasoning_content")
-            if reasoning:
-                message[reasoning] = thought
-        calls = []
-        for call in message.get("tool_calls") or ():
-            function = call["function"]
-            if as_text:
-                function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-            calls.append({"id": f"call{len(names):05d}", **call, "function": function})
-            names[calls[-1]["id"]] = function["name"]
-        if calls:
-            message["tool_calls"] = calls
-            message["content"] = message["content"] if message["content"].strip() else blank
-        if message["role"] == "tool" and names:
-            message.setdefault("tool_call_id", next(reversed(names)))
-            message.setdefault("name", names.get(message["tool_call_id"], next(reversed(names.values()))))
-        shaped.append(message)
-    return shaped
 
 
 class _Marks:
@@ -722,7 +436,7 @@ class _Marks:
         return self._names[name]
 
     def _add(self, what: str, text: str, kind: str) -> str:
-        mark = _mark(len(self.pieces) + 10)
+        mark = mark_of(len(self.pieces) + 10)
         self.pieces.append(Piece(what, text, mark, kind))
         return mark
 
@@ -740,7 +454,7 @@ def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:
     """The tokens that end a response; the first one ends plain text."""
     listed = getattr(model.generation_config, "eos_token_id", None)
     listed = listed if isinstance(listed, list) else [listed]
-    ids = (chat.tokenizer.eos_token_id, *listed, *chat.end_ids)
+    ids = (chat.tokenizer.eos_token_id, *listed, *chat.template.end_ids)
     return tuple(dict.fromkeys(int(i) for i in ids if i is not None))
 
 

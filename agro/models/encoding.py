@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.errors import Refused
-from agro.models.chat import Chat, NotShown
+from agro.models.chat import Chat
+from agro.models.template import NotShown
 from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample, Text, check_turns
 
 Reason = Literal[
@@ -102,8 +103,8 @@ class Encoder:
         return self._rendered_ids(self.render(text), text)
 
     def checked_prompt(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt. Raises `InvalidSample` where the chat template doesn't show it, where the tokenizer
-        doesn't know a character, or where they leave no room for a response."""
+        """Ids of a prompt. Raises `InvalidSample` where the chat template doesn't show it, the tokenizer
+        doesn't know a character, or they leave no room for a response."""
         try:
             ids = self.prompt(prompt.text)
         except NotShown as error:
@@ -174,8 +175,8 @@ class Encoder:
             return rows[0]
         raise InvalidSample(
             "turns of another tokenizer",
-            f"{_label(sample)}: the chat template of {self.name} changes earlier turns, so that its "
-            f"{len(rows)} turns are sequences of their own, which count as one only where a policy is trained",
+            f"{_label(sample)}: the chat template of {self.name} changes earlier turns, so its {len(rows)} "
+            "turns are sequences of their own, which count as one response only where a policy is trained",
         )
 
     def rows(self, sample: Sample, max_length: int | None = None) -> list[Sample]:

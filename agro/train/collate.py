@@ -4,6 +4,7 @@ kept sets, and values of prompts."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -154,12 +155,21 @@ class ReferenceCache:
         assert len(ids) == len(samples)
         cached = self.store.ledger.reference_logp(self.run, key, ids, until=self.until)
         wanted = batch.mask.sum(1).tolist()
-        missing = [row for row, i in enumerate(ids) if i not in cached or len(cached[i]) != wanted[row]]
+        several = {i for i, count in Counter(ids).items() if count > 1}  # rows of one sample, never stored
+        missing = [
+            row
+            for row, i in enumerate(ids)
+            if i not in cached or i in several or len(cached[i]) != wanted[row]
+        ]
         ref_logp = torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.mask.device)
         if missing:
             rows = torch.tensor(missing, device=batch.mask.device)
             ref_logp[rows] = self.learner.logp(batch.rows(rows), "reference").to(ref_logp.device)
-            new = {ids[row]: ref_logp[row][batch.mask[row]].float().cpu().numpy() for row in missing}
+            new = {
+                ids[row]: ref_logp[row][batch.mask[row]].float().cpu().numpy()
+                for row in missing
+                if ids[row] not in several
+            }
             self.store.ledger.keep_reference_logp(self.run, step, key, new)
         for row in set(range(len(ids))) - set(missing):
             ref_logp[row, batch.mask[row]] = torch.tensor(

@@ -65,7 +65,7 @@ def of_groups(
     encoded = []
     for sample in samples:
         try:
-            encoded.append(encoder.encode(sample, max_length))
+            encoded += encoder.rows(sample, max_length)
         except InvalidSample:  # it would be dropped from the step
             continue
     values: dict[str, list[float]] = defaultdict(list)
@@ -131,6 +131,8 @@ def select_valid(
 ) -> Valid:
     """Encode the drawn samples that have what is needed. The others are counted, and so are damaged ones.
 
+    A conversation whose earlier turns the chat template changes is several rows of one episode.
+
     An episode that loses a sample is dropped, and so is a group that becomes too small. A pair that loses a
     response is dropped, and so is its other response where it is in no other pair.
 
@@ -142,14 +144,14 @@ def select_valid(
     broken = {(d.prompt_id, d.episode) for d in drawn.damaged}
     for sample in drawn.samples:
         try:
-            encoded = encoder.encode(sample, max_length)
+            rows = encoder.rows(sample, max_length)
         except InvalidSample as error:
             valid.dropped[error.reason] += 1
             broken.add((sample.prompt_id, sample.episode))
             continue
-        is_scored = encoded.reward is not None or encoded.token_reward is not None
-        if is_scored or encoded.role not in scored_roles:
-            valid.samples.append(encoded)
+        is_scored = sample.reward is not None or rows[0].token_reward is not None
+        if is_scored or sample.role not in scored_roles:
+            valid.samples += rows
         else:
             valid.dropped["no reward"] += 1
     if drawn.damaged:
@@ -162,7 +164,7 @@ def select_valid(
     if "pairs" in needs:
         valid.pairs, paired = _complete_pairs(valid)
         valid.select(paired, "the other response of its pair was dropped")
-    if len(valid.samples) < len(drawn.samples) + len(drawn.damaged):
+    if valid.dropped:
         minimum = least_responses(set(needs), "expert")
         had, has = count_responses([*drawn.samples, *drawn.damaged]), count_responses(valid.samples)
         too_small = {name for name in has if has[name] < minimum <= had[name]}
