@@ -234,7 +234,7 @@ def _encoding(store: Store, encoder: Encoder) -> dict[str, int]:
     counts = Counter[str]()
     for sample in store.samples():
         try:
-            encoder.encode(sample)
+            encoder.rows(sample)
             counts["valid"] += 1
         except InvalidSample as error:
             counts[error.reason] += 1

@@ -206,10 +206,7 @@ class Chat:
                 what = name.removesuffix("_content")
                 raise self._refusal(what, f"its {what}{beside}", [*history, dict(turn)])
         places = sorted(text.find(mark) for mark in (REASONING, CONTENT) if mark in text)
-        if calls:
-            calls_first, last = self._calls(history, marked, text)
-        else:
-            calls_first, last = False, places[-1] + len(CONTENT)
+        calls_first, last = self._calls(history, marked, text)
         first = self._start_of_calls(history, text, opening) if calls_first else places[0]
         context, start = self._context(text, opening, first, content, has_thought=is_marked)
         if is_open and is_marked:
@@ -303,10 +300,9 @@ class Chat:
         turns.
         """
         if not text.startswith(opening):
-            has_no_thought = (
-                self.template.opens_thought(opening) and text[:first].rstrip() != opening.rstrip()
-            )
-            return (text[:first] if has_no_thought else opening), first
+            is_same = text[:first].rstrip() == opening.rstrip()
+            is_other = has_thought or self.template.opens_thought(opening)  # a thought in one of them alone
+            return (opening if is_same or not is_other else text[:first]), first
         added = text[len(opening) : first]
         if has_thought:
             return opening, len(opening)
@@ -329,6 +325,8 @@ class Chat:
 
         Raises `NotShown` unless each name and text of the arguments arrives.
         """
+        if "tool_calls" not in turn:
+            return False, max(text.find(mark) + len(mark) for mark in (CONTENT, REASONING) if mark in text)
         if self.template.call_form is None:
             raise self._refusal("calls", "its calls of tools", [*history, dict(turn)])
         for call in turn["tool_calls"]:

@@ -99,6 +99,9 @@ class Valid:
     samples: list[Sample] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(
+        default_factory=dict
+    )  # of each reason in an encoding, the first in words
     made: frozenset[int | None] = frozenset()  # ids of the samples generated for this step
 
     def recent(self, version: int) -> list[bool]:
@@ -147,6 +150,7 @@ def select_valid(
             rows = encoder.rows(sample, max_length)
         except InvalidSample as error:
             valid.dropped[error.reason] += 1
+            valid.examples.setdefault(error.reason, str(error))
             broken.add((sample.prompt_id, sample.episode))
             continue
         is_scored = sample.reward is not None or rows[0].token_reward is not None

@@ -91,10 +91,10 @@ def _stored(config: RunConfig, policy: Policy, store: Store, count: int, size: i
     rows: list[StepSequence] = []
     for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
         with suppress(InvalidSample):  # the run drops it as well
-            encoded = policy.encode(sample, config.train.max_length)
-            assert encoded.tokens is not None
-            assert encoded.mask is not None
-            rows.append(StepSequence(encoded.tokens.tolist(), int(encoded.mask.sum()), 0))
+            for encoded in policy.encoder.rows(sample, config.train.max_length):
+                assert encoded.tokens is not None
+                assert encoded.mask is not None
+                rows.append(StepSequence(encoded.tokens.tolist(), int(encoded.mask.sum()), 0))
     repeated = []
     for i in range(count if rows else 0):
         row = rows[i % len(rows)]

@@ -149,6 +149,10 @@ def _model_facts(report: Report) -> Iterator[Fact]:
         return
     values = report.measured.to_json()
     of = f"{count(values['measured_groups'])} of {count(report.measured.total)} prompts"
+    for reason, number in values["invalid"].items():
+        yield Fact("left out", count(number), f"responses: {reason}")
+    for kind, how in (values["template"] or {}).items():
+        yield Fact(f"the chat template shows {kind}", how, "")
     yield Fact("log π of a token", short(values["logp_per_token"]), f"nats, {of}")
     if report.measured.against_reference:
         yield Fact("log π_ref of a token", short(values["ref_logp_per_token"]), "nats")

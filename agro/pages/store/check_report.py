@@ -170,6 +170,11 @@ def _model_lines(report: Report) -> Iterator[tuple[str, str]]:
         return
     values = report.measured.to_json()
     yield "measured", f"{count(values['measured_groups'])} of {count(report.measured.total)} prompts"
+    if values["template"]:
+        yield "template", ", ".join(f"{kind} {how}" for kind, how in values["template"].items())
+    for reason, number in values["invalid"].items():
+        yield "left out", f"{count(number)} responses: {reason}"
+        yield "  such as", report.measured.examples.get(reason, "")[:300]
     yield "log π", f"{short(values['logp'])} nats a response, {short(values['logp_per_token'])} a token"
     if report.measured.against_reference:
         per_token = short(values["ref_logp_per_token"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,9 @@ class Measurements:
     groups: list[GroupValues] = field(default_factory=list)
     auc: Values = field(default_factory=lambda: np.empty(0))  # of groups with unequal rewards
     dropped: int = 0  # of their responses
+    invalid: Counter[str] = field(default_factory=Counter)  # responses that can't be encoded, by reason
+    examples: dict[str, str] = field(default_factory=dict)  # of each reason the first, in words
+    template: dict[str, str] = field(default_factory=dict)  # what the chat template shows, by kind of content
     pairs: dict[str, Any] = field(default_factory=dict)
 
     def of(self, name: str) -> Values:
@@ -115,6 +119,8 @@ class Measurements:
             "auc_se": ranked["auc_se"] if len(self.auc) > 1 else None,
             "auc_groups": len(self.auc),
             "auc_dropped": self.dropped,
+            "invalid": dict(self.invalid),
+            "template": self.template or None,
             **self.pairs,
             "measured_groups": len(self.groups),
             "logp": _mean(self.of("logp")),
@@ -156,12 +162,16 @@ def measure(
     total = store.counts().groups
     stride = 1 if limit is None else max(1, -(-total // limit))
     measurements = Measurements(reference is not None, total)
+    if policy.tokenizer.chat_template:
+        measurements.template = policy.chat.template.abilities()
     auc = [np.empty(0)]
     for i, group in enumerate(store.groups()):
         if i % stride:
             continue
         samples = list(store.samples(prompt_id=group.prompt_id))
         valid = select_valid(DrawnGroups(samples), policy.encoder, None, set())
+        measurements.invalid += valid.dropped
+        measurements.examples = valid.examples | measurements.examples
         if not valid.samples:
             continue
         batch = collate(valid.samples, 0)
@@ -170,9 +180,9 @@ def measure(
         if reference is not None:
             ref_logp_BT = streams_of(reference, batch, ["logp"], PASSES)["logp"]
         measurements.groups.append(_group(valid, batch, logp_BT, ref_logp_BT if reference else None))
-        rewards = [total_reward(s) for s in valid.samples]
-        if len({r for r in rewards if r == r}) > 1:
-            measurements.dropped += len(samples) - sum(r == r for r in rewards)
+        rewards = {s.id: total_reward(s) for s in valid.samples}  # several rows may be of one sample
+        if len({r for r in rewards.values() if r == r}) > 1:
+            measurements.dropped += len(samples) - sum(r == r for r in rewards.values())
             auc.append(ranking(batch.replace(ref_logp=ref_logp_BT), logp_BT))
     measurements.auc = np.concatenate(auc)
     measurements.pairs = _measure_pairs(store, policy)
