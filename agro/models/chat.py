@@ -452,7 +452,8 @@ def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:
     """The tokens that end a response; the first one ends plain text."""
     listed = getattr(model.generation_config, "eos_token_id", None)
     listed = listed if isinstance(listed, list) else [listed]
-    ids = (chat.tokenizer.eos_token_id, *listed, *chat.template.end_ids)
+    shown = chat.template.end_ids if chat.tokenizer.chat_template else ()
+    ids = (chat.tokenizer.eos_token_id, *listed, *shown)
     return tuple(dict.fromkeys(int(i) for i in ids if i is not None))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -206,20 +206,20 @@ class Encoder:
 
     def _check(self, encoded: Sample, max_length: int | None) -> None:
         """Raise `InvalidSample` for ids outside the vocabulary, and for a sequence that is too long."""
-        label = _label(encoded)
+        label = partial(_label, encoded)  # for messages alone
         assert encoded.tokens is not None
         for name, ids in (("tokens", encoded.tokens), ("kept", encoded.kept)):
             if ids is not None and ids.max(initial=0) >= self.vocab_size:
                 raise InvalidSample(
                     "tokens outside the vocabulary",
-                    f"{label}: {name}: expected ids below {self.vocab_size}, got {ids.max()} at index "
+                    f"{label()}: {name}: expected ids below {self.vocab_size}, got {ids.max()} at index "
                     f"{ids.argmax()}; encode it with the model's own tokenizer",
                 )
         limit = min(self.context, max_length or self.context)
         if len(encoded.tokens) > limit:
             raise InvalidSample(
                 "too long",
-                f"{label}: {len(encoded.tokens)} tokens, expected {limit} at most "
+                f"{label()}: {len(encoded.tokens)} tokens, expected {limit} at most "
                 f"(the model's context is {self.context}, train.max_length {max_length})",
             )
 

@@ -67,9 +67,10 @@ class Prompt:
     shown: Text | None = None
 
     def __post_init__(self) -> None:
-        text = conversation(self.text, f"prompt {self.id}".rstrip())
-        if isinstance(text, list):
-            text = with_tools(text, self.columns.get("tools"))
-        object.__setattr__(self, "text", text)
+        if type(self.text) is not str:
+            text = conversation(self.text, f"prompt {self.id}".rstrip())
+            if isinstance(text, list):
+                text = with_tools(text, self.columns.get("tools"))
+            object.__setattr__(self, "text", text)
         if not self.id:
             object.__setattr__(self, "id", prompt_hash(self.text))

@@ -104,7 +104,8 @@ class Sample:
         return samples
 
     def __post_init__(self) -> None:
-        self._put("prompt", conversation(self.prompt, "sample"))
+        if type(self.prompt) is not str:
+            self._put("prompt", conversation(self.prompt, "sample"))
         if not self.prompt_id:
             self._put("prompt_id", prompt_hash(self.prompt))
         if not isinstance(self.response, str):
