@@ -15,6 +15,7 @@ from agro.errors import Refused
 from agro.io.blocks import Block
 from agro.io.datasets import on_hub
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
+from agro.logs.ends import settle
 from agro.logs.entries import Entry, Repeat, repeat_of
 from agro.logs.fields import summed
 from agro.logs.format_table import FORMATS, Recognizer
@@ -55,6 +56,8 @@ class Found:
     columns_left: dict[str, None] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     redacted: dict[str, int] = field(default_factory=dict)
+    unknown_ends: dict[str, int] = field(default_factory=dict)  # by what is said
+    cut: int = 0
     tokens_dropped: int = 0
     parts: int = 0
     kinds: set[str] = field(default_factory=set)
@@ -64,11 +67,12 @@ class Found:
 
     def count(self, other: Found) -> None:
         """Add the counts of records that follow; not their entries and refusals."""
-        for name in ("left_out", "without_column", "dropped", "redacted"):
+        for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
             _add(getattr(self, name), getattr(other, name))
         self.columns_left |= other.columns_left
         self.tokens_dropped += other.tokens_dropped
         self.parts += other.parts
+        self.cut += other.cut
         self.kinds |= other.kinds
 
 
@@ -207,13 +211,17 @@ class Reader:
             if self._mapping:  # others' columns may have numbers as text, in JSON too
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}
-        return from_record(
+        sample = from_record(
             self._privacy.apply(record),
             role=self._options.get("role", "log"),
             source=self._source,
             tokenizer=self._options.get("tokenizer"),
             is_json=line.is_json,
         )
+        if (said := settle(sample.meta)) is not None:
+            _add(self._found.unknown_ends, {f"{said!r:.40}": 1})
+        self._found.cut += sample.end == "cut"
+        return sample
 
 
 def _check_origins(entries: Sequence[Entry]) -> None:

@@ -33,7 +33,7 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
     stored = {s.prompt_id for s in samples if s.id not in valid.made}
     stale = [staleness(s, version) for s in samples]
     known_staleness = [steps for steps in stale if steps is not None]
-    finishes = [s.meta["finish"] for s in responses if s.meta.get("finish") is not None]
+    ends = [s.end for s in responses if s.end != "unknown"]
     actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
     meanings = Counter((s.prompt_id, s.meta.get("meaning")) for s in responses if "meaning" in s.meta)
     return {
@@ -45,7 +45,7 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
         "staleness_mean": _mean(known_staleness),
         "staleness_max": max(known_staleness, default=None),
         "length_mean": actions / len(responses) if responses else None,
-        "truncated_share": finishes.count("length") / len(finishes) if finishes else None,
+        "truncated_share": ends.count("cut") / len(ends) if ends else None,
         "groups": len(fresh | stored),
         "groups_merged": len(fresh & stored),
         "asked_again": collected.asked_again,
