@@ -168,7 +168,7 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
     pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
 
     def score(responses: list[str], expected: list[str]) -> list[Score]:
-        correct = {answer: final(answer) for answer in set(expected)}
+        correct = {answer: final(answer, may_be_cut=False) for answer in set(expected)}
         finals = [(final(response), correct[answer]) for response, answer in zip(responses, expected)]
         scores: list[Score | None] = [_without_sympy(*pair) for pair in finals]
         undecided = [i for i, score in enumerate(scores) if score is None]
@@ -188,6 +188,8 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
 def _without_sympy(response: Final, answer: Final) -> Score | None:
     if not answer.text:
         return Score(None, "the sample's answer is empty")
+    if not response.text:
+        return Score(0.0)
     value = compare(response, answer)
     if value is not None:
         return Score(value)

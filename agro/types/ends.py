@@ -9,7 +9,7 @@ from typing import Any, Literal
 End = Literal["finished", "cut", "unknown"]
 
 # A finished response ends with the model's own end, a stop text or a call of a tool. What a limit, a filter,
-# an error or a person ended is cut: the model chose no end there. Letter case, spaces, -, _ and . don't count.
+# an error or a person ended is cut: the model chose no end there. Case, spaces, -, _ and . don't count.
 WORDS: dict[End, str] = {
     "finished": """
         stop stopped stop_sequence stop_token stop_string stop_string_found stop_words word
