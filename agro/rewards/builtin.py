@@ -16,7 +16,7 @@ from agro.rewards import answers
 from agro.rewards.final import LONGEST, Final, compare, final
 from agro.rewards.protocol import Score, checked_options, score_known
 from agro.rewards.workers import Pool
-from agro.types import Sample
+from agro.types import Sample, without_open_thought
 
 AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
 Scorer = Callable[[list[str], list[str]], list[Score]]  # responses, answers
@@ -48,7 +48,7 @@ class AnswerReward:
         return score_known(
             samples,
             self._answer,
-            lambda answered, expected: self._scorer([s.response for s in answered], expected),
+            lambda answered, expected: self._scorer([_said(s) for s in answered], expected),
         )
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
@@ -79,6 +79,11 @@ class AnswerReward:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
+
+
+def _said(sample: Sample) -> str:
+    """The response without a thought that isn't closed: what stands there is no answer yet."""
+    return without_open_thought(sample.response) if sample.thought == "open" else sample.response
 
 
 def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:

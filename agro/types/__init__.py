@@ -6,11 +6,11 @@ tokens[<t], in nats; a first token has none. What is unknown is None in a record
 """
 
 from agro.types.batch import Batch, Tensor
-from agro.types.ends import End, end_in, thought_in
+from agro.types.ends import End, end_in, thought_in, without_open_thought
 from agro.types.kept_sets import KeptSets
 from agro.types.prompt import Messages, Prompt, Text, check_text, check_turns, prompt_hash
 from agro.types.sample import ROLES, ROUNDING, UNKNOWN_VERSION, Role, Sample, truncation
 
 __all__ = ["ROLES", "ROUNDING", "UNKNOWN_VERSION", "Batch", "Messages", "Prompt", "Role", "Sample", "Text"]
 __all__ += ["End", "KeptSets", "Tensor", "check_text", "check_turns", "end_in", "prompt_hash"]
-__all__ += ["thought_in", "truncation"]
+__all__ += ["thought_in", "truncation", "without_open_thought"]

@@ -66,15 +66,26 @@ _TAGS = (
 )
 
 
+_OPENING = re.compile(rf"(?m)^\s*(?:{'|'.join(re.escape(opening) for opening, _ in _TAGS)})")
+
+
 def thought_in(prompt: str, response: str) -> Literal["open", "closed"] | None:
     """Whether the last thought of a response is closed; None where it has none.
 
     A prompt that ends with an opening opens it, as chat templates of thinking models do. In the response it
     stands at the start of a line, since a text may also speak of the tag.
     """
+    opened, closed = [match.start() for match in _OPENING.finditer(response)], -1
     for opening, closing in _TAGS:
-        closed = response.rfind(closing)
-        opened = max((m.start() for m in re.finditer(rf"(?m)^\s*{re.escape(opening)}", response)), default=-1)
-        if closed >= 0 or opened >= 0 or prompt.rstrip().endswith(opening):
-            return "closed" if closed > opened else "open"
-    return None
+        closed = max(closed, response.rfind(closing))
+        if not opened and prompt.rstrip().endswith(opening):
+            opened.append(-1)
+    if closed < 0 and not opened:
+        return None
+    return "closed" if closed > max(opened, default=-1) else "open"
+
+
+def without_open_thought(response: str) -> str:
+    """The text before a thought that is open: all of it was thought where the prompt opened it."""
+    opened = list(_OPENING.finditer(response))
+    return response[: opened[-1].start()] if opened else ""
