@@ -20,7 +20,7 @@ from agro.logs.entries import Entry, Repeat, repeat_of
 from agro.logs.fields import summed
 from agro.logs.format_table import FORMATS, Recognizer
 from agro.logs.import_report import Options, Refusal
-from agro.logs.interchange import from_record
+from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
@@ -211,8 +211,11 @@ class Reader:
             if self._mapping:  # others' columns may have numbers as text, in JSON too
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}
+        record = self._privacy.apply(record)
+        if not line.is_json and not line.is_text:
+            record = self._without_bytes(record)
         sample = from_record(
-            self._privacy.apply(record),
+            record,
             role=self._options.get("role", "log"),
             source=self._source,
             tokenizer=self._options.get("tokenizer"),
@@ -222,6 +225,37 @@ class Reader:
             _add(self._found.unknown_ends, {f"{said!r:.40}": 1})
         self._found.cut += sample.end == "cut"
         return sample
+
+    def _without_bytes(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record without bytes, such as those of an image, in columns that nothing asks for."""
+        kept: dict[str, Any] = {}
+        for name, value in record.items():
+            if name in RECORD and name != "meta":
+                if isinstance(value, bytes):
+                    raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
+                kept[name] = value
+                continue
+            columns = list[str]()
+            plain = _plain(value, name.removeprefix("meta"), columns)
+            for column in dict.fromkeys(columns):
+                if self._mapping:
+                    raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
+                self._privacy.dropped[f"{column} (bytes)"] += 1
+            if not isinstance(value, bytes):
+                kept[name] = plain
+        return kept
+
+
+def _plain(value: Any, name: str, columns: list[str]) -> Any:
+    """A value without the bytes in its objects and lists, whose names are added to `columns`."""
+    if isinstance(value, bytes):
+        columns.append(name)
+    if isinstance(value, dict):
+        parts = {key: _plain(item, f"{name}.{key}".lstrip("."), columns) for key, item in value.items()}
+        return {key: part for key, part in parts.items() if not isinstance(value[key], bytes)}
+    if isinstance(value, list):
+        return [_plain(item, name, columns) for item in value if not isinstance(item, bytes)]
+    return value
 
 
 def _check_origins(entries: Sequence[Entry]) -> None:

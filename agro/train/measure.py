@@ -17,7 +17,7 @@ from agro.train.diagnostics import distances, spreads, stored_metrics, unequal
 from agro.train.feed import Valid, one_each
 from agro.train.phases import Phase
 from agro.train.step import Step
-from agro.types import Batch, Sample, end_in
+from agro.types import Batch, end_in
 
 
 def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict[str, Any]:
