@@ -105,10 +105,8 @@ def _nested(array: Any) -> list[Any]:
         fields = zip(*map(_values, array.flatten()))
         rows = [dict(zip(kind.names, row)) for row in fields] or [{}] * len(array)
         return [row if known else None for row, known in zip(rows, array.is_valid().to_pylist())]
-    if types.is_map(kind):
-        pairs = [
-            list(pair) for pair in zip(_values(array.keys), _values(array.items))
-        ]  # of all rows that this is a slice of
+    if types.is_map(kind):  # its keys are those of all rows that it is a slice of
+        pairs = [list(pair) for pair in zip(_values(array.keys), _values(array.items))]
         places, known = pairwise(array.offsets.to_pylist()), array.is_valid().to_pylist()
         as_map: Any = dict if types.is_string(kind.key_type) else list
         return [as_map(pairs[a:b]) if is_known else None for (a, b), is_known in zip(places, known)]

@@ -206,8 +206,8 @@ class Reader:
     def _sample(self, record: dict[str, Any], line: Line) -> Sample:
         if record.get("prompt") is None:
             record = _join(record, self._prompts)
-        if isinstance(record.get("reward"), str) or self._context.word_rewards:
-            reward = record.get("reward")
+        reward = record.get("reward")
+        if isinstance(reward, str) or self._context.word_rewards or line.is_text or self._mapping:
             if self._mapping:  # others' columns may have numbers as text, in JSON too
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}

@@ -18,8 +18,8 @@ COLUMNS = {  # the type, a value, and what is read
     "moment": (pa.timestamp("us"), dt.datetime(2026, 1, 2, 3, 4, 5, 678000), "2026-01-02T03:04:05.678000"),
     "zone": (
         pa.timestamp("ms", "UTC"),
-        dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-        "2026-01-02T03:04:05.000Z",
+        dt.datetime(2026, 1, 2, tzinfo=UTC),
+        "2026-01-02T00:00:00.000Z",
     ),
     "nanoseconds": (pa.timestamp("ns"), NS, "2026-01-02T03:04:05.678000123"),
     "date": (pa.date32(), dt.date(2026, 1, 2), "2026-01-02"),
