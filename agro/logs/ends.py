@@ -21,6 +21,7 @@ _REASONS = (
     *("stop_type", "completion_reason", "completionReason", "native_finish_reason", "finish_details"),
     *("gen_ai.response.finish_reasons", "llm.finish_reason"),
 )
+_RESPONSES = frozenset(("output", "incomplete_details"))  # beside which a status is of OpenAI's Responses
 _FLAGS = ("truncated", "is_truncated", "isTruncated", "was_truncated")
 _TRUE = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 _INNER = ("response_metadata", "generation_info", "message", "completion")
@@ -59,9 +60,7 @@ def reported(value: Any) -> Any:
     details = value.get("incomplete_details")
     if isinstance(details, Mapping):
         found.append(details.get("reason") or "incomplete")
-    if value.get("status") in ("incomplete", "completed") and (
-        "output" in value or "incomplete_details" in value
-    ):
+    if value.get("status") in ("incomplete", "completed") and not _RESPONSES.isdisjoint(value):
         found.append(value["status"])
     found += [inner for name in _INNER if (inner := reported(unpacked(value.get(name)))) is not None]
     order = ("cut", "finished", None, "unknown")
