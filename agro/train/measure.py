@@ -17,7 +17,7 @@ from agro.train.diagnostics import distances, spreads, stored_metrics, unequal
 from agro.train.feed import Valid, one_each
 from agro.train.phases import Phase
 from agro.train.step import Step
-from agro.types import Batch, end_in
+from agro.types import Batch
 
 
 def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
     for of_sample in (s.meta.get("reward_parts") for s in responses):
         for name, value in of_sample.items() if isinstance(of_sample, dict) else ():
             parts[name] += [value] if isinstance(value, (int, float)) else []
-    ends = [end for s in responses if (end := end_in(s.meta.get("finish"))) in ("finished", "cut")]
+    ends = [end for s in responses if (end := s.end) != "unknown"]
     actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
     meanings = Counter((s.prompt_id, s.meta.get("meaning")) for s in responses if "meaning" in s.meta)
     return {

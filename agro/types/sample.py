@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agro.errors import Refused
-from agro.types.ends import End, end_in, thought_in
+from agro.types.ends import ENDS, End, end_in, thought_in
 from agro.types.kept_sets import problem
 from agro.types.prompt import Text, check_text, prompt_hash
 
@@ -244,7 +244,9 @@ class Sample:
     def end(self) -> End:
         """Whether the response finished, or was cut, by `meta["finish"]`; a word that no program says is
         unknown."""
-        return end_in(self.meta.get("finish")) or "unknown"
+        finish = self.meta.get("finish")
+        known = ENDS.get(finish) if isinstance(finish, str) else None
+        return known or ("unknown" if finish is None else end_in(finish) or "unknown")
 
     @property
     def thought(self) -> Literal["open", "closed"] | None:
