@@ -14,12 +14,6 @@ LEAST = 0.05  # share of the variance that is worth a word
 CLEAR = 4.0  # standard errors above chance
 # What agro itself writes of a response.
 OF_RESPONSES = ("finish", "index", "last_turn", "reward_parts", "thought")
-    "finish",
-    "index",
-    "last_turn",
-    "reward_parts",
-    "thought",
-)  # what agro itself writes of a response
 
 
 @dataclass(frozen=True)
