@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,10 @@ def _readable(path: str | Path) -> Iterator[None]:
 
 
 def rows(batch: Any) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The rows of a batch, or why Python can't hold one, such as a date after the year 9999."""
+    """The rows of a batch as `_values` has them, or why Python can't hold one, such as text not in UTF-8."""
     try:
-        values = batch.to_pylist()
+        columns = map(_values, batch.columns)
+        values = [dict(zip(batch.schema.names, row)) for row in zip(*columns)] or [{}] * len(batch)
     except (ValueError, OverflowError) as error:
         if len(batch) == 1:
             yield {}, f"can't be read: {error}"
@@ -62,6 +65,71 @@ def rows(batch: Any) -> Iterator[tuple[dict[str, Any], str | None]]:
         yield from rows(batch.slice(middle))
     else:
         yield from ((row, None) for row in values)
+
+
+def _values(array: Any) -> list[Any]:
+    """The values of an array as JSON has them; bytes stay bytes.
+
+    Dates and times are text in ISO 8601, to the digit that the file has; so is a duration (PT1.5S). A decimal
+    number is a number where that is the same, else text. A map is an object where its keys are texts.
+    """
+    import pyarrow as pa
+    from pyarrow import types
+
+    kind = array.type
+    if _is_json(kind):
+        return list(array.to_pylist())
+    if isinstance(kind, pa.BaseExtensionType):
+        return _values(array.storage)
+    if types.is_dictionary(kind):
+        return _values(array.dictionary_decode())
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        texts = array.cast(pa.string()).to_pylist()
+        return [x if x is None else x.replace(" ", "T") for x in texts]
+    if types.is_duration(kind):
+        digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[kind.unit]
+        counts = array.cast(pa.int64()).to_pylist()
+        return [x if x is None else f"PT{Decimal(x).scaleb(-digits).normalize():f}S" for x in counts]
+    if types.is_decimal(kind):
+        return [x if x is None else _number(x) for x in array.to_pylist()]
+    return _nested(array) if kind.num_fields else list(array.to_pylist())
+
+
+def _nested(array: Any) -> list[Any]:
+    """`_values` of objects, maps and lists."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    kind = array.type
+    if types.is_struct(kind):
+        fields = zip(*map(_values, array.flatten()))
+        rows = [dict(zip(kind.names, row)) for row in fields] or [{}] * len(array)
+        return [row if known else None for row, known in zip(rows, array.is_valid().to_pylist())]
+    if types.is_map(kind):  # its keys are those of all rows that it is a slice of
+        pairs = [list(pair) for pair in zip(_values(array.keys), _values(array.items))]
+        places, known = pairwise(array.offsets.to_pylist()), array.is_valid().to_pylist()
+        as_map: Any = dict if types.is_string(kind.key_type) else list
+        return [as_map(pairs[a:b]) if is_known else None for (a, b), is_known in zip(places, known)]
+    if types.is_fixed_size_list(kind):
+        array = array.cast(pa.list_(kind.value_field))
+    values = iter(_values(array.flatten()))
+    return [None if n is None else list(islice(values, n)) for n in array.value_lengths().to_pylist()]
+
+
+def _is_json(kind: Any) -> bool:
+    """Whether values of a type are JSON as Python has them."""
+    from pyarrow import types
+
+    if kind.num_fields:
+        return not types.is_map(kind) and all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
+    tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
+    return any(test(kind) for test in tests)
+
+
+def _number(value: Decimal) -> float | int | str:
+    if value == value.to_integral_value():
+        return int(value)
+    return float(value) if Decimal(repr(float(value))) == value else str(value)
 
 
 def _read_row(row: dict[str, Any], is_ours: bool) -> dict[str, Any]:

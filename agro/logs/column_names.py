@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from agro.logs.labels import WORDS, word_of
+from agro.logs.labels import WORDS, count_in, share_in, word_of
 
 words = str.split
 # Words in the names of columns, the most telling first.
@@ -199,10 +199,7 @@ def is_missing(text: str) -> bool:
     return plain(text).strip().strip("()[]<>") in MISSING
 
 
-_WITH_UNIT = re.compile(
-    r"(\d+(?:[.,]\d+)?) ?"
-    r"(?:(%)|(?:/|of|von|sur|de|su|van|out of) ?(\d+)|stars?|points?|[:(–].*| [^\d/%]+)"
-)
+_WITH_COMMENT = re.compile(r"(\d+(?:[.,]\d+)?) ?(?:[:(–].*| [^\d/%]+)")
 
 
 def worth_of(word: str) -> float | None:
@@ -213,10 +210,11 @@ def worth_of(word: str) -> float | None:
     word = word_of(word)
     if is_missing(word):
         return None
-    if re.fullmatch("[★☆⭐]+", word):
-        return float(len(word) - word.count("☆"))
-    if number := _WITH_UNIT.fullmatch(word):
-        return float(number[1].replace(",", ".")) / (100.0 if number[2] else float(number[3] or 1))
+    known = share_in(word)
+    if (known := count_in(word) if known is None else known) is not None:
+        return known
+    if number := _WITH_COMMENT.fullmatch(word):
+        return float(number[1].replace(",", "."))
     if word in WORDS:
         return WORDS[word]
     said = plain(word)

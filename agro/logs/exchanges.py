@@ -12,6 +12,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
+from agro.logs.ends import NAMES, Completion, reported
 from agro.logs.fields import call, listed, plain
 from agro.logs.formats.model_calls import Message, turn
 from agro.types.conversation import normalized, with_tools
@@ -89,7 +90,7 @@ def replies(value: Any, name: str) -> list[str | Message]:
             lists = _only(lists, f"{name}.generations")
         return [_generation(g, f"{name}.generations") for g in objects(lists, f"{name}.generations")]
     if isinstance(output.get("output"), list):
-        return [_one_message(messages(output["output"], f"{name}.output"), name)]
+        return [_one_message(messages(output["output"], f"{name}.output"), name, output)]
     if isinstance(output.get("messages"), list):
         return _listed_replies(output["messages"], f"{name}.messages")
     message = output.get("message", output)
@@ -97,7 +98,7 @@ def replies(value: Any, name: str) -> list[str | Message]:
         ("role", "content", "tool_calls", "kwargs")
     ):
         defaults = {"role": "assistant"} if message.keys().isdisjoint(("role", "kwargs", "data")) else {}
-        return [_one_message(messages([{**defaults, **message}], name), name)]
+        return [_one_message(messages([{**defaults, **message}], name), name, output)]
     raise Refused(
         f"{name}: expected text, a message, choices or generations, got {', '.join(output) or 'nothing'}"
     )
@@ -107,33 +108,36 @@ def _listed_replies(values: list[Any], name: str) -> list[str | Message]:
     """Choices, or the messages that a call answered."""
     if values and all(isinstance(v, dict) and "message" in v for v in values):
         return _choices(values, name)
-    return [_one_message(messages(values, name), name)]
+    return [_one_message(messages(values, name), name, values[-1] if values else None)]
 
 
-def _one_message(parsed: list[Message], name: str) -> Message:
+def _one_message(parsed: list[Message], name: str, source: Any) -> Message:
+    """The only one, with what `source` says of its end."""
     if len(parsed) != 1:
         raise Refused(f"{name}: expected one message, got {len(parsed)}")
-    return parsed[0]
+    inner = source if isinstance(source, dict) else {}
+    finish = reported(inner)
+    for key in ("kwargs", "data"):  # of LangChain
+        finish = reported(inner.get(key)) if finish is None else finish
+    return parsed[0] if finish is None else parsed[0] | {"finish_reason": finish}
 
 
 def _choices(choices: list[dict[str, Any]], name: str) -> list[str | Message]:
     parsed = list[str | Message]()
     for choice in choices:
         if choice.get("message") is None:  # of a completion of text
-            parsed.append(text(choice.get("text"), f"{name}.text"))
+            parsed.append(Completion.of(text(choice.get("text"), f"{name}.text"), reported(choice)))
         else:
-            message = _one_message(messages([choice["message"]], f"{name}.message"), name)
-            parsed.append(message | {"finish_reason": choice.get("finish_reason")})
+            parsed.append(_one_message(messages([choice["message"]], f"{name}.message"), name, choice))
     return parsed
 
 
 def _generation(value: Mapping[str, Any], name: str) -> str | Message:
     """Of LangChain."""
     if value.get("message") is None:
-        return text(value.get("text"), f"{name}.text")
-    info = entry(value.get("generation_info"), f"{name}.generation_info")
-    message = _one_message(messages([value["message"]], f"{name}.message"), name)
-    return message | {"finish_reason": info.get("finish_reason")}
+        return Completion.of(text(value.get("text"), f"{name}.text"), reported(value))
+    parsed = messages([value["message"]], f"{name}.message")
+    return _one_message(parsed, name, value if reported(value) is not None else value["message"])
 
 
 def _only(items: list[Any], name: str) -> Any:
@@ -152,7 +156,7 @@ def messages(values: Any, name: str) -> list[Message]:
         if _is_item(value):
             add_item(parsed, value, location)
         elif "role" in value:
-            parsed += normalized([value], location)
+            parsed += normalized([{k: x for k, x in value.items() if k not in NAMES}], location)
         else:
             parsed.append(_langchain(value, location))
     return parsed

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agro.logs.column_kinds import FEW, JUDGING, Column
 from agro.logs.column_names import MARKS, VERY, YES_NO, plain, worth_of
-from agro.logs.labels import WORDS, share_in, word_of
+from agro.logs.labels import WORDS, count_in, share_in, word_of
 
 
 def guessed_reward(columns: Sequence[Column], response: str) -> tuple[Column | None, Column | None]:
@@ -83,6 +83,12 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
         worth = {word.strip(): worth_of(word) for word in said}
     except KeyError:
         return None
+    if counts := [n for word in said if share_in(word) is None and (n := count_in(word)) is not None]:
+        whole = 5.0 if max(counts) <= 5 else 10.0  # stars, of which it isn't said how many there may be
+        if max(counts) > whole:
+            return None
+        shares = {word: share_in(word) for word in worth}
+        worth = {w: n / whole if n is not None and shares[w] is None else n for w, n in worth.items()}
     return _spread(worth) | unrated
 
 
@@ -105,6 +111,8 @@ def reward_path(reward: Column, mapping: Mapping[str, str]) -> str:
 def _content(column: Column) -> str:
     if column.named("rank") and worth_in(column):
         return "ranks, of which a lower one is taken as better"
+    if _are_shares(column):
+        return f"shares, which become numbers from 0 to 1, such as {column.distinct[0]}"
     if column.type in ("number", "numbers"):
         return "numbers, of which a higher one is taken as better"
     return f"the words {', '.join(word for word in column.distinct[:FEW] if word not in column.unrated)}"

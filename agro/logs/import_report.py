@@ -40,6 +40,8 @@ class ImportReport:
     forgotten: int = 0  # samples that were deleted by `agro forget`
     dropped: dict[str, int] = field(default_factory=dict)  # records that had the field
     redacted: dict[str, int] = field(default_factory=dict)  # by kind
+    cut: int = 0  # samples whose record says so
+    unknown_ends: dict[str, int] = field(default_factory=dict)  # samples, by what is said of their end
     tokens_dropped: int = 0  # samples without their tokens, since their text was changed
     recognized: str = ""
     encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't in UTF-8
@@ -91,6 +93,7 @@ class ImportReport:
                 f"repeats: {self.repeats} of the new samples equal another one of their group; all are kept"
             )
         lines += [self.normalized] if self.normalized else []
+        lines += self._about_ends()
         lines += self._about_repeats() + self._about_privacy()
         lines += [f"left out: {count} records: {rule}" for rule, count in self.left_out.items()]
         lines += [
@@ -100,6 +103,17 @@ class ImportReport:
         if self.columns_left:
             lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
         return "\n".join(lines + self._about_refused())
+
+    def _about_ends(self) -> list[str]:
+        lines = [f"cut: {self.cut} samples; no end is learned behind them"] if self.cut else []
+        if self.unknown_ends:
+            words = [f"{word} ({count})" for word, count in self.unknown_ends.items()]
+            more = f" and {len(words) - SHOWN} others" if len(words) > SHOWN else ""
+            lines.append(
+                f"end unknown: of {sum(self.unknown_ends.values())} samples it isn't known what their record "
+                f"says: {', '.join(words[:SHOWN])}{more}; where they are cut, write length there"
+            )
+        return lines
 
     def _about_refused(self) -> list[str]:
         if not self.refused:

@@ -132,6 +132,7 @@ def _note(report: ImportReport, found: Found, *, mapped: bool) -> None:
     report.columns_left = list(found.columns_left)
     report.dropped, report.redacted = found.dropped, found.redacted
     report.tokens_dropped = found.tokens_dropped
+    report.cut, report.unknown_ends = found.cut, found.unknown_ends
 
 
 def _encodings(paths: Sequence[Path]) -> dict[str, str]:

@@ -18,7 +18,12 @@ _BAD = ("down", "thumbs down", "thumbsdown", "no", "dislike", "disliked", "negat
 WORDS = {**dict.fromkeys(_GOOD, 1.0), **dict.fromkeys(_BAD, 0.0)}
 _UNKNOWN = ("", "n/a")
 _DECIMAL_COMMA = re.compile(r"-?\d+,(\d{1,2}|\d{4,})")
-_SHARE = re.compile(r"(\d+(?:[.,]\d+)?) ?(%|/ ?(\d+))")
+_STARS = r"(?:stars?|sterne?n?|étoiles?|estrellas?|points?|punkten?)"
+_SHARE = re.compile(
+    rf"(\d+(?:[.,]\d+)?) ?(?:{_STARS} ?)?"
+    rf"(?:(%|percent|prozent)|(?:/|of|out of|von|sur|de|su|van) ?(\d+)(?: ?{_STARS})?)"
+)
+_COUNT = re.compile(rf"(\d+(?:[.,]\d+)?) ?{_STARS}|([★⭐]+)")
 _TONES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # of the skin of an emoji
 
 
@@ -64,9 +69,11 @@ def written_words(worth: Mapping[str, str]) -> str:
 
 
 def as_reward(value: Any, context: Context, name: str) -> Any:
-    """The reward that a word stands for, by --reward-map or by `WORDS`; another value as it is.
+    """The reward that a word stands for, by --reward-map or by `WORDS`; a share (80%, 4/5, ★★☆☆☆) as a number
+    from 0 to 1; another value as it is.
 
-    Raises `Refused` for a word that isn't there; and for a number, where --reward-map has numbers.
+    Raises `Refused` for a word that isn't there; for a number, where --reward-map has numbers; and for shares
+    and numbers above 1 in one file, which are of two scales.
     """
     if is_unknown(value):
         return None
@@ -74,6 +81,10 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if word_rewards and key in word_rewards:
         context.notes["words"] = True
         return word_rewards[key]
+    share = share_in(value) if isinstance(value, str) else None
+    _check_scale(value, context, name, is_share=share is not None)
+    if share is not None:
+        return share
     if not isinstance(value, str):
         if word_rewards and any(map(_is_number, word_rewards)):
             raise _unknown_word(value, word_rewards, name)
@@ -81,11 +92,27 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     plain = word_of(value)
     if plain in _UNKNOWN:
         return None
-    if (share := share_in(value)) is not None:
-        return share
+    if count_in(value) is not None and not word_rewards:
+        raise Refused(
+            f"{name}: {value!r:.80} doesn't say of how many; say what each is worth: --reward-map "
+            f"'{value.strip()}=NUMBER', and so on (--guess proposes them)"
+        )
     if word_rewards or plain not in WORDS:
         raise _unknown_word(value, word_rewards or WORDS, name)
     return WORDS[plain]
+
+
+def _check_scale(value: Any, context: Context, name: str, *, is_share: bool) -> None:
+    """Raise `Refused` for shares in a file with numbers outside of 0 and 1, and for these beside shares."""
+    number = number_in(value)
+    if not is_share and (not isinstance(number, int | float) or 0 <= number <= 1):
+        return
+    was_share, first = context.notes.setdefault("scale", [is_share, str(value)])
+    if was_share != is_share:
+        raise Refused(
+            f"{name}: expected one scale, got {value!r:.80}, and {first!r:.80} before it; say what each is "
+            f"worth: --reward-map '{_written(value)[:40]}=NUMBER', and so on"
+        )
 
 
 def word_of(text: str) -> str:
@@ -110,12 +137,23 @@ def number_in(value: Any) -> Any:
 
 
 def share_in(text: str) -> float | None:
-    """What a percentage or a fraction is, such as 85% and 4/5; None for other texts."""
-    match = _SHARE.fullmatch(text.strip())
+    """What a percentage or a fraction is, such as 85%, 4/5, 3 of 5 and ★★☆☆☆; None for other texts."""
+    plain = word_of(text)
+    if re.fullmatch("[★⭐]*☆+|[★⭐]{5}", plain):
+        return (len(plain) - plain.count("☆")) / len(plain)
+    match = _SHARE.fullmatch(plain)
     if match is None:
         return None
-    whole = 100.0 if match[2] == "%" else float(match[3])
+    whole = 100.0 if match[2] else float(match[3])
     return float(match[1].replace(",", ".")) / whole if whole else None
+
+
+def count_in(text: str) -> float | None:
+    """How many stars or points it is, where it isn't said of how many; None for other texts."""
+    match = _COUNT.fullmatch(word_of(text))
+    if match is None:
+        return None
+    return float(match[1].replace(",", ".")) if match[1] else float(len(match[2]))
 
 
 def _written(value: Any) -> str:

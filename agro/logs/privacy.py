@@ -54,7 +54,7 @@ class Privacy:
     """
 
     def __init__(self, drop: Sequence[str] = (), redact: bool = False, patterns: Sequence[str] = ()) -> None:
-        self.dropped = dict.fromkeys(drop, 0)  # records that had the field
+        self.dropped = Counter(dict.fromkeys(drop, 0))  # records that had the field
         self.redacted = Counter({f"pattern {text}": 0 for text in patterns})  # matches by kind
         self.tokens = 0  # records whose tokens were dropped, since their text changed
         self._patterns = tuple(patterns)
@@ -65,7 +65,7 @@ class Privacy:
     def take_counts(self) -> tuple[dict[str, int], dict[str, int], int]:
         """`dropped`, `redacted` and `tokens` since they were taken last; all names are in both."""
         counts = self.dropped, dict(self.redacted), self.tokens
-        self.dropped = dict.fromkeys(self.dropped, 0)
+        self.dropped = Counter(dict.fromkeys(self.dropped, 0))
         self.redacted = Counter({f"pattern {text}": 0 for text in self._patterns})
         self.tokens = 0
         return counts

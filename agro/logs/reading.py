@@ -15,11 +15,12 @@ from agro.errors import Refused
 from agro.io.blocks import Block
 from agro.io.datasets import on_hub
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
+from agro.logs.ends import settle
 from agro.logs.entries import Entry, Repeat, repeat_of
 from agro.logs.fields import summed
 from agro.logs.format_table import FORMATS, Recognizer
 from agro.logs.import_report import Options, Refusal
-from agro.logs.interchange import from_record
+from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
@@ -55,6 +56,8 @@ class Found:
     columns_left: dict[str, None] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     redacted: dict[str, int] = field(default_factory=dict)
+    unknown_ends: dict[str, int] = field(default_factory=dict)  # by what is said
+    cut: int = 0
     tokens_dropped: int = 0
     parts: int = 0
     kinds: set[str] = field(default_factory=set)
@@ -64,11 +67,12 @@ class Found:
 
     def count(self, other: Found) -> None:
         """Add the counts of records that follow; not their entries and refusals."""
-        for name in ("left_out", "without_column", "dropped", "redacted"):
+        for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
             _add(getattr(self, name), getattr(other, name))
         self.columns_left |= other.columns_left
         self.tokens_dropped += other.tokens_dropped
         self.parts += other.parts
+        self.cut += other.cut
         self.kinds |= other.kinds
 
 
@@ -202,18 +206,56 @@ class Reader:
     def _sample(self, record: dict[str, Any], line: Line) -> Sample:
         if record.get("prompt") is None:
             record = _join(record, self._prompts)
-        if isinstance(record.get("reward"), str) or self._context.word_rewards:
-            reward = record.get("reward")
+        reward = record.get("reward")
+        if isinstance(reward, str) or self._context.word_rewards or line.is_text or self._mapping:
             if self._mapping:  # others' columns may have numbers as text, in JSON too
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}
-        return from_record(
-            self._privacy.apply(record),
+        record = self._privacy.apply(record)
+        if not line.is_json and not line.is_text:
+            record = self._without_bytes(record)
+        sample = from_record(
+            record,
             role=self._options.get("role", "log"),
             source=self._source,
             tokenizer=self._options.get("tokenizer"),
             is_json=line.is_json,
         )
+        if (said := settle(sample.meta)) is not None:
+            _add(self._found.unknown_ends, {f"{said!r:.40}": 1})
+        self._found.cut += sample.end == "cut"
+        return sample
+
+    def _without_bytes(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record without bytes, such as those of an image, in columns that nothing asks for."""
+        kept: dict[str, Any] = {}
+        for name, value in record.items():
+            if name in RECORD and name != "meta":
+                if isinstance(value, bytes):
+                    raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
+                kept[name] = value
+                continue
+            columns = list[str]()
+            plain = _plain(value, name.removeprefix("meta"), columns)
+            for column in dict.fromkeys(columns):
+                if self._mapping:
+                    raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
+                self._privacy.dropped[f"{column} (bytes)"] += 1
+            if not isinstance(value, bytes):
+                kept[name] = plain
+        return kept
+
+
+def _plain(value: Any, name: str, columns: list[str]) -> Any:
+    """A value without the bytes in its objects and lists, whose names are added to `columns`."""
+    if isinstance(value, bytes):
+        columns.append(name)
+    if isinstance(value, dict):
+        parts = {key: _plain(item, f"{name}.{key}".lstrip("."), columns) for key, item in value.items()}
+        return {key: part for key, part in parts.items() if not isinstance(value[key], bytes)}
+    if isinstance(value, list):
+        return [_plain(item, name, columns) for item in value if not isinstance(item, bytes)]
+    return value
 
 
 def _check_origins(entries: Sequence[Entry]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import omit
 from agro.logs import exchanges
+from agro.logs.ends import Completion
 from agro.logs.formats.model_calls import Message, responses, scored
 from agro.logs.protocol import Context, Item, Row
 
@@ -118,7 +119,10 @@ def _calls(spans: Sequence[TraceSpan]) -> list[tuple[int, TraceSpan]]:
 
 
 def _message(reply: str | Message) -> Message:
-    return {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
+    if not isinstance(reply, str):
+        return reply
+    finish = {"finish_reason": reply.finish} if isinstance(reply, Completion) else {}
+    return {"role": "assistant", "content": str(reply), **finish}
 
 
 def _merged(parts: Sequence[Scores]) -> Scores:
@@ -144,8 +148,8 @@ def _items(
     is_text = isinstance(conversation.prompt, str) and not conversation.turns
     replies = list[str | Message | list[Message]]()
     for message in conversation.replies:
-        if is_text and message.keys() == {"role", "content"}:
-            replies.append(message["content"])
+        if is_text and message.keys() - {"finish_reason"} == {"role", "content"}:
+            replies.append(Completion.of(message["content"], message.get("finish_reason")))
         else:
             replies.append([*conversation.turns, message])
     return responses(conversation.prompt, replies, conversation.name, common)

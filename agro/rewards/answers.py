@@ -13,7 +13,7 @@ _BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)[{}]")
 _REPLACES = re.compile(
     r"(?<!\d)[.!?]\s|\b(?:actually|but|hence|however|no|not|so|then|therefore|thus|wait)\b", re.IGNORECASE
 )
-_NUMBER = re.compile(r"([-+]?)\s*([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?")
+_NUMBER = re.compile(r"([-+−–]?)\s*([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?")
 _BEFORE_ANSWER = re.compile(r"[\s:=]*(?:(?:\*\*|__)(?=[\s:=]))?[\s:=]*")  # "**The final answer is:** 18"
 _WRAPPINGS = (
     ("$$", "$$"),
@@ -77,8 +77,19 @@ def conclusion(text: str) -> str:
 
 def boxes(text: str) -> list[tuple[int, int, int]]:
     r"""The outermost \boxed{…}: its start, the start of its content, and its end."""
+    return _boxes(text)[0]
+
+
+def is_cut_in_box(text: str) -> bool:
+    r"""Whether a text ends within a \boxed{…} that begins after its last complete one."""
+    complete, opened = _boxes(text)
+    return opened is not None and (not complete or complete[-1][0] < opened)
+
+
+def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
+    """Those of `boxes`, and the start of the last one that isn't closed."""
     if r"\boxed" not in text:
-        return []
+        return [], None
     unclosed, spans = list[re.Match[str]](), list[tuple[int, int, int]]()
     for brace in _BRACE.finditer(text):
         if brace[0] != "}":
@@ -90,7 +101,7 @@ def boxes(text: str) -> list[tuple[int, int, int]]:
         while spans and spans[-1][0] > opening.start():  # boxes within this one
             spans.pop()
         spans.append((opening.start(), opening.end(), brace.end()))
-    return spans
+    return spans, next((brace.start() for brace in reversed(unclosed) if brace[0] != "{"), None)
 
 
 def last_match(text: str, pattern: str) -> str | None:
@@ -145,7 +156,7 @@ def _number(text: str) -> str | None:
     integer = match[2].replace(",", "").lstrip("0") or "0"
     fraction = (match[3] or "").rstrip("0")
     size = f"{integer}.{fraction}" if fraction else integer
-    is_negative = match[1] == "-" and size != "0"
+    is_negative = match[1] not in ("", "+") and size != "0"
     return f"-{size}" if is_negative else size
 
 

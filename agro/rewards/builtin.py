@@ -16,7 +16,7 @@ from agro.rewards import answers
 from agro.rewards.final import LONGEST, Final, compare, final
 from agro.rewards.protocol import Score, checked_options, score_known
 from agro.rewards.workers import Pool
-from agro.types import Sample
+from agro.types import Sample, without_open_thought
 
 AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
 Scorer = Callable[[list[str], list[str]], list[Score]]  # responses, answers
@@ -48,7 +48,7 @@ class AnswerReward:
         return score_known(
             samples,
             self._answer,
-            lambda answered, expected: self._scorer([s.response for s in answered], expected),
+            lambda answered, expected: self._scorer([_said(s) for s in answered], expected),
         )
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
@@ -79,6 +79,11 @@ class AnswerReward:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
+
+
+def _said(sample: Sample) -> str:
+    """The response without a thought that isn't closed: what stands there is no answer yet."""
+    return without_open_thought(sample.response) if sample.thought == "open" else sample.response
 
 
 def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
@@ -168,7 +173,7 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
     pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
 
     def score(responses: list[str], expected: list[str]) -> list[Score]:
-        correct = {answer: final(answer) for answer in set(expected)}
+        correct = {answer: final(answer, may_be_cut=False) for answer in set(expected)}
         finals = [(final(response), correct[answer]) for response, answer in zip(responses, expected)]
         scores: list[Score | None] = [_without_sympy(*pair) for pair in finals]
         undecided = [i for i, score in enumerate(scores) if score is None]
@@ -188,6 +193,8 @@ def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) ->
 def _without_sympy(response: Final, answer: Final) -> Score | None:
     if not answer.text:
         return Score(None, "the sample's answer is empty")
+    if not response.text:
+        return Score(0.0)
     value = compare(response, answer)
     if value is not None:
         return Score(value)

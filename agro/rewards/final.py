@@ -143,8 +143,11 @@ class Final:
         return self.direction ^ 1 == answer.direction
 
 
-def final(solution: str) -> Final:
-    """The final answer of a solution, with its direction: see `_stated`."""
+def final(solution: str, *, may_be_cut: bool = True) -> Final:
+    """The final answer of a solution, with its direction: see `_stated`. One that is cut within its last box
+    has none; the answers of some data sets have a box that isn't closed."""
+    if may_be_cut and answers.is_cut_in_box(answers.conclusion(solution)):
+        return Final("", "")
     answer = _stated(solution)
     directions = [match.lastindex or 0 for match in _DIRECTIONS.finditer(solution[-NEAR:])]
     return replace(answer, direction=directions[-1] - 1) if directions else answer

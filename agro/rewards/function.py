@@ -7,6 +7,8 @@ All arguments are passed by name, each a list with one value per response:
 - `completion_ids`: the response's tokens with the end token, None where they are unknown;
 - every column of the prompts file (the samples' `meta`), None where a sample has no value. agro's own entries
   (`RESERVED`) are not passed;
+- `ends`: "finished", "cut" or "unknown"; `thoughts`: "open" (it isn't closed) or "closed", None without one.
+  Only a function that names them gets them, and a column of the same name comes before them;
 - `reward.options` of the configuration. A function without `**columns` gets the arguments that it names. It
 may be `async`. It should score each response independently: which responses share a call is undefined, and a
 call that fails is repeated for each response.
@@ -38,10 +40,11 @@ from agro.rewards.workers import How, Outcome, Pool
 from agro.types import Sample
 
 PASSED = ("prompts", "completions", "completion_ids")
+ENDINGS: dict[str, Callable[[Sample], Any]] = {"ends": lambda s: s.end, "thoughts": lambda s: s.thought}
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 RESERVED = frozenset(
     (
-        *("prompt", "completion", "finish", "index", "meaning"),
+        *("prompt", "completion", "finish", "index", "meaning", "thought"),
         *("reward_error", "reward_parts", "reward_details", "token_rewards", "step_rewards"),
         *PASSED,
     )
@@ -199,7 +202,7 @@ class FunctionReward:
             except LookupError as error:
                 return str(error.args[0])
             return None
-        available = {*columns, *self._options, *PASSED, *RESERVED}
+        available = {*columns, *self._options, *PASSED, *RESERVED, *ENDINGS}
         missing = sorted(set(self._pool.required) - available)
         return f"the sample has no {missing[0]}, which {self.name} takes" if missing else None
 
@@ -221,6 +224,8 @@ class FunctionReward:
                     f"reward.options.{name}: the samples have a column of this name too; rename one of them"
                 )
         columns: dict[str, list[Any]] = {name: [s.meta.get(name) for s in samples] for name in names}
+        for name in ENDINGS.keys() & self._pool.parameters - columns.keys() - self._options.keys():
+            columns[name] = [ENDINGS[name](s) for s in samples]
         columns["prompts"] = [s.prompt for s in samples]
         columns["completions"] = [_completion(s) for s in samples]
         columns["completion_ids"] = [_completion_ids(s) for s in samples]

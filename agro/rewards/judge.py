@@ -23,7 +23,7 @@ from agro.errors import Refused
 from agro.io.strictjson import loads
 from agro.rewards.bounded_post import post
 from agro.rewards.protocol import Score, checked_options, score_known
-from agro.types import Sample, Text
+from agro.types import Sample
 
 LONGEST_REPLY = 4 << 20  # bytes
 FIRST_PAUSE = 0.5  # seconds before a request is sent again; doubled each time
@@ -121,17 +121,15 @@ class JudgeReward:
         details = {"judge": self.options.model}
         try:
             if not self.options.pairwise:
-                material = {"prompt": sample.prompt, "response": sample.response}
+                material = {"prompt": sample.prompt, "response": sample.response} | _cut(sample, "response")
                 return Score(self._ask(material, self._read_score), details=details)
-            first = self._compare(sample.prompt, sample.response, baseline)
-            second = 1.0 - self._compare(sample.prompt, baseline, sample.response)
+            texts = {"prompt": sample.prompt, "response 1": sample.response, "response 2": baseline}
+            first = self._ask(texts | _cut(sample, "response 1"), _read_better)
+            texts |= {"response 1": baseline, "response 2": sample.response}
+            second = 1.0 - self._ask(texts | _cut(sample, "response 2"), _read_better)
             return Score(first if first == second else 0.5, details=details)
         except NotJudged as error:
             return Score(None, f"judge: {error}")
-
-    def _compare(self, prompt: Text, one: str, two: str) -> float:
-        """1 where the first response is better, 0 where it is worse, else ½."""
-        return self._ask({"prompt": prompt, "response 1": one, "response 2": two}, _read_better)
 
     def _read_score(self, reply: Mapping[str, Any]) -> float:
         score: Any = reply.get("score")
@@ -242,7 +240,13 @@ def _object(content: str) -> Mapping[str, Any]:
     return value
 
 
+def _cut(sample: Sample, name: str) -> dict[str, Any]:
+    """What a judge is told of a response that didn't end by itself."""
+    return {f"{name} was cut off": True} if sample.end == "cut" else {}
+
+
 def _read_better(reply: Mapping[str, Any]) -> float:
+    """1 where the first response is better, 0 where it is worse, else ½."""
     better: Any = reply.get("better")
     if type(better) is not int or better not in (0, 1, 2):
         raise NotJudged(f"expected better as 0, 1 or 2, got {better!r:.80}")

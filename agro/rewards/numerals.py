@@ -7,6 +7,7 @@ Standard library only: the reward `math` compares them without SymPy.
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -71,7 +72,19 @@ _SIGNS = {
     "½": r"\frac12 ", "¼": r"\frac14 ",
     "¾": r"\frac34 ", "⅓": r"\frac13 ", "⅔": r"\frac23 ", "\u00a0": " ", "\u202f": " ", "\u2009": " ",
 }  # fmt: skip
-_TYPOGRAPHY = str.maketrans(_SIGNS)
+_TYPOGRAPHY = str.maketrans(
+    {**_SIGNS, **dict.fromkeys("\u2010\u2011\ufe63", "-"), "\u3000": " ", "。": ". "}
+    | {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # of full width
+)
+_DECIMAL = re.compile(r"(?![0-9])\d")
+# Dashes that are a minus: right before a term, and between terms that aren't two numbers, as in x – 3. Two
+# numbers are a range, but before an equals sign.
+_DASH = "[\u2012-\u2015]"
+_MINUS = re.compile(
+    rf"(?<![\w.)\]}}])(?<![\d)\]}}]\s){_DASH}(?=[\d.$(\\]|[a-z](?![A-Za-z]))|(?<==\s){_DASH}(?=\s?\d)"
+    rf"|(?:(?<=[)\]}}])|(?<=(?<![A-Za-z])[a-z]))\s?{_DASH}\s?(?=[\d.(\\]|[a-z](?![A-Za-z]))"
+    rf"|(?<=\d)\s?{_DASH}\s?(?=[(\\]|\d*[kntx-z](?![A-Za-z])|[\d.]+\s*(?:[-+*/\u2013]\s*[\d.]+\s*)*=)"
+)
 _ROOT = re.compile(r"√\s*(\d+|\w)")
 _RAISED = re.compile(rf"(?<=[\w)}}])[{_SUPERSCRIPTS}]+")
 _LOWERED = str.maketrans(_SUPERSCRIPTS, "0123456789-")
@@ -256,9 +269,10 @@ def typography(text: str) -> str:
     """`text` with LaTeX or ASCII for the signs of mathematics that Unicode has, such as √, π, ≤ and x²."""
     if text.isascii():
         return text
+    text = _DECIMAL.sub(lambda match: str(unicodedata.decimal(match[0])), text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text)
-    return text.translate(_TYPOGRAPHY)
+    return _MINUS.sub("-", text.translate(_TYPOGRAPHY))
 
 
 @lru_cache(1024)  # the responses to one prompt have one answer, and many the same

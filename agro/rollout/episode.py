@@ -22,7 +22,7 @@ from agro.errors import Refused
 from agro.io.worker import explain
 from agro.models.encoding import Encoder
 from agro.rollout.envs.protocol import Environment, checked
-from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample
+from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample, thought_in
 from agro.types.kept_sets import ALL, Ids, flat
 
 
@@ -230,6 +230,8 @@ class Episode:
             outcome["turn_info"] = self.infos
         if self.error:
             outcome["reward_error"] = self.error
+        if thought := thought_in(self.encoder.render(self.prompt.text), last_turn):
+            outcome["thought"] = thought
         return outcome
 
     def _sample(

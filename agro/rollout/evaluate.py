@@ -188,7 +188,7 @@ class Heldout:
     @property
     def truncated(self) -> NDArray[np.float64]:
         """[M,n] 1 where a response reached the limit of tokens before its end."""
-        ends = [float(response[-1].meta.get("finish") == "length") for response in self.responses]
+        ends = [float(response[-1].end == "cut") for response in self.responses]
         return np.array(ends).reshape(self.rewards.shape)
 
     def majority(self, k: int, threshold: float) -> NDArray[np.float64]:

@@ -28,7 +28,7 @@ from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode
 from agro.rollout.hinted import as_read, under_own_prompt
-from agro.types import Prompt, Role, Sample
+from agro.types import Prompt, Role, Sample, thought_in
 from agro.types.kept_sets import ALL, flat
 from agro.types.sample import UNKNOWN_VERSION
 
@@ -68,7 +68,8 @@ class Rollout:
         """`n` responses per prompt without rewards, each as soon as it finishes.
 
         `meta` of a sample contains the prompt's columns, "finish" ("stop": an end token or a stop text;
-        "length"; "error": the environment failed) and "index", the number of the response: n · (number of the
+        "length"; "error": the environment failed), "thought" of a chat ("open" or "closed", where there is
+        one) and "index", the number of the response: n · (number of the
         prompt) + (0 … n-1). Number and `seed` determine the noise. A stop text is removed from the text of a
         response, but not from its tokens. The model's context may end a response before `options.max_new`,
         with "length". An episode is one sample, or several where a chat template rewrites history.
@@ -110,6 +111,14 @@ class Rollout:
             kept, kept_count = None, None
             if done.kept is not None:
                 kept, kept_count = flat([ALL] * length + list(done.kept))
+            meta = {
+                **prompt.columns,
+                "finish": "stop" if is_complete else "length",
+                "index": done.request.number,
+            }
+            if not self.encoder.chat.is_text(prompt.text):  # the template may have opened a thought
+                thought = thought_in(self.encoder.render(prompt.text), text)
+                meta |= {"thought": thought} if thought else {}
             unknown = np.full(length, np.nan, np.float32)
             version = done.version
             if isinstance(version, np.ndarray):
@@ -128,11 +137,7 @@ class Rollout:
                 version=version,
                 role=self.role,
                 source=self.source,
-                meta={
-                    **prompt.columns,
-                    "finish": "stop" if is_complete else "length",
-                    "index": done.request.number,
-                },
+                meta=meta,
             )
             if prompt.shown is not None:
                 sample = under_own_prompt(sample, self.encoder.prompt(prompt.text))

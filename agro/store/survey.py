@@ -33,7 +33,7 @@ class SurveyRow(NamedTuple):
     knows_behavior: bool
     knows_tokens: bool
     length: int | None  # actions; None without tokens
-    finish: str | None  # "length" where it was truncated; None where the record doesn't say
+    finish: Any  # see `agro.types.end_in`; None where the record doesn't say
     response: str
 
 

@@ -17,7 +17,7 @@ from agro.train.diagnostics import distances, spreads, stored_metrics, unequal
 from agro.train.feed import Valid, one_each
 from agro.train.phases import Phase
 from agro.train.step import Step
-from agro.types import Batch, Sample
+from agro.types import Batch
 
 
 def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict[str, Any]:
@@ -33,19 +33,23 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
     stored = {s.prompt_id for s in samples if s.id not in valid.made}
     stale = [staleness(s, version) for s in samples]
     known_staleness = [steps for steps in stale if steps is not None]
-    finishes = [s.meta["finish"] for s in responses if s.meta.get("finish") is not None]
+    parts: dict[str, list[float]] = defaultdict(list)  # an imported log may have anything under this name
+    for of_sample in (s.meta.get("reward_parts") for s in responses):
+        for name, value in of_sample.items() if isinstance(of_sample, dict) else ():
+            parts[name] += [value] if isinstance(value, (int, float)) else []
+    ends = [end for s in responses if (end := s.end) != "unknown"]
     actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
     meanings = Counter((s.prompt_id, s.meta.get("meaning")) for s in responses if "meaning" in s.meta)
     return {
         "reward_mean": _mean(rewards),
         "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
-        "reward_parts": _reward_parts(responses),
+        "reward_parts": {name: _mean(values) for name, values in parts.items()} or None,
         "tokens": sum(int(s.mask.sum()) for s in samples if s.mask is not None),
         "sampled_tokens": collected.tokens,
         "staleness_mean": _mean(known_staleness),
         "staleness_max": max(known_staleness, default=None),
         "length_mean": actions / len(responses) if responses else None,
-        "truncated_share": finishes.count("length") / len(finishes) if finishes else None,
+        "truncated_share": ends.count("cut") / len(ends) if ends else None,
         "groups": len(fresh | stored),
         "groups_merged": len(fresh & stored),
         "asked_again": collected.asked_again,
@@ -68,17 +72,6 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
-
-
-def _reward_parts(responses: Sequence[Sample]) -> dict[str, float | None] | None:
-    """The mean of each part of a combined reward. An imported log may have anything under that name."""
-    parts: dict[str, list[float]] = {}
-    recorded = [sample.meta.get("reward_parts") for sample in responses]
-    for values in (of_sample for of_sample in recorded if isinstance(of_sample, dict)):
-        for name, value in values.items():
-            known = [value] if isinstance(value, (int, float)) else []
-            parts.setdefault(name, []).extend(known)
-    return {name: _mean(values) for name, values in parts.items()} or None
 
 
 def describe_step(

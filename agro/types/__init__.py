@@ -7,9 +7,11 @@ tokens[<t], in nats; a first token has none. What is unknown is None in a record
 
 from agro.types.batch import Batch, Tensor
 from agro.types.conversation import Messages
+from agro.types.ends import End, end_in, thought_in, without_open_thought
 from agro.types.kept_sets import KeptSets
 from agro.types.prompt import Prompt, Text, check_turns, conversation, prompt_hash
 from agro.types.sample import ROLES, ROUNDING, UNKNOWN_VERSION, Role, Sample, truncation
 
 __all__ = ["ROLES", "ROUNDING", "UNKNOWN_VERSION", "Batch", "Messages", "Prompt", "Role", "Sample", "Text"]
-__all__ += ["KeptSets", "Tensor", "check_turns", "conversation", "prompt_hash", "truncation"]
+__all__ += ["End", "KeptSets", "Tensor", "check_turns", "conversation", "end_in", "prompt_hash"]
+__all__ += ["thought_in", "truncation", "without_open_thought"]

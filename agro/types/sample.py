@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from types import NoneType
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agro.errors import Refused
+from agro.types.ends import ENDS, End, end_in, thought_in
 from agro.types.kept_sets import problem
 from agro.types.prompt import Text, conversation, prompt_hash
 
@@ -239,6 +240,24 @@ class Sample:
     def truncation(self) -> str:
         """The settings that excluded tokens which aren't known; see the function `truncation`."""
         return truncation(self.sampling, recorded=self.kept is not None)
+
+    @property
+    def end(self) -> End:
+        """Whether the response finished, or was cut, by `meta["finish"]`; a word that no program says is
+        unknown."""
+        finish = self.meta.get("finish")
+        known = ENDS.get(finish) if isinstance(finish, str) else None
+        return known or ("unknown" if finish is None else end_in(finish) or "unknown")
+
+    @property
+    def thought(self) -> Literal["open", "closed"] | None:
+        """Whether the last thought of the response is closed; None where it has none. What a chat template
+        opened is in `meta["thought"]`, for responses that were sampled."""
+        prompt = self.prompt if isinstance(self.prompt, str) else (self.prompt[-1:] or [{}])[0].get("content")
+        known = self.meta.get("thought")
+        if known in ("open", "closed"):
+            return cast(Literal["open", "closed"], known)
+        return thought_in(prompt if isinstance(prompt, str) else "", self.response)
 
     @property
     def oldest_version(self) -> int:

@@ -162,7 +162,7 @@ BATCHES = (
                     "stop_reason": "end_turn",
                     "usage": {"output_tokens": 3},
                     "custom_id": "b",
-                    "finish": "end_turn",
+                    "finish": "stop",
                 },
             },
             {"prompt": SYSTEM + ASK, "response": "Let me see", "sampling": {"temperature": 1.0}},

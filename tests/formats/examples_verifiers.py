@@ -211,6 +211,8 @@ EXAMPLES = (
                 "meta": {
                     "timing": {"total_ms": 5.0},
                     "is_completed": True,
+                    "is_truncated": False,
+                    "finish": "stop",
                     "metrics": {"exact": 1.0},
                     "answer": "4",
                 },

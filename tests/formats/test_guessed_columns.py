@@ -4,6 +4,7 @@ known, dates and numbers of records beside what is said, lists inside of lists, 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agro.errors import Refused
 from agro.logs.column_kinds import columns_of
 from agro.logs.column_names import worth_of
 from agro.logs.guessing import propose
+from agro.logs.importing import import_files
 from agro.logs.labels import parse_words, share_in, written_words
 from agro.logs.transcripts import turns_in
 from agro.store import Store
@@ -176,7 +178,7 @@ def test_several_responses_in_a_row_with_their_stars(tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
     rows = [[QUESTIONS[i], ANSWERS[i], "★★★★☆", WORSE[i], "★☆☆☆☆"] for i in SIX]
     table([["Prompt", "Response 1", "Stars 1", "Response 2", "Stars 2"], *rows])(path)
-    assert taken(path)["rewards"] == (1,) * 6 + (4,) * 6
+    assert taken(path)["rewards"] == (0.2,) * 6 + (0.8,) * 6
 
 
 def test_parts_of_text_and_speakers_of_any_name(tmp_path: Path) -> None:
@@ -278,3 +280,76 @@ def test_worth_in_other_words() -> None:
     said = ["4 von 5", "not helpful", "partly correct", "sehr gut", "bad: wrong tone", "(none)", "3,5/5"]
     assert [worth_of(word) for word in said] == [0.8, 0.0, 0.5, 1.0, 0.0, None, 0.7]
     assert [share_in(text) for text in ("85%", "4/5", "1/0", "4", "a/b")] == [0.85, 0.8, None, None, None]
+
+
+SHARES = {
+    "4/5": 0.8,
+    "4 / 5": 0.8,
+    "80%": 0.8,
+    "80 %": 0.8,
+    "87,5 %": 0.875,
+    "80 percent": 0.8,
+    "3 von 5": 0.6,
+    "4 out of 5": 0.8,
+    "4 of 5 stars": 0.8,
+    "4.5/5 stars": 0.9,
+    "3 Sterne von 5": 0.6,
+    "★★☆☆☆": 0.4,
+    "☆☆☆☆☆": 0.0,
+    "★★★★★": 1.0,
+    "⭐⭐⭐⭐⭐": 1.0,
+}
+MAPPING = {"prompt": "prompt", "response": "response", "reward": "rating"}
+
+
+def rated(path: Path, said: Sequence[Any]) -> Path:
+    rows = [{"prompt": "q", "response": f"a{i}", "rating": value} for i, value in enumerate(said)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_ratings_that_say_of_how_much(tmp_path: Path) -> None:
+    path = rated(tmp_path / "log.jsonl", list(SHARES))
+    with Store.open(tmp_path / "s.db") as store:
+        import_files(store, [path], mapping=MAPPING, strict=True)
+        rewards = [sample.reward for sample in store.samples()]
+    assert dict(zip(SHARES, rewards, strict=True)) == pytest.approx(SHARES)
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        (["3 stars", "4 stars"], "reward: '3 stars' doesn't say of how many; say what each is worth"),
+        (["★★★"], "reward: '★★★' doesn't say of how many"),
+        (["4/5", 85], "reward: expected one scale, got 85.*, and '4/5' before it"),
+        (["85", "80%"], "reward: expected one scale, got '80%', and '85' before it"),
+        (["4/5", "so-so"], "reward: expected a finite number, or one of the words"),
+    ],
+)
+def test_ratings_of_no_scale_or_two_are_refused(said: list[Any], refused: str, tmp_path: Path) -> None:
+    path = rated(tmp_path / "log.jsonl", said)
+    with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match=refused):
+        import_files(store, [path], mapping=MAPPING, strict=True)
+
+
+def test_stars_without_a_whole_are_proposed_as_shares(tmp_path: Path) -> None:
+    for name, said, expected in (
+        ("words", ("3 stars", "5 stars", "1 star"), (0.2, 0.2, 0.6, 0.6, 1.0, 1.0)),
+        ("signs", ("★★★", "★", "★★☆☆☆"), (0.2, 0.2, 0.4, 0.4, 0.6, 0.6)),
+        ("ten", ("8 points", "4 points", "2/4"), (0.4, 0.4, 0.5, 0.5, 0.8, 0.8)),
+    ):
+        path = tmp_path / f"{name}.csv"
+        table([["question", "answer", "rating"], *[[QUESTIONS[i], ANSWERS[i], said[i % 3]] for i in SIX]])(
+            path
+        )
+        assert taken(path)["rewards"] == expected
+
+
+def test_public_reports_of_ratings(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "../shared/data/reports/stars.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} isn't there: this test needs those ratings")
+    with Store.open(tmp_path / "s.db") as store:
+        report = import_files(store, [path], mapping=MAPPING)
+        assert [sample.reward for sample in store.samples()] == [0.8, 0.4, 0.8]
+    assert ["'3 stars' doesn't say of how many" in refusal.reason for refusal in report.refused] == [True]

@@ -100,3 +100,21 @@ def test_invalid_options_are_refused(name, options, message):
     with pytest.raises(Refused) as refused:
         load_reward(config.RewardConfig(name=name, options=options))
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["regex", pytest.param("math", marks=pytest.mark.test)])
+@pytest.mark.parametrize(
+    ("prompt", "response", "finish", "value"),
+    [
+        ("p", "the final answer is 18", None, 1.0),
+        ("p", "the final answer is 18", "length", 1.0),  # cut behind its answer
+        ("p <think>", "Maybe the final answer is 18", "length", 0.0),  # a guess within a thought
+        ("p <think>", "Maybe 17</think>the final answer is 18", "length", 1.0),
+        ("p", "<think>Maybe the final answer is 18", None, 0.0),
+        ("p", "the final answer is 18\n<think>the final answer is 19", None, 1.0),
+    ],
+)
+def test_an_open_thought_has_no_answer(name, prompt, response, finish, value):
+    meta = {"answer": "18"} | ({"finish": finish} if finish else {})
+    with closing(load_reward(config.RewardConfig(name=name))) as reward:
+        assert [s.value for s in reward.score([Sample(prompt, response, meta=meta)])] == [value]

@@ -88,6 +88,21 @@ def test_trl_signature(write):
     }
 
 
+def test_a_function_may_ask_how_responses_ended(write):
+    path = write("""
+        def f(completions, ends, thoughts):
+            ends = [("cut", "finished", "unknown").index(end) for end in ends]
+            return [e + 10 * ("open", "closed", None).index(t) for e, t in zip(ends, thoughts)]
+        def g(completions, **columns):
+            return [float(len(columns)) for _ in completions]
+    """)
+    metas = [{"finish": "length", "thought": "open"}, {"finish": "stop"}, {}]
+    assert outcome(scores(path, ["a", "<think>b</think>", "c"], metas=metas)) == [0.0, 11.0, 22.0]
+    assert outcome(scores(path, ["a"], metas=metas[:1], function="g")) == [2.0]  # prompts, completion_ids
+    path = write("def h(completions, ends):\n    return ends", "own.py")
+    assert outcome(scores(path, ["a"], metas=[{"ends": 7.0, "finish": "stop"}], function="h")) == [7.0]
+
+
 def test_a_function_gets_only_what_it_names(write):
     path = write("""
         def f(completions, answer, bonus=0.0):

@@ -108,6 +108,21 @@ def test_a_pair_is_judged_in_both_orders(url):
     assert len(ASKED) == 6
 
 
+def test_a_judge_is_told_that_a_response_was_cut(url):
+    samples = [
+        Sample("p", "r", meta={"finish": finish, "baseline": "b"}) for finish in ("MAX_TOKENS", "stop")
+    ]
+    for pairwise in (False, True):
+        with closing(opened(url, pairwise=pairwise)) as reward:
+            reward.score(samples)
+    asked = [json.loads(body["messages"][1]["content"]) for body in ASKED]
+    told = [[name for name in material if name.endswith("was cut off")] for material in asked]
+    assert sorted(told) == [
+        *([], [], []),
+        *(["response 1 was cut off"], ["response 2 was cut off"], ["response was cut off"]),
+    ]
+
+
 def test_replies_are_kept(url, tmp_path):
     for _ in range(2):
         with closing(opened(url, cache=str(tmp_path / "replies.db"))) as reward:

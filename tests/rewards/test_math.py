@@ -319,3 +319,51 @@ def test_options_and_a_missing_package_are_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match=r"pip install 'math-verify>=0\.9,<0\.10'"):
         load_reward(config.RewardConfig(name="math"))
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "value"),
+    [
+        (r"\boxed{6}. Let me check again: \boxed{7", "6", 0.0),  # cut within its last box: no answer
+        (r"\boxed{6}. Let me check again: \boxed{7", "7", 0.0),
+        (r"So it is \boxed{\frac{1", "1", 0.0),
+        (r"\boxed{6}. Let me check again: \boxed{7}", "7", 1.0),
+        (r"It is \boxed{7} in the set \{7", "7", 1.0),  # what is open there isn't a box
+    ],
+)
+def test_a_box_that_is_cut(judge, response, answer, value):
+    assert judge([(response, answer)]) == [value]
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "value"),
+    [
+        ("–5", "-5", 1.0),
+        ("−5", "-5", 1.0),
+        ("—5", "-5", 1.0),
+        ("‐5", "-5", 1.0),
+        ("the answer is —5", "-5", 1.0),
+        (r"\boxed{–5}", "-5", 1.0),
+        (r"$–\frac{1}{2}$", "-1/2", 1.0),
+        ("x = – 5", "-5", 1.0),
+        ("-5", "–5", 1.0),
+        ("–5", "5", 0.0),
+        ("5 – 2 = 3", "3", 1.0),
+        ("5 – 2 = 3", "5", 0.0),
+        ("1 – 2 – 3 = –4", "-4", 1.0),
+        ("x² – 5x + 6", "x^2-5x+6", 1.0),
+        ("（x – 3)", "x-3", 1.0),
+        ("The numbers are 3, –5", "3, -5", 1.0),
+        ("5–10", "-5", 0.0),  # a range
+        ("answer: 3 – 5", "-2", 0.0),
+        ("There are 5 apples – 2 red ones and 3 green ones, so 5.", "5", 1.0),
+        ("５", "5", 1.0),
+        ("－３．５", "-3.5", 1.0),
+        ("（１，２）", "(1,2)", 1.0),
+        ("The answer is ５。", "5", 1.0),
+        ("٣", "3", 1.0),
+        ("𝟓", "5", 1.0),
+    ],
+)
+def test_dashes_and_digits_of_other_keyboards(judge, response, answer, value):
+    assert judge([(response, answer)]) == [value]

@@ -68,8 +68,7 @@ def _message(choice: Row, index: int) -> dict[str, Any]:
 
 def _choice_meta(choice: Row) -> dict[str, Any]:
     """Log-probs are of the provider's own tokens, and stay aside."""
-    stop, logprobs = choice.get("stop_reason"), choice.get("logprobs")
-    fields = {"finish": "length" if stop == "max_tokens" else stop, "logprobs": logprobs}
+    fields = {"finish": choice.get("stop_reason"), "logprobs": choice.get("logprobs")}
     return {name: value for name, value in fields.items() if value is not None}
 
 

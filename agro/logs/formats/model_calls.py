@@ -8,6 +8,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects
+from agro.logs.ends import Completion
 from agro.logs.fields import digest, exchange, number, total
 from agro.logs.protocol import Context, Item
 from agro.types.conversation import normalized
@@ -43,7 +44,9 @@ def _response(
     prompt: str | list[Message], reply: str | Message | list[Message], name: str, common: Mapping[str, Any]
 ) -> Item:
     finish = None
-    if not isinstance(reply, str):
+    if isinstance(reply, Completion):
+        finish, reply = reply.finish, str(reply)
+    elif not isinstance(reply, str):
         turns = [reply] if isinstance(reply, dict) else reply
         finish = turns[-1].get("finish_reason")
         reply = [{key: x for key, x in message.items() if key != "finish_reason"} for message in turns]

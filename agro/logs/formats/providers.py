@@ -211,9 +211,8 @@ def _results(row: Row, context: Context) -> list[Item]:
     record["sampling"] = settings(params)
     if message.get("model") is not None:
         record["model"] = text(message["model"], "result.message.model")
-    stop = message.get("stop_reason")
     details = omit(message, ("type", "role", "model", "content"))
-    record["meta"] |= details | {"custom_id": name, "finish": "length" if stop == "max_tokens" else stop}
+    record["meta"] |= details | {"custom_id": name}
     return [Item.of(record, "result")]
 
 

@@ -171,7 +171,7 @@ def _score(row: Row, context: Context) -> float | None:
     return sum(x for x in parts if x is not None)
 
 
-EVALUATION = Columns("input_prompt", "output_response", judge=_score, dropped=("score", "stop_reason"))
+EVALUATION = Columns("input_prompt", "output_response", judge=_score, dropped=("score",))
 
 
 def _evaluated(row: Row, context: Context) -> list[Item]:
@@ -181,8 +181,6 @@ def _evaluated(row: Row, context: Context) -> list[Item]:
     meta |= {"special_tokens": "in the text", "evaluation": context.path.parent.name}
     if isinstance(score, list):
         meta["token_scores"] = numbers(score, "score", len(score))
-    if row.get("stop_reason") is not None:
-        meta["finish"] = text(row["stop_reason"], "stop_reason")
     spec = entry(entry(row.get("env_extras"), "env_extras").get("reward_spec"), "env_extras.reward_spec")
     if spec.get("ground_truth") is not None:
         record["answer"] = spec["ground_truth"]
@@ -270,15 +268,15 @@ def _sample(row: Row, context: Context) -> list[Item]:
         "reward": _reward(row, context),
         "answer": row.get("label"),
     }
-    record["meta"] = record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE)) | {"status": status}
+    record["meta"] = (
+        record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE)) | {"status": status, "finish": status}
+    )
     if large := [name for name in _LARGE if row.get(name) is not None]:
         record["meta"]["left_out"] = large
     if status in _FAILED:
         record["meta"]["reward_error"] = (
             f"status {status}: the reward {row.get('reward')!r:.80} isn't a score"
         )
-    if status == "truncated":
-        record["meta"]["finish"] = "length"
     if row.get("group_index") is not None:
         record["prompt_id"] = f"{context.path.name}:{integer(row['group_index'], 'group_index')}"
     if row.get("rollout_id") is not None:

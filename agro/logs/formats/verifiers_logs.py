@@ -220,7 +220,7 @@ def _settings(call: dict[str, Any]) -> dict[str, Any]:
     return extra_body | {name: value for name, value in sampling.items() if name != "extra_body"}
 
 
-_COLUMNS = ("prompt", "completion", "reward", "example_id", "answer", "is_truncated")
+_COLUMNS = ("prompt", "completion", "reward", "example_id", "answer")
 _TRACE_FIELDS = ("info", "metrics", "rewards", "errors", "stop_condition", "ok", "is_timeout", "tools")
 _EPISODE_FIELDS = ("env", "run", "task")
 
@@ -311,8 +311,6 @@ def _result(row: Row, context: Context) -> list[Item]:
     if row.get("error") is not None:
         record["meta"]["reward_error"] = f"{row['error']!s:.500}"
         record["reward"] = None
-    if row.get("is_truncated"):
-        record["meta"]["finish"] = "length"
     if trailing:
         record["meta"]["after"] = trailing
     name = "example_id" if "example_id" in row else "id"

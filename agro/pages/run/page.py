@@ -81,7 +81,7 @@ def summarize(sample: Sample) -> str:
     parts = [] if sample.reward is None else [f"reward {sample.reward:g}"]
     if sample.meta.get("answer") is not None:
         parts.append(f"answer {sample.meta['answer']!s:.80}")
-    if sample.meta.get("finish") == "length":
+    if sample.end == "cut":
         parts.append("truncated")
     parts.append(sample.source or sample.role)
     if isinstance(sample.version, int) and sample.version >= 0:

@@ -15,7 +15,7 @@ from agro.rewards.final import final
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.store.survey import SurveyRow
-from agro.types import Text
+from agro.types import Text, end_in
 
 INSPECTED = 2000  # groups, about, whose responses are compared pairwise
 LARGEST = 64  # responses of such a group, at most
@@ -106,13 +106,13 @@ class StoreSurvey:
             source.tokens.add(row.length)
         if row.reward is not None:
             source.rewards.add(row.reward)
-        if row.finish is not None:
-            self._ending(row, source)
+        end = end_in(row.finish)
+        if end in ("finished", "cut"):
+            self._ending(row, source, truncated=end == "cut")
         if self.held_out is not None:
             self.held_out.responses += self.held_out.overlaps(row.response)
 
-    def _ending(self, row: SurveyRow, source: SourceSurvey) -> None:
-        truncated = row.finish == "length"
+    def _ending(self, row: SurveyRow, source: SourceSurvey, *, truncated: bool) -> None:
         source.ended += 1
         source.truncated += truncated
         if row.reward is not None:

@@ -12,7 +12,8 @@ from agro.store import Store
 MOST = 20_000  # rewards that are looked at
 LEAST = 0.05  # share of the variance that is worth a word
 CLEAR = 4.0  # standard errors above chance
-OF_RESPONSES = ("finish", "index", "last_turn", "reward_parts")  # what agro itself writes of a response
+# What agro itself writes of a response.
+OF_RESPONSES = ("finish", "index", "last_turn", "reward_parts", "thought")
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,7 @@ def _truncated(report: Findings) -> Iterator[DataVerdict]:
     recorded, truncated = survey.total("ended"), survey.total("truncated")
     if not recorded or truncated / recorded <= MANY_TRUNCATED:
         return
-    text = f"{percent(truncated / recorded)} of the responses were cut off at the longest length."
+    text = f"{percent(truncated / recorded)} of the responses were cut off before their end."
     cut, complete = survey.truncated_rewards.mean, survey.complete_rewards.mean
     if cut is not None and complete is not None and cut >= complete:
         text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
