@@ -16,8 +16,8 @@ difficulty of a prompt.
 `--only null --prompts 5 10 15 20 30 50 200` has shares of comparisons of two equally good models that are
 called better or worse (5 % is the goal), by the verdict and by the rule that it had before (McNemar or
 flipped signs alone), and of a model that is better by `effect` that are called better: the power. Shapes of
-the differences are in `SHAPES`, with rewards from 0 to 1, or of unknown range. With 500 evaluations it takes a
-quarter of an hour, and the standard error of a share is .01 at most at .05.
+the differences are in `SHAPES`, with rewards from 0 to 1, or of unknown range. With 500 evaluations it
+takes a quarter of an hour, and the standard error of a share is .01 at most at .05.
 
 Writes benchmarks/results/intervals.json and prints a table, or with --json that document alone. The standard
 error of a coverage is about 0.005. `--only shares` takes half a minute, `eval` and `graded`, whose intervals
