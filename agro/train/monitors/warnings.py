@@ -75,6 +75,7 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
             entry.warnings.options_warning(options),
             _unweighted(config, options.get("weight")),
             _idle_anchor(config, options.get("anchor")),
+            _stale_step(config, options),
         )
         lines += [f"phase {phase.name}: {text}" for text in texts if text]
         truncated = describe(phases, phase)
@@ -99,6 +100,26 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
         "the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
         '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = "optimal", '
         "as in the recipe log"
+    )
+
+
+def _stale_step(config: RunConfig, options: Mapping[str, Any]) -> str | None:
+    """Which settings make samples stale, where responses are compared with the step's other groups."""
+    if options.get("baseline") != "step":
+        return None
+    current = "samples_current_weights" in source_capabilities(config.source)
+    stale = {
+        "data.replay": config.data.draws_stored,
+        f"train.updates = {config.train.updates}": config.train.updates > 1,
+        f"source.kind = {config.source.kind}, whose samples may be of earlier weights": not current,
+    }
+    named = [name for name, is_so in stale.items() if is_so]
+    if not named:
+        return None
+    return (
+        'objective.baseline = "step" keeps the optimum on fresh samples alone, and with '
+        f"{' and '.join(named)} some aren't, so that training ends elsewhere. What to do: "
+        'objective.baseline = "others", which keeps it on any samples'
     )
 
 
