@@ -120,7 +120,7 @@ class Verdict:
         from the last off-policy estimate."""
         row = _latest(run, GAIN)
         if row is not None:
-            sentence = f"{_compared(row, run.steps)}{_distance(row)}.{_chosen(run, row)}"
+            sentence = f"{_compared(row, run.steps)}{_distance(row, run)}.{_chosen(run, row)}"
             return cls(_answer(row), sentence, row)
         ratings = Ratings.load(run.folder)
         if ratings is not None:
@@ -128,7 +128,7 @@ class Verdict:
             return cls.rated(ratings, at=at)
         row = _latest(run, LOGGED)
         if row is not None:
-            sentence = f"{_compared(row, run.steps, LOGGED)}{_distance(row)}. {ESTIMATED}"
+            sentence = f"{_compared(row, run.steps, LOGGED)}{_distance(row, run)}. {ESTIMATED}"
             return cls(_answer(row, LOGGED), sentence, row, metric=LOGGED)
         way_out = SET_ASIDE.format(run.set_aside) if run.set_aside else WAY_OUT
         return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {way_out}.")
@@ -274,9 +274,19 @@ def _size(row: Row, sign: int, metric: str) -> str:
     return f"{fixed(sign * row[metric])}{interval}"
 
 
-def _distance(row: Row) -> str:
+def _distance(row: Row, run: RunData) -> str:
+    """The KL to the reference. Where that isn't the start, which the gain is against, both are named."""
     kl = row.get("eval_kl_ref")
-    return "" if kl is None else f"; KL to the reference {fixed(kl)} nats a response"
+    if kl is None:
+        return ""
+    reference = run.config.phase(row["phase"]).policy.reference
+    if reference == "start" or (reference == "phase" and row["phase"] == run.config.phase_names[0]):
+        return f"; KL to the reference {fixed(kl)} nats a response"
+    start = "the run's start" if run.config.policy.new is None else "random weights"
+    names = {"phase": f"the start of phase {row['phase']}", "model": "the reference model"}
+    return (
+        f" (against {start}); KL to {names.get(reference, 'a moving reference')} {fixed(kl)} nats a response"
+    )
 
 
 def _chosen(run: RunData, row: Row) -> str:

@@ -156,8 +156,10 @@ class Signal(Monitor):
         view.metrics["no_signal"] = reason
         self.in_a_row = self.in_a_row + 1 if reason else 0
         if reason and self._is_time(self.in_a_row):
-            mean = view.metrics["reward_mean"]
+            mean, groups = view.metrics["reward_mean"], view.metrics["groups"]
             mean_reward = "" if mean is None else f" (mean reward {mean:.3g})"
+            if reason.startswith("all rewards"):
+                mean_reward = f" (each is {mean:.6g}, in {groups} groups)"
             self.say(
                 f"step {view.step}: nothing can be learned, {self.in_a_row} steps in a row: "
                 f"{reason}{mean_reward}. What to do: {way_out(reason, self.phase.config.data)}"
@@ -183,6 +185,8 @@ class Signal(Monitor):
         # An objective of single responses may learn from a reward of 0, such as KTO from a thumb down.
         if self.uses_rewards and all_zero and (self.compares_groups or has_no_gradient):
             return "all rewards are 0"
+        if self.uses_rewards and metrics["reward_std"] == 0 and (self.compares_groups or has_no_gradient):
+            return "all rewards are equal"
         if self.compares_groups and is_equal:
             return "equal rewards within groups"
         return "a gradient of 0" if has_no_gradient else None
