@@ -285,6 +285,8 @@ def conclusion(record: dict[str, Any]) -> str:
     chosen = f"{winner} won. The race chose it on these held-out prompts, which flatters it"
     if judged is None:
         return f"{chosen}; measure it on others (agro eval RUN --prompts FILE)."
-    values = {name: math.nan if x is None else x for name, x in judged.items() if name != "verdict"}
+    values: dict[str, Any] = {
+        name: math.nan if x is None else x for name, x in judged.items() if name != "verdict"
+    }
     verdict = Verdict.compared(Comparison(**values), "other prompts")
     return f"{chosen}. Against the start: {verdict.sentence}"
