@@ -74,8 +74,7 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
         texts = (
             entry.warnings.options_warning(options),
             _unweighted(config, options.get("weight")),
-            _idle_anchor(config, options.get("anchor")),
-            _stale_step(config, options),
+            _of_other_weights(config, options.get("anchor"), options.get("baseline")),
         )
         lines += [f"phase {phase.name}: {text}" for text in texts if text]
         truncated = describe(phases, phase)
@@ -103,31 +102,23 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
     )
 
 
-def _stale_step(config: RunConfig, options: Mapping[str, Any]) -> str | None:
-    """Which settings make samples stale, where responses are compared with the step's other groups."""
-    if options.get("baseline") != "step":
-        return None
-    current = "samples_current_weights" in source_capabilities(config.source)
+def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | None) -> str | None:
+    """Where the baseline needs fresh samples and not all are; where β regularizes to a policy that is the
+    trained one at every step."""
+    is_current = "samples_current_weights" in source_capabilities(config.source)
     stale = {
         "data.replay": config.data.draws_stored,
         f"train.updates = {config.train.updates}": config.train.updates > 1,
-        f"source.kind = {config.source.kind}, whose samples may be of earlier weights": not current,
+        f"source.kind = {config.source.kind}, whose samples may be of earlier weights": not is_current,
     }
-    named = [name for name, is_so in stale.items() if is_so]
-    if not named:
-        return None
-    return (
-        'objective.baseline = "step" keeps the optimum on fresh samples alone, and with '
-        f"{' and '.join(named)} some aren't, so that training ends elsewhere. What to do: "
-        'objective.baseline = "others", which keeps it on any samples'
-    )
-
-
-def _idle_anchor(config: RunConfig, anchor: str | None) -> str | None:
-    """Where β regularizes to a policy that is the trained one at every step."""
-    is_current = "samples_current_weights" in source_capabilities(config.source)
-    stale = anchor == "behavior" and (config.data.draws_stored or not is_current)
-    if anchor not in ("behavior", "old") or config.train.updates > 1 or stale:
+    named = " and ".join(name for name, is_so in stale.items() if is_so)
+    if named and baseline == "step":
+        return (
+            f'objective.baseline = "step" keeps the optimum on fresh samples alone, and with {named} some '
+            'aren\'t, so that training ends elsewhere. What to do: objective.baseline = "others", which '
+            "keeps it on any samples"
+        )
+    if anchor not in ("behavior", "old") or config.train.updates > 1 or (anchor == "behavior" and named):
         return None
     return (
         f'{config.objective.name} regularizes to the policy that sampled (anchor = "{anchor}"), which is the '
@@ -158,7 +149,7 @@ class Signal(Monitor):
         if reason and self._is_time(self.in_a_row):
             mean, groups = view.metrics["reward_mean"], view.metrics["groups"]
             mean_reward = "" if mean is None else f" (mean reward {mean:.3g})"
-            if reason.startswith("all rewards"):
+            if reason == "all rewards are equal":
                 mean_reward = f" (each is {mean:.6g}, in {groups} groups)"
             self.say(
                 f"step {view.step}: nothing can be learned, {self.in_a_row} steps in a row: "
