@@ -123,7 +123,7 @@ def test_without_rewards_by_prompt_or_with_two_rewards_it_says_why_not(
 
 
 def test_prompts_of_one_side_are_counted_and_said(tmp_path: Path) -> None:
-    """8 gains and no loss: p = 2/2⁸, whatever the unknown reward of u is; half of one side's unknown: no p."""
+    """8 gains and no loss: p = 2/2⁸, whatever the unknown reward of u is. Half of one side's: no p."""
     shared = [f"p{i}" for i in range(8)]
     a = written(tmp_path / "a.jsonl", {key: [0, 0] for key in [*shared, "x", "y", "u"]})
     b = written(tmp_path / "b.jsonl", {**{key: [1, 1] for key in shared}, "z": [1], "u": [None]})
