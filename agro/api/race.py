@@ -8,6 +8,7 @@ continued with more steps. A learning rate that falls to 0 does so in each of th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -29,11 +30,12 @@ from agro.logs.importing import import_files
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import Heldout, heldout
-from agro.rollout.paired import compare
+from agro.rollout.paired import Comparison, compare
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.metrics import GAIN
 from agro.runs.rundata import load_run
+from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.store.location import is_store
 from agro.train.phases import derive
@@ -202,7 +204,8 @@ class Race:
         result = self._answers(config, config.model_copy(update={"policy": policy})).rewards
         labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
         comparison = compare(start, result, labels.tolist())
-        self.record["judged"] = asdict(comparison) | {"verdict": comparison.verdict}
+        values = asdict(comparison) | {"verdict": comparison.verdict}
+        self.record["judged"] = {name: None if x != x else x for name, x in values.items()}
 
     def _answers(self, config: RunConfig, of: RunConfig) -> Heldout:
         """Responses of the policy of a configuration to the judging prompts, scored."""
@@ -282,8 +285,8 @@ def conclusion(record: dict[str, Any]) -> str:
     chosen = f"{winner} won. The race chose it on these held-out prompts, which flatters it"
     if judged is None:
         return f"{chosen}; measure it on others (agro eval RUN --prompts FILE)."
-    change = (
-        f"{judged['difference']:+.3f} ({judged['low']:.3f} to {judged['high']:.3f}), p = {judged['p']:.2g}"
-    )
-    verdict = {"not shown": "not shown better"}.get(judged["verdict"], judged["verdict"])
-    return f"{chosen}. On {judged['n']} others, against the start: {verdict}, {change}."
+    values: dict[str, Any] = {
+        name: math.nan if x is None else x for name, x in judged.items() if name != "verdict"
+    }
+    verdict = Verdict.compared(Comparison(**values), "other prompts")
+    return f"{chosen}. Against the start: {verdict.sentence}"

@@ -140,7 +140,8 @@ def _answered(
                     f"{name}: none of the responses to {task} could be scored: "
                     f"{measured.errors[0] if measured.errors else 'the reward is unknown'}"
                 )
-            rewards = dict(zip((p.id for p in prompts), measured.mean_rewards(), strict=True))
+            rows = [[None if x != x else x for x in row] for row in measured.rewards.tolist()]
+            rewards = dict(zip((p.id for p in prompts), rows, strict=True))
             texts = {prompt.id: prompt.text for prompt in prompts}
             found.append(Result.of_prompts(name, rewards, texts, task=task, scoring=scoring))
     return found

@@ -115,7 +115,8 @@ class DataConfig(Section):
     """draw a stored group at most at so many steps of the run"""
     spread: bool = False
     """train only on groups whose rewards differ: of stored groups no others are drawn, and fresh ones are
-    sampled until there are enough of them (dynamic sampling of DAPO, arXiv 2503.14476)"""
+    sampled until there are enough of them (dynamic sampling of DAPO, arXiv 2503.14476). The optimum stays
+    with fixed rewards; with noisy ones it moves, since the choice reads the noise"""
     order: Order = "least_used"
     """which stored groups come first. least_used: those drawn at the fewest steps, in an order that is
     another in each epoch; uniform: any (with max_age a first-in first-out buffer, arXiv 2604.08706); newest:

@@ -43,7 +43,7 @@ class Result:
     `clusters`: by prompt the smallest id of its near-copies. `prompted`: of harnesses what the model was
     given for a document, hashed. `scoring`: what decides the rewards, as far as it is known. `step`: of a
     run's evaluation. `unreadable`: records that aren't in it, and why. `seeds`: of how many runs it is the
-    mean.
+    mean. `unscored`: by metric and prompt id the share of its scores that is unknown, where some are.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Result:
     scoring: Mapping[str, Any] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()
     seeds: int = 1
+    unscored: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def of_seeds(cls, results: Sequence[Self], name: str) -> Self:
@@ -76,7 +77,13 @@ class Result:
             known = [value for r in results if (value := r.scores[REWARD].get(key)) is not None]
             rewards[key] = fmean(known) if len(known) == len(results) else None
         step = first.step if all(other.step == first.step for other in others) else None
-        return replace(first, name=name, scores={REWARD: rewards}, step=step, seeds=len(results))
+        shares = {
+            key: fmean(r.unscored.get(REWARD, {}).get(key, 0.0) for r in results) for key in first.texts
+        }
+        unscored = {REWARD: {key: share for key, share in shares.items() if share}}
+        return replace(
+            first, name=name, scores={REWARD: rewards}, step=step, seeds=len(results), unscored=unscored
+        )
 
     @classmethod
     def of_run(cls, run: RunData) -> Self:
@@ -97,19 +104,32 @@ class Result:
             )
         scores = {REWARD: kept.rewards}
         name, scoring = str(run.folder), reward_of(run)
-        return cls(name, scores, kept.texts, kept.clusters, kept.step, HELD_OUT, scoring=scoring)
+        unscored = {REWARD: {key: latest for key, (_, latest) in kept.unscored.items()}}
+        return cls(
+            name,
+            scores,
+            kept.texts,
+            kept.clusters,
+            kept.step,
+            HELD_OUT,
+            scoring=scoring,
+            unscored=unscored,
+        )
 
     @classmethod
-    def of_prompts(cls, name: str, rewards: Rewards, prompts: Mapping[str, Text], **more: Any) -> Self:
-        """Of rewards and prompts by id."""
+    def of_prompts(
+        cls, name: str, values: Mapping[str, Iterable[float | None]], prompts: Mapping[str, Text], **more: Any
+    ) -> Self:
+        """Of the rewards of each prompt's responses, and prompts, by id."""
         texts = {key: prompt_hash(prompt) for key, prompt in prompts.items()}
         clusters = cluster_names(prompts, DataConfig().near_copies)
-        return cls(name, {REWARD: rewards}, texts, clusters, **more)
+        scores, unscored = _means(values)
+        return cls(name, {REWARD: scores}, texts, clusters, unscored={REWARD: unscored}, **more)
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
         """A file of `agro eval --out`. Raises `Refused` with FILE:LINE."""
-        rewards: dict[str, float | None] = {}
+        rewards: dict[str, list[float | None]] = {}
         prompts: dict[str, Text] = {}
         scoring: dict[str, Any] = {}
         prompt: Any
@@ -124,7 +144,7 @@ class Result:
                 prompt = conversation(prompt, line.where)
                 for value in values:
                     check_reward(value, f"{line.where}: rewards")
-                rewards[key], prompts[key] = _mean(values), prompt
+                rewards[key], prompts[key] = values, prompt
                 scoring = line.value.get("scored_by") or {}
         return cls.of_prompts(str(path), rewards, prompts, scoring=scoring)
 
@@ -137,8 +157,7 @@ class Result:
             key = sample.prompt_id
             prompts.setdefault(key, sample.prompt)
             values.setdefault(key, {})[sample.episode or (sample.id,)] = sample.reward
-        rewards = {key: _mean(of_prompt.values()) for key, of_prompt in values.items()}
-        return cls.of_prompts(name, rewards, prompts)
+        return cls.of_prompts(name, {key: list(row.values()) for key, row in values.items()}, prompts)
 
 
 @dataclass
@@ -158,17 +177,28 @@ class _Documents:
             self.values.setdefault(metric, {}).setdefault(scored.id, []).append(value)
 
     def result(self, name: str, task: str, unreadable: Sequence[str]) -> Result:
-        scores = {
-            metric: {key: _mean(of_metric.get(key, ())) for key in self.documents}
+        means = {
+            metric: _means({key: of_metric.get(key, ()) for key in self.documents})
             for metric, of_metric in self.values.items()
         }
+        scores, unscored = ({metric: both[i] for metric, both in means.items()} for i in (0, 1))
         found = Result.of_prompts(name, {}, self.documents, task=task, prompted=self.prompted)
-        return Result(**{**vars(found), "scores": scores, "unreadable": tuple(unreadable)})
+        return Result(
+            **{**vars(found), "scores": scores, "unscored": unscored, "unreadable": tuple(unreadable)}
+        )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    scored = [value for value in values if value is not None]
-    return sum(scored) / len(scored) if scored else None
+def _means(values: Mapping[str, Iterable[float | None]]) -> tuple[dict[str, float | None], dict[str, float]]:
+    """By prompt the mean of its known scores, None without any; and the share of unknown ones, if any."""
+    means: dict[str, float | None] = {}
+    unscored: dict[str, float] = {}
+    for key, scores in values.items():
+        row = list(scores)
+        known = [score for score in row if score is not None]
+        means[key] = sum(known) / len(known) if known else None
+        if len(known) < len(row):
+            unscored[key] = 1 - len(known) / len(row)
+    return means, unscored
 
 
 def results_at(path: Path) -> list[Result]:

@@ -50,6 +50,36 @@ def tools(subject: Subject) -> Iterator[ProofRow]:
             yield subject.row(title, setting, value, lower=1e-4)
         else:
             yield subject.row(DISTANCE, setting, max(value, 0.0), upper=EXACT)
+    yield from _selection(subject)
+
+
+def _selection(subject: Subject) -> Iterator[ProofRow]:
+    """Groups of equal rewards are left out (data.spread): how far the fixed point is from the optimum where
+    rewards are 0 or 1 by chance, and where they are fixed.
+
+    Which groups are left out then reads the noise: the regularizer of a pair counts as often as its rewards
+    differ. Without noise a pair of equal rewards says nothing but that the policy is to stay.
+    """
+    beta, space = 0.1, Space(3, 2, 8)
+    reference, other = Enumerable.table(space, 2), Enumerable.table(space, 5)
+    mean = torch.rand(8, 9, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    star = optimum(reference.logp().detach(), mean, beta)
+    twice, chance = torch.arange(9).repeat(2), torch.cat([1 - mean, mean], 1)
+    binary = torch.cat([torch.zeros_like(mean), torch.ones_like(mean)], 1)
+    for rewards, spread in (("noisy", True), ("noisy", False), ("fixed", True)):
+        data = DataDistribution(other, mean, spread=spread)
+        if rewards == "noisy":
+            data = DataDistribution(other, binary, twice, chance, spread=spread)
+        start, settings = Enumerable.table(space, 2), DescentSettings(updates=600, final_share=1e-5)
+        options = {**subject.options(), "beta": beta}
+        distance = descend(start, reference, data, star, subject.name, options, settings).distance[-1]
+        drawn = "groups of unequal rewards alone" if spread else "all groups"
+        setting = f"{rewards} rewards, {drawn}, n = 2, β = {beta}, median of 8 instances"
+        if rewards == "noisy" and spread:
+            title = "leaving out groups of equal noisy rewards moves the fixed point off the optimum"
+            yield subject.row(title, setting, distance.median().item(), lower=FAR)
+        else:
+            yield subject.row(DISTANCE, setting, max(distance.median().item(), 0.0), upper=NEAR)
 
 
 def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ class DataDistribution:
     stored_value: Tensor | None = None  # [X] V* of the prompts, where it was estimated before
     old: Enumerable | None = None  # the policy when the batch was drawn; None: the behavior
     expert: Expert | None = None  # who adds one response to each group
+    spread: bool = False  # whether only groups of unequal rewards come (data.spread)
 
     @property
     def behavior_responses(self) -> Tensor:
@@ -195,6 +196,13 @@ class AllGroups:
             winner, loser = self.pairs.unbind(1)
             gap = self.data.reward[:, outcome[winner]] - self.data.reward[:, outcome[loser]]
             weight_XG[:, group[winner]] *= gap.sigmoid()
+        if self.data.spread:
+            reward_XM, index_XM = self.data.rewards[:, outcome], group.expand_as(p_XM)
+            largest, least = (
+                torch.zeros_like(weight_XG).scatter_reduce(1, index_XM, reward_XM, kind, include_self=False)
+                for kind in ("amax", "amin")
+            )
+            weight_XG = weight_XG * (largest > least)
         return weight_XG[:, group].flatten()
 
 

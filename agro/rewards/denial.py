@@ -88,6 +88,8 @@ _AFTERWARDS = re.compile(
     r"[^\w.?!\n]*(?:(?!(?:and|because|but|or|since|so|while)\b)[A-Za-z]+,?\s+){0,3}?"
     rf"(?:would\s+|must\s+)?(?:{_REFUTED}|(?:or|and)\s+(?:more|less|fewer|above|below)\b|at\s+(?:least|most)\b)"
     r"|\s*(?:squared|cubed|factorial|or\s+so|-?ish)\b"
+    r"|[^\w\n]*(?:(?:but|and|so)\s+)?(?:none|neither)\s+of\s+(?:them|these|those|which)\s+"
+    rf"(?:(?:is|are|was|were|can\s+be)\s+{_RIGHT}|(?:work|hold|fit|solve|satisfie)s?\b)"
     rf"|\s*(?:is|was|(?:can|could|may|must|should|has\s+to|is\s+to)\s+be)\s+{_DROPPED}\b"
     r"|[^\w\n]*[.?!\n][^\w]*(?:(?:wait|hmm|actually|oh|but|oops|sorry)\W+)*"
     r"(?:(?:no|wrong|incorrect)(?=\s*(?:[.,;:!?\n]|$))"

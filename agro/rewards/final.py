@@ -30,6 +30,7 @@ _NUMBER = re.compile(
 _VALUE = r"[-+]?[\d.,/]*\d"
 _ABOUT = r",?\s*\(?(?:(?:which|that)\s+is\s+|or\s+|=\s*)?(?:about|approximately|roughly|around|\\approx)\s*"
 _APPROXIMATION = re.compile(_ABOUT)
+_NEARLY = re.compile(r"[\s${(]*(?:\\(?:approx|simeq|sim|thickapprox)(?![A-Za-z])|~)")  # ≈ 4, without a name
 _ROUNDED = re.compile(rf"\s*{_ABOUT}{_VALUE}[^\d.\n]*\.?\s*$")
 _BEFORE_NUMBER = re.compile(
     r"(?:[a-z]\s*[-+*/^]\s*\w+|\w+\s*[-+*/^]\s*[a-z])\s*=\s*$"  # x + y = 5
@@ -223,7 +224,7 @@ def _formula(text: str) -> Final | None:
     if is_one_of_several or "\\" in suffix:
         return None
     suffix = _ROUNDED.sub("", suffix[:NEAR]) + suffix[NEAR:]
-    if re.search(r"\d", suffix):
+    if re.search(r"(?<!\^)(?<!\^\{)\d", suffix):  # but for the power of a unit
         return _last_number(text)
     content = next(group for group in formula.groups() if group).strip()
     tail = _tail(suffix)
@@ -293,7 +294,7 @@ def compare(response: Final, answer: Final) -> float | None:
     """1.0 where a response's answer is the sample's, 0.0 where it isn't, None where SymPy has to decide."""
     if max(len(response.text), len(answer.text)) > TAIL:
         return float(response == answer) or None
-    if response.is_opposite(answer):
+    if response.is_opposite(answer) or _is_only_near(response.text, answer.text):
         return 0.0
     candidate, expected = _joined_alike(plain(response.text), plain(answer.text))
     is_same_word = _PROSE.fullmatch(expected) and candidate.lower() == expected.lower()
@@ -315,6 +316,13 @@ def compare(response: Final, answer: Final) -> float | None:
     if is_words and "\\" not in candidate:
         return float(_says(candidate, expected, response.is_boxed))
     return None
+
+
+def _is_only_near(response: str, answer: str) -> bool:
+    """Whether a response rounds (≈ 4) where the answer is an exact number."""
+    exact = number(plain(answer))
+    is_rounded = _NEARLY.match(response) and not _NEARLY.match(answer)
+    return bool(is_rounded and exact and not exact.places)
 
 
 def _compare_choices(response: Final, candidate: str, expected: str) -> float | None:

@@ -75,18 +75,23 @@ def _lowest(k: int, n: int) -> float:
     return (low + high) / 2
 
 
-def bootstrap(values: NDArray[np.float64], seed: int = 0) -> Interval:
-    """Studentized bootstrap: quantiles of (mean of a resample − mean)/(its standard error), times that of the
-    values. Unlike the plain percentiles it isn't too short for skewed values."""
-    n, mean = len(values), float(values.mean())
-    error = float(values.std(ddof=1)) / math.sqrt(n)
+def bootstrap(values: NDArray[np.float64]) -> Interval:
+    """Studentized bootstrap: quantiles of `studentized` times the values' standard error. Unlike the plain
+    percentiles it isn't too short for skewed values."""
+    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
     if error == 0:
         return mean, mean
+    low, high = np.quantile(studentized(values), (0.025, 0.975))
+    return mean - float(high) * error, mean - float(low) * error
+
+
+def studentized(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
+    """Of resamples of `values` that differ: (their mean − that of the values)/(their standard error)."""
+    n = len(values)
     resampled = values[np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))]
     errors = resampled.std(axis=1, ddof=1) / math.sqrt(n)
-    t = (resampled.mean(axis=1) - mean)[errors > 0] / errors[errors > 0]
-    low, high = np.quantile(t, (0.025, 0.975))
-    return mean - float(high) * error, mean - float(low) * error
+    t: NDArray[np.float64] = (resampled.mean(axis=1) - values.mean())[errors > 0] / errors[errors > 0]
+    return t
 
 
 @cache

@@ -23,7 +23,8 @@ class HeldOutRewards:
     """Of a run: rewards of its latest evaluation and of step 0, and a hash of each prompt's text.
 
     `clusters`: by prompt the smallest id of its near-copies, its own where it has none; empty in files of
-    before these were counted.
+    before these were counted. `unscored`: by prompt which shares of its rewards at step 0 and at the latest
+    evaluation are unknown, where some are.
     """
 
     step: int
@@ -31,12 +32,13 @@ class HeldOutRewards:
     start: Rewards
     texts: Mapping[str, str]
     clusters: Mapping[str, str]
+    unscored: Mapping[str, tuple[float, float]]
 
     @classmethod
     def of(cls, values: Any, location: str) -> HeldOutRewards:
         """From JSON. Raises `Refused` for what no run of this version writes."""
         keys = cls.__dataclass_fields__.keys()
-        complete = {"clusters": {}, **values} if isinstance(values, dict) else {}
+        complete = {"clusters": {}, "unscored": {}, **values} if isinstance(values, dict) else {}
         if complete.keys() != keys or not isinstance(complete["step"], int):
             raise Refused(f"{location}: expected an object with {', '.join(keys)}, got {values!r:.80}")
         found = cls(**complete)

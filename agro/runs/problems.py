@@ -314,6 +314,11 @@ WAYS_OUT = {
         "check that the reward of a right response isn't 0 (agro show, agro score); then easier prompts, a "
         "reward with intermediate values, or sft on good responses first"
     ),
+    "all rewards are equal": (
+        "see whether the reward tells responses apart (agro show, agro score): it may be a constant, or read "
+        "a column that is always the same. Where each is the highest there is, the task is learned; else "
+        "prompts that are solved sometimes, or a reward with intermediate values"
+    ),
     "equal rewards within groups": (
         "prompts that are solved sometimes, a reward with intermediate values, or more responses of a prompt "
         "(sampler.n; data.group_size of a store). Where all prompts are solved, the task is learned"
@@ -333,7 +338,7 @@ SPREAD = (
 
 def way_out(reason: str, data: DataConfig) -> str:
     """What to do about a reason, a key of `WAYS_OUT`; `data`: of the phase."""
-    is_equal = reason in ("all rewards are 0", "equal rewards within groups")
+    is_equal = "reward" in reason
     prefix = SPREAD if is_equal and data.draws_stored and not data.spread else ""
     return prefix + WAYS_OUT[reason]
 

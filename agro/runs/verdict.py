@@ -23,14 +23,13 @@ from agro.io.numbers import chance, fixed, percent
 from agro.io.strictjson import loads
 from agro.rollout.evaluate import clopper_pearson
 from agro.rollout.off_policy import LEAST
-from agro.rollout.paired import Comparison, mcnemar
+from agro.rollout.paired import LEVEL, Comparison, mcnemar, verdict_of
 from agro.runs.metrics import GAIN, LOGGED
 from agro.runs.rundata import Row, RunData
 
 Answer = Literal["better", "worse", "not shown", "not measured"]
-LEVEL = 0.05  # a smaller p counts as shown
 COUNTS = ("wins", "losses", "ties", "unrated")
-NUMBERS = ("low", "high", "p", "n", "clusters", "detectable")  # of a comparison
+NUMBERS = ("low", "high", "p", "n", "clusters", "detectable", "unknown_a", "unknown_b")  # of a comparison
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Verdict:
         from the last off-policy estimate."""
         row = _latest(run, GAIN)
         if row is not None:
-            sentence = f"{_compared(row, run.steps)}{_distance(row)}.{_chosen(run, row)}"
+            sentence = f"{_compared(row, run.steps)}{_distance(row, run)}.{_chosen(run, row)}"
             return cls(_answer(row), sentence, row)
         ratings = Ratings.load(run.folder)
         if ratings is not None:
@@ -129,7 +128,7 @@ class Verdict:
             return cls.rated(ratings, at=at)
         row = _latest(run, LOGGED)
         if row is not None:
-            sentence = f"{_compared(row, run.steps, LOGGED)}{_distance(row)}. {ESTIMATED}"
+            sentence = f"{_compared(row, run.steps, LOGGED)}{_distance(row, run)}. {ESTIMATED}"
             return cls(_answer(row, LOGGED), sentence, row, metric=LOGGED)
         way_out = SET_ASIDE.format(run.set_aside) if run.set_aside else WAY_OUT
         return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {way_out}.")
@@ -147,9 +146,7 @@ class Verdict:
     @classmethod
     def rated(cls, ratings: Ratings, against: str = "the start", at: str = "") -> Verdict:
         """By blind ratings of a result `at` a step and of what it was compared with."""
-        answer: Answer = "not shown"
-        if ratings.p < LEVEL:
-            answer = "better" if ratings.wins > ratings.losses else "worse"
+        answer = verdict_of(ratings.p, ratings.wins - ratings.losses)
         return cls(answer, _preference(ratings, answer, against, at), ratings=ratings)
 
     def to_json(self) -> dict[str, Any]:
@@ -157,9 +154,10 @@ class Verdict:
 
         `gain`: mean reward at `step` minus the start's on `n` held-out prompts, which are in so many
         `clusters` of near-copies, with its 95 % interval `low` to `high`; `p`: of no difference;
-        `detectable`: the gain that would have been shown with a probability of 80 %; `kl`: to the reference,
-        in nats per response. `by`: "reward", "ratings" or "off-policy". `ratings`: where these gave the
-        answer.
+        `detectable`: the gain that would have been shown with a probability of 80 %;
+        `unknown_a`, `unknown_b`: the shares of rewards of the start and at that step that are unknown;
+        `kl`: to the reference, in nats per response. `by`: "reward", "ratings" or "off-policy".
+        `ratings`: where these gave the answer.
         """
         row = self.measured or {}
         numbers = {name: row.get(f"{self.metric}_{name}") for name in NUMBERS}
@@ -199,10 +197,7 @@ def _latest(run: RunData, metric: str) -> Row | None:
 
 
 def _answer(row: Row, metric: str = GAIN) -> Answer:
-    p = row.get(f"{metric}_p")
-    if p is None or p >= LEVEL:
-        return "not shown"
-    return "better" if row[metric] > 0 else "worse"
+    return verdict_of(row.get(f"{metric}_p"), row[metric])
 
 
 def _compared(
@@ -222,12 +217,25 @@ def _compared(
         if row[metric] == row.get(f"{metric}_low") == row.get(f"{metric}_high") == 0:
             return f"Not shown better{at}: the {measure} is the same on each of {prompts}"
         least = row.get(f"{metric}_detectable")
-        power = "" if least is None else f", which show {fixed(least)} or more four times out of five"
+        power = "" if metric == LOGGED else ", too few to show a difference"
+        if least is not None:
+            power = f", which show {fixed(least)} or more four times out of five"
         change = f"the {measure} changed by {_size(row, 1, metric)}"
-        return f"Not shown better{at}: {change} on {prompts}{power}"
+        return f"Not shown better{at}: {change} on {prompts}{power}{_unknown(row, metric)}"
     p = chance(row[f"{metric}_p"])
     size = _size(row, 1 if answer == "better" else -1, metric)
-    return f"{answer.capitalize()}{at} by {size} in {measure} on {prompts}, {p}"
+    return f"{answer.capitalize()}{at} by {size} in {measure} on {prompts}, {p}{_unknown(row, metric)}"
+
+
+def _unknown(row: Row, metric: str) -> str:
+    """Which share of each side's rewards is unknown, and that the answer is for any values of these."""
+    before, after = (row.get(f"{metric}_unknown_{side}") for side in "ab")
+    if not before and not after:
+        return ""
+    shares = f"; unknown are {percent(before or 0.0)} of the rewards before and {percent(after or 0.0)} after"
+    if row.get(f"{metric}_p") is None:
+        return f"{shares}, which differ"
+    return f"{shares}, in the interval as the worst and the best"
 
 
 def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
@@ -266,9 +274,19 @@ def _size(row: Row, sign: int, metric: str) -> str:
     return f"{fixed(sign * row[metric])}{interval}"
 
 
-def _distance(row: Row) -> str:
+def _distance(row: Row, run: RunData) -> str:
+    """The KL to the reference. Where that isn't the start, which the gain is against, both are named."""
     kl = row.get("eval_kl_ref")
-    return "" if kl is None else f"; KL to the reference {fixed(kl)} nats a response"
+    if kl is None:
+        return ""
+    reference = run.config.phase(row["phase"]).policy.reference
+    if reference == "start" or (reference == "phase" and row["phase"] == run.config.phase_names[0]):
+        return f"; KL to the reference {fixed(kl)} nats a response"
+    start = "the run's start" if run.config.policy.new is None else "random weights"
+    names = {"phase": f"the start of phase {row['phase']}", "model": "the reference model"}
+    return (
+        f" (against {start}); KL to {names.get(reference, 'a moving reference')} {fixed(kl)} nats a response"
+    )
 
 
 def _chosen(run: RunData, row: Row) -> str:

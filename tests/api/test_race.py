@@ -244,9 +244,9 @@ def test_the_winner_is_judged_on_prompts_that_did_not_choose_it(tmp_path: Path, 
     assert record["winner"] is not None
     judged = record["judged"]
     assert judged["n"] == len(race.judging)
-    assert f"On {ENOUGH} others, against the start: {judged['verdict']}".replace(
-        ": not shown", ": not shown better"
-    ) in conclusion(record)
+    said = judged["verdict"].capitalize().replace("Not shown", "Not shown better")
+    assert f"Against the start: {said}" in conclusion(record)
+    assert f"on {ENOUGH} other prompts" in conclusion(record)
     assert RunConfig.load(tmp_path / "race/log-0.03/config.json").objective.options["beta"] == 0.02
     assert "beta" not in RunConfig.load(tmp_path / "race/imitation-0.03/config.json").objective.options
 
@@ -254,9 +254,9 @@ def test_the_winner_is_judged_on_prompts_that_did_not_choose_it(tmp_path: Path, 
 def test_the_conclusion_says_what_was_measured() -> None:
     better = compare(np.zeros(60), np.array([1.0] * 20 + [0.0] * 40))
     judged = vars(better) | {"verdict": better.verdict}
-    assert "On 60 others, against the start: better, +0.333" in conclusion(
-        {"winner": "log", "judged": judged}
-    )
+    said = conclusion({"winner": "log", "judged": judged})
+    assert "Against the start: Better by 0.333" in said
+    assert "in mean reward on 60 other prompts, p < .001." in said
     assert "measure it on others" in conclusion({"winner": "log", "judged": None})
     assert "Doing nothing won" in conclusion({"winner": None, "judged": None})
 

@@ -380,7 +380,8 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     assert (again["n"], again["answer"], again["step"]) == (12, "not shown", None)
     itself = ("eval", run, "--against", run / "model", "-n", 2)
     verdict = report_of(*itself)["verdict"]
-    assert (verdict["gain"], verdict["p"], verdict["detectable"]) == (0, 1, 0)
+    assert (verdict["gain"], verdict["p"]) == (0, 1)
+    assert verdict["detectable"] == pytest.approx(0.578, abs=1e-3)  # six of 12 gain with probability .8
     assert f"against {run / 'model'}: {verdict['sentence']}" in done(*itself).stdout
     more = ("--prompts", held_out, "--reward", "exact", "--against", "start")
     assert "--against start: expected the folder of a run" in refused("eval", "--model", model, *more)

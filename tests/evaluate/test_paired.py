@@ -46,7 +46,7 @@ def test_the_mean_of_several_responses_counts_and_unknown_prompts_dont() -> None
     a = np.array([[0.0, 1.0], [0.0, NAN], [NAN, NAN], [1.0, 1.0]])
     b = np.array([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
     out = compare(a, b)
-    assert (out.n, out.a, out.b, out.test) == (3, 0.5, pytest.approx(2.5 / 3), "sign flips")
+    assert (out.n, out.a, out.b, out.test) == (3, 0.5, pytest.approx(2.5 / 3), "sign flips and t")
     assert out.difference == pytest.approx(1 / 3)
 
 
@@ -120,7 +120,7 @@ def test_copies_count_as_one() -> None:
     gain = np.repeat([1.0, 1, 1, 1, 1, 1, 1, 1, 1, 0], 10)
     alone = compare(np.zeros(10), gain[::10])
     out = compare(np.zeros(100), gain, np.repeat(np.arange(10), 10).tolist())
-    assert (out.n, out.clusters, out.test, alone.test) == (100, 10, "sign flips", "McNemar")
+    assert (out.n, out.clusters, out.test, alone.test) == (100, 10, "sign flips and t", "McNemar")
     assert out.p == pytest.approx(alone.p, abs=0.003)  # 2/2⁹, and the error of 10,000 draws
     assert out.difference == alone.difference
     naive = compare(np.zeros(100), gain)
@@ -178,3 +178,93 @@ def test_few_changed_graded_rewards_are_bounded_by_how_many_may_change() -> None
     same = compare(np.full(100, 0.5), np.full(100, 0.5))
     assert math.isnan(same.low)
     assert math.isnan(same.high)
+
+
+def skewed(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Differences of mean 0: −1 with a probability of .1, else about 1/9."""
+    return np.where(rng.random(n) < 0.1, -1.0, 1 / 9) + rng.normal(0, 0.03, n)
+
+
+@pytest.mark.parametrize("n", [5, 10, 15, 20, 30, 50])
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_rare_loss_that_wasnt_seen_isnt_a_gain(n: int, bounded: bool) -> None:
+    """At most 5 % and two errors of 150 draws; flipped signs alone call 35 % of them better at 10 prompts."""
+    rng, called = np.random.default_rng(n), 0
+    for _ in range(150):
+        difference = skewed(rng, n) / 2 if bounded else skewed(rng, n)
+        before = np.full(n, 0.5) if bounded else rng.normal(size=n)
+        called += (
+            compare(before, np.clip(before + difference, 0, 1) if bounded else before + difference).verdict
+            != "not shown"
+        )
+    assert called / 150 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 150)
+    alone = [sign_flips(skewed(rng, 10)) < 0.05 for _ in range(150)]
+    assert np.mean(alone) > 0.2
+
+
+def test_a_real_gain_of_few_graded_prompts_is_shown_where_the_range_is_known() -> None:
+    """Each of 20 rewards from 0 to 1 rose by .6: even if 17 % of others fell to 0, the mean rises. Where
+    rewards may be any, as few prompts show nothing; 30 do."""
+    low = np.linspace(0.1, 0.3, 20)
+    assert compare(low, low + 0.6).verdict == "better"
+    unbounded = compare(10 * low, 10 * low + 6)
+    assert (unbounded.verdict, math.isnan(unbounded.p), math.isnan(unbounded.detectable)) == (
+        "not shown",
+        True,
+        True,
+    )
+    many = np.linspace(1, 3, 30)
+    assert compare(many, many + 6).verdict == "better"
+
+
+def test_detectable_of_few_prompts_is_what_the_test_shows() -> None:
+    """Of six answers all have to change: x⁶ = .8 at x = .963. Of five and of two none suffices."""
+    assert compare(np.zeros(6), np.zeros(6)).detectable == pytest.approx(0.8 ** (1 / 6), abs=1e-3)
+    assert all(math.isnan(compare(np.zeros(n), np.ones(n)).detectable) for n in (2, 5))
+    assert math.isnan(compare(np.array([0.2, 0.4]), np.array([0.3, 0.6])).detectable)
+
+
+@pytest.mark.parametrize("shape", [(200,), (200, 4)])
+def test_the_same_model_with_its_wrong_answers_unscored_isnt_better(shape: tuple[int, ...]) -> None:
+    """70 % of one side's wrong answers have no score."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        a, b = ((rng.random(shape) < 0.4).astype(float) for _ in range(2))
+        b[(b == 0) & (rng.random(shape) < 0.7)] = NAN
+        out = compare(a, b)
+        assert (out.verdict, out.unknown_a) == ("not shown", 0.0)
+        assert out.unknown_b == pytest.approx(0.42, abs=0.13)
+        assert (
+            out.low < 0.05
+        )  # its worst case is what the answers were, whose 95 % interval leaves 0 out at times
+
+
+def test_a_gain_that_no_unknown_reward_can_undo_is_shown() -> None:
+    """Two of 100 are unknown on each side, and 40 rose: at worst (0 − 1) · 4 of the 100 differences."""
+    a, b = np.zeros(100), np.repeat([1.0, 0.0], [40, 60])
+    a[[50, 51]], b[[60, 61]] = NAN, NAN
+    out = compare(a, b)
+    assert (out.verdict, out.unknown_a, out.unknown_b) == ("better", 0.02, 0.02)
+    assert out.low < compare(np.zeros(100), np.repeat([1.0, 0.0], [40, 60])).low
+
+
+def test_as_many_unknown_on_both_sides_may_still_decide() -> None:
+    """Six gains of 20, p = .031; four unknown rewards on each side could be four losses, of which and six
+    gains p is 2 (1 + 10 + 45 + 120 + 210)/2¹⁰ = .754."""
+    a, b = np.zeros(20), np.repeat([1.0, 0.0], [6, 14])
+    assert compare(a, b).verdict == "better"
+    a[16:], b[12:16] = NAN, NAN
+    out = compare(a, b)
+    assert (out.verdict, out.p) == ("not shown", 2 * 386 / 2**10)
+
+
+def test_shares_of_unknown_rewards_count_beside_means() -> None:
+    """Of means by prompt the shares say the same as the responses themselves."""
+    rng = np.random.default_rng(3)
+    a, b = (np.where(rng.random((60, 4)) < 0.1, NAN, rng.random((60, 4))) for _ in range(2))
+    means = [np.nanmean(x, axis=1) for x in (a, b)]
+    shares = [np.isnan(x).mean(1) for x in (a, b)]
+    out = compare(*means, unknown=(shares[0], shares[1]))
+    again = compare(a, b)
+    assert (out.low, out.high, out.p) == pytest.approx((again.low, again.high, again.p))
+    assert out.high - out.low > compare(*means).high - compare(*means).low + 0.1

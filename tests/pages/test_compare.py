@@ -176,6 +176,18 @@ def test_one_run_does_not_stand_for_two_seeds(tmp_path: Path) -> None:
         compare([a, tmp_path / "nothing"])
 
 
+def test_two_reward_functions_of_one_name_are_two_lines(tmp_path: Path) -> None:
+    """Of the same path, whose files differ: what is drawn as one curve has to have one reward."""
+    runs = [write(tmp_path / name, seed, [0.1, 0.4]) for seed, name in enumerate("abc")]
+    for run, digest in zip(runs, ("1" * 64, "1" * 64, "2" * 64), strict=True):
+        config = json.loads((run / "config.json").read_text()) | {"inputs": {"reward.name": digest}}
+        (run / "config.json").write_text(json.dumps(config))
+    found = compare(runs)
+    assert [line.seeds for line in found.lines] == [[0, 1], [2]]
+    assert found.differences == {"code.reward.name": ["11111111", "22222222"]}
+    assert "11111111" in " ".join(differences_words(found))
+
+
 def test_lines_of_one_configuration_that_were_measured_at_no_common_step(tmp_path: Path) -> None:
     runs = [write(tmp_path / "a", 0, [0.1, None, None]), write(tmp_path / "b", 1, [None, 0.1, None])]
     with pytest.raises(Refused, match="expected steps at which all of them have eval_reward"):

@@ -123,10 +123,14 @@ def test_without_rewards_by_prompt_or_with_two_rewards_it_says_why_not(
 
 
 def test_prompts_of_one_side_are_counted_and_said(tmp_path: Path) -> None:
-    """8 gains and no loss: p = 2/2⁸."""
+    """8 gains and no loss: p = 2/2⁸, whatever the unknown reward of u is. Half of one side's: no p."""
     shared = [f"p{i}" for i in range(8)]
     a = written(tmp_path / "a.jsonl", {key: [0, 0] for key in [*shared, "x", "y", "u"]})
-    b = written(tmp_path / "b.jsonl", {**{key: [1, None] for key in shared}, "z": [1], "u": [None]})
+    b = written(tmp_path / "b.jsonl", {**{key: [1, 1] for key in shared}, "z": [1], "u": [None]})
+    half = written(tmp_path / "half.jsonl", {**{key: [1, None] for key in shared}, "u": [None]})
+    missing = PairedResults.of(Result.of_file(a), Result.of_file(half))
+    assert (missing.row()["p"], missing.row()["verdict"]) == (None, "not shown")
+    assert (missing.comparison.unknown_a, missing.comparison.unknown_b) == (0, 5 / 9)
     paired = PairedResults.of(Result.of_file(a), Result.of_file(b))
     assert (paired.comparison.n, paired.comparison.p, paired.verdict.answer) == (8, 2 / 2**8, "better")
     assert PairedResults.of(paired.b, paired.a).verdict.answer == "worse"

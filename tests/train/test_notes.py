@@ -97,6 +97,29 @@ def test_an_anchor_that_is_the_policy_itself_is_noted(
     assert "log π/μ is 0" not in str(notes_on_settings(Phase.all(lagging)))
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({}, ""),
+        ({"data__replay": 0.5}, "with data.replay some"),
+        ({"train__updates": 2}, "with train.updates = 2 some"),
+        (
+            {"source__sync_every": 4},
+            "with source.kind = inline, whose samples may be of earlier weights some",
+        ),
+    ],
+)
+def test_the_baseline_of_the_step_is_noted_on_samples_that_are_not_fresh(
+    tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
+    own = {"name": "agro", "beta": 0.1, "baseline": "step"}
+    said = "\n".join(notes_on_settings(Phase.all(tiny(tmp_path, objective=own, **changed))))
+    assert ('baseline = "step" keeps the optimum on fresh samples alone' in said) == bool(named)
+    assert named in said
+    others = tiny(tmp_path, objective={**own, "baseline": "others"}, **changed)
+    assert 'baseline = "step"' not in "\n".join(notes_on_settings(Phase.all(others)))
+
+
 @pytest.mark.parametrize("name", recipes.recipes())
 def test_a_recipe_that_is_noted_says_what_it_lacks(name: str) -> None:
     said = "\n".join(notes_on_settings(Phase.all(RunConfig.load(Path(name)))))

@@ -41,6 +41,7 @@ def why(monitor: Signal, phase: Phase, row: dict[str, Any], step: int = 1) -> st
         (GOOD, None),
         (EQUAL, "equal rewards within groups"),
         (ZERO, "all rewards are 0"),
+        (EQUAL | {"reward_std": 0.0}, "all rewards are equal"),
         (GOOD | {"reward_mean": 0.0}, None),  # rewards of both signs
         (GOOD | {"grad_norm": 0.0}, "a gradient of 0"),
         (GOOD | {"grad_norm": None}, None),  # skipped for a gradient that isn't finite
@@ -68,6 +69,18 @@ def test_rewards_of_0_teach_nothing_where_the_gradient_is_0(tmp_path: Path) -> N
         monitor, phase = signal(tmp_path, objective=objective)
         assert why(monitor, phase, ZERO) is None
         assert why(monitor, phase, ZERO | {"grad_norm": 0.0}) == "all rewards are 0"
+
+
+def test_one_reward_for_all_is_named_and_not_the_gradient(tmp_path: Path) -> None:
+    """Also where an objective compares no groups: of the step's mean, or of a critic."""
+    said: list[str] = []
+    step = {"objective": {"name": "agro", "beta": 0.1, "baseline": "step"}, "train__steps": 1}
+    monitor, phase = signal(tmp_path, said.append, **step)
+    same = EQUAL | {"reward_std": 0.0, "grad_norm": 0.0}
+    assert why(monitor, phase, same) == "all rewards are equal"
+    assert "all rewards are equal (each is 0.5, in 4 groups). What to do: see whether the reward" in said[0]
+    assert "train.lr" not in said[0]
+    assert why(monitor, phase, same | {"grad_norm": 1.0}) is None  # βρ differs, so the KL is trained on
 
 
 @pytest.mark.parametrize("row", [ZERO | {"grad_norm": 0.0}, EQUAL | {"grad_norm": 0.0}])

@@ -171,3 +171,57 @@ def test_a_judge_of_the_user_s_judges_a_run_on_ratings(tmp_path: Path) -> None:
     found = Verdict.of(load_run(tmp_path / "run")).to_json()
     assert (found["by"], found["n"]) == ("reward", 30)
     assert metrics(tmp_path / "run")[-1]["rewards_failed"] in (0, None)
+
+
+def test_a_gain_and_a_kl_of_two_zero_points_name_both(run: Path, tmp_path: Path) -> None:
+    """The gain is against the run's start, which has random weights; the KL against that of the phase."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    stored = json.loads((run / "config.json").read_text())
+    (folder / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes())
+    for reference, expected in (
+        ("start", "; KL to the reference 1.300 nats a response"),
+        ("ema", " (against random weights); KL to a moving reference 1.300 nats a response"),
+        ("model", " (against random weights); KL to the reference model 1.300 nats a response"),
+    ):
+        more = {"ema": {"reference_decay": 0.9}, "model": {"reference_model": "m"}}.get(reference, {})
+        values = stored | {"policy": stored["policy"] | {"reference": reference} | more}
+        (folder / "config.json").write_text(json.dumps(values))
+        assert expected in Verdict.of(load_run(changed_rows(folder, eval_kl_ref=1.3))).sentence
+
+
+def test_rewards_that_are_missing_on_one_side_show_nothing(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("config.json", "metrics.jsonl"):
+        (folder / name).write_bytes((run / name).read_bytes())
+    values = dict(zip(GAIN, (0.2, -0.1, 0.4, None, 300, 0.05), strict=True))
+    unknown = {"eval_gain_unknown_a": 0.0, "eval_gain_unknown_b": 0.42}
+    verdict = Verdict.of(load_run(changed_rows(folder, **values, **unknown)))
+    assert verdict.answer == "not shown"
+    assert "unknown are 0% of the rewards before and 42% after, which differ" in verdict.sentence
+
+
+def test_a_reward_that_leaves_wrong_answers_of_the_result_unscored_is_counted(tmp_path: Path) -> None:
+    """From its second call on the reward is unknown of most responses; both sides' shares are in the run's
+    rows, and in the rewards by prompt that agro compare reads."""
+    code = tmp_path / "reward.py"
+    code.write_text(
+        "def score(prompts, completions, **columns):\n"
+        "    return [None if hash(c) % 3 else float(len(c) > 1) for c in completions]\n"
+    )
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 100))
+    named = {
+        "reward": {"name": f"{code}:score", "max_failed": 1.0},
+        "data__eval_prompts": held,
+        "evaluate__every": 3,
+    }
+    BaseTrainer(tiny(tmp_path, **named), tmp_path / "run").run()
+    row, first = metrics(tmp_path / "run")[-1], metrics(tmp_path / "run")[0]
+    responses = row["eval_n"] + row["eval_unscored"]
+    assert row["eval_gain_unknown_b"] == pytest.approx(row["eval_unscored"] / responses)
+    assert row["eval_gain_unknown_a"] == pytest.approx(first["eval_unscored"] / responses)
+    assert row["eval_unscored"] > 0
+    kept = json.loads((tmp_path / "run/held_out_rewards.json").read_text())["unscored"]
+    assert sum(latest for _, latest in kept.values()) / 40 == pytest.approx(row["eval_gain_unknown_b"])
+    assert row["eval_gain_low"] <= 0 <= row["eval_gain_high"]

@@ -19,6 +19,7 @@ from agro.io.nearest import nearest
 from agro.logs.results import Result
 from agro.pages.run.paired_results import PairedSets
 from agro.rollout.evaluate import t_quantile
+from agro.runs.by_prompt import reward_of
 from agro.runs.metrics import METRICS
 from agro.runs.rundata import RunData, Values, load_run, to_array
 
@@ -157,9 +158,11 @@ def _paired(lines: Sequence[Curve]) -> tuple[PairedSets | None, str]:
 
 
 def settings(run: RunData) -> dict[str, Any]:
-    """Everything but the seed that decides a run's result. Paths into its own folder begin with RUN."""
+    """Everything but the seed that decides a run's result, the code of its reward too. Paths into its own
+    folder begin with RUN."""
     values = copy.deepcopy(deciding(run.config.model_dump(mode="json")))
     values["train"].pop("seed")
+    values["code"] = {key: digest[:8] for key, digest in reward_of(run)["code"].items()}
     folder = run.folder.resolve()
     for key, value in values["data"].items():
         if isinstance(value, str) and Path(value).resolve().is_relative_to(folder):

@@ -87,7 +87,11 @@ class PairedResults:
         unscored = tuple(key for (key, _), x in zip(pairs, before + after, strict=True) if math.isnan(x))
         numbers: dict[str, int] = {}
         clusters = [numbers.setdefault(a.clusters.get(key, key), len(numbers)) for key, _ in pairs]
-        comparison = compare(before, after, clusters)
+        unknown_a, unknown_b = (
+            np.array([side.unscored.get(chosen, {}).get(key, 0.0) for key in keys])
+            for side, keys in zip((a, b), zip(*pairs, strict=True), strict=True)
+        )
+        comparison = compare(before, after, clusters, (unknown_a, unknown_b))
         return cls(
             a, b, chosen, comparison, matching, unscored, comparison.p, name=a.task or b.task or "prompts"
         )
@@ -110,7 +114,7 @@ class PairedResults:
         x, answer = self.comparison, self.verdict.answer
         copies = f" in {x.clusters} clusters of near-copies" if x.clusters < x.n else ""
         text = f"Matched: {x.n} prompts{copies}."
-        if x.detectable > 0 and answer != "not shown":  # whose sentence says it
+        if not math.isnan(x.detectable) and answer != "not shown":  # whose sentence says it
             text += f" So many show a difference of {fixed(x.detectable)} or more four times out of five."
         if self.family > 1:
             text += f" p is adjusted for {self.family} comparisons (Holm); alone {chance(x.p)}."

@@ -22,8 +22,9 @@ from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.off_policy import compare_on_log
 from agro.rollout.paired import compare
-from agro.runs.by_prompt import HeldOutRewards, Rewards
+from agro.runs.by_prompt import HeldOutRewards
 from agro.runs.metrics import GAIN, LOGGED
+from agro.runs.verdict import NUMBERS
 from agro.store import DrawnGroups, Store
 from agro.store.location import location_of
 from agro.store.queries import Filter
@@ -39,7 +40,6 @@ from agro.train.reward_scales import rescaled
 from agro.types import Batch, Prompt, Sample, prompt_hash
 
 TOGETHER = 64  # groups in one batch
-COMPARED = ("low", "high", "p", "n", "clusters", "detectable")  # of a comparison with the start
 
 
 class NothingToRank(Refused):
@@ -194,9 +194,13 @@ class HeldOutPrompts(Monitor):
             self.rollout, self.reward, self.prompts, sampler, derive(config.train.seed, "evaluate")
         )
         rewards = dict(zip((prompt.id for prompt in self.prompts), result.mean_rewards(), strict=True))
-        before = {} if self.measured is None else self.measured.start
-        start = before if view.step else rewards
-        self.measured = HeldOutRewards(view.step, rewards, start, self.texts, self.clusters)
+        before = None if self.measured is None or not view.step else self.measured
+        start = rewards if before is None else before.start
+        shares = dict(zip(rewards, np.isnan(result.rewards).mean(1).tolist(), strict=True))
+        of_start = shares if before is None else {key: x for key, (x, _) in before.unscored.items()}
+        both = {key: (of_start.get(key, 0.0), shares[key]) for key in rewards}
+        unscored = {key: pair for key, pair in both.items() if any(pair)}
+        self.measured = HeldOutRewards(view.step, rewards, start, self.texts, self.clusters, unscored)
         view.held_out_rewards = self.measured
         if view.step == 0:
             warning = warn_of_rewards(result.rewards, self.phase.entry, view.options)
@@ -204,7 +208,7 @@ class HeldOutPrompts(Monitor):
                 self.say(warning)
         view.held_out = result.samples
         view.metrics |= self._describe(result, view.options)
-        view.metrics |= self._compare(rewards, start) if view.step else {}
+        view.metrics |= self._compare(self.measured) if view.step else {}
         if view.metrics["kl_ref"] is None and view.step:
             view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]
 
@@ -214,16 +218,20 @@ class HeldOutPrompts(Monitor):
     def restore(self, state: Any) -> None:
         self.measured = HeldOutRewards.of(state, "the checkpoint's rewards of held-out prompts")
 
-    def _compare(self, rewards: Rewards, start: Rewards) -> dict[str, Any]:
-        """With the start, on the prompts that have a reward at both steps; of fewer than two nothing."""
-        both = [key for key in rewards if rewards[key] is not None and start.get(key) is not None]
-        if len(both) < 2:
+    def _compare(self, measured: HeldOutRewards) -> dict[str, Any]:
+        """With the start; of fewer than two prompts that have a reward at both steps nothing."""
+        keys = list(measured.rewards)
+        before, after = (
+            np.array([of.get(key) for key in keys], dtype=np.float64)
+            for of in (measured.start, measured.rewards)
+        )
+        if np.count_nonzero(before + after == before + after) < 2:
             return {}
-        before, after = (np.array([of[key] for key in both], dtype=np.float64) for of in (start, rewards))
         numbers: dict[str, int] = {}
-        labels = [numbers.setdefault(self.clusters[key], len(numbers)) for key in both]
-        comparison = compare(before, after, labels)
-        numbers_of = {f"{GAIN}_{name}": getattr(comparison, name) for name in COMPARED}
+        labels = [numbers.setdefault(self.clusters[key], len(numbers)) for key in keys]
+        shares = np.array([measured.unscored.get(key, (0.0, 0.0)) for key in keys])
+        comparison = compare(before, after, labels, (shares[:, 0], shares[:, 1]))
+        numbers_of = {f"{GAIN}_{name}": getattr(comparison, name) for name in NUMBERS}
         return {GAIN: comparison.difference, **numbers_of}
 
     def _describe(self, result: Heldout, options: dict[str, Any]) -> dict[str, Any]:

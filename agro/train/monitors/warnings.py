@@ -74,7 +74,7 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
         texts = (
             entry.warnings.options_warning(options),
             _unweighted(config, options.get("weight")),
-            _idle_anchor(config, options.get("anchor")),
+            _of_other_weights(config, options.get("anchor"), options.get("baseline")),
         )
         lines += [f"phase {phase.name}: {text}" for text in texts if text]
         truncated = describe(phases, phase)
@@ -102,11 +102,23 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
     )
 
 
-def _idle_anchor(config: RunConfig, anchor: str | None) -> str | None:
-    """Where β regularizes to a policy that is the trained one at every step."""
+def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | None) -> str | None:
+    """Where the baseline needs fresh samples and not all are; where β regularizes to a policy that is the
+    trained one at every step."""
     is_current = "samples_current_weights" in source_capabilities(config.source)
-    stale = anchor == "behavior" and (config.data.draws_stored or not is_current)
-    if anchor not in ("behavior", "old") or config.train.updates > 1 or stale:
+    stale = {
+        "data.replay": config.data.draws_stored,
+        f"train.updates = {config.train.updates}": config.train.updates > 1,
+        f"source.kind = {config.source.kind}, whose samples may be of earlier weights": not is_current,
+    }
+    named = " and ".join(name for name, is_so in stale.items() if is_so)
+    if named and baseline == "step":
+        return (
+            f'objective.baseline = "step" keeps the optimum on fresh samples alone, and with {named} some '
+            'aren\'t, so that training ends elsewhere. What to do: objective.baseline = "others", which '
+            "keeps it on any samples"
+        )
+    if anchor not in ("behavior", "old") or config.train.updates > 1 or (anchor == "behavior" and named):
         return None
     return (
         f'{config.objective.name} regularizes to the policy that sampled (anchor = "{anchor}"), which is the '
@@ -135,8 +147,10 @@ class Signal(Monitor):
         view.metrics["no_signal"] = reason
         self.in_a_row = self.in_a_row + 1 if reason else 0
         if reason and self._is_time(self.in_a_row):
-            mean = view.metrics["reward_mean"]
+            mean, groups = view.metrics["reward_mean"], view.metrics["groups"]
             mean_reward = "" if mean is None else f" (mean reward {mean:.3g})"
+            if reason == "all rewards are equal":
+                mean_reward = f" (each is {mean:.6g}, in {groups} groups)"
             self.say(
                 f"step {view.step}: nothing can be learned, {self.in_a_row} steps in a row: "
                 f"{reason}{mean_reward}. What to do: {way_out(reason, self.phase.config.data)}"
@@ -162,6 +176,8 @@ class Signal(Monitor):
         # An objective of single responses may learn from a reward of 0, such as KTO from a thumb down.
         if self.uses_rewards and all_zero and (self.compares_groups or has_no_gradient):
             return "all rewards are 0"
+        if self.uses_rewards and metrics["reward_std"] == 0 and (self.compares_groups or has_no_gradient):
+            return "all rewards are equal"
         if self.compares_groups and is_equal:
             return "equal rewards within groups"
         return "a gradient of 0" if has_no_gradient else None
