@@ -183,7 +183,7 @@ class Encoder:
         """The sample with `tokens`, `action` and `tokenizer` of this encoding.
 
         Tokens of the same tokenizer are kept. Otherwise prompt and response are encoded separately, and an
-        end token is appended unless there is one, or the response was cut (`meta["finish"] == "length"`).
+        end token is appended unless there is one, or the response was cut (`Sample.end`).
         Where `meta["continuation"]` is the response as a list of turns, with user and tool messages between
         the assistant's, each turn is encoded separately, and the actions are the assistant's tokens with
         their end tokens. Values per token of another encoding (`learn`, `behavior_logp`, kept sets,
@@ -305,7 +305,7 @@ class Encoder:
         """As `_texts`, of a conversation that goes on with `turns`: as if the policy wrote its turns now."""
         rows: list[list[tuple[str, bool]]] = []
         so_far = ""
-        was_cut = sample.meta.get("finish") == "length"
+        was_cut = sample.end == "cut"
         for i, turn in enumerate(turns):
             if turn["role"] == "assistant":
                 closed = not was_cut or i < len(turns) - 1
@@ -320,7 +320,7 @@ class Encoder:
 
     def _closing(self, sample: Sample) -> list[int]:
         """The end token of a response, unless it was truncated."""
-        if sample.meta.get("finish") == "length":
+        if sample.end == "cut":
             return []
         if not self.chat.is_text(sample.prompt) and self.chat.end_id is not None:
             return [self.chat.end_id]

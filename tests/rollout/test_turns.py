@@ -382,7 +382,7 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
 
 def test_a_role_that_the_template_does_not_show_is_refused(chat):
     policy = chat(TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"))
-    with pytest.raises(Refused, match="message of role 'tool'.*doesn't show the content of message 2"):
+    with pytest.raises(Refused, match=r"message of role 'tool'.*doesn't show the content of message 2"):
         demonstrate(
             Echo(1, role="tool"), policy.encoder, Prompt([{"role": "user", "content": "h"}]), ["ad", "b"]
         )
