@@ -122,7 +122,7 @@ class Chat:
         special = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token]
         decides = [definition, special, tokenizer.chat_template]
         settings = dict(self._settings)
-        if self.template.reads_clock:
+        if tokenizer.chat_template and self.template.reads_clock:
             settings["today"] = self.today
         if settings:
             decides.append(settings)
