@@ -13,12 +13,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from agro import objectives
 from agro.proof.claim import End
 from agro.proof.descent import DescentSettings, Path, descend
 from agro.proof.enumerable import Enumerable, Space, kl, optimum
 from agro.proof.expectation import DataDistribution
 from agro.proof.formulas import Situation, wins
 from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, ProofRow, Subject, problem
+from agro.types import Batch
 
 SEEDS = {"reference": 2, "elsewhere": 9}  # of the tables that descents begin at
 NEAR = 1e-6  # nats: as near to a claimed end as some hundred updates come
@@ -51,6 +53,7 @@ def tools(subject: Subject) -> Iterator[ProofRow]:
         else:
             yield subject.row(DISTANCE, setting, max(value, 0.0), upper=EXACT)
     yield from _selection(subject)
+    yield from _rows(subject)
 
 
 def _selection(subject: Subject) -> Iterator[ProofRow]:
@@ -80,6 +83,58 @@ def _selection(subject: Subject) -> Iterator[ProofRow]:
             yield subject.row(title, setting, distance.median().item(), lower=FAR)
         else:
             yield subject.row(DISTANCE, setting, max(distance.median().item(), 0.0), upper=NEAR)
+
+
+def _rows(subject: Subject) -> Iterator[ProofRow]:
+    """An episode of two rows, as templates make that change earlier turns: the rows are one response, whose ρ
+    is their sum. Others copy the advantage to each row.
+
+    Where a gradient is a sum over tokens, times an advantage, copies have its direction. Consistency is about
+    the ρ of a response: with a row's alone in its place the optimum isn't stationary.
+    """
+    shared, copied = (_expected_gradient(subject.name, own_rows=own) for own in (False, True))
+    setting = "two rows of an episode, all pairs of 9 episodes, at the optimum, β = 0.5"
+    yield subject.row(
+        "norm of the expected gradient, rows as one response", setting, shared.norm().item(), upper=EXACT
+    )
+    title = "norm of the expected gradient, each row as a response with a copy of the reward"
+    yield subject.row(title, setting, copied.norm().item(), lower=1e-3)
+    shared, copied = (_expected_gradient("rloo", own_rows=own) for own in (False, True))
+    cosine = torch.nn.functional.cosine_similarity(shared, copied, dim=0)
+    title = "of rloo, 1 − cosine of both expected gradients"
+    yield subject.row(title, setting, 1 - cosine.item(), upper=EXACT)
+
+
+def _expected_gradient(name: str, *, own_rows: bool) -> Tensor:
+    """With respect to the logits of a first action and of a second one after it, at the optimum."""
+    beta, generator = 0.5, torch.Generator().manual_seed(3)
+    reward_AB = torch.rand((3, 3), generator=generator, dtype=torch.float64)
+    reference_AB = torch.rand((3, 3), generator=generator, dtype=torch.float64).flatten().log_softmax(0)
+    star_AB = (reference_AB + reward_AB.flatten() / beta).log_softmax(0).view(3, 3)
+    first, second = (x.requires_grad_() for x in (star_AB.logsumexp(1), star_AB.log_softmax(1)))
+    logp = torch.stack([first.log_softmax(0)[:, None].expand(3, 3), second.log_softmax(1)], 2).view(9, 2)
+    reference_AB = reference_AB.view(3, 3)
+    ref_logp = torch.stack(
+        [reference_AB.logsumexp(1)[:, None].expand(3, 3), reference_AB.log_softmax(1)], 2
+    ).view(9, 2)
+    pairs = torch.cartesian_prod(torch.arange(9), torch.arange(9))
+    episodes = pairs.flatten().repeat_interleave(2)  # of each row, in pairs of episodes
+    turns = torch.tensor([0, 1]).repeat(len(episodes) // 2)
+    row_logp = logp[episodes, turns]
+    columns = [torch.zeros_like(row_logp), row_logp]  # a prompt's token, and the action
+    batch = Batch.of(
+        mask=[[False, True]] * len(episodes),
+        reward=reward_AB.flatten()[episodes].tolist(),
+        group=torch.arange(len(pairs)).repeat_interleave(4).tolist(),
+        response=range(len(episodes)) if own_rows else (torch.arange(len(episodes)) // 2).tolist(),
+        ref_logp=torch.stack([torch.zeros(len(episodes)), ref_logp[episodes, turns]], 1),
+        age=[0] * len(episodes),
+    )
+    out = objectives.evaluate(
+        name, torch.stack(columns, 1).detach(), batch, beta=0 if name == "rloo" else beta
+    )
+    gradient = torch.as_tensor(out.grad)[:, 1] @ row_logp
+    return torch.cat([x.flatten() for x in torch.autograd.grad(gradient, (first, second))])
 
 
 def _optimum_with_tool(reference: Enumerable, reward: Tensor, chance_Y: Tensor) -> Tensor:
