@@ -2,8 +2,8 @@
 
 Models have random weights in bfloat16. Activations are recomputed. MFU counts six operations per weight and
 token (four with an adapter, whose frozen weights need no gradient) and those of attention, not those of
-recomputation, over the dense bfloat16 rate of `common.RATES`; it is unknown for other devices. To beat are the
-baselines that prime-rl commits for one H100, in PEERS. Liger's and vLLM's rows say why they were skipped.
+recomputation, over the dense bfloat16 rate of `common.RATES`; it is unknown for other devices. To beat are
+the baselines that prime-rl commits for one H100, in PEERS. A row says why Liger and vLLM were skipped.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def decoding(asked: Asked) -> dict[str, Any]:
 
 
 def logps(asked: Asked) -> dict[str, Any]:
-    """Log-probs of 8,192 tokens of 151,936, forward and backward from hidden states of width 1,024, beside the
-    plain way: all logits, and their cross entropy in float32."""
+    """Log-probs of 8,192 tokens of 151,936, forward and backward from hidden states of width 1,024, beside
+    the plain way: all logits, and their cross entropy in float32."""
     vocabulary, positions, width = (512, 64, 16) if asked.small else (VOCABULARY, 8192, 1024)
     random = torch.Generator(asked.device).manual_seed(0)
     settings: dict[str, Any] = {"generator": random, "device": asked.device, "dtype": torch.bfloat16}
