@@ -2,8 +2,8 @@
 
 Bounds in float32: 1e-4 nats a token, and 1e-4 of a gradient's length. In bfloat16 the CPU's own rounding is
 the measure: log-probs of sequences that the model itself wrote, against float32 with the same rounded
-weights, may be off twice as far as the CPU's in bfloat16 on average, and three times at most. (For tokens that
-no model would write log-probs of -20 and below differ by nats, which says nothing.)
+weights, may be off twice as far as the CPU's in bfloat16 on average, and three times at most. (For tokens
+that no model would write log-probs of -20 and below differ by nats, which says nothing.)
 """
 
 from __future__ import annotations
@@ -281,14 +281,27 @@ def ended(folder: Path, stops: Sequence[int], asked: Asked, dtype: str) -> bytes
 
 
 def resuming(asked: Asked, dtype: str) -> dict[str, Any]:
-    """A run, the same again, and one that was stopped and resumed: the same bytes."""
+    """A run, the same again, and one that was stopped and resumed: the same bytes.
+
+    Where a run isn't equal to itself, since kernels add in a varying order, the three are made again with
+    torch's deterministic ones.
+    """
+    row = _three(asked, dtype)
+    if not row["again_equal"]:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        row["deterministic"] = _three(asked, dtype)
+        torch.use_deterministic_algorithms(False)
+    return {**row, "within": row.get("deterministic", row)["resumed_equal"]}
+
+
+def _three(asked: Asked, dtype: str) -> dict[str, bool]:
     steps = 2 if asked.small else 4
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         whole = ended(folder / "whole", [steps], asked, dtype)
         again = ended(folder / "again", [steps], asked, dtype)
         cut = ended(folder / "cut", [steps // 2, steps], asked, dtype)
-    return {"again_equal": whole == again, "resumed_equal": whole == cut, "within": whole == cut}
+    return {"again_equal": whole == again, "resumed_equal": whole == cut}
 
 
 def cuda_tests(asked: Asked) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether everything is there: imports, versions, the device, its rates, and an update of 25 million weights."""
+"""Whether everything is there: imports, versions, the device, its rates, an update of 25 million weights."""
 
 from __future__ import annotations
 
