@@ -16,7 +16,8 @@ lost: FOLDER/PART.json by each part, result.json with how each part ended, log.t
 last, learns.svg. A part that ends early leaves its time to the last one. The exit code is 0 where all parts
 ended well, 1 where one didn't, 2 for arguments that can't be.
 
---small is the same code with tiny shapes and models; its numbers say nothing. It has not run on a GPU yet.
+--small is the same code with tiny shapes and models, and the parts after the first beside each other; its
+numbers say nothing. It has not run on a GPU yet.
 What a machine must have: docs/scaling.md.
 """
 
@@ -29,7 +30,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +69,17 @@ def write(file: Path, content: Any) -> None:
     making.replace(file)
 
 
-def run(part: str, seconds: float, asked: argparse.Namespace) -> dict[str, Any]:
-    """One part in a process of its own, which is ended with all its children after `seconds`."""
+def run(part: str, seconds: float, asked: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """One part in a process of its own, which is ended with all its children after `seconds`; what it printed
+    too."""
     command = [sys.executable, "-m", f"benchmarks.on_gpu.{part}", "--device", asked.device]
     command += ["--out", str(asked.out), "--seconds", f"{seconds:.0f}"]
     command += ["--small"] if asked.small else []
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # which its deterministic products need
+    if asked.device == "cpu":  # whose small models more threads slow down
+        environment.setdefault("OMP_NUM_THREADS", "1")
     began = time.monotonic()
     printed = asked.out / f".{part}.txt"
     with printed.open("wb") as file:
@@ -90,13 +96,11 @@ def run(part: str, seconds: float, asked: argparse.Namespace) -> dict[str, Any]:
             process.wait()
     text = printed.read_bytes()[-KEPT:].decode("utf-8", "replace")
     printed.unlink()
-    with (asked.out / "log.txt").open("a", encoding="utf-8") as log:
-        log.write(f"== {part}\n{text}\n")
     ended = {0: "well", None: f"out of time after {seconds:.0f} s"}.get(code, f"failed (exit code {code})")
     row: dict[str, Any] = {"part": part, "ended": ended, "seconds": round(time.monotonic() - began, 1)}
     if code not in (0, None):
         row["said"] = text.strip().splitlines()[-5:]
-    return row
+    return row, f"== {part}\n{text}\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -127,19 +131,28 @@ def main(arguments: list[str] | None = None) -> int:
         "parts": [],
     }
     (asked.out / "log.txt").write_text("", encoding="utf-8")
-    for part in asked.parts:
+
+    def made(part: str) -> bool:
+        """Run a part and write how it ended; whether it ended well."""
         remaining = asked.within - 3 - (time.monotonic() - began)  # to write what there is
-        if part != asked.parts[-1]:
+        if part != asked.parts[-1] and not asked.small:
             remaining = min(remaining, PARTS[part])
-        row = run(part, max(1.0, remaining), asked)
-        result["parts"].append(row)
-        result["seconds"] = round(time.monotonic() - began, 1)
-        write(asked.out / "result.json", result)
-        print(json.dumps(row, ensure_ascii=False), flush=True)
-        if part == "start" and row["ended"] != "well":
-            print("the other parts aren't tried", flush=True)
-            return 1
-    return int(any(row["ended"] != "well" for row in result["parts"]))
+        row, text = run(part, max(1.0, remaining), asked)
+        with writes:
+            result["parts"].append(row)
+            result["seconds"] = round(time.monotonic() - began, 1)
+            write(asked.out / "result.json", result)
+            with (asked.out / "log.txt").open("a", encoding="utf-8") as log:
+                log.write(text)
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+        return bool(row["ended"] == "well")
+
+    writes, parts = threading.Lock(), list(asked.parts)
+    if parts[0] == "start" and not made(parts.pop(0)):
+        print("the other parts aren't tried", flush=True)
+        return 1
+    with ThreadPoolExecutor(len(PARTS) if asked.small else 1) as pool:  # small ones beside each other
+        return int(not all(list(pool.map(made, parts))))
 
 
 if __name__ == "__main__":

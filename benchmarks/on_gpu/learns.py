@@ -85,7 +85,7 @@ class Size:
 
 FULL = Size()
 SMALL = Size(
-    hidden=16, layers=1, teach_seconds=1.5, lessons=16, logged=8, anew=8, held_out=4, compared=2, updates=2,
+    hidden=16, layers=1, teach_seconds=0.5, lessons=16, logged=8, anew=8, held_out=4, compared=2, updates=2,
     every=2, groups=2, batch=64, seeds=1, workers=1, tail=10.0, is_random=True,
 )  # fmt: skip
 RECIPE = tomllib.loads(recipes()["log"].text)
@@ -327,18 +327,31 @@ def main() -> int:
         folder = Path(name)
         for part in ("curves", "runs"):
             (folder / part).mkdir()
-        dtype, engine = prepare(folder, size, asked, results)
-        if results.failed:
-            return 1
-        race(folder, size, asked, results, dtype, engine)
+        # They start beside the teaching.
+        with ProcessPoolExecutor(size.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            for _ in range(size.workers):
+                pool.submit(len, ())
+            dtype, engine = prepare(folder, size, asked, results)
+            if not results.failed:
+                race(folder, size, asked, results, dtype, engine, pool)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():  # whose runs are cut off
+                process.kill()
     return int(results.failed)
 
 
-def race(folder: Path, size: Size, asked: Asked, results: Results, dtype: str, engine: HF) -> None:
+def race(
+    folder: Path,
+    size: Size,
+    asked: Asked,
+    results: Results,
+    dtype: str,
+    engine: HF,
+    pool: ProcessPoolExecutor,
+) -> None:
     """All arms with each seed, `size.workers` runs at a time, as far as there is time."""
     runs: list[dict[str, Any]] = []
     results.content |= {"size": asdict(size), "dtype": dtype, "beta_of_j": J_BETA, "runs": runs}
-    pool = ProcessPoolExecutor(size.workers, mp_context=multiprocessing.get_context("spawn"))
     every = [(arm, seed) for seed in range(size.seeds) for arm in ARMS]
     first = [(arm, seed) for arm, seed in every if arm.log == "log"][: 2 * size.workers]
     waiting = {pool.submit(train, *one, folder, size, str(asked.device), dtype): one for one in first}
@@ -366,9 +379,6 @@ def race(folder: Path, size: Size, asked: Asked, results: Results, dtype: str, e
             if (run["arm"], run["seed"]) not in ended:
                 runs.append({**run, "ended": False})
         results.add({"name": "runs", "cut_off": left_out, "of": len(waiting)})
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in multiprocessing.active_children():  # whose runs are cut off
-        process.kill()
     results.measure("figure", lambda: {"file": figure(runs, asked.out).name})
 
 
