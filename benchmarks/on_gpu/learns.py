@@ -315,6 +315,8 @@ def prepare(folder: Path, size: Size, asked: Asked, results: Results) -> tuple[s
         except Refused as error:  # of the trained model in bfloat16
             results.add({"name": f"start in {dtype}", "refused": str(error)[:300]})
             torch.backends.cuda.matmul.allow_tf32 = True
+    else:
+        raise Refused("the start can't be sampled from in any dtype: see the rows before")
     results.measure("log", partial(sample, folder / "log.db", policy, engine, logged, size, 0))
     return dtype, engine
 
