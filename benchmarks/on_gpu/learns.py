@@ -117,7 +117,7 @@ ARMS = (
     _arm("imitation of the right", "sft", data={"min_reward": 1.0}),
     _arm("TOPR", "topr"),
     _arm(
-        "recipe log, new samples of the start",
+        "recipe log, new samples",
         "agro",
         WEIGHTED,
         train={"step_kl": RECIPE["train"]["step_kl"]},
@@ -416,7 +416,11 @@ def figure(runs: Sequence[dict[str, Any]], out: Path) -> Path:
             panel("wrong ones", lines, "wrong", "", False),
         ],
     ]
-    drawing.save(drawing.draw(rows), out, "learns")
+    drawn = drawing.draw(rows)
+    ratios = [p[k] for run in shown for p in run["curve"] for k in ("right", "wrong")]
+    for axes in drawn.axes[-2:]:  # which are below 0 too
+        axes.set_ylim(min([0.0, *ratios]), max([1e-9, *ratios]))
+    drawing.save(drawn, out, "learns")
     (out / "learns.pdf").unlink()
     return out / "learns.svg"
 
