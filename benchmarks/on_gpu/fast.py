@@ -1,0 +1,219 @@
+"""Speed and memory: training beside prime-rl's baselines, decoding, and log-probs of a large vocabulary.
+
+Models have random weights in bfloat16. Activations are recomputed. MFU counts six operations per weight and
+token (four with an adapter, whose frozen weights need no gradient) and those of attention, not those of
+recomputation, over the dense bfloat16 rate of `common.RATES`; it is unknown for other devices. To beat are
+the baselines that prime-rl commits for one H100, in PEERS. A row says why Liger and vLLM were skipped.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+from collections import deque
+from importlib.util import find_spec
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from torch.nn.functional import cross_entropy, linear
+
+from agro import objectives
+from agro.config import LoRA, RunConfig, SamplerConfig
+from agro.models.adapters import adapted
+from agro.models.logprobs import Outputs, token_streams
+from agro.models.policy import Masters, Policy
+from agro.models.tiles import Head
+from agro.rollout.engines import Request
+from agro.rollout.engines.hf import HF
+from agro.train.learner import Local
+from agro.types import Batch
+from benchmarks.on_gpu.common import Asked, Results, measured, rate_of
+
+PEERS = {  # prime-rl's baselines on one H100: tokens a second, MFU, GiB
+    "0.6B, all weights": {"tokens_per_second": 11_900, "mfu": 0.111, "gib": 12.5},
+    "4B, LoRA 16": {"tokens_per_second": 6_200, "mfu": 0.217, "gib": 23.3},
+}
+SHAPES: dict[str, dict[str, int]] = {
+    "0.6B, all weights": {"hidden": 1024, "inner": 3072, "layers": 28, "heads": 16, "per_head": 128},
+    "4B, LoRA 16": {"hidden": 2560, "inner": 9728, "layers": 36, "heads": 32, "per_head": 128},
+}
+VOCABULARY, TOKENS, SEQUENCES, BATCH, NEW = 151_936, 16_384, 16, 256, 128
+SMALL = {"hidden": 32, "inner": 48, "layers": 2, "heads": 4, "per_head": 8}
+
+
+def model_of(name: str, device: torch.device, small: bool, *, adapts: bool = True) -> Policy:
+    """A Qwen3 with random weights, trained as its name says; not `adapts`: all of it, in float32."""
+    shape = SMALL if small else SHAPES[name]
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=512 if small else VOCABULARY,
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["inner"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=min(8, shape["heads"]),
+        head_dim=shape["per_head"],
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+    )
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
+    )
+    with device:
+        model = transformers.Qwen3ForCausalLM(config)
+    adapter, masters = None, None
+    if adapts and "LoRA" in name:
+        model = model.bfloat16()
+        adapter = adapted(model, "random", LoRA(rank=16))
+    elif adapts:
+        masters = Masters(dict(model.named_parameters()))
+    policy = Policy(model, tokenizer, adapter=adapter)
+    policy.masters = masters
+    policy.eos_ids = ()  # only lengths end a response
+    return policy
+
+
+def operations(policy: Policy, sequences: int, width: int) -> float:
+    """Of forward and backward pass, without recomputation. The embedding is the head and counts once."""
+    config = policy.model.config
+    frozen = sum(p.numel() for p in policy.model.parameters() if not p.requires_grad)
+    trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    attention = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * width**2
+    return sequences * (width * (6 * trained + 4 * frozen) + 3 * attention)
+
+
+def training(name: str, asked: Asked) -> dict[str, Any]:
+    """A step of RLOO over 16,384 tokens in 16 sequences."""
+    policy = model_of(name, asked.device, asked.small)
+    tokens = 128 if asked.small else TOKENS
+    width = tokens // SEQUENCES
+    config = RunConfig.of(
+        {
+            "objective": {"name": "rloo", "beta": 0.0},
+            "train": {"micro_tokens": tokens, "gradient_checkpointing": True, "lr": 1e-6},
+        }
+    )
+    learner = Local(policy, None, print)
+    learner.enter(config, began=None, resumed=None)
+    learner.micro.adapts = False  # running out of memory is an error here
+    random = torch.Generator().manual_seed(0)
+    batch = Batch.of(
+        mask=(torch.arange(width) > 0).expand(SEQUENCES, width),
+        reward=torch.rand(SEQUENCES, generator=random).tolist(),
+        group=[i // 4 for i in range(SEQUENCES)],
+        tokens=torch.randint(0, policy.vocab_size, (SEQUENCES, width), generator=random),
+        lengths=[width] * SEQUENCES,
+    )
+    options = objectives.get("rloo").resolve("rloo", config.objective.options)
+
+    def step() -> None:
+        learner.gradient(batch, "rloo", options, lambda: None)
+        learner.move(1e-6)
+
+    row = measured(step, asked.device, 1 if asked.small else 5)
+    rate, speed = rate_of(asked.device), tokens / row["median"]
+    is_h100 = asked.device.type == "cuda" and "H100" in torch.cuda.get_device_name(asked.device)
+    peer = PEERS[name]
+    return {
+        **row,
+        "tokens_per_second": speed,
+        "mfu": None if rate is None else operations(policy, SEQUENCES, width) / row["median"] / rate,
+        "peer": peer,
+        "ratio": speed / peer["tokens_per_second"] if is_h100 else None,  # on their own card only
+    }
+
+
+def decoding(asked: Asked) -> dict[str, Any]:
+    """256 responses of 128 tokens, of the shape of Qwen3-0.6B, all decoded at once."""
+    policy = model_of("0.6B, all weights", asked.device, asked.small)
+    engine = HF(policy)
+    batch, new = (8, 4) if asked.small else (BATCH, NEW)
+    random = torch.Generator().manual_seed(0)
+    prompts = torch.randint(2, policy.vocab_size, (-(-batch // 4), 32), generator=random).tolist()
+    sampler = SamplerConfig(batch=batch, max_new=new)
+
+    def decode() -> None:
+        requests = deque(Request(i, prompts[i // 4], new) for i in range(batch))
+        assert sum(len(done.tokens) for done in engine.decode(requests, sampler, 0)) == batch * new
+
+    row = measured(decode, asked.device, 1 if asked.small else 2)
+    return {**row, "fused": engine.fused, "tokens_per_second": batch * new / row["median"]}
+
+
+def logps(asked: Asked) -> dict[str, Any]:
+    """Log-probs of 8,192 tokens of 151,936, forward and backward from hidden states of width 1,024, beside
+    the plain way: all logits, and their cross entropy in float32."""
+    vocabulary, positions, width = (512, 64, 16) if asked.small else (VOCABULARY, 8192, 1024)
+    random = torch.Generator(asked.device).manual_seed(0)
+    settings: dict[str, Any] = {"generator": random, "device": asked.device, "dtype": torch.bfloat16}
+    hidden = torch.randn((1, positions + 1, width), **settings).requires_grad_()
+    weight = torch.randn((vocabulary, width), **settings).mul_(0.05).requires_grad_()
+    tokens = torch.randint(0, vocabulary, (1, positions + 1), generator=random, device=asked.device)
+    here = tokens.cpu()
+    mask = torch.arange(positions + 1)[None] > 0
+
+    def ours() -> float:
+        hidden.grad = weight.grad = None
+        logp = token_streams(Outputs(hidden, Head(weight)), here, mask)["logp"][mask.to(asked.device)]
+        logp.sum().backward()
+        return float(logp.sum())
+
+    def plain() -> float:
+        hidden.grad = weight.grad = None
+        loss = cross_entropy(linear(hidden[0, :-1], weight).float(), tokens[0, 1:], reduction="sum")
+        loss.backward()
+        return -float(loss)
+
+    repeats = 1 if asked.small else 5
+    row = measured(ours, asked.device, repeats)
+    try:
+        other = measured(plain, asked.device, repeats)
+    except torch.OutOfMemoryError:
+        return {**row, "plain": None, "why": "the plain way runs out of memory"}
+    sums = ours(), plain()
+    return {
+        **row,
+        "plain": other,
+        "ratio": other["median"] / row["median"],
+        "sums": sums,
+        "within": abs(sums[0] - sums[1]) < 1e-2 * abs(sums[1]),
+    }
+
+
+def peers_that_are_missing() -> dict[str, Any]:
+    """Why there are no numbers of Liger and vLLM here."""
+    liger = "not measured: its kernels are compiled by Triton, which starts a C compiler"
+    if find_spec("liger_kernel") is None:
+        liger = "not installed; " + liger
+    elif any(map(shutil.which, ("cc", "gcc", "clang"))):
+        liger = "installed, and a compiler too: measure it by hand"
+    vllm = "not installed: with the packages that it brings it is some GB, more than can be carried along"
+    if find_spec("vllm") is not None or shutil.which("vllm"):
+        vllm = "installed: measure it by hand (engine.kind = vllm)"
+    return {"liger": liger, "vllm": vllm}
+
+
+def main() -> int:
+    asked = Asked.parse()
+    results = Results("fast", asked)
+
+    def measure(name: str, work: Any, needs: float) -> None:
+        results.measure(name, work, 0.0 if asked.small else needs)
+        gc.collect()
+        if asked.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    results.measure("Liger and vLLM", peers_that_are_missing)
+    measure("log-probs, V = 151,936", lambda: logps(asked), 3)
+    for name in SHAPES:
+        measure(f"training, {name}", lambda name=name: training(name, asked), 12)
+    measure(f"decoding, batch {BATCH}", lambda: decoding(asked), 15)
+    return int(results.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
