@@ -19,7 +19,7 @@ from agro.io.record_files import read_records
 from agro.io.strictjson import dumps
 from agro.logs import values
 from agro.logs.values import Field, Fields, typed_fields
-from agro.types import UNKNOWN_VERSION, Messages, Role, Sample, Text, check_turns
+from agro.types import UNKNOWN_VERSION, Role, Sample, Text, check_turns
 from agro.types.conversation import declarations, normalized, with_tools
 
 _IDS = Field("a list of token ids: integers from 0 to 2³¹ - 1", values.ids)
@@ -109,10 +109,7 @@ def from_record(
     elif fields["prompt"] == "" and "prompt_id" not in fields:
         _check_prompt_is_empty(fields)
     fields["meta"] = _meta(fields, record)
-    if isinstance(fields["prompt"], list):
-        fields["prompt"] = _with_declared_tools(fields["prompt"], fields["meta"])
-    if "continuation" in fields["meta"]:
-        fields["meta"]["continuation"] = check_turns(fields["meta"]["continuation"], "meta.continuation")
+    _normalize(fields)
     if not is_json:
         for name in ("prompt", "sampling", "meta"):
             if fields.get(name) and not isinstance(fields[name], str):
@@ -128,13 +125,16 @@ def from_record(
     return Sample.of({"role": role, **fields})
 
 
-def _with_declared_tools(prompt: Any, meta: dict[str, Any]) -> Messages:
-    """The messages of a prompt after the tools that `meta` declares, which then don't stand there any more."""
-    messages = normalized(prompt, "prompt")
-    for name in ("tools", "functions"):
-        if declarations(meta.get(name)):
-            return with_tools(messages, meta.pop(name))
-    return messages
+def _normalize(fields: dict[str, Any]) -> None:
+    """Bring the messages of prompt and response into one form. Tools that `meta` declares join the prompt."""
+    meta = fields["meta"]
+    if isinstance(fields["prompt"], list):
+        fields["prompt"] = normalized(fields["prompt"], "prompt")
+        declared = next((name for name in ("tools", "functions") if declarations(meta.get(name))), None)
+        if declared:
+            fields["prompt"] = with_tools(fields["prompt"], meta.pop(declared))
+    if "continuation" in meta:
+        meta["continuation"] = check_turns(meta["continuation"], "meta.continuation")
 
 
 def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 A message has `role` (system, developer, user, assistant, tool, or one that a template knows) and `content`, a
 text. An assistant's may also have `reasoning_content`, a text, and `tool_calls`, each
 `{"type": "function", "function": {"name", "arguments"}}` with its arguments as an object. A tool's has
-`tool_call_id` or `name` where they are known. A conversation with tools begins with a message of role "tools",
-whose content is the list of their declarations as JSON: so they are part of the prompt and of its identity.
+`tool_call_id` or `name` where they are known. A conversation with tools begins with a message of role
+"tools", whose content is the list of their declarations as JSON: so they are part of the prompt and of its
+identity.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def normalized(messages: Any, location: str) -> Messages:
         return messages
     found: Messages = []
     for i, message in enumerate(messages):
-        found += [message] if _is_normal(message) else _normal(message, f"{location}[{i}]")
+        found += normalized_message(message, f"{location}[{i}]")
     return found
 
 
@@ -65,7 +66,7 @@ def declarations(tools: Any) -> list[dict[str, Any]]:
         function = tool.get("function", tool)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return []
-        parameters = next((function[k] for k in ("parameters", "input_schema") if function.get(k)), {})
+        parameters: Any = next((function[k] for k in ("parameters", "input_schema") if function.get(k)), {})
         described = {"description": function["description"]} if function.get("description") else {}
         found.append(
             {
@@ -76,12 +77,18 @@ def declarations(tools: Any) -> list[dict[str, Any]]:
     return found
 
 
+def normalized_message(message: Any, location: str) -> Messages:
+    """A message in the form of this module, after the results of tools that are parts of it."""
+    return [message] if _is_normal(message) else _normal(message, location)
+
+
 def text_of(content: Any, location: str) -> str:
     """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
-    (message, *others) = _normal({"role": "user", "content": content}, location)
-    if others or message.keys() != {"role", "content"}:
+    parts = _Parts(location)
+    parts.add(content)
+    if parts.thoughts or parts.calls or parts.results:
         raise Refused(f"{location}: expected text, got {content!r:.80}")
-    return str(message["content"])
+    return "".join(parts.texts)
 
 
 def _is_normal(message: Any) -> bool:
@@ -109,45 +116,51 @@ def _normal(value: Any, location: str) -> Messages:
     """The message, after the results of tools that are parts of it, which are messages of their own."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(f"{location}: expected a message with 'role' and 'content', got {value!r:.80}")
-    parts = _Parts(location)
+    parts = _Parts(f"{location}.content")
     parts.add(value.get("content"))
+    if not parts.texts and isinstance(value.get("refusal"), str):
+        parts.texts.append(value["refusal"])
+    thought = _reasoning(value, parts.thoughts, location)
+    calls = [*_list(value.get("tool_calls"), f"{location}.tool_calls"), *parts.calls]
+    if value.get("function_call"):
+        calls.append(value["function_call"])
+    if not (parts.texts or thought or calls):
+        if parts.results:
+            return parts.results
+        if value.get("content") is None:
+            raise Refused(
+                f"{location}: expected a message with content, a refusal, reasoning or tool_calls, got {value!r:.80}"
+            )
+    dropped = {*_NAMES, "reasoning_content", "tool_calls"}
+    message = {name: x for name, x in value.items() if name not in dropped and x is not None}
+    message |= {
+        "role": "tool" if value["role"] == "function" else value["role"],
+        "content": "".join(parts.texts),
+    }
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return [*parts.results, message]
+
+
+def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
+    """The reasoning of a message, which stands in a field, in a list of parts, or in `parts` of its content."""
     thoughts = [value[name] for name in _REASONING if value.get(name)]
     for thought in thoughts:
         if not isinstance(thought, str):
             raise Refused(f"{location}: reasoning: expected text, got {thought!r:.80}")
     if not thoughts:
-        listed = _Parts(location)
+        listed = _Parts(f"{location}.reasoning")
         for name in _LISTED_REASONING:
             listed.add(value.get(name))
         thoughts = ["".join(listed.texts + listed.thoughts)]
-    thoughts = list(dict.fromkeys(filter(str.strip, [*thoughts, "".join(parts.thoughts)])))
-    if len(thoughts) > 1:
+    found = list(dict.fromkeys(filter(str.strip, [*thoughts, "".join(parts)])))
+    if len(found) > 1:
         raise Refused(
-            f"{location}: expected one reasoning, got two: {thoughts[0]!r:.80} and {thoughts[1]!r:.80}; keep one"
+            f"{location}: expected one reasoning, got two: {found[0]!r:.60} and {found[1]!r:.60}; keep one"
         )
-    calls = [*_list(value.get("tool_calls"), f"{location}.tool_calls"), *parts.calls]
-    if value.get("function_call"):
-        calls.append(value["function_call"])
-    message = {k: x for k, x in value.items() if k not in _NAMES and x is not None}
-    content = "".join(parts.texts)
-    if not content and isinstance(value.get("refusal"), str):
-        content = value["refusal"]
-    if value["role"] == "function":
-        message["role"] = "tool"
-    message["content"] = content
-    message.pop("reasoning_content", None)
-    if thoughts:
-        message["reasoning_content"] = thoughts[0]
-    message.pop("tool_calls", None)
-    if calls:
-        message["tool_calls"] = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    is_empty = value.get("content") is None and message.keys() == {"role", "content"} and not content
-    if is_empty and not parts.results:
-        raise Refused(
-            f"{location}: expected a message with content, reasoning or calls of tools, got {value!r:.80}"
-        )
-    only_results = parts.results and not (content or thoughts or calls)
-    return parts.results if only_results else [*parts.results, message]
+    return found[0] if found else ""
 
 
 class _Parts:
@@ -167,7 +180,7 @@ class _Parts:
             self.texts.append(content)
             return
         if not isinstance(content, list):
-            raise Refused(f"{self.location}: content: expected text, or parts of text, got {content!r:.80}")
+            raise Refused(f"{self.location}: expected text, or parts of text, got {content!r:.80}")
         for part in content:
             self._add(part)
 
@@ -181,14 +194,14 @@ class _Parts:
         if kind in _USES:
             self.calls.append(part)
         elif kind == "tool_result":
-            result = text_of(part.get("content") or "", self.location)
+            result = text_of(part.get("content") or "", f"{self.location}.tool_result")
             self.results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": result})
         else:
             names = {**dict.fromkeys(_TEXTS, ("text", "content", "summary")), "refusal": ("refusal",)}
             names |= {kind: (kind, "text", "content") for kind in _THOUGHTS}
             found = [part[name] for name in names.get(kind, ()) if isinstance(part.get(name), str)]
             if not found:
-                raise Refused(f"{self.location}: content: expected text, got a part of type {kind}")
+                raise Refused(f"{self.location}: expected text, got a part of type {kind}")
             (self.thoughts if kind in _THOUGHTS else self.texts).append(found[0])
 
 

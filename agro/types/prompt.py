@@ -47,7 +47,8 @@ def check_turns(turns: Any, location: str) -> Messages:
     if messages[-1]["role"] == "assistant":
         return messages
     raise Refused(
-        f"{location}: expected messages of which the last one is the assistant's, got {turns!r:.80}"
+        f"{location}: expected a list of messages with 'role' and 'content' (or 'tool_calls'), the last one "
+        f"the assistant's, got {turns!r:.80}"
     )
 
 

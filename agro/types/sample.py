@@ -116,9 +116,7 @@ class Sample:
         if self.reward is not None:
             self._put("reward", self._finite(self.reward))
         values = self.__dict__
-        arrays = [name for name in _ARRAYS if values[name] is not None]
-        if isinstance(self.version, int):
-            arrays.remove("version")
+        arrays = [name for name in _ARRAYS if not isinstance(values[name], int | None)]
         for name in arrays:
             self._put(name, self._typed(name, values[name], _ARRAYS[name].dtype))
         if isinstance(self.version, int) and self.version < UNKNOWN_VERSION:

@@ -11,7 +11,7 @@ from agro.io.json_values import entry, objects
 from agro.logs.ends import Completion
 from agro.logs.fields import digest, exchange, number, total
 from agro.logs.protocol import Context, Item
-from agro.types.conversation import normalized
+from agro.types.conversation import normalized_message
 
 Message = dict[str, Any]
 
@@ -19,7 +19,7 @@ Message = dict[str, Any]
 def turn(value: Any, name: str) -> Message:
     """A message as OpenAI's interface has it, its content as text; other known keys are kept."""
     message = {"content": "", **{key: x for key, x in entry(value, name).items() if x is not None}}
-    return normalized([message], name)[-1]
+    return normalized_message(message, name)[-1]
 
 
 def blocks(content: Any, name: str) -> list[dict[str, Any]]:
