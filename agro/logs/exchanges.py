@@ -14,7 +14,7 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs.fields import call, listed, plain
 from agro.logs.formats.model_calls import Message, turn
-from agro.types.conversation import normalized, with_tools
+from agro.types.conversation import turns_of, with_tools
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _CALLS = {  # items of a tool's call: the names of its arguments
@@ -152,7 +152,7 @@ def messages(values: Any, name: str) -> list[Message]:
         if _is_item(value):
             add_item(parsed, value, location)
         elif "role" in value:
-            parsed += normalized([value], location)
+            parsed += turns_of(value, location)
         else:
             parsed.append(_langchain(value, location))
     return parsed

@@ -22,7 +22,7 @@ from agro.logs.labels import as_reward, number_in
 from agro.logs.protocol import Context, Item, Row
 from agro.logs.values import Field, Fields, typed_fields
 from agro.types import check_turns
-from agro.types.conversation import normalized, text_of
+from agro.types.conversation import normalized, text_of, turns_of
 
 # Messages, the last ones a response.
 CONVERSATION = Fields(
@@ -271,7 +271,7 @@ def reply(prompt: Any, message: Mapping[str, Any], names: tuple[str, str]) -> di
     """`prompt`, `response` and `meta` of a message of the assistant. A refusal in words is a response."""
     if message.get("role", "assistant") != "assistant":
         raise Refused(f"{names[1]}.role: expected assistant, got {message['role']!r:.80}")
-    turns = normalized([{**message, "role": "assistant"}], names[1])
+    turns = turns_of({**message, "role": "assistant"}, names[1])
     meta: dict[str, Any] = (
         {"refusal": True} if message.get("content") is None and message.get("refusal") else {}
     )

@@ -109,10 +109,7 @@ def from_record(
     elif fields["prompt"] == "" and "prompt_id" not in fields:
         _check_prompt_is_empty(fields)
     fields["meta"] = _meta(fields, record)
-    if isinstance(fields["prompt"], list):
-        fields["prompt"] = _with_declared_tools(fields["prompt"], fields["meta"])
-    if "continuation" in fields["meta"]:
-        fields["meta"]["continuation"] = check_turns(fields["meta"]["continuation"], "meta.continuation")
+    _normalize(fields, fields["meta"])
     if not is_json:
         for name in ("prompt", "sampling", "meta"):
             if fields.get(name) and not isinstance(fields[name], str):
@@ -128,8 +125,16 @@ def from_record(
     return Sample.of({"role": role, **fields})
 
 
+def _normalize(fields: dict[str, Any], meta: dict[str, Any]) -> None:
+    """Bring the conversation into one form, and the tools that `meta` declares to its prompt."""
+    if isinstance(fields["prompt"], list):
+        fields["prompt"] = _with_declared_tools(fields["prompt"], meta)
+    if "continuation" in meta:
+        meta["continuation"] = check_turns(meta["continuation"], "meta.continuation")
+
+
 def _with_declared_tools(prompt: Any, meta: dict[str, Any]) -> Messages:
-    """The messages of a prompt after the tools that `meta` declares, which then don't stand there any more."""
+    """The messages of a prompt after the tools that `meta` declares, which no longer stand there then."""
     messages = normalized(prompt, "prompt")
     for name in ("tools", "functions"):
         if declarations(meta.get(name)):

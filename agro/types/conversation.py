@@ -1,7 +1,7 @@
 """Conversations in one form, whoever wrote them: what every log, prompt file and environment passes through.
 
-A message has `role` (system, developer, user, assistant, tool, or one that a template knows) and `content`, a
-text. An assistant's may also have `reasoning_content`, a text, and `tool_calls`, each
+A message has `role` (system, developer, user, assistant, tool, or one that a template knows) and `content`,
+a text. An assistant's may also have `reasoning_content`, a text, and `tool_calls`, each
 `{"type": "function", "function": {"name", "arguments"}}` with its arguments as an object. A tool's has
 `tool_call_id` or `name` where they are known. A conversation with tools begins with a message of role "tools",
 whose content is the list of their declarations as JSON: so they are part of the prompt and of its identity.
@@ -37,10 +37,12 @@ def normalized(messages: Any, location: str) -> Messages:
         )
     if all(map(_is_normal, messages)):
         return messages
-    found: Messages = []
-    for i, message in enumerate(messages):
-        found += [message] if _is_normal(message) else _normal(message, f"{location}[{i}]")
-    return found
+    return [turn for i, message in enumerate(messages) for turn in turns_of(message, f"{location}[{i}]")]
+
+
+def turns_of(message: Any, location: str) -> Messages:
+    """One message in the form of this module, after the results of tools that are parts of it."""
+    return [message] if _is_normal(message) else _normal(message, location)
 
 
 def with_tools(messages: Messages, tools: Any) -> Messages:
@@ -78,10 +80,11 @@ def declarations(tools: Any) -> list[dict[str, Any]]:
 
 def text_of(content: Any, location: str) -> str:
     """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
-    (message, *others) = _normal({"role": "user", "content": content}, location)
-    if others or message.keys() != {"role", "content"}:
+    parts = _Parts(location)
+    parts.add(content)
+    if content is None or parts.thoughts or parts.calls or parts.results:
         raise Refused(f"{location}: expected text, got {content!r:.80}")
-    return str(message["content"])
+    return "".join(parts.texts)
 
 
 def _is_normal(message: Any) -> bool:
@@ -109,22 +112,9 @@ def _normal(value: Any, location: str) -> Messages:
     """The message, after the results of tools that are parts of it, which are messages of their own."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(f"{location}: expected a message with 'role' and 'content', got {value!r:.80}")
-    parts = _Parts(location)
+    parts = _Parts(f"{location}.content")
     parts.add(value.get("content"))
-    thoughts = [value[name] for name in _REASONING if value.get(name)]
-    for thought in thoughts:
-        if not isinstance(thought, str):
-            raise Refused(f"{location}: reasoning: expected text, got {thought!r:.80}")
-    if not thoughts:
-        listed = _Parts(location)
-        for name in _LISTED_REASONING:
-            listed.add(value.get(name))
-        thoughts = ["".join(listed.texts + listed.thoughts)]
-    thoughts = list(dict.fromkeys(filter(str.strip, [*thoughts, "".join(parts.thoughts)])))
-    if len(thoughts) > 1:
-        raise Refused(
-            f"{location}: expected one reasoning, got two: {thoughts[0]!r:.80} and {thoughts[1]!r:.80}; keep one"
-        )
+    thought = _thought(value, "".join(parts.thoughts), location)
     calls = [*_list(value.get("tool_calls"), f"{location}.tool_calls"), *parts.calls]
     if value.get("function_call"):
         calls.append(value["function_call"])
@@ -136,8 +126,8 @@ def _normal(value: Any, location: str) -> Messages:
         message["role"] = "tool"
     message["content"] = content
     message.pop("reasoning_content", None)
-    if thoughts:
-        message["reasoning_content"] = thoughts[0]
+    if thought:
+        message["reasoning_content"] = thought
     message.pop("tool_calls", None)
     if calls:
         message["tool_calls"] = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(calls)]
@@ -146,8 +136,27 @@ def _normal(value: Any, location: str) -> Messages:
         raise Refused(
             f"{location}: expected a message with content, reasoning or calls of tools, got {value!r:.80}"
         )
-    only_results = parts.results and not (content or thoughts or calls)
+    only_results = parts.results and not (content or thought or calls)
     return parts.results if only_results else [*parts.results, message]
+
+
+def _thought(value: dict[str, Any], inner: str, location: str) -> str:
+    """The reasoning of a message: of its fields, or `inner`, that of its content."""
+    thoughts = [value[name] for name in _REASONING if value.get(name)]
+    for thought in thoughts:
+        if not isinstance(thought, str):
+            raise Refused(f"{location}: reasoning: expected text, got {thought!r:.80}")
+    if not thoughts:
+        listed = _Parts(f"{location}: reasoning")
+        for name in _LISTED_REASONING:
+            listed.add(value.get(name))
+        thoughts = ["".join(listed.texts + listed.thoughts)]
+    found = list(dict.fromkeys(filter(str.strip, [*thoughts, inner])))
+    if len(found) > 1:
+        raise Refused(
+            f"{location}: expected one reasoning, got two: {found[0]!r:.80} and {found[1]!r:.80}; keep one"
+        )
+    return found[0] if found else ""
 
 
 class _Parts:
@@ -167,7 +176,7 @@ class _Parts:
             self.texts.append(content)
             return
         if not isinstance(content, list):
-            raise Refused(f"{self.location}: content: expected text, or parts of text, got {content!r:.80}")
+            raise Refused(f"{self.location}: expected text, or parts of text, got {content!r:.80}")
         for part in content:
             self._add(part)
 
@@ -188,7 +197,7 @@ class _Parts:
             names |= {kind: (kind, "text", "content") for kind in _THOUGHTS}
             found = [part[name] for name in names.get(kind, ()) if isinstance(part.get(name), str)]
             if not found:
-                raise Refused(f"{self.location}: content: expected text, got a part of type {kind}")
+                raise Refused(f"{self.location}: expected text, got a part of type {kind}")
             (self.thoughts if kind in _THOUGHTS else self.texts).append(found[0])
 
 

@@ -46,9 +46,7 @@ def check_turns(turns: Any, location: str) -> Messages:
     messages = normalized(turns, location)
     if messages[-1]["role"] == "assistant":
         return messages
-    raise Refused(
-        f"{location}: expected messages of which the last one is the assistant's, got {turns!r:.80}"
-    )
+    raise Refused(f"{location}: expected messages, the last one the assistant's, got {turns!r:.80}")
 
 
 @dataclass(frozen=True)

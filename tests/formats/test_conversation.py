@@ -55,7 +55,7 @@ def test_a_prompt_says_where_the_response_begins() -> None:
             "prompt: expected the messages that the conversation begins with",
         ),
         ({"messages": [*ASK, SAID], "prompt": [*ASK, SAID]}, "messages after the prompt's 3"),
-        ({"messages": [*ASK, SAID | {"content": [{"text": "a"}]}]}, "content: expected text"),
+        ({"messages": [*ASK, SAID | {"content": [{"type": "image"}]}]}, "content: expected text"),
         ({"messages": [*ASK, SAID], "meta": 3}, "meta: expected an object"),
     ],
 )

@@ -20,7 +20,7 @@ from agro.logs.archive import Archive
 from agro.logs.fields import a_list, number, reply, settings, split, total
 from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, line_of
-from agro.types.conversation import normalized
+from agro.types.conversation import turns_of
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -106,7 +106,7 @@ def _plain(message: Row) -> dict[str, Any]:
     if message.get("role") == "tool":
         fields = {"tool_call_id": message.get("tool_call_id"), "name": message.get("function")}
         turn |= {name: value for name, value in fields.items() if value is not None}
-    return normalized([turn], "messages")[-1]
+    return turns_of(turn, "messages")[-1]
 
 
 def _call(call: Row) -> dict[str, Any]:

@@ -10,15 +10,17 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects
 from agro.logs.fields import digest, exchange, number, total
 from agro.logs.protocol import Context, Item
-from agro.types.conversation import normalized
+from agro.types.conversation import turns_of
 
 Message = dict[str, Any]
+
+_ENDS = ("finish_reason", "stop_reason")
 
 
 def turn(value: Any, name: str) -> Message:
     """A message as OpenAI's interface has it, its content as text; other known keys are kept."""
     message = {"content": "", **{key: x for key, x in entry(value, name).items() if x is not None}}
-    return normalized([message], name)[-1]
+    return turns_of(message, name)[-1]
 
 
 def blocks(content: Any, name: str) -> list[dict[str, Any]]:
@@ -45,8 +47,8 @@ def _response(
     finish = None
     if not isinstance(reply, str):
         turns = [reply] if isinstance(reply, dict) else reply
-        finish = turns[-1].get("finish_reason")
-        reply = [{key: x for key, x in message.items() if key != "finish_reason"} for message in turns]
+        finish = turns[-1].get("finish_reason") or turns[-1].get("stop_reason")
+        reply = [{key: x for key, x in message.items() if key not in _ENDS} for message in turns]
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
     record = exchange(prompt, reply, ("prompt", name))
