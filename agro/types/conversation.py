@@ -3,7 +3,8 @@
 A message has `role` (system, developer, user, assistant, tool, or one that a template knows) and `content`,
 a text. An assistant's may also have `reasoning_content`, a text, and `tool_calls`, each
 `{"type": "function", "function": {"name", "arguments"}}` with its arguments as an object. A tool's has
-`tool_call_id` or `name` where they are known. A conversation with tools begins with a message of role "tools",
+`tool_call_id` or `name` where they are known. A conversation with tools begins with a message of role
+"tools",
 whose content is the list of their declarations as JSON: so they are part of the prompt and of its identity.
 """
 
@@ -23,6 +24,7 @@ _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning.text",
 _THOUGHTS = ("thinking", "reasoning")
 _ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # which nobody can read
 _USES = ("tool_use", "tool_call")
+_SAYING = ("reasoning_content", "tool_calls", "tool_call_id")  # with which no content is fine
 _NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
 
 
@@ -131,7 +133,7 @@ def _normal(value: Any, location: str) -> Messages:
     message.pop("tool_calls", None)
     if calls:
         message["tool_calls"] = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    is_empty = value.get("content") is None and message.keys() == {"role", "content"} and not content
+    is_empty = value.get("content") is None and not content and message.keys().isdisjoint(_SAYING)
     if is_empty and not parts.results:
         raise Refused(
             f"{location}: expected a message with content, reasoning or calls of tools, got {value!r:.80}"

@@ -216,7 +216,10 @@ EXAMPLES = (
         refused=["prompt: a chat completion doesn't hold what was asked"],
         corrupt={
             "request": ({}, "request: expected messages, input or prompt"),
-            "response": (completion(choice(None)), "expected content, a refusal or tool_calls"),
+            "response": (
+                completion(choice(None)),
+                "expected a message with content, reasoning or calls of tools",
+            ),
         },
     ),
     Example(
