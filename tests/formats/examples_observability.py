@@ -10,8 +10,8 @@ from example import MISSING, Example
 from examples_agents import documents
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A color?"}]
-LOOK = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"n": 1}'}}
-CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [LOOK]}
+LOOK = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"n": 1}}}
+CALLED: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [LOOK]}
 SEEN = {"role": "tool", "tool_call_id": "c", "content": "blue"}
 SAID = {"role": "assistant", "content": "Blue."}
 

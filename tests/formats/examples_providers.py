@@ -174,7 +174,7 @@ BATCHES = (
             "custom_id": ("z", "custom_id: the file of --join has no request 'z'"),
             "result": (
                 {"type": "succeeded", "message": message([{"type": "image"}])},
-                "expected blocks of type",
+                "expected text, got a part of type image",
             ),
         },
     ),
@@ -205,7 +205,7 @@ EXAMPLES = (
                 "response": "",
                 "source": "file:log.jsonl",
                 "meta": {
-                    "continuation": [{"role": "assistant", "content": None, "tool_calls": [CALL]}],
+                    "continuation": [{"role": "assistant", "content": "", "tool_calls": [ANTHROPIC_CALL]}],
                     **META,
                     "user": "u1",
                 },
@@ -216,7 +216,10 @@ EXAMPLES = (
         refused=["prompt: a chat completion doesn't hold what was asked"],
         corrupt={
             "request": ({}, "request: expected messages, input or prompt"),
-            "response": (completion(choice(None)), "expected content, a refusal or tool_calls"),
+            "response": (
+                completion(choice(None)),
+                "expected a message with content",
+            ),
         },
     ),
     Example(
@@ -308,7 +311,7 @@ EXAMPLES = (
         pairs=[(0, 1)],
         corrupt={
             "input": ({}, "input.messages: expected a list of objects, got None"),
-            "preferred_output": ([], "the last one the assistant's"),
+            "preferred_output": ([], "preferred_output: expected a list of messages"),
             "non_preferred_output": ("5", "non_preferred_output: expected a list of objects, got '5'"),
         },
     ),

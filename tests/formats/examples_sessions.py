@@ -123,7 +123,7 @@ CODEX = [
     ),
     said("assistant", "Done."),
 ]
-SHELL = {"id": "c1", "type": "function", "function": {"name": "shell", "arguments": '{"command": ["ls"]}'}}
+SHELL = {"id": "c1", "type": "function", "function": {"name": "shell", "arguments": {"command": ["ls"]}}}
 PATCH = {"id": "c2", "type": "function", "function": {"name": "apply_patch", "arguments": "*** Begin"}}
 SEEN: list[dict[str, Any]] = [
     {"role": "system", "content": "You code."},
@@ -187,7 +187,7 @@ SWE: dict[str, Any] = {
             "content": "Let me look.",
             "thought": "Let me look.",
             "action": "ls",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}],
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": {}}}],
             **STEP,
         },
         {"role": "tool", "content": "a", "tool_call_ids": ["c1"], "agent": "primary"},
@@ -264,7 +264,7 @@ EXAMPLES = (
             "parentUuid": ("gone", r"events\[0\].parentUuid: expected an event before it, got 'gone'"),
             "message": (
                 {"role": "user", "content": [{"type": "image", "source": {}}]},
-                "expected blocks of type text, thinking, tool_use or tool_result, got 'image'",
+                "event u1.content: expected text, got a part of type image",
             ),
         },
     ),

@@ -30,6 +30,7 @@ CLAIM = [{"role": "assistant", "content": "It is green."}]
 CALL = [
     {
         "role": "assistant",
+        "content": "",
         "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {}}}],
     },
     {"role": "tool", "name": "look", "content": "blue"},

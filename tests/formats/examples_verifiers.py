@@ -262,7 +262,7 @@ EXAMPLES = (
                             "role": "assistant",
                             "content": "",
                             "tool_calls": [
-                                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                                {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
                             ],
                         },
                         {"role": "tool", "content": "4"},

@@ -15,7 +15,12 @@ from agro.logs.interchange import read_samples
 from agro.store import Store, write_samples
 
 ASK = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "clock"}}]}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "clock", "arguments": {}}}],
+}
+RAW_CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "clock"}}]}
 TOOL = {"role": "tool", "content": "noon"}
 SAID = {"role": "assistant", "content": "a"}
 
@@ -30,9 +35,9 @@ def test_the_response_is_what_follows_the_last_user() -> None:
 
 
 def test_turns_with_tools_stay_whole() -> None:
-    found = split({"messages": [*ASK, CALL, TOOL, SAID], "meta": {"n": 1}})
+    found = split({"messages": [*ASK, RAW_CALL, TOOL, SAID], "meta": {"n": 1}})
     assert found == {"prompt": ASK, "response": "a", "meta": {"n": 1, "continuation": [CALL, TOOL, SAID]}}
-    assert split({"messages": [*ASK, CALL]}) == {
+    assert split({"messages": [*ASK, RAW_CALL]}) == {
         "prompt": ASK,
         "response": "",
         "meta": {"continuation": [CALL]},
@@ -55,7 +60,7 @@ def test_a_prompt_says_where_the_response_begins() -> None:
             "prompt: expected the messages that the conversation begins with",
         ),
         ({"messages": [*ASK, SAID], "prompt": [*ASK, SAID]}, "messages after the prompt's 3"),
-        ({"messages": [*ASK, SAID | {"content": [{"text": "a"}]}]}, "content: expected text"),
+        ({"messages": [*ASK, SAID | {"content": [{"type": "image"}]}]}, "content: expected text"),
         ({"messages": [*ASK, SAID], "meta": 3}, "meta: expected an object"),
     ],
 )
@@ -67,7 +72,7 @@ def test_what_is_no_such_conversation_is_refused(record: dict[str, Any], message
 def test_conversations_are_imported_and_exported(tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     rows = [
-        {"turns": [*ASK, CALL, TOOL, SAID], "score": 0.5},
+        {"turns": [*ASK, RAW_CALL, TOOL, SAID], "score": 0.5},
         {"turns": [*ASK, SAID], "score": 1},
         {"turns": ASK, "score": 0},
     ]

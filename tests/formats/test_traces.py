@@ -77,7 +77,7 @@ def test_reasoning_and_calls_of_tools_are_kept() -> None:
     turn = {"role": "assistant", "content": "Wait.", "reasoning_content": "Hm.", "tool_calls": LOOKED}
     assert record["meta"]["continuation"] == [turn]
     (record,) = read("openinference", PHOENIX)
-    called = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+    called = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}]
     assert record["meta"]["continuation"] == [{"role": "assistant", "content": "", "tool_calls": called}]
 
 
