@@ -15,7 +15,7 @@ from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs.ends import NAMES, Completion, reported
 from agro.logs.fields import call, listed, plain
 from agro.logs.formats.model_calls import Message, turn
-from agro.types.conversation import turns_of, with_tools
+from agro.types.conversation import normalized_message, with_tools
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _CALLS = {  # items of a tool's call: the names of its arguments
@@ -156,7 +156,7 @@ def messages(values: Any, name: str) -> list[Message]:
         if _is_item(value):
             add_item(parsed, value, location)
         elif "role" in value:
-            parsed += normalized([{k: x for k, x in value.items() if k not in NAMES}], location)
+            parsed += normalized_message({k: x for k, x in value.items() if k not in NAMES}, location)
         else:
             parsed.append(_langchain(value, location))
     return parsed

@@ -1,7 +1,7 @@
 """Conversations in one form, whoever wrote them: what every log, prompt file and environment passes through.
 
-A message has `role` (system, developer, user, assistant, tool, or one that a template knows) and `content`,
-a text. An assistant's may also have `reasoning_content`, a text, and `tool_calls`, each
+A message has `role` (system, developer, user, assistant, tool, or one that a template knows) and `content`, a
+text. An assistant's may also have `reasoning_content`, a text, and `tool_calls`, each
 `{"type": "function", "function": {"name", "arguments"}}` with its arguments as an object. A tool's has
 `tool_call_id` or `name` where they are known. A conversation with tools begins with a message of role
 "tools", whose content is the list of their declarations as JSON: so they are part of the prompt and of its
@@ -24,7 +24,6 @@ _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning.text",
 _THOUGHTS = ("thinking", "reasoning")
 _ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # which nobody can read
 _USES = ("tool_use", "tool_call")
-_SAYING = ("reasoning_content", "tool_calls", "tool_call_id")  # with which no content is fine
 _NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
 
 
@@ -129,9 +128,7 @@ def _normal(value: Any, location: str) -> Messages:
         if parts.results:
             return parts.results
         if value.get("content") is None:
-            raise Refused(
-                f"{location}: expected a message with content, a refusal, reasoning or tool_calls, got {value!r:.80}"
-            )
+            raise Refused(f"{location}: expected content, a refusal or tool_calls, got {value!r:.80}")
     dropped = {*_NAMES, "reasoning_content", "tool_calls"}
     message = {name: x for name, x in value.items() if name not in dropped and x is not None}
     message |= {
@@ -146,7 +143,7 @@ def _normal(value: Any, location: str) -> Messages:
 
 
 def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
-    """The reasoning of a message, which stands in a field, in a list of parts, or in `parts` of its content."""
+    """The reasoning of a message: of a field, of a list of parts, or `parts` of its content."""
     thoughts = [value[name] for name in _REASONING if value.get(name)]
     for thought in thoughts:
         if not isinstance(thought, str):
@@ -160,25 +157,6 @@ def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
     if len(found) > 1:
         raise Refused(
             f"{location}: expected one reasoning, got two: {found[0]!r:.60} and {found[1]!r:.60}; keep one"
-        )
-    return found[0] if found else ""
-
-
-def _thought(value: dict[str, Any], inner: str, location: str) -> str:
-    """The reasoning of a message: of its fields, or `inner`, that of its content."""
-    thoughts = [value[name] for name in _REASONING if value.get(name)]
-    for thought in thoughts:
-        if not isinstance(thought, str):
-            raise Refused(f"{location}: reasoning: expected text, got {thought!r:.80}")
-    if not thoughts:
-        listed = _Parts(f"{location}: reasoning")
-        for name in _LISTED_REASONING:
-            listed.add(value.get(name))
-        thoughts = ["".join(listed.texts + listed.thoughts)]
-    found = list(dict.fromkeys(filter(str.strip, [*thoughts, inner])))
-    if len(found) > 1:
-        raise Refused(
-            f"{location}: expected one reasoning, got two: {found[0]!r:.80} and {found[1]!r:.80}; keep one"
         )
     return found[0] if found else ""
 

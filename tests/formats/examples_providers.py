@@ -218,7 +218,7 @@ EXAMPLES = (
             "request": ({}, "request: expected messages, input or prompt"),
             "response": (
                 completion(choice(None)),
-                "expected a message with content",
+                "expected content, a refusal or tool_calls",
             ),
         },
     ),

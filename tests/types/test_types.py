@@ -46,7 +46,7 @@ def test_prompt() -> None:
 def test_a_prompt_is_text_or_messages(bad: Any) -> None:
     for make, given in ((Prompt, {"text": bad}), (Sample, {**SAMPLE, "prompt": bad})):
         said = refused(make, **given)
-        assert "expected text, or a list of messages" in said or "prompt[0]: expected a message with" in said
+        assert "expected text, or a list of messages" in said or "prompt[0]: expected" in said
         assert repr(bad[0] if isinstance(bad, list) and bad else bad) in said
 
 

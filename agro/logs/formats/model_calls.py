@@ -15,8 +15,6 @@ from agro.types.conversation import normalized_message
 
 Message = dict[str, Any]
 
-_ENDS = ("finish_reason", "stop_reason")
-
 
 def turn(value: Any, name: str) -> Message:
     """A message as OpenAI's interface has it, its content as text; other known keys are kept."""
@@ -50,8 +48,8 @@ def _response(
         finish, reply = reply.finish, str(reply)
     elif not isinstance(reply, str):
         turns = [reply] if isinstance(reply, dict) else reply
-        finish = turns[-1].get("finish_reason") or turns[-1].get("stop_reason")
-        reply = [{key: x for key, x in message.items() if key not in _ENDS} for message in turns]
+        finish = turns[-1].get("finish_reason")
+        reply = [{key: x for key, x in message.items() if key != "finish_reason"} for message in turns]
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
     record = exchange(prompt, reply, ("prompt", name))

@@ -31,7 +31,7 @@ from agro.logs.fields import call, exchange, integer, listed, plain
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import Message, blocks, identified
 from agro.logs.protocol import Context, Item, Row
-from agro.types.conversation import turns_of
+from agro.types.conversation import normalized_message
 
 
 def gather(lines: Iterator[Line]) -> Iterator[Line]:
@@ -156,7 +156,9 @@ def _history(path: list[_MessageNode], shared: int) -> History:
     """`shared`: how many of its messages are of a response before."""
     messages, begin = list[Message](), 0
     for i, node in enumerate(path):
-        messages += turns_of({"role": node.role, "content": node.blocks}, f"event {node.event['uuid']}")
+        messages += normalized_message(
+            {"role": node.role, "content": node.blocks}, f"event {node.event['uuid']}"
+        )
         begin = len(messages) if i < shared else begin
     replies = [entry(node.event["message"], "message") for node in path if node.role == "assistant"]
     meta = {name: path[0].event[name] for name in ("isSidechain", "agentId") if path[0].event.get(name)}
