@@ -225,7 +225,10 @@ class Chat:
     def message(self, written: str, opening: str) -> dict[str, Any]:
         """What the assistant wrote after the text `opening`, as a message with its reasoning apart."""
         thought, content, _ = self._parse(written, opened=self.template.opens_thought(opening))
-        message = {"role": "assistant", "content": content.lstrip() if content is not written else content}
+        space = self.template.content_opening  # which the template will put before the text again
+        if thought is None and not space.strip():
+            content = content.removeprefix(space)
+        message = {"role": "assistant", "content": content}
         return message if thought is None else {**message, "reasoning_content": thought}
 
     def clean(self, text: str, ends: Collection[str]) -> tuple[str, bool]:
@@ -258,8 +261,10 @@ class Chat:
         content, _ = self.clean(turn.get("content") or "", ends)
         thought = turn.get("reasoning_content")
         if thought is None:
-            opened = not closed and self.template.opens_thought(opening)
+            calls = bool(turn.get("tool_calls"))
+            opened = not closed and not calls and self.template.opens_thought(opening)
             thought, content, is_open = self._parse(content, opened=opened)
+            is_open = is_open and not calls  # a call ends the thought before it
         else:
             is_open = not closed and not content.strip() and not turn.get("tool_calls")
             thought, content = thought.strip("\n"), content.lstrip("\n")
@@ -281,13 +286,15 @@ class Chat:
         for begin, end in tags:
             thought, ended, content = body.removeprefix(begin).partition(end)
             begun = body.startswith(begin)
-            if ended and (begun or begin not in thought):
+            # Without an opening, which may stand in the prompt, an end is one on a line's end alone.
+            is_half = begin not in thought and (content[:1] in ("", "\n") or end != "</think>")
+            if ended and (begun or is_half):
                 return thought.strip() or None, content.lstrip("\n"), False
             if begun:
                 return thought.strip("\n"), "", True
         if opened:
             return text.strip("\n"), "", True
-        header = self.template.content_header
+        header = self.template.content_opening.strip()
         return None, body.removeprefix(header) if header and body.startswith(header) else text, False
 
     def _context(
@@ -331,16 +338,23 @@ class Chat:
             raise self._refusal("calls", "its calls of tools", [*history, dict(turn)])
         for call in turn["tool_calls"]:
             if not isinstance(call["function"].get("arguments"), dict):
-                arguments = (
-                    f"the arguments {call['function'].get('arguments')!r:.80}, which are no JSON object,"
+                given = call["function"].get("arguments")
+                raise self._refusal(
+                    "calls", f"arguments that are no object ({given!r:.80})", [*history, turn]
                 )
-                raise self._refusal("calls", arguments, [*history, dict(turn)])
+            if self.template.writes_none and "null" in re.sub(r'".*?"', "", json.dumps(call)):
+                raise self._refusal("calls", "null as an argument (it writes None)", [*history, turn])
         marks = _Marks()
         twin = self.template.tried([*history, marks.twin(turn, keeps_texts=True)])
         for piece in marks.pieces:
             if twin.count(piece.mark) != 1 and (piece.kind != "name" or piece.mark not in twin):
                 raise self._refusal("calls", f"{piece.what} {piece.text!r:.60}", [*history, dict(turn)])
         firsts = [twin.index(piece.mark) for piece in marks.pieces]
+        syntax = set(re.findall(r"</[\w=]+>|<\|?\w+\|?>", twin[min(firsts) :]))
+        for piece in marks.pieces:
+            if any(tag in piece.text for tag in syntax):
+                said = f"{piece.what} {piece.text!r:.60} so that it reads back: it holds the syntax of calls"
+                raise self._refusal("calls", said, [*history, turn])
         own = [mark for mark in (CONTENT, REASONING) if mark in twin]
         last = max(twin.rindex(mark) + len(mark) for mark in [*own, *(piece.mark for piece in marks.pieces)])
         if not text.endswith(twin[last:]):
@@ -364,7 +378,10 @@ class Chat:
         """Raise `NotShown` where a text of the messages isn't in the rendered `text` just once."""
         marks = _Marks()
         twin_messages = [marks.twin(message, number=i) for i, message in enumerate(messages)]
-        twin = self.template.tried(twin_messages, generates=True)
+        key = json.dumps(twin_messages, default=str)  # the same for all conversations of one shape
+        twin = self._remembered.get(key)
+        if twin is None:
+            twin = self._remembered[key] = self.template.tried(twin_messages, generates=True)
         for piece in marks.pieces:
             if piece.kind == "reasoning" and self.template.thought is not None:
                 continue  # of an earlier turn: what the model reads is up to its template

@@ -252,8 +252,9 @@ class Encoder:
             pieces.append(ids)
             preceding += text
         pieces[0] = self._rendered_ids(parts[0][0], sample.prompt)
-        if is_last and (not pieces[-1] or pieces[-1][-1] not in self.eos_ids):
-            pieces[-1] += self._closing(sample)
+        is_closed = bool(pieces[-1]) and pieces[-1][-1] in self.eos_ids
+        if is_last and not is_closed and sample.end != "cut":
+            pieces[-1] += self.end_of(sample.prompt)
         if not pieces[-1]:
             raise InvalidSample("empty", f"{label}: the response has neither tokens nor an end token")
         tokens = np.concatenate([np.array(piece, np.int32) for piece in pieces])
@@ -318,11 +319,9 @@ class Encoder:
             history = [*history, turn]
         return rows
 
-    def _closing(self, sample: Sample) -> list[int]:
-        """The end token of a response, unless it was truncated."""
-        if sample.end == "cut":
-            return []
-        if not self.chat.is_text(sample.prompt) and self.chat.end_id is not None:
+    def end_of(self, prompt: Text) -> list[int]:
+        """The end token of a response: for messages the chat template's, for text the first one."""
+        if not self.chat.is_text(prompt) and self.chat.end_id is not None:
             return [self.chat.end_id]
         return list(self.eos_ids[:1])
 

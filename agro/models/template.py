@@ -175,6 +175,12 @@ class Template:
         return None
 
     @cached_property
+    def writes_none(self) -> bool:
+        """Whether null in the arguments of a call becomes Python's None, which no parser takes for null."""
+        turn = {"role": "assistant", "content": "", "tool_calls": [_call_of(NAME, {"key": None})]}
+        return "None" in self.tried([PING, turn])
+
+    @cached_property
     def _takes_parts(self) -> bool:
         """Whether the template shows text as a list of parts alone, as those of models with pictures do."""
         marked = [{"role": "user", "content": CONTENT}]
@@ -194,11 +200,11 @@ class Template:
         return opening.startswith(before) and opening[len(before) :] + CONTENT in text
 
     @cached_property
-    def content_header(self) -> str:
-        """What the template writes before the text of a turn, such as the name of a channel."""
+    def content_opening(self) -> str:
+        """What the template writes before the text of a turn: the name of a channel, a space."""
         opening = self.tried([PING], generates=True)
         text = self.tried([PING, {"role": "assistant", "content": CONTENT}])
-        return text[len(opening) : text.find(CONTENT)].strip() if text.startswith(opening) else ""
+        return text[len(opening) : text.find(CONTENT)] if text.startswith(opening) else ""
 
     @cached_property
     def developer_role(self) -> str:
@@ -309,6 +315,7 @@ def _shaped(messages: Messages, form: tuple[str | None, bool], reasoning: str) -
     """Messages as a template takes them, with an id for each call, and the name of what a result is of."""
     blank, as_text = form
     names: dict[str, str] = {}
+    waiting: list[str] = []  # the calls without a result
     shaped = []
     for message in messages:
         message = dict(message)
@@ -323,11 +330,16 @@ def _shaped(messages: Messages, form: tuple[str | None, bool], reasoning: str) -
                 function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
             calls.append({"id": f"call{len(names):05d}", **call, "function": function})
             names[calls[-1]["id"]] = function["name"]
+            waiting.append(calls[-1]["id"])
         if calls:
             message["tool_calls"] = calls
             message["content"] = message["content"] if message["content"].strip() else blank
         if message["role"] == "tool" and names:
-            message.setdefault("tool_call_id", next(reversed(names)))
-            message.setdefault("name", names.get(message["tool_call_id"], next(reversed(names.values()))))
+            if message.get("tool_call_id") is None:  # results come in the order of their calls
+                known = [i for i in waiting if message.get("name") in (None, names[i])]
+                message["tool_call_id"] = next(iter([*known, *waiting]), next(reversed(names)))
+            waiting = [i for i in waiting if i != message["tool_call_id"]]
+            if message.get("name") is None:
+                message["name"] = names.get(message["tool_call_id"], next(reversed(names.values())))
         shaped.append(message)
     return shaped

@@ -40,7 +40,7 @@ def demonstrate(
                 f"{location}: the tokenizer of {encoder.name} doesn't know all characters of {text!r:.80}"
             )
         if not text.endswith(environment.stop or ("\0",)):
-            ids = ids + list(encoder.eos_ids[:1])
+            ids = ids + encoder.end_of(prompt.text)
         more = episode.turn(ids, None, cut=False)
     if episode.error:
         raise Refused(f"{location}: {episode.error}")

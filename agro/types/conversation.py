@@ -117,6 +117,8 @@ def _normal(value: Any, location: str) -> Messages:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(f"{location}: expected a message with 'role' and 'content', got {value!r:.80}")
     parts = _Parts(f"{location}.content")
+    if value["role"] == "tool" and isinstance(value.get("content"), dict):  # a result that isn't text yet
+        value = {**value, "content": json.dumps(value["content"], ensure_ascii=False)}
     parts.add(value.get("content"))
     if not parts.texts and isinstance(value.get("refusal"), str):
         parts.texts.append(value["refusal"])

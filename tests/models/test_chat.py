@@ -14,7 +14,9 @@ from agro.models.encoding import InvalidSample
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
 from agro.rollout import Rollout
+from agro.rollout.demonstrate import demonstrate
 from agro.rollout.engines.hf import HF
+from agro.rollout.envs import Turn
 from agro.rollout.episode import Transcript
 from agro.types import UNKNOWN_VERSION, Prompt, Sample
 
@@ -345,3 +347,69 @@ def test_an_episode_that_begins_with_a_wrapped_text_is_a_conversation(make):
     assert policy.tokenizer.decode(row.tokens[row.context :]) == (
         "yo<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+class Says:
+    """An environment that answers "hi" until it was answered twice."""
+
+    name, stop = "says", ()
+
+    def reset(self, prompt):
+        return []
+
+    def step(self, state, text):
+        state.append(text)
+        return Turn(done=True) if len(state) == 2 else Turn("hi", role="user")
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA3, QWEN3, R1, MISTRAL, PHI3])
+@pytest.mark.parametrize("first", ["yo", "<think>\nhm\n</think>\n\nyo"])
+def test_a_log_has_the_tokens_of_a_fresh_episode(make, template, first):
+    policy = make(template)
+    if template == R1:
+        first = first.removeprefix("<think>\n")  # which its generation prompt has
+        if "</think>" not in first:
+            pytest.skip("a fresh response without a thought goes on with the one that is opened")
+    space = " " if template == MISTRAL else ""
+    turns = [space + first, space + (first if template == R1 else "bye")]
+    fresh = demonstrate(Says(), policy.encoder, Prompt([USER]), turns)
+    logged = policy.encoder.rows(several(answer(first), USER, answer(turns[1].strip())))
+    assert len(fresh) == len(logged)
+    for a, b in zip(fresh, logged):
+        assert policy.tokenizer.decode(a.tokens) == policy.tokenizer.decode(b.tokens)
+        assert a.tokens.tolist() == b.tokens.tolist()
+        assert a.action.tolist() == b.action.tolist()
+
+
+def test_what_a_text_holds_of_its_own_tokens(make):
+    policy = make()
+    for response in ("yo<|im_end|>", "yo<|im_end|>\n", "yo<|im_end|><eos><eos>"):
+        assert layout(policy, Sample([USER], response))[-1] == ("yo<|im_end|>", True)
+    with pytest.raises(InvalidSample, match=r"special token <\|im_end\|> at character 2, and more behind it"):
+        policy.encode(Sample([USER], "yo<|im_end|>\n<|im_start|>user\nhi"))
+    assert layout(policy, Sample("<bos>hi", "yo<eos>"))[0] == ("<bos>hi", False)  # one BOS
+    assert layout(policy, Sample("hi", "yo<eos>"))[-1] == ("yo<eos>", True)
+
+
+def test_a_date_of_a_template_is_pinned(make):
+    dated = "{{ strftime_now('%d %b %Y') }}" + CHATML
+    assert layout(make(dated), Sample([USER], "yo"))[0][0].startswith("26 Jul 2024<|im_start|>user")
+    later = make(dated, today="2025-01-02")
+    assert layout(later, Sample([USER], "yo"))[0][0].startswith("02 Jan 2025<|im_start|>user")
+    assert later.fingerprint != make(dated).fingerprint
+    assert make(CHATML, today="2025-01-02").fingerprint == make(CHATML).fingerprint
+    with pytest.raises(Refused, match="in a form that can't be pinned"):
+        make("{% set f = '%Y' %}{{ strftime_now(f) }}" + CHATML).encode_prompt([USER])
+
+
+def test_what_is_not_shown_is_refused_or_dropped_where_asked(make):
+    thought = {"role": "assistant", "content": "yo", "reasoning_content": "hm"}
+    with pytest.raises(InvalidSample, match=r"doesn't show its reasoning \('hm'\)") as caught:
+        make().encode(several(thought))
+    assert caught.value.reason == "not shown by the chat template"
+    assert layout(make(CHATML, unshown="drop"), several(thought))[-1] == ("yo<|im_end|>", True)
+    silent = CHATML.replace(
+        "{% if m.content %}{{ m.content }}{% endif %}", "{{ m.content if m.role != 'system' }}"
+    )
+    with pytest.raises(Refused, match=r"the content of message 0 \(role system\) \('be short'\)"):
+        make(silent).encode_prompt([{"role": "system", "content": "be short"}, USER])

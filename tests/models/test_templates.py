@@ -261,7 +261,8 @@ def test_words_arrive_once_or_the_record_is_refused_by_name(make, template, kind
         assert word not in own
     for word in context:
         assert any(word in text for text in other), (word, other)
-        assert word in calls or all("".join(t for t, c in row if not c).count(word) == 1 for row in parts)
+        counts = ["".join(t for t, c in row if not c).count(word) for row in parts]
+        assert word in calls or max(counts) == 1
     if finish == "length":
         assert own.endswith(learned[-1])
         assert rows[-1].tokens[-1] not in policy.eos_ids

@@ -66,9 +66,10 @@ def _random(r: random.Random, words: list[str]) -> Sample:
             "version": r.choice([-1, 0, 12, np.array([r.choice([-1, 0, 2**31 - 1]) for _ in range(T)])]),
         }
         fields |= _with_kept(fields["tokens"], action)
+    call = {"type": "function", "function": {"name": "x", "arguments": {"y": None}}}
     messages = [
         {"role": "system", "content": text()},
-        {"role": "user", "content": text(), "tool_calls": [{"x": None}]},
+        {"role": "user", "content": text(), "tool_calls": [call]},
     ]
     prompt = r.choice([text(), messages])
     return Sample(
