@@ -336,14 +336,7 @@ class Chat:
             return False, max(text.find(mark) + len(mark) for mark in (CONTENT, REASONING) if mark in text)
         if self.template.call_form is None:
             raise self._refusal("calls", "its calls of tools", [*history, dict(turn)])
-        for call in turn["tool_calls"]:
-            if not isinstance(call["function"].get("arguments"), dict):
-                given = call["function"].get("arguments")
-                raise self._refusal(
-                    "calls", f"arguments that are no object ({given!r:.80})", [*history, turn]
-                )
-            if self.template.writes_none and "null" in re.sub(r'".*?"', "", json.dumps(call)):
-                raise self._refusal("calls", "null as an argument (it writes None)", [*history, turn])
+        self._check_arguments(turn, history)
         marks = _Marks()
         twin = self.template.tried([*history, marks.twin(turn, keeps_texts=True)])
         for piece in marks.pieces:
@@ -360,6 +353,16 @@ class Chat:
         if not text.endswith(twin[last:]):
             raise self._refusal("calls", "its calls of tools as they are", [*history, dict(turn)])
         return min(firsts) < min(map(twin.index, own), default=len(twin)), len(text) - len(twin[last:])
+
+    def _check_arguments(self, turn: dict[str, Any], history: Messages) -> None:
+        """Raise `NotShown` for arguments that the template can't write so that they read back."""
+        for call in turn["tool_calls"]:
+            given = call["function"].get("arguments")
+            if not isinstance(given, dict):
+                said = f"arguments that are no object ({given!r:.80})"
+                raise self._refusal("calls", said, [*history, turn])
+            if self.template.writes_none and "null" in re.sub(r'".*?"', "", json.dumps(given)):
+                raise self._refusal("calls", "null as an argument (it writes None)", [*history, turn])
 
     def _prepared(self, messages: Messages) -> Messages:
         """Messages as the template takes them: reasoning apart from text, a developer's under its role."""

@@ -160,8 +160,7 @@ def _stated(solution: str) -> Final:
     """
     text = _POWER.sub("^", typography(answers.conclusion(solution).strip()))
     if len(text) <= LONGEST:
-        text = _UNIT_IN_WORDS.sub(_as_text, text)
-    text = _SQUARED.sub(r"\\text{ \1}^\2$", text)
+        text = _SQUARED.sub(r"\\text{ \1}^\2$", _UNIT_IN_WORDS.sub(_as_text, text))
     boxes = answers.boxes(text)
     if boxes:
         contents = [text[content : end - 1].strip() for _, content, end in boxes]
