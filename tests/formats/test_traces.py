@@ -46,6 +46,7 @@ from agro.errors import Refused
 from agro.logs.format_table import FORMATS, Recognizer, format_at, lines_of
 from agro.logs.formats.model_calls import scored, unflatten
 from agro.logs.importing import import_files
+from agro.logs.interchange import from_record
 from agro.logs.protocol import Context
 from agro.store import Store
 
@@ -316,3 +317,14 @@ def test_a_completion_as_output_is_no_chat_completion(name: str, row: dict[str, 
     """Chat completions beside their requests fit too, and say less."""
     format = Recognizer(None).recognize({**row, "output": SECOND})
     assert format is FORMATS[name]
+
+
+def test_traces_say_which_tools_were_declared() -> None:
+    """OpenTelemetry's attribute, and the parameters of LangSmith's runs."""
+    declared = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    attributes = {**TEXT, "gen_ai.tool.definitions": json.dumps(declared)}
+    run = {**LANG, "extra": {"invocation_params": {"tools": [{"type": "function", "function": declared[0]}]}}}
+    for record in (*read("otlp", spans(span("a", attributes))), *read("langsmith", run)):
+        first = from_record(record).prompt[0]
+        assert first["role"] == "tools"
+        assert json.loads(first["content"])[0]["function"]["name"] == "look"

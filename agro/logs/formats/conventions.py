@@ -30,6 +30,7 @@ _GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM = (
     "gen_ai.output.messages",
     "gen_ai.system_instructions",
 )
+_TOOLS = "gen_ai.tool.definitions"
 _SAMPLING = ("temperature", "top_p", "top_k", "seed")
 _OLD = ("gen_ai.prompt.", "gen_ai.completion.")
 
@@ -64,11 +65,13 @@ def read_genai(
         "sampling": settings(request, _SAMPLING),
         "meta": _meta(attributes) | ({"scores": dict(scores)} if scores else {}),
     }
+    if attributes.get(_TOOLS) is not None:
+        common["tools"] = attributes[_TOOLS]
     return responses(prompt, replies, "output", common)
 
 
 def _meta(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM))
+    extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
     return {name: value for name, value in extras.items() if not name.startswith(_OLD)}
 
 

@@ -137,6 +137,8 @@ def _langsmith_read(row: Row, context: Context) -> list[Item]:
         | omit({"extra": extra or None}, ())
         | ({"scores": scores} if scores else {}),
     }
+    if parameters.get("tools"):
+        common["tools"] = parameters["tools"]
     return responses(prompt, replies, "outputs", common)
 
 
