@@ -329,7 +329,8 @@ def typography(text: str) -> str:
     text = _DECIMAL.sub(lambda match: str(unicodedata.decimal(match[0])), text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_LOWERED)}}}", text)
-    return _MINUS.sub("-", text.translate(_TYPOGRAPHY))
+    text = text.translate(_TYPOGRAPHY)
+    return _MINUS.sub("-", text) if re.search(_DASH, text) else text
 
 
 @lru_cache(1024)  # the responses to one prompt have one answer, and many the same
