@@ -182,6 +182,7 @@ def _packed(found: Found, state: State) -> bytes:
         for entry in found.entries
     ]
     refused = [(number, refusal.where, refusal.reason) for number, refusal in found.refused]
+    found.dropped = dict(found.dropped)
     counts = [getattr(found, name) for name in _COUNTS]
     repeated = [tuple(asdict(repeat).values()) for repeat in repeats.values()]
     return marshal.dumps((entries, refused, counts, repeated, state.notes, state.known))
