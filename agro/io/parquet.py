@@ -12,7 +12,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.strictjson import loads
 
-JSON = ("meta", "sampling", "messages", "exact")  # columns of JSON, in files that agro wrote
+JSON = ("meta", "sampling", "messages", "tools", "exact")  # columns of JSON, in files that agro wrote
 MARK = {b"agro": b"interchange"}  # in the metadata of their schema
 ROWS = 1024  # a row group
 

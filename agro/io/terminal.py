@@ -6,6 +6,7 @@ import unicodedata
 
 from agro.io.numbers import count
 from agro.types import Text
+from agro.types.conversation import without_tools
 
 KEPT = "\n\t"
 # Marks of direction, which reorder the text after them.
@@ -37,5 +38,9 @@ def cut(text: str, limit: int) -> str:
 
 
 def plain(text: Text) -> str:
-    """A prompt as one text: messages in order, each after its role."""
-    return text if isinstance(text, str) else "\n".join(f"{m['role']}: {m['content']}" for m in text)
+    """A prompt as one text: messages in order, each after its role, and the names of declared tools."""
+    messages, tools = without_tools(text)
+    if isinstance(messages, str):
+        return messages
+    names = [f"tools: {', '.join(tool['function']['name'] for tool in tools)}"] * bool(tools)
+    return "\n".join([*names, *(f"{m['role']}: {m['content']}" for m in messages)])

@@ -9,16 +9,8 @@ from agro.io.json_values import is_unknown, unpacked
 from agro.types import end_in
 
 _REASONS = (
-    *(
-        "finish",
-        "finish_reason",
-        "finishReason",
-        "finish_reasons",
-        "stop_reason",
-        "stopReason",
-        "done_reason",
-    ),
-    *("stop_type", "completion_reason", "completionReason", "native_finish_reason", "finish_details"),
+    *("finish", "finish_reason", "finishReason", "finish_reasons", "finish_details", "native_finish_reason"),
+    *("stop_reason", "stopReason", "stop_type", "done_reason", "completion_reason", "completionReason"),
     *("gen_ai.response.finish_reasons", "llm.finish_reason"),
 )
 _RESPONSES = frozenset(("output", "incomplete_details"))  # beside which a status is of OpenAI's Responses
@@ -26,10 +18,7 @@ _FLAGS = ("truncated", "is_truncated", "isTruncated", "was_truncated")
 _TRUE = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 _INNER = ("response_metadata", "generation_info", "message", "completion")
 NAMES = frozenset((*_REASONS, *_FLAGS, *_INNER, "incomplete_details"))
-FINISH = {
-    "finished": "stop",
-    "cut": "length",
-}  # what `meta["finish"]` has of each; nothing where it is unknown
+FINISH = {"finished": "stop", "cut": "length"}  # what `meta["finish"]` has; nothing where it is unknown
 
 
 class Completion(str):

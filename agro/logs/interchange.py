@@ -41,6 +41,7 @@ RECORD = Fields(
         "prompt_id": _NAME,
         "episode": _NAME,
         "answer": Field("any value", values.anything),
+        "tools": Field("a list of declarations of tools", values.anything),
         "tokens": _IDS,
         "mask": _FLAGS,
         "action": _FLAGS,
@@ -104,12 +105,12 @@ def from_record(
     if not is_json and is_unknown(record.get("reward")):
         record = {**record, "reward": None}
     fields = typed_fields(record, RECORD)
+    fields["meta"] = _meta(fields, record)
+    _normalize(fields)
     if "tokens" in fields and "mask" not in fields and "action" not in fields:
         fields |= _after_prompt(fields, tokenizer)
     elif fields["prompt"] == "" and "prompt_id" not in fields:
         _check_prompt_is_empty(fields)
-    fields["meta"] = _meta(fields, record)
-    _normalize(fields)
     if not is_json:
         for name in ("prompt", "sampling", "meta"):
             if fields.get(name) and not isinstance(fields[name], str):
@@ -126,13 +127,20 @@ def from_record(
 
 
 def _normalize(fields: dict[str, Any]) -> None:
-    """Bring the messages of prompt and response into one form. Tools that `meta` declares join the prompt."""
+    """Bring the messages of prompt and response into one form, with the declarations of tools.
+
+    What declares none, such as their names alone, and the tools of a text stay in `meta`.
+    """
     meta = fields["meta"]
+    for name in ("functions", "tools"):
+        tools = fields.pop(name, None) or meta.get(name)
+        if isinstance(fields["prompt"], list) and declarations(tools):
+            meta.pop(name, None)
+            fields["prompt"] = with_tools(normalized(fields["prompt"], "prompt"), tools)
+        elif tools is not None:
+            meta[name] = tools
     if isinstance(fields["prompt"], list):
         fields["prompt"] = normalized(fields["prompt"], "prompt")
-        declared = next((name for name in ("tools", "functions") if declarations(meta.get(name))), None)
-        if declared:
-            fields["prompt"] = with_tools(fields["prompt"], meta.pop(declared))
     if "continuation" in meta:
         meta["continuation"] = check_turns(meta["continuation"], "meta.continuation")
 

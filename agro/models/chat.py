@@ -19,13 +19,14 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro import config as configuration
 from agro.errors import Refused
-from agro.models.template import CONTENT, PING, REASONING, NotShown, Template, mark_of
+from agro.models.template import CONTENT, REASONING, NotShown, Template, mark_of
 from agro.types import Messages, Text
 from agro.types.conversation import TOOLS
 
@@ -55,12 +56,21 @@ class Reply(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A text of a conversation, and the mark that stands for it in the twin."""
+    """A text of a conversation, and the mark that stands for it in the twin.
+
+    `may_repeat`: a name, which templates write several times. `may_drop`: what policy.chat.unshown = "drop"
+    goes on without, which is never a question, an answer, a call or its result.
+    """
 
     what: str  # for messages, such as "the content of message 2 (role tool)"
     text: str
     mark: str
     kind: str
+    may_repeat: bool = False
+    may_drop: bool = False
+
+
+TEXT, REASONED, CALLS, DECLARED = "texts", "reasoning", "calls of tools", "declarations of tools"
 
 
 @dataclass(frozen=True)
@@ -71,9 +81,9 @@ class Chat:
     system: str | None = None
     wrap: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
-    today: str = "2024-07-26"
-    drops: bool = False  # what the template doesn't show, in place of refusing it
-    _remembered: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    today: str = configuration.ChatConfig().today
+    drops: bool = False  # what the template doesn't show of instructions and reasoning; else it is refused
+    _remembered: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, tokenizer: Any, config: configuration.ChatConfig) -> Chat:
@@ -97,7 +107,16 @@ class Chat:
                     "What to do: policy.chat.options={}, or only with variables that the template has"
                 )
         drops = config.unshown == "drop"
-        return cls(tokenizer, config.system, config.wrap, config.options, config.today, drops)
+        chat = cls(tokenizer, config.system, config.wrap, config.options, config.today, drops)
+        try:
+            date.fromisoformat(config.today)
+        except ValueError:
+            raise Refused(f"policy.chat.today: expected a date as 2026-01-31, got {config.today!r}") from None
+        if config.today != configuration.ChatConfig().today and not chat.template.reads_clock:
+            raise Refused(
+                "policy.chat.today: the chat template writes no date, so it has no effect; leave it out"
+            )
+        return chat
 
     @cached_property
     def template(self) -> Template:
@@ -168,7 +187,7 @@ class Chat:
             text = self.template.render(messages, generates=True)
             self._check_shown(messages, text)
             self._remembered[key] = text
-        return str(self._remembered[key])
+        return self._remembered[key]
 
     def reply(
         self, history: Messages, turn: Mapping[str, Any], ends: Collection[str], *, closed: bool = True
@@ -188,7 +207,7 @@ class Chat:
         by_hand = thought is not None and style is not None and not style.field
         if thought is not None and style is None:
             if not self.drops:
-                raise self._refusal("reasoning", f"its reasoning ({thought!r:.60})", [*history, dict(turn)])
+                raise self._refusal(REASONED, f"its reasoning ({thought!r:.60})", [*history, dict(turn)])
             thought = None
         is_marked = thought is not None and not by_hand
         marked: dict[str, Any] = {"role": "assistant", "content": ""}
@@ -203,8 +222,9 @@ class Chat:
             mark = marked.get(name)
             if mark and text.count(mark) != 1:
                 beside = " beside its calls of tools" if calls else ""
-                what = name.removesuffix("_content")
-                raise self._refusal(what, f"its {what}{beside}", [*history, dict(turn)])
+                kind = TEXT if name == "content" else REASONED
+                said = f"its {name.removesuffix('_content')}{beside}"
+                raise self._refusal(kind, said, [*history, dict(turn)])
         places = sorted(text.find(mark) for mark in (REASONING, CONTENT) if mark in text)
         calls_first, last = self._calls(history, marked, text)
         first = self._start_of_calls(history, text, opening) if calls_first else places[0]
@@ -231,34 +251,30 @@ class Chat:
         message = {"role": "assistant", "content": content}
         return message if thought is None else {**message, "reasoning_content": thought}
 
-    def clean(self, text: str, ends: Collection[str]) -> tuple[str, bool]:
-        """What an assistant wrote without the end token and the padding behind it, and whether there was one.
+    def unended(self, text: str, ends: Collection[str]) -> str:
+        """What an assistant wrote, without the end token and the padding behind it."""
+        for at, token in reversed(list(self.template.specials_in(text))):
+            if token in ends or token in self.template.control:
+                if text[at + len(token) :].strip():
+                    break
+                text = text[:at]
+        return text
 
-        Raises `NotShown` where other text follows an end token, or tokens of other turns stand in it.
-        """
-        control = {*ends, self.tokenizer.bos_token, self.tokenizer.eos_token, self.tokenizer.pad_token}
-        control |= {token for _, token in self.template.specials_in(self.template.tried([PING]))}
-        places = [(at, token) for at, token in self.template.specials_in(text) if token in control]
-        end = len(text)
-        for at, token in reversed(places):
-            if text[at + len(token) : end].strip():
-                break
-            end = at
-        left = [(at, token) for at, token in places if at < end]
-        if left:
-            at, token = left[0]
-            raise NotShown(
-                "special tokens in a text",
-                f"the response has the special token {token} at character {at}, and more behind it "
-                f"({text[at : at + 60]!r}); end it there, or take the token out",
-            )
-        return text[:end], end < len(text)
+    def check_own(self, text: str, ends: Collection[str]) -> None:
+        """Raise `NotShown` where an end token, or one of other turns, stands in what an assistant wrote."""
+        for at, token in self.template.specials_in(text):
+            if token in ends or token in self.template.control:
+                raise NotShown(
+                    "special tokens in a text",
+                    f"the response has the special token {token} at character {at}, and more behind it "
+                    f"({text[at : at + 60]!r}); end it there, or take the token out",
+                )
 
     def _said(
         self, turn: Mapping[str, Any], opening: str, ends: Collection[str], *, closed: bool
     ) -> tuple[str | None, str, bool]:
         """Reasoning and text of a turn, and whether the reasoning is unfinished."""
-        content, _ = self.clean(turn.get("content") or "", ends)
+        content = self.unended(turn["content"], ends)
         thought = turn.get("reasoning_content")
         if thought is None:
             calls = bool(turn.get("tool_calls"))
@@ -269,7 +285,7 @@ class Chat:
             is_open = not closed and not content.strip() and not turn.get("tool_calls")
             thought, content = thought.strip("\n"), content.lstrip("\n")
         for text in (thought or "", content):
-            self.clean(text, ends)
+            self.check_own(text, ends)
         return thought, content, is_open
 
     def _parse(self, text: str, *, opened: bool) -> tuple[str | None, str, bool]:
@@ -325,7 +341,7 @@ class Chat:
             return first
         if text.startswith(opening):
             return len(opening)
-        raise self._refusal("calls", "its calls of tools after the text before them", history)
+        raise self._refusal(CALLS, "its calls of tools after the text before them", history)
 
     def _calls(self, history: Messages, turn: dict[str, Any], text: str) -> tuple[bool, int]:
         """Whether the turn begins with its calls, and where its last text ends in the rendered conversation.
@@ -335,23 +351,23 @@ class Chat:
         if "tool_calls" not in turn:
             return False, max(text.find(mark) + len(mark) for mark in (CONTENT, REASONING) if mark in text)
         if self.template.call_form is None:
-            raise self._refusal("calls", "its calls of tools", [*history, dict(turn)])
+            raise self._refusal(CALLS, "its calls of tools", [*history, dict(turn)])
         self._check_arguments(turn, history)
         marks = _Marks()
         twin = self.template.tried([*history, marks.twin(turn, keeps_texts=True)])
         for piece in marks.pieces:
-            if twin.count(piece.mark) != 1 and (piece.kind != "name" or piece.mark not in twin):
-                raise self._refusal("calls", f"{piece.what} {piece.text!r:.60}", [*history, dict(turn)])
+            if twin.count(piece.mark) != 1 and (not piece.may_repeat or piece.mark not in twin):
+                raise self._refusal(CALLS, f"{piece.what} {piece.text!r:.60}", [*history, dict(turn)])
         firsts = [twin.index(piece.mark) for piece in marks.pieces]
         syntax = set(re.findall(r"</[\w=]+>|<\|?\w+\|?>", twin[min(firsts) :]))
         for piece in marks.pieces:
             if any(tag in piece.text for tag in syntax):
                 said = f"{piece.what} {piece.text!r:.60} so that it reads back: it holds the syntax of calls"
-                raise self._refusal("calls", said, [*history, turn])
+                raise self._refusal(CALLS, said, [*history, turn])
         own = [mark for mark in (CONTENT, REASONING) if mark in twin]
         last = max(twin.rindex(mark) + len(mark) for mark in [*own, *(piece.mark for piece in marks.pieces)])
         if not text.endswith(twin[last:]):
-            raise self._refusal("calls", "its calls of tools as they are", [*history, dict(turn)])
+            raise self._refusal(CALLS, "its calls of tools as they are", [*history, dict(turn)])
         return min(firsts) < min(map(twin.index, own), default=len(twin)), len(text) - len(twin[last:])
 
     def _check_arguments(self, turn: dict[str, Any], history: Messages) -> None:
@@ -360,9 +376,9 @@ class Chat:
             given = call["function"].get("arguments")
             if not isinstance(given, dict):
                 said = f"arguments that are no object ({given!r:.80})"
-                raise self._refusal("calls", said, [*history, turn])
+                raise self._refusal(CALLS, said, [*history, turn])
             if self.template.writes_none and "null" in re.sub(r'".*?"', "", json.dumps(given)):
-                raise self._refusal("calls", "null as an argument (it writes None)", [*history, turn])
+                raise self._refusal(CALLS, "null as an argument (it writes None)", [*history, turn])
 
     def _prepared(self, messages: Messages) -> Messages:
         """Messages as the template takes them: reasoning apart from text, a developer's under its role."""
@@ -386,18 +402,18 @@ class Chat:
         if twin is None:
             twin = self._remembered[key] = self.template.tried(twin_messages, generates=True)
         for piece in marks.pieces:
-            if piece.kind == "reasoning" and self.template.thought is not None:
+            if piece.kind == REASONED and self.template.thought is not None:
                 continue  # of an earlier turn: what the model reads is up to its template
             count = twin.count(piece.mark)
             plain = piece.text.strip()
             escaped = json.dumps(plain, ensure_ascii=False)[1:-1]
-            arrives = count == 1 or (piece.kind == "name" and count)
-            if not (arrives and (plain in text or escaped in text)) and not self.drops:
+            arrives = count == 1 or (piece.may_repeat and count)
+            if not (arrives and (plain in text or escaped in text)) and not (self.drops and piece.may_drop):
                 raise self._refusal(piece.kind, f"{piece.what} ({plain!r:.60})", messages)
 
     def _refusal(self, what: str, said: str, messages: Messages) -> NotShown:
         return NotShown(
-            what,
+            f"{what} that the chat template doesn't show",
             f"conversation {messages!r:.80}: the chat template doesn't show {said}. What to do: use another "
             'policy.chat.template, or take it out of the records; policy.chat.unshown = "drop" goes on '
             "without what isn't shown of the context, and without reasoning",
@@ -419,19 +435,26 @@ class _Marks:
         role = message["role"]
         if role == TOOLS:
             tools = json.loads(message["content"])
-            for tool in tools:
-                tool["function"]["name"] = self._name(tool["function"]["name"], "the declaration of the tool")
+            for function in (tool["function"] for tool in tools):
+                function["name"] = self._name(function["name"], "the declaration of the tool", DECLARED)
+                text = function.get("description", "")
+                if text.strip():
+                    what = "the description of a tool"
+                    function["description"] = self._add(what, text, DECLARED, may_drop=True)
             return {**twin, "content": json.dumps(tools)}
         where = f"of message {number} (role {role})"
         if not keeps_texts:
-            for name in ("content", "reasoning_content"):
-                if (message.get(name) or "").strip():
-                    what = name.removesuffix("_content")
-                    twin[name] = self._add(f"the {what} {where}", message[name], what)
+            if message["content"].strip():
+                drops = role in _SYSTEM
+                twin["content"] = self._add(f"the content {where}", message["content"], TEXT, may_drop=drops)
+            thought = message.get("reasoning_content", "")
+            if thought.strip():
+                what = f"the reasoning {where}"
+                twin["reasoning_content"] = self._add(what, thought, REASONED, may_drop=True)
         if message.get("tool_calls"):
             calls = []
             for call in message["tool_calls"]:
-                name = self._name(call["function"]["name"], "the name of the called tool")
+                name = self._name(call["function"]["name"], "the name of the called tool", CALLS)
                 arguments = self._leaves(call["function"].get("arguments"))
                 calls.append({**call, "function": {**call["function"], "name": name, "arguments": arguments}})
             twin["tool_calls"] = calls
@@ -445,17 +468,18 @@ class _Marks:
         if isinstance(value, list):
             return [self._leaves(item) for item in value]
         if isinstance(value, str) and value.strip():
-            return self._add("the argument of a call", value, "calls")
+            return self._add("the argument of a call", value, CALLS)
         return value
 
-    def _name(self, name: str, what: str) -> str:
+    def _name(self, name: str, what: str, kind: str) -> str:
         if name not in self._names:
-            self._names[name] = self._add(what, name, "name")
+            drops = kind == DECLARED
+            self._names[name] = self._add(what, name, kind, may_repeat=True, may_drop=drops)
         return self._names[name]
 
-    def _add(self, what: str, text: str, kind: str) -> str:
+    def _add(self, what: str, text: str, kind: str, **may: bool) -> str:
         mark = mark_of(len(self.pieces) + 10)
-        self.pieces.append(Piece(what, text, mark, kind))
+        self.pieces.append(Piece(what, text, mark, kind, **may))
         return mark
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +15,13 @@ from agro.models.chat import Chat
 from agro.models.template import NotShown
 from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample, Text, check_turns
 
-Reason = Literal[
-    "too long",
-    "unknown characters",
-    "empty",
-    "tokens outside the vocabulary",
-    "turns of another tokenizer",
-    "not shown by the chat template",
-    "needs a space before it",
-]
 _CONTEXTS = ("=", "0", "a", ".")  # a text may follow without becoming one token with them
 
 
 class InvalidSample(Refused):
-    """A sample that a policy can't be trained on. Such samples are counted by `reason`."""
+    """A sample that a policy can't be trained on. Such samples are counted by `reason`, a few words."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -108,7 +99,7 @@ class Encoder:
         try:
             ids = self.prompt(prompt.text)
         except NotShown as error:
-            raise InvalidSample("not shown by the chat template", f"prompt {prompt.id}: {error}") from None
+            raise InvalidSample(error.what, f"prompt {prompt.id}: {error}") from None
         if self.chat.tokenizer.unk_token_id in ids:
             self._check_known(self.render(prompt.text), ids, f"prompt {prompt.id}")
         if len(ids) >= self.context:
@@ -174,7 +165,7 @@ class Encoder:
         if len(rows) == 1:
             return rows[0]
         raise InvalidSample(
-            "turns of another tokenizer",
+            "several sequences",
             f"{_label(sample)}: the chat template of {self.name} changes earlier turns, so its {len(rows)} "
             "turns are sequences of their own, which count as one response only where a policy is trained",
         )
@@ -227,7 +218,7 @@ class Encoder:
         try:
             texts = self._texts(sample, label)
         except NotShown as error:
-            raise InvalidSample("not shown by the chat template", f"{label}: {error}") from None
+            raise InvalidSample(error.what, f"{label}: {error}") from None
         rows = [self._row(sample, parts, label, is_last=parts is texts[-1]) for parts in texts]
         if len(rows) == 1:
             return rows
@@ -295,7 +286,9 @@ class Encoder:
                     f"{label}: the response is a conversation, but the prompt is plain text; give messages, "
                     "or set policy.chat.wrap"
                 )
-            return [[(self.render(sample.prompt), False), (self.chat.clean(sample.response, ends)[0], True)]]
+            response = self.chat.unended(sample.response, ends)
+            self.chat.check_own(response, ends)
+            return [[(self.render(sample.prompt), False), (response, True)]]
         if turns is None:
             turns = [{"role": "assistant", "content": sample.response}]
         return self._replayed(list(self.chat.messages(sample.prompt)), turns, ends, sample)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ PING = {"role": "user", "content": "ping"}
 
 
 class NotShown(Refused):
-    """The template doesn't show what a conversation says, or changes it. `what`: the kind, for counts."""
+    """The template doesn't show what a conversation says. `what`: of which kind, for counts."""
 
     def __init__(self, what: str, message: str) -> None:
         super().__init__(message)
@@ -52,8 +52,8 @@ class Template:
     """The chat template of a tokenizer. `options`: its variables; `today`: the date that it writes."""
 
     tokenizer: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
-    today: str = "2024-07-26"
+    options: Mapping[str, Any]
+    today: str
 
     def render(
         self,
@@ -98,7 +98,7 @@ class Template:
             )
         except Exception as error:  # noqa: BLE001 a template is a program of somebody else
             raise NotShown(
-                "the template fails", f"prompt {messages!r:.80}: the chat template fails: {error}"
+                "the chat template fails", f"prompt {messages!r:.80}: the chat template fails: {error}"
             ) from None
         return text
 
@@ -122,7 +122,7 @@ class Template:
         )
         if re.search(r"strftime_now\s*\(", dated):
             raise NotShown(
-                "the date",
+                "the chat template fails",
                 "the chat template writes the date in a form that can't be pinned; set "
                 "policy.chat.template to one that doesn't read the clock",
             )
@@ -213,12 +213,6 @@ class Template:
         return "developer" if text.count(CONTENT) == 1 else "system"
 
     @cached_property
-    def ending(self) -> str:
-        """What the template adds after an assistant's turn; "" where that is unknown."""
-        text = self.tried([PING, {"role": "assistant", "content": CONTENT}])
-        return text.rpartition(CONTENT)[2]
-
-    @cached_property
     def end_ids(self) -> tuple[int, ...]:
         """The special tokens that end a turn of text and one that calls a tool.
 
@@ -265,18 +259,25 @@ class Template:
 
     def specials_in(self, text: str) -> Iterator[tuple[int, str]]:
         """Where special tokens stand in a text, and which."""
-        if self.special_texts:
-            pattern = "|".join(map(re.escape, sorted(self.special_texts, key=len, reverse=True)))
-            yield from ((match.start(), match[0]) for match in re.finditer(pattern, text))
+        return ((match.start(), match[0]) for match in self._specials.finditer(text))
 
     @cached_property
-    def special_texts(self) -> frozenset[str]:
-        """The special tokens, where the tokenizer reads them in texts."""
+    def _specials(self) -> re.Pattern[str]:
+        """Of the special tokens, where the tokenizer reads them in texts."""
         tokenizer = self.tokenizer
         if getattr(tokenizer, "split_special_tokens", False):
-            return frozenset()
+            return re.compile(r"(?!)")
         added = tokenizer.added_tokens_decoder.values()
-        return frozenset({*tokenizer.all_special_tokens, *(str(t) for t in added if t.special)} - {""})
+        texts = {*tokenizer.all_special_tokens, *(str(t) for t in added if t.special)} - {""}
+        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+
+    @cached_property
+    def control(self) -> frozenset[str]:
+        """The special tokens around turns, which no author writes: of headers, BOS, EOS, padding."""
+        tokenizer = self.tokenizer
+        around = {token for _, token in self.specials_in(self.tried([PING]))}
+        own = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
+        return frozenset(filter(None, around | own))
 
     def abilities(self) -> dict[str, str]:
         """What the template shows, by kind of content: "yes", or how, or "no"."""

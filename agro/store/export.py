@@ -20,6 +20,7 @@ from agro.io.files import replacing
 from agro.io.parquet import JSON, MARK, ROWS
 from agro.io.strictjson import dumps
 from agro.types import UNKNOWN_VERSION, Sample
+from agro.types.conversation import without_tools
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 TEXTS = ("prompt", "response", "prompt_id", "episode", "tokenizer", "role", "source")
@@ -60,8 +61,9 @@ def to_record(sample: Sample) -> dict[str, Any]:
     meta = dict(sample.meta)
     is_unknown = isinstance(sample.version, int) and sample.version == UNKNOWN_VERSION
     answer = meta.pop("answer") if meta.get("answer") is not None else None
+    prompt, tools = without_tools(sample.prompt)
     record = {
-        "prompt": sample.prompt,
+        "prompt": prompt,
         "response": sample.response,
         "reward": sample.reward,
         "prompt_id": sample.prompt_id,
@@ -71,6 +73,7 @@ def to_record(sample: Sample) -> dict[str, Any]:
     optional = {
         "episode": sample.episode,
         "answer": answer,
+        "tools": tools or None,
         "tokens": _list(sample.tokens),
         "mask": _list(sample.mask),
         "action": None if sample.learn is None else _list(sample.action),

@@ -56,6 +56,13 @@ def with_tools(messages: Messages, tools: Any) -> Messages:
     return [{"role": TOOLS, "content": text}, *messages]
 
 
+def without_tools(prompt: str | Messages) -> tuple[str | Messages, list[dict[str, Any]]]:
+    """A prompt without the declarations of its tools, and these."""
+    if isinstance(prompt, str) or prompt[0]["role"] != TOOLS:
+        return prompt, []
+    return prompt[1:], json.loads(prompt[0]["content"])
+
+
 def declarations(tools: Any) -> list[dict[str, Any]]:
     """Declarations of tools as chat completions have them; none where `tools` aren't a list of such."""
     tools = _opened(tools)

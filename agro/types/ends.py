@@ -55,7 +55,7 @@ def end_in(value: Any) -> End | None:
         return "unknown"
     if not isinstance(value, str):
         return None
-    return ENDS.get(_NOISE.sub("", value).casefold().removeprefix("finishreason"))  # FinishReason.STOP
+    return ENDS.get(_key(value))  # such as FinishReason.STOP
 
 
 _TAGS = (

@@ -397,7 +397,10 @@ def test_a_date_of_a_template_is_pinned(make):
     later = make(dated, today="2025-01-02")
     assert layout(later, Sample([USER], "yo"))[0][0].startswith("02 Jan 2025<|im_start|>user")
     assert later.fingerprint != make(dated).fingerprint
-    assert make(CHATML, today="2025-01-02").fingerprint == make(CHATML).fingerprint
+    with pytest.raises(Refused, match="writes no date, so it has no effect"):
+        make(CHATML, today="2025-01-02")
+    with pytest.raises(Refused, match="expected a date as 2026-01-31, got '2025-02-30'"):
+        make(dated, today="2025-02-30")
     with pytest.raises(Refused, match="in a form that can't be pinned"):
         make("{% set f = '%Y' %}{{ strftime_now(f) }}" + CHATML).encode_prompt([USER])
 
@@ -406,8 +409,10 @@ def test_what_is_not_shown_is_refused_or_dropped_where_asked(make):
     thought = {"role": "assistant", "content": "yo", "reasoning_content": "hm"}
     with pytest.raises(InvalidSample, match=r"doesn't show its reasoning \('hm'\)") as caught:
         make().encode(several(thought))
-    assert caught.value.reason == "not shown by the chat template"
+    assert caught.value.reason == "reasoning that the chat template doesn't show"
     assert layout(make(CHATML, unshown="drop"), several(thought))[-1] == ("yo<|im_end|>", True)
+    with pytest.raises(Refused, match="what isn't shown of the context"):  # a question is never left out
+        make("{% for m in messages %}{{ m.role }}{% endfor %}", unshown="drop").encode_prompt([USER])
     silent = CHATML.replace(
         "{% if m.content %}{{ m.content }}{% endif %}", "{{ m.content if m.role != 'system' }}"
     )

@@ -21,6 +21,7 @@ from agro.logs.interchange import from_record, read_samples
 from agro.store import Pair, Store, write_samples
 from agro.store.export import to_record
 from agro.types import Sample
+from agro.types.conversation import with_tools
 
 ENDINGS = pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
 
@@ -289,3 +290,19 @@ def test_an_export_says_that_judgments_stay_behind(tmp_path: Path) -> None:
         store.add_pairs([Pair(a, b)])
         with pytest.warns(AgroWarning, match="1 pairs"):
             store.export(tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_declarations_of_tools_stand_beside_the_messages(tmp_path: Path, ending: str) -> None:
+    """As other programs read them; read again, they are part of the prompt."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    samples = [
+        Sample(with_tools([{"role": "user", "content": "q"}], [tool]), "a", 1.0),
+        Sample([{"role": "user", "content": "q"}], "b", 0.0),
+        Sample("text", "c", 0.5, meta={"tools": ["names", "alone"]}),
+    ]
+    assert to_record(samples[0])["prompt"] == [{"role": "user", "content": "q"}]
+    assert to_record(samples[0])["tools"] == [tool]
+    write_samples(tmp_path / f"x{ending}", samples)
+    assert list(read_samples(tmp_path / f"x{ending}")) == samples
+    assert len({sample.prompt_id for sample in samples}) == 3
