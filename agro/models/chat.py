@@ -293,17 +293,19 @@ class Chat:
 
         `opened`: whether a text without any mark of a thought is one that goes on.
         """
-        if self.template.thought is None:
+        style = self.template.thought
+        if style is None:
             return None, text, False
         body = text.lstrip()
-        tags = [("<think>", "</think>")]
-        if self.template.thought.closing.strip():
-            tags.insert(0, (self.template.thought.opening.strip(), self.template.thought.closing.strip()))
-        for begin, end in tags:
+        tags = [("<think>", "</think>", "\n")]
+        if style.closing.strip():
+            tags.insert(0, (style.opening.strip(), *_tag(style.closing)))
+        for begin, end, after in tags:
             thought, ended, content = body.removeprefix(begin).partition(end)
             begun = body.startswith(begin)
-            # Without an opening, which may stand in the prompt, an end is one on a line's end alone.
-            is_half = begin not in thought and (content[:1] in ("", "\n") or end != "</think>")
+            # An end without an opening, which may stand in the prompt, is one as the model writes it: a text
+            # may also speak of the tag.
+            is_half = begin not in thought and content[:1] in ("", after[:1] or content[:1])
             if ended and (begun or is_half):
                 return thought.strip() or None, content.lstrip("\n"), False
             if begun:
@@ -481,6 +483,11 @@ class _Marks:
         mark = mark_of(len(self.pieces) + 10)
         self.pieces.append(Piece(what, text, mark, kind, **may))
         return mark
+
+
+def _tag(closing: str) -> tuple[str, str]:
+    """What closes a thought without the space around it, and the space behind it."""
+    return closing.strip(), closing[len(closing.rstrip()) :]
 
 
 def _read(path: str) -> str:
