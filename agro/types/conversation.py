@@ -24,6 +24,7 @@ _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning.text",
 _THOUGHTS = ("thinking", "reasoning")
 _ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # which nobody can read
 _USES = ("tool_use", "tool_call")
+_RESULTS = {"tool_result": ("content",), "tool_call_response": ("response", "result")}
 _NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
 
 
@@ -200,9 +201,13 @@ class _Parts:
             return
         if kind in _USES:
             self.calls.append(part)
-        elif kind == "tool_result":
-            result = text_of(part.get("content") or "", f"{self.location}.tool_result")
-            self.results.append({"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": result})
+        elif kind in _RESULTS:
+            value = next((part[name] for name in _RESULTS[kind] if part.get(name) is not None), "")
+            if kind == "tool_call_response" and not isinstance(value, str):
+                value = json.dumps(value, ensure_ascii=False)
+            result = {"role": "tool", "content": text_of(value, f"{self.location}.{kind}")}
+            call = part.get("tool_use_id", part.get("id"))
+            self.results.append(result if call is None else {**result, "tool_call_id": call})
         else:
             names = {**dict.fromkeys(_TEXTS, ("text", "content", "summary")), "refusal": ("refusal",)}
             names |= {kind: (kind, "text", "content") for kind in _THOUGHTS}

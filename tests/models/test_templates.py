@@ -22,7 +22,7 @@ from agro.types import Prompt, Sample
 _SPEC = find_spec("trl")
 FOLDER = Path(str(_SPEC.origin)).parent / "chat_templates" if _SPEC else Path("missing")
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja")) or [
-    pytest.param("none", marks=pytest.mark.skip("trl isn't installed: pip install 'agro-rl[trl]'"))
+    pytest.param("none", marks=pytest.mark.skip("trl isn't installed: pip install '.[trl]'"))
 ]
 SPECIAL = re.compile(
     r"<\|[^|<>\s{}]+\|?>|<[^|<>\s{}]+\|>|<｜[^｜<>{}]+｜>|<(?:start|end)_of_turn>|</s>|\[/?INST\]|\[gMASK\]|<sop>"

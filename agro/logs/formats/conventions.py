@@ -13,7 +13,6 @@ Attributes as in openinference-semantic-conventions 0.1.42 (openinference/semcon
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from agro.logs.fields import call, listed, settings
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import Message, responses, scored, turn, unflatten
 from agro.logs.protocol import Context, Item, Row, SkipRecord
+from agro.types.conversation import normalized_message
 
 OPERATIONS = ("chat", "text_completion", "generate_content")
 _GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM = (
@@ -94,42 +94,9 @@ def _new(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
 
 
 def _messages(message: Mapping[str, Any], name: str) -> list[Message]:
-    """A message of parts: its text, and a message of a tool for each of a tool's responses."""
-    text, reasoning, calls, results = list[str](), list[str](), list[Any](), list[Message]()
-    for i, part in enumerate(objects(message.get("parts"), f"{name}.parts")):
-        kind = part.get("type")
-        if kind == "text":
-            text.append(_content(part.get("content"), f"{name}.parts[{i}].content"))
-        elif kind == "reasoning":
-            reasoning.append(_content(part.get("content"), f"{name}.parts[{i}].content"))
-        elif kind == "tool_call":
-            calls.append(call(part.get("name"), part.get("arguments"), part.get("id")))
-        elif kind == "tool_call_response":
-            results.append(_result(part))
-        else:
-            raise Refused(f"{name}.parts[{i}]: expected text, reasoning or a tool's call, got {kind!r:.80}")
-    if results and not text and not calls:
-        return results
-    reply: Message = {"role": message.get("role"), "content": "".join(text)}
-    if reasoning:
-        reply["reasoning_content"] = "".join(reasoning)
-    if calls:
-        reply["tool_calls"] = calls
-    return [turn(reply, name), *results]
-
-
-def _content(value: Any, name: str) -> str:
-    if isinstance(value, str):
-        return value
-    raise Refused(f"{name}: expected text, got {value!r:.80}")
-
-
-def _result(part: Mapping[str, Any]) -> Message:
-    """A tool's response; `result` is its name in older versions."""
-    value = part.get("response", part.get("result"))
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    message: Message = {"role": "tool", "content": text}
-    return message if part.get("id") is None else message | {"tool_call_id": part["id"]}
+    """A message of parts, after a message of a tool for each of a tool's responses."""
+    parts = objects(message.get("parts"), f"{name}.parts")
+    return normalized_message({"role": message.get("role"), "content": parts}, name)
 
 
 def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
@@ -206,6 +173,9 @@ def read_openinference(
         "sampling": settings(parameters, _SAMPLING),
         "meta": meta | ({"scores": all_scores} if all_scores else {}),
     }
+    tools = [entry(each.get("tool", each), "llm.tools") for each in listed(llm.get("tools"), "llm.tools")]
+    if tools:
+        common["tools"] = [unpacked(tool.get("json_schema")) for tool in tools]
     return responses(prompt, replies, "output", common)
 
 

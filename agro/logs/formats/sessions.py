@@ -369,12 +369,9 @@ def _swe_agent(row: Row, context: Context) -> list[Item]:
 
 
 def _message(message: Row, name: str) -> Message:
-    turn = {key: x for key, x in message.items() if key not in (*_EXTRA_KEYS, "is_demo", "thinking_blocks")}
+    turn = {key: x for key, x in message.items() if key not in (*_EXTRA_KEYS, "is_demo")}
     if turn.get("role") == "tool" and message.get("tool_call_ids"):
         turn["tool_call_id"] = message["tool_call_ids"][0]
-    thoughts = objects(message.get("thinking_blocks") or [], f"{name}.thinking_blocks")
-    if any(thought.get("thinking") for thought in thoughts):
-        turn["reasoning_content"] = "".join(thought.get("thinking") or "" for thought in thoughts)
     if not turn.get("tool_calls"):
         turn.pop("tool_calls", None)
     (parsed,) = exchanges.messages([turn], name)
