@@ -520,3 +520,25 @@ def test_a_reward_of_two_responses_is_refused(store: Store, folder: Path) -> Non
     with pytest.raises(Refused, match=r"two responses, and one reward, 1\.0"):
         import_files(store, [path])
     assert import_files(store, [path], mapping=parse_map(["meta.reward=reward"])).pairs == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"prompt": "q", "response": "a", "rating": "4/5"}, "rating"),
+        ({"prompt": "q", "response": "a", "rating": "★★☆☆☆"}, "rating"),
+        (
+            {
+                "request": {"messages": [{"role": "user", "content": "q"}]},
+                "response": {"choices": [{"message": {"role": "assistant", "content": "a"}}]},
+                "reward": 1.0,
+            },
+            "reward",
+        ),
+    ],
+)
+def test_what_may_rate_and_is_not_taken_is_named(
+    store: Store, folder: Path, row: dict[str, Any], column: str
+) -> None:
+    report = import_files(store, [write(folder / "x.jsonl", row)])
+    assert (report.samples, report.scored, report.unused) == (1, 0, [column])
