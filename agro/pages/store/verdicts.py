@@ -286,6 +286,13 @@ def _unknown(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
 def _model_verdicts(report: Findings) -> Iterator[DataVerdict]:
     yield from _own_reward(report)
     measured = report.measured
+    if measured is not None and measured.invalid:
+        reasons = ", ".join(f"{count(number)} ({reason})" for reason, number in measured.invalid.items())
+        yield DataVerdict(
+            "warning" if measured.groups else "problem",
+            f"Of the measured responses the model can't be trained on these: {reasons}.",
+            f"Such as {next(iter(measured.examples.values()), '')[:400]}",
+        )
     if measured is None or not measured.groups:
         return
     values = measured.to_json()
