@@ -418,7 +418,7 @@ class Chat:
             f"{what} that the chat template doesn't show",
             f"conversation {messages!r:.80}: the chat template doesn't show {said}. What to do: use another "
             'policy.chat.template, or take it out of the records; policy.chat.unshown = "drop" goes on '
-            "without what isn't shown of the context, and without reasoning",
+            "without declarations of tools, system messages and reasoning",
         )
 
 

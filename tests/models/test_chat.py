@@ -411,7 +411,9 @@ def test_what_is_not_shown_is_refused_or_dropped_where_asked(make):
         make().encode(several(thought))
     assert caught.value.reason == "reasoning that the chat template doesn't show"
     assert layout(make(CHATML, unshown="drop"), several(thought))[-1] == ("yo<|im_end|>", True)
-    with pytest.raises(Refused, match="what isn't shown of the context"):  # a question is never left out
+    with pytest.raises(
+        Refused, match=r"the content of message 0 \(role user\)"
+    ):  # a question is never left out
         make("{% for m in messages %}{{ m.role }}{% endfor %}", unshown="drop").encode_prompt([USER])
     silent = CHATML.replace(
         "{% if m.content %}{{ m.content }}{% endif %}", "{{ m.content if m.role != 'system' }}"
