@@ -381,10 +381,20 @@ def race(
             if (run["arm"], run["seed"]) not in ended:
                 runs.append({**run, "ended": False})
         results.add({"name": "runs", "cut_off": left_out, "of": len(waiting)})
-    results.measure("figure", lambda: {"file": figure(runs, asked.out).name})
+    results.measure(
+        "figure", lambda: {"file": figure(runs, asked.out, weights_in(results.content["rows"])).name}
+    )
 
 
-def figure(runs: Sequence[dict[str, Any]], out: Path) -> Path:
+def weights_in(rows: Sequence[dict[str, Any]]) -> str:
+    """How many weights were taught, in words; nothing where the teaching failed."""
+    weights = next((row["weights"] for row in rows if "weights" in row), None)
+    if weights is None:
+        return ""
+    return f"{weights / 1e6:.0f} million weights" if weights > 1e6 else f"{weights:,} weights"
+
+
+def figure(runs: Sequence[dict[str, Any]], out: Path, weights: str) -> Path:
     """Accuracy and J over KL, beside those of the CPU; below log π/π_ref of right and of wrong responses."""
     from reproductions.paper import drawing
     from reproductions.paper.drawing import STYLES, Line, Panel
@@ -407,7 +417,7 @@ def figure(runs: Sequence[dict[str, Any]], out: Path) -> Path:
         x, x_name = (drawing.kl, KL_NAME) if kl else (drawing.updates, "updates")
         return Panel(title, drawn, x, values, x_name, name, own_x=kl)
 
-    large, small = "25 million weights", "0.2 million (on a CPU)"
+    large, small = weights, "0.2 million (on a CPU)"
     rows = [
         [panel(large, lines, "accuracy", "accuracy", True), panel(small, cpu, "accuracy", "", True)],
         [panel("", lines, "j", f"accuracy − {J_BETA:g} KL", True), panel("", cpu, "j", "", True)],
