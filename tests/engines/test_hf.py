@@ -344,23 +344,6 @@ def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypa
         HF(policy)
 
 
-def test_an_engine_is_tried_with_ordinary_text(shared_model, monkeypatch):
-    """Log-probs of tokens that no text has in a row differ more in bfloat16 than those of use."""
-    policy, tried, decode = (
-        Policy.load(PolicyConfig(model=str(shared_model("stories260K")), device="cpu")),
-        [],
-        HF.decode,
-    )
-
-    def recorded(self, waiting, *args, **kwargs):
-        tried.extend(policy.tokenizer.decode(request.ids) for request in waiting)
-        return decode(self, waiting, *args, **kwargs)
-
-    monkeypatch.setattr(HF, "decode", recorded)
-    HF(policy)
-    assert any(text.startswith("A letter from") for text in tried)
-
-
 def test_tokens_are_sampled_as_often_as_the_policy_says(tiny):
     """4,096 first tokens after one prompt: frequencies within 5 standard errors of the probabilities."""
     policy, n = tiny(), 4096

@@ -99,7 +99,8 @@ def test_the_layers_are_back_whenever_the_reader_has_control(tiny, monkeypatch):
         own = [m for m in policy.model.modules() if "forward" in vars(m)]
         return not own and torch.equal(policy.streams(*given)["logp"][:, 1:], before[:, 1:])
 
-    responses = rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=20, skip_layers=0.5))
+    engine = rollout(policy)
+    responses = engine.sample(PROMPTS, 4, SamplerConfig(max_new=20, skip_layers=0.5))
     next(responses)
     assert is_whole()  # in the middle
     responses.close()
@@ -113,7 +114,7 @@ def test_the_layers_are_back_whenever_the_reader_has_control(tiny, monkeypatch):
 
     handle = head.register_forward_pre_hook(failing)
     with pytest.raises(RuntimeError, match="out of memory, say"):
-        list(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=60, skip_layers=0.5)))
+        list(engine.sample(PROMPTS, 4, SamplerConfig(max_new=60, skip_layers=0.5)))
     handle.remove()
     assert is_whole()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,19 +18,14 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors
+from agro.models.rounding import written_rows
 from agro.rollout.engines.capabilities import ENGINES
 from agro.rollout.engines.decoding_rows import Rows
 from agro.rollout.engines.drafted import DraftDecoder
 from agro.rollout.engines.fused import is_fusable
 from agro.rollout.engines.protocol import Capability, Continuation, Request
 
-PROBED = 2  # tokens decoded per sequence when an engine is made, or a draft loaded
-# What an engine is tried with. Its rounding errors are those of use: for tokens that no text has in a row, a
-# model in bfloat16 computes log-probs of -20 and below, which differ by nats.
-ORDINARY = (
-    'A letter from a friend may say: "Come at 7, bring 2 chairs and the blue lamp." People remember where '
-    "they were when they read it. The answer to 12 + 30 is 42, and x = y * (z - 1) is a line of a program.\n"
-)
+PROBED = 4  # tokens decoded per sequence when an engine is made, or a draft loaded
 
 
 class HF:
@@ -68,12 +62,12 @@ class HF:
         self.fused = False
         sampler = SamplerConfig(temperature=policy.temperature, max_new=PROBED)
         with refusing_errors(policy.name, "sampling"):
-            plain = self._probe(sampler)
+            self._probe(sampler)
         if fused and is_fusable(policy):
             self.fused = True
-            rounding = 32 * torch.finfo(policy.dtype).eps / min(1.0, policy.temperature)
             with refusing_errors(policy.name, "sampling with engine.fused"):
-                self.fused = self._difference(sampler) <= 4 * plain + rounding
+                gap, allowed = self._gap(sampler)
+                self.fused = gap <= allowed
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """See `agro.rollout.engines.Engine`.
@@ -153,36 +147,41 @@ class HF:
     def close(self) -> None:
         """Nothing to release: the model belongs to the caller."""
 
-    def _difference(self, sampler: SamplerConfig) -> float:
-        """Nats by which the log-probs of a few tokens differ from those that the trainer computes."""
+    def _gap(self, sampler: SamplerConfig) -> tuple[float, float]:
+        """Nats between the log-probs of decoded tokens and the trainer's, and what rounding explains."""
         policy = self.policy
         lengths = (1, *probed_lengths(policy.model, policy.context - PROBED))
-        text = policy.tokenizer(ORDINARY, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(set(text)) <= len(text) // 4:  # a vocabulary without these words
-            text = range(policy.vocab_size)
-        prompts = [list(islice(cycle(text), length)) for length in lengths]
-        waiting = deque(Request(number, ids, PROBED) for number, ids in enumerate(prompts))
-        differences = []
-        for done in self.decode(waiting, sampler, seed=0):
-            tokens = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
-            mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
-            layers = done.sampling.get("skipped_layers")
-            with torch.no_grad(), skipping(policy, layers) if layers else nullcontext():
-                logp = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
-            differences.append(logp[mask.to(logp.device)].cpu() - torch.tensor(done.logp))
-        return torch.cat(differences).abs().max().item()
+        prompts = written_rows(policy.model, lengths, policy.temperature)
+        waiting = deque(Request(number, ids.tolist(), PROBED) for number, ids in enumerate(prompts))
+        decoded = list(self.decode(waiting, sampler, seed=0))
 
-    def _probe(self, sampler: SamplerConfig) -> float:
-        """The difference; raises `Refused` where it is more than rounding."""
-        policy, difference = self.policy, self._difference(sampler)
+        def trained() -> Tensor:
+            return torch.cat([self._trained(done) for done in decoded])
+
+        found = torch.cat([torch.tensor(done.logp) for done in decoded])
+        expected = trained()
+        return policy.gap(found, expected), policy.allowed_gap(trained, expected)
+
+    def _trained(self, done: Continuation) -> Tensor:
+        """Log-probs of decoded tokens as the trainer computes them."""
+        policy = self.policy
+        tokens = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
+        mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
+        layers = done.sampling.get("skipped_layers")
+        with torch.no_grad(), skipping(policy, layers) if layers else nullcontext():
+            logp = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
+        return logp[mask.to(logp.device)].cpu()
+
+    def _probe(self, sampler: SamplerConfig) -> None:
+        """Raise `Refused` where decoded log-probs differ by more than rounding."""
+        gap, allowed = self._gap(sampler)
         mode = "token by token" if sampler.draft is None else "with sampler.draft"
-        if not difference <= policy.tolerance:
+        if not gap <= allowed:
             raise Refused(
-                f"{policy.name}: decoded {mode}, its log-probs differ by {difference:.3g} nats from "
-                f"those of complete sequences (expected at most {policy.tolerance:g}); sample from it "
+                f"{self.policy.name}: decoded {mode}, its log-probs differ by {gap:.3g} nats from "
+                f"those of complete sequences (expected at most {allowed:.2g}); sample from it "
                 "elsewhere and import the responses"
             )
-        return difference
 
 
 def chosen_layers(policy: Policy, share: float, seed: int, number: int) -> tuple[int, ...]:
