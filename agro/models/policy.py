@@ -355,23 +355,16 @@ class Policy:
         for name, weight in self.model.state_dict().items():
             weight.copy_(saved[name])
 
-    @property
-    def is_half(self) -> bool:
-        return torch.finfo(self.dtype).bits <= 16
+    def gap(self, found: Tensor, expected: Tensor, logp: Callable[[], Tensor]) -> tuple[float, float]:
+        """How far log-probs are from `expected`, those of `logp()`, and how much of that rounding explains.
 
-    def gap(self, logp: Tensor, expected: Tensor) -> float:
-        """Nats between log-probs of the same tokens: the largest difference, in 16 bits the mean."""
-        difference = (logp - expected).abs()
-        return (difference.mean() if self.is_half else difference.max()).item()
-
-    def allowed_gap(self, logp: Callable[[], Tensor], expected: Tensor) -> float:
-        """The gap that rounding explains between `expected`, the log-probs of `logp()`, and other passes.
-
-        In float32 passes of other shapes are far below .001 nats. In 16 bits it is measured.
+        Nats. In float32 it is the largest difference, and passes of other shapes are far below .001 apart. In
+        16 bits it is the mean, and the rounding of this model is measured.
         """
-        if self.is_half:
-            return ALLOWED * moved_by_rounding(self.model, logp, expected)
-        return 1e-3 / min(1.0, self.temperature)
+        difference = (found - expected).abs()
+        if torch.finfo(self.dtype).bits <= 16:
+            return difference.mean().item(), ALLOWED * moved_by_rounding(self.model, logp, expected)
+        return difference.max().item(), 1e-3 / min(1.0, self.temperature)
 
     @torch.no_grad()
     def _probe(self) -> None:
@@ -382,30 +375,30 @@ class Policy:
         """
         self.model.eval()
         lengths = architecture.probed_lengths(self.model, self.context)
-        random = np.random.default_rng(0)
-        rows = [torch.from_numpy(random.integers(0, self.vocab_size, n)) for n in lengths]
-        if self.is_half:
+        if torch.finfo(self.dtype).bits <= 16:
             rows = written_rows(self.model, lengths, self.temperature)
-
-        def own() -> tuple[Tensor, float]:
-            logp, largest = zip(*(architecture.own_logp(self.model, row, self.temperature) for row in rows))
-            return torch.cat(logp), max(largest)
-
-        expected, largest = own()
-        allowed = self.allowed_gap(lambda: own()[0], expected)
+        else:
+            random = np.random.default_rng(0)
+            rows = [torch.from_numpy(random.integers(0, self.vocab_size, n)) for n in lengths]
+        own, largest = zip(*(architecture.own_logp(self.model, row, self.temperature) for row in rows))
+        expected = torch.cat(own)
         architecture.without_randomness(self.model)
         # The same products in other shapes are rounded differently, by a few units in the last place of the
         # largest logit.
-        alone = allowed if self.is_half else 1e-5 + 8 * torch.finfo(self.dtype).eps * largest
-        found = torch.cat([self._chunked([row]) for row in rows])
-        architecture.refuse_gap(self.name, self.gap(found, expected), alone)
-        architecture.refuse_gap(self.name, self.gap(self._chunked(rows), expected), allowed)
-        self.packs = can_pack(self.model, rows[-1], alone)
+        close = 1e-5 + 8 * torch.finfo(self.dtype).eps * max(largest)
+        for passes, limit in (([[row] for row in rows], close), ([rows], 1.0)):
+            logp = partial(self._passes, passes)
+            gap, allowed = self.gap(logp(), expected, logp)
+            architecture.refuse_gap(self.name, gap, min(allowed, limit))
+        self.packs = can_pack(self.model, rows[-1], min(allowed, close))
 
-    def _chunked(self, rows: list[Tensor]) -> Tensor:
-        """Log-probs of rows of tokens in one pass, without the rows' first tokens."""
-        lengths = torch.tensor([len(row) for row in rows])
-        tokens = pad_sequence(rows, batch_first=True)
-        places = torch.arange(tokens.shape[1])
-        mask = (places > 0) & (places < lengths[:, None])
-        return self.streams(tokens, lengths, mask)["logp"][mask.to(self.device)]
+    def _passes(self, passes: Sequence[list[Tensor]]) -> Tensor:
+        """Log-probs of rows of tokens, without the rows' first tokens, each list of rows in one pass."""
+        found = []
+        for rows in passes:
+            lengths = torch.tensor([len(row) for row in rows])
+            tokens = pad_sequence(rows, batch_first=True)
+            places = torch.arange(tokens.shape[1])
+            mask = (places > 0) & (places < lengths[:, None])
+            found.append(self.streams(tokens, lengths, mask)["logp"][mask.to(self.device)])
+        return torch.cat(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -154,23 +155,22 @@ class HF:
         prompts = written_rows(policy.model, lengths, policy.temperature)
         waiting = deque(Request(number, ids.tolist(), PROBED) for number, ids in enumerate(prompts))
         decoded = list(self.decode(waiting, sampler, seed=0))
-
-        def trained() -> Tensor:
-            return torch.cat([self._trained(done) for done in decoded])
-
         found = torch.cat([torch.tensor(done.logp) for done in decoded])
-        expected = trained()
-        return policy.gap(found, expected), policy.allowed_gap(trained, expected)
+        trained = partial(self._trained, decoded)
+        return policy.gap(found, trained(), trained)
 
-    def _trained(self, done: Continuation) -> Tensor:
+    @torch.no_grad()
+    def _trained(self, decoded: Sequence[Continuation]) -> Tensor:
         """Log-probs of decoded tokens as the trainer computes them."""
-        policy = self.policy
-        tokens = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
-        mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
-        layers = done.sampling.get("skipped_layers")
-        with torch.no_grad(), skipping(policy, layers) if layers else nullcontext():
-            logp = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
-        return logp[mask.to(logp.device)].cpu()
+        policy, found = self.policy, []
+        for done in decoded:
+            tokens = torch.tensor([[*done.request.ids, *done.tokens.tolist()]])
+            mask = torch.arange(tokens.shape[1])[None] >= len(done.request.ids)
+            layers = done.sampling.get("skipped_layers")
+            with skipping(policy, layers) if layers else nullcontext():
+                logp = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"]
+            found.append(logp[mask.to(logp.device)].cpu())
+        return torch.cat(found)
 
     def _probe(self, sampler: SamplerConfig) -> None:
         """Raise `Refused` where decoded log-probs differ by more than rounding."""
