@@ -24,7 +24,6 @@ from agro.models.logprobs import Outputs, token_streams
 from agro.models.newmodel import new_model
 from agro.models.packing import can_pack, last_hidden
 from agro.models.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
-from agro.models.rounding import ALLOWED, moved_by_rounding, written_rows
 from agro.models.tiles import OF_REFERENCE, Head
 from agro.types import KeptSets, Sample, Text
 
@@ -363,7 +362,9 @@ class Policy:
         """
         difference = (found - expected).abs()
         if torch.finfo(self.dtype).bits <= 16:
-            return difference.mean().item(), ALLOWED * moved_by_rounding(self.model, logp, expected)
+            return difference.mean().item(), architecture.ALLOWED * architecture.moved_by_rounding(
+                self.model, logp, expected
+            )
         return difference.max().item(), 1e-3 / min(1.0, self.temperature)
 
     @torch.no_grad()
@@ -376,7 +377,7 @@ class Policy:
         self.model.eval()
         lengths = architecture.probed_lengths(self.model, self.context)
         if torch.finfo(self.dtype).bits <= 16:
-            rows = written_rows(self.model, lengths, self.temperature)
+            rows = architecture.written_rows(self.model, lengths, self.temperature)
         else:
             random = np.random.default_rng(0)
             rows = [torch.from_numpy(random.integers(0, self.vocab_size, n)) for n in lengths]

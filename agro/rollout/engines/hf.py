@@ -18,8 +18,7 @@ from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors
-from agro.models.rounding import written_rows
+from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors, written_rows
 from agro.rollout.engines.capabilities import ENGINES
 from agro.rollout.engines.decoding_rows import Rows
 from agro.rollout.engines.drafted import DraftDecoder
