@@ -1,4 +1,37 @@
-"""What agro reports to the person who runs it, besides results."""
+"""What agro reports to the person who runs it, besides results; never with the value of a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from urllib.parse import quote
+
+REDACTED = "(redacted)"
+SHORTEST = 6  # characters of a secret: removing shorter ones would shred texts, and hide nothing
+_VARIABLES = re.compile(r"(?i)(secret|passw(or)?d|credentials?|(api|access|private|secret)_?key|token)$")
+_secrets: set[str] = set()
+
+
+def remember_secret(value: str | None) -> None:
+    """`without_secrets` removes this value from now on."""
+    if value is not None and len(value) >= SHORTEST:
+        _secrets.update((value, json.dumps(value)[1:-1], quote(value, safe="")))
+
+
+def without_secrets(text: str) -> str:
+    """`text` without the values of secrets: those of the configuration, and of variables of the environment
+    whose name says so (HF_TOKEN, WANDB_API_KEY, AGRO_TOKEN, …), unless they are paths."""
+    for name, value in os.environ.items():
+        if (
+            value not in _secrets
+            and _VARIABLES.search(name)
+            and not (value.isdecimal() or value.startswith("/"))
+        ):
+            remember_secret(value)
+    for secret in sorted(_secrets, key=len, reverse=True):  # one may begin with another
+        text = text.replace(secret, REDACTED)
+    return text
 
 
 class Refused(ValueError):
@@ -8,6 +41,9 @@ class Refused(ValueError):
     without a traceback and exits with 2.
     """
 
+    def __str__(self) -> str:
+        return without_secrets(super().__str__())
+
 
 class Unwritable(Refused):
     """The disk is full, or a file or folder can only be read. What was written before is intact."""
@@ -15,6 +51,9 @@ class Unwritable(Refused):
 
 class AgroWarning(UserWarning):
     """A setting was skipped or a figure can't be trusted; the run continues."""
+
+    def __str__(self) -> str:
+        return without_secrets(super().__str__())
 
 
 class Interrupted(BaseException):

@@ -129,7 +129,11 @@ class CodeReward:
 
     def _failures(self, case: Case, response: str) -> list[str | None]:
         """Of each test why it fails, or None."""
-        first = {"source": last_block(response), "setup": case.setup, "arrangement": case.arrangement}
+        first: dict[str, Any] = {
+            "source": last_block(response),
+            "setup": case.setup,
+            "arrangement": case.arrangement,
+        }
         first |= {"role": "program", "entry_point": case.entry_point}
         program = _Program(self.sandbox, first, self.timeout)
         with closing(program):

@@ -7,7 +7,7 @@ Standard library only. The text of this file is what a sandbox runs. Messages ar
 is {"role": "program", "source", "setup", "arrangement", "entry_point", "limits"}, or {"role": "tests",
 "limits"}; then each request is answered:
 
-- to a program: {"id", "name", "args", "kwargs"}, answered by {"id", "value"} with the JSON of a value as text;
+- to a program: {"id", "name", "args", "kwargs"}, answered by {"id", "value"}, the JSON of a value as text;
   {"id", "stdin"} to run it once more as a main program, answered by {"id", "value"} with what it prints; or
   both by {"id", "error": [type, text]};
 - to tests: {"setup", "arrangement", "tests", "entry_point"}, answered by {"results": [null or error, …]} or

@@ -28,7 +28,7 @@ from rich.text import Text as Styled
 from agro.errors import Interrupted
 from agro.io import numbers
 from agro.io.numbers import clock, duration, short, with_error
-from agro.io.terminal import cut, plain, visible
+from agro.io.terminal import cut, drawn, plain, visible
 from agro.store.location import Location, Shards, url_of
 from agro.types import Sample, Text
 
@@ -93,7 +93,7 @@ class Display(Progress):
     def __init__(self, final_step: int, store: Location, console: Console | None = None) -> None:
         super().__init__(final_step)
         self.store = store
-        self.console = console or Console(stderr=True, markup=False, highlight=False)
+        self.console = console or Console(file=drawn(sys.stderr), markup=False, highlight=False)
         self.metrics: Mapping[str, Any] = {}  # of the last step
         self.rewards: list[float | None] = []
         self.remaining_seconds: float | None = None
