@@ -159,11 +159,11 @@ def by_cause(failed: Iterable[tuple[Sample, str]]) -> list[list[tuple[Sample, st
     """Samples and their errors, those of one cause together, the most frequent cause first."""
     causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
     for sample, error in failed:
-        causes[_cause(error)].append((sample, error))
+        causes[cause(error)].append((sample, error))
     return sorted(causes.values(), key=len, reverse=True)
 
 
-def _cause(error: str) -> tuple[str, ...]:
+def cause(error: str) -> tuple[str, ...]:
     """What errors of one cause have in common: type and line of code, or the text without quoted values."""
     location = re.search(r"\(([^()]*:\d+)\)$", error)
     if location:
