@@ -56,13 +56,13 @@ class Output:
 
 @contextmanager
 def shown_safely() -> Iterator[None]:
-    """What is printed meanwhile goes through `Output`."""
+    """What is printed meanwhile goes through `Output`; after an error too, for its traceback comes then."""
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, Output(stream)) for stream in streams)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
+    sys.stdout, sys.stderr = (
+        stream if isinstance(stream, Output) else cast(TextIO, Output(stream)) for stream in streams
+    )
+    yield
+    sys.stdout, sys.stderr = streams
 
 
 def drawn(stream: TextIO) -> TextIO:
