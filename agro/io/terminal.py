@@ -8,31 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from agro.errors import without_secrets
+from agro.errors import visible as visible
 from agro.io.numbers import count
 from agro.types import Text
 from agro.types.conversation import without_tools
 
-# Marks of direction, which reorder the text after them.
-DIRECTIONS = "\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"
-_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{DIRECTIONS}]")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "＝", "＋", "－", "＠")
 _DRAWN = re.compile(r"(\x1b\[[0-9;?]*[A-HJKfhlm]|\r)")
 _AGAIN = re.compile(r"\A(\r)")
-
-
-def visible(text: str) -> str:
-    """`text` without secrets, and with control characters, lone surrogates and marks of direction as escapes
-    such as \\x1b or \\u202e, which JSON has too.
-
-    Line ends and tabs are kept.
-    """
-    return _CONTROL.sub(_escaped, without_secrets(text))
-
-
-def _escaped(match: re.Match[str]) -> str:
-    c = match[0]
-    return c.encode("unicode_escape").decode() if c.isascii() else f"\\u{ord(c):04x}"
 
 
 class Output:

@@ -84,7 +84,10 @@ def write(path): return open(path, "a").write("x")
 def process(pid, command):
     if open(f"/proc/{pid}/cmdline").read() != command:
         raise OSError("another process")
-def judge(pid): return os.kill(pid, 0)
+def judge(pid):
+    if pid == os.getpid():
+        raise OSError("in a namespace of its own")
+    os.kill(pid, 0)
 def files(size):
     for folder in [f for f, _, _ in os.walk("/") if not f.startswith("/proc") and os.access(f, os.W_OK)]:
         try:
