@@ -104,9 +104,7 @@ def check(
         from agro.pages.store.check_page import write_page
 
         write_page(report, out)
-    from agro.io.terminal import visible
-
-    print(json.dumps(report.to_json(), ensure_ascii=False) if as_json else visible(str(report)))
+    print(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report)
     if out is not None and not as_json:
         print(f"\npage: {out / 'check.html'}")
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]

@@ -147,9 +147,8 @@ def import_(
         more |= {} if proposal is None else {"proposed": proposal.to_json(*names)}
         print(json.dumps({**report.to_json(), **more}, ensure_ascii=False))
         return
-    from agro.io.terminal import visible
 
-    print(visible(str(report)))
+    print(report)
     if encoding is not None:
         print("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
 
@@ -206,7 +205,6 @@ def _preview(files: list[Path], arguments: dict[str, Any]) -> None:
     import tempfile
 
     from agro.io.strictjson import dumps
-    from agro.io.terminal import visible
     from agro.logs.importing import import_files
     from agro.store import Store
     from agro.store.export import to_record
@@ -215,7 +213,7 @@ def _preview(files: list[Path], arguments: dict[str, Any]) -> None:
         report = import_files(store, files, limit=SHOWN, **arguments)
         for sample in store.samples():
             print(dumps(to_record(sample), "preview"))
-    print(visible(str(report)), file=sys.stderr)
+    print(report, file=sys.stderr)
 
 
 def _has_samples(path: Path) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from agro.errors import Refused
 from agro.io.processes import free_port
-from agro.io.terminal import visible
 from agro.place import slurm
 from agro.place.local import LocalLauncher
 from agro.place.placement import LOOPBACK, Placement, Plan, TrainCommand
@@ -104,7 +103,7 @@ def furthest_step(folder: Path) -> int:
 
 
 def say(text: str) -> None:
-    print(visible(f"{time.strftime('%H:%M:%S')}  {text}"), file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def _hosts(placement: Placement, command: TrainCommand) -> list[Host]:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -28,7 +28,7 @@ from rich.text import Text as Styled
 from agro.errors import Interrupted
 from agro.io import numbers
 from agro.io.numbers import clock, duration, short, with_error
-from agro.io.terminal import cut, plain, visible
+from agro.io.terminal import cut, drawn, plain, visible
 from agro.store.location import Location, Shards, url_of
 from agro.types import Sample, Text
 
@@ -93,7 +93,7 @@ class Display(Progress):
     def __init__(self, final_step: int, store: Location, console: Console | None = None) -> None:
         super().__init__(final_step)
         self.store = store
-        self.console = console or Console(stderr=True, markup=False, highlight=False)
+        self.console = console or Console(file=drawn(sys.stderr), markup=False, highlight=False)
         self.metrics: Mapping[str, Any] = {}  # of the last step
         self.rewards: list[float | None] = []
         self.remaining_seconds: float | None = None
@@ -314,6 +314,9 @@ class Watchdog:
         return ""
 
 
+KINDS = 10  # of failures of rewards that are shown
+
+
 class RunActivity:
     """See `agro.rollout.Activity`."""
 
@@ -321,6 +324,7 @@ class RunActivity:
         self.progress, self.watchdog, self.interruption = progress, watchdog, interruption
         self._stage, self._start = "", time.monotonic()
         self._seconds: dict[str, float] = {}  # that each stage took when it ran last
+        self._failures: set[Hashable] = set()  # of rewards, the kinds that were shown
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         if name != self._stage:
@@ -329,6 +333,15 @@ class RunActivity:
             self._stage, self._start = name, moment
         self.progress.stage(name, done, total)
         self.watchdog.stage(name, done, total)
+
+    def fail(self, kind: Hashable, error: str) -> None:
+        if kind in self._failures or len(self._failures) == KINDS:
+            return
+        self._failures.add(kind)
+        text = f"a reward is unknown, the first for this reason: {error}"
+        if len(self._failures) == KINDS:
+            text += "; other reasons aren't shown here, but in the store and on the page"
+        self.progress.say(text)
 
     def check(self) -> None:
         self.watchdog.beat()

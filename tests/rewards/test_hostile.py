@@ -127,6 +127,7 @@ def test_repeated_texts_are_graded_in_little_time(piece):
         (answers.normalize, r"\text{" * 14_000 + "x" + "}" * 14_000),  # took 40 s: one after the other
         (answers.conclusion, r"\boxed{1}. " * 90_000),
         (final, r"\boxed{5}" + "²" * 60_000),
+        (final, r"\boxed{" + "\\" * 60_000 + "\nx}"),  # took 16 s: a line end after many backslashes
     ],
     ids=lambda value: getattr(value, "__name__", str(value)[:20]),
 )
