@@ -41,6 +41,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     prompts = {} if prompts_file is None else _prompts_by_id(load_prompts(prompts_file))
     reader = Reader(options, prompts, joined(Path(join)) if join is not None else {})
     report = ImportReport(refused_file=options.get("refused_file", f"{store.path}.refused.jsonl"))
+    report.lower_is_better = options.get("lower_is_better", False)
     files = [(Path(path), fingerprint(path)) for path in paths]
     writer = EntryWriter(store, report, reading(options), options.get("license"))
     replacing, strict = options.get("replace", False), options.get("strict", False)

@@ -24,6 +24,7 @@ _SHARE = re.compile(
     rf"(?:(%|percent|prozent)|(?:/|of|out of|von|sur|de|su|van) ?(\d+)(?: ?{_STARS})?)"
 )
 _COUNT = re.compile(rf"(\d+(?:[.,]\d+)?) ?{_STARS}|([★⭐]+)")
+_WORDED = re.compile(r"(-?\d+(?:[.,]\d+)?) ?(?:[:(=–-].*| [^\d/%]+)")
 _TONES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # of the skin of an emoji
 
 
@@ -72,8 +73,8 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     """The reward that a word stands for, by --reward-map or by `WORDS`; a share (80%, 4/5, ★★☆☆☆) as a number
     from 0 to 1; another value as it is.
 
-    Raises `Refused` for a word that isn't there; for a number, where --reward-map has numbers; and for shares
-    and numbers above 1 in one file, which are of two scales.
+    Raises `Refused` for a word that isn't there; for a number, where --reward-map has numbers; and for one of
+    another scale than those before it.
     """
     if is_unknown(value):
         return None
@@ -81,8 +82,14 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if word_rewards and key in word_rewards:
         context.notes["words"] = True
         return word_rewards[key]
+    if (scale := scale_of(value)) is not None:
+        before, first = context.notes.setdefault(f"scale of {name}", [scale, str(value)])
+        if before != scale:
+            raise Refused(
+                f"{name}: expected one scale, got {value!r:.80}, {scale}, and {first!r:.80} before it, {before}"
+                f"; say what each is worth: --reward-map '{key[:40]}=NUMBER', and so on"
+            )
     share = share_in(value) if isinstance(value, str) else None
-    _check_scale(value, context, name, is_share=share is not None)
     if share is not None:
         return share
     if not isinstance(value, str):
@@ -102,17 +109,27 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     return WORDS[plain]
 
 
-def _check_scale(value: Any, context: Context, name: str, *, is_share: bool) -> None:
-    """Raise `Refused` for shares in a file with numbers outside of 0 and 1, and for these beside shares."""
+def scale_of(value: Any) -> str | None:
+    """How a rating is written: 7, 8/10, 85% and ★★ are of four scales; None where it has no number."""
     number = number_in(value)
-    if not is_share and (not isinstance(number, int | float) or 0 <= number <= 1):
-        return
-    was_share, first = context.notes.setdefault("scale", [is_share, str(value)])
-    if was_share != is_share:
-        raise Refused(
-            f"{name}: expected one scale, got {value!r:.80}, and {first!r:.80} before it; say what each is "
-            f"worth: --reward-map '{_written(value)[:40]}=NUMBER', and so on"
-        )
+    if isinstance(number, int | float):
+        return "a number"
+    if not isinstance(value, str):
+        return None
+    plain = word_of(value)
+    if "★" in plain or "⭐" in plain or "☆" in plain:
+        return None if count_in(value) is None and share_in(value) is None else "stars"
+    if match := _SHARE.fullmatch(plain):
+        return "a percentage" if match[2] else f"a part of {match[3]}"
+    if count_in(value) is not None:
+        return "stars"
+    return "a number" if worded_number(value) is not None else None
+
+
+def worded_number(text: str) -> float | None:
+    """The number that a rating such as 3 - fair, 5: awful or 4 (good) begins with; None for others."""
+    match = _WORDED.fullmatch(word_of(text))
+    return float(match[1].replace(",", ".")) if match else None
 
 
 def word_of(text: str) -> str:
