@@ -1,4 +1,4 @@
-"""`agro import FILE` of an unknown log: the proposal, what it would make of the responses, and whether to take it."""
+"""`agro import FILE` of an unknown log: the proposal with its evidence, and who takes it."""
 
 from __future__ import annotations
 
@@ -37,44 +37,51 @@ def proposed(
     if decided and guess:
         flags = ", ".join("--map" if name == "mapping" else f"--{name.replace('_', '-')}" for name in decided)
         raise Refused(f"--guess: expected no {flags} beside it, which say how to read the records")
-    rewards, is_lower = arguments["rewards"], arguments["lower_is_better"]
+    rewards, is_lower = arguments["rewards"], arguments["lower_is_better"] or None
     if decided or (rewards and not guess):
         return None
     if guess:
-        proposal = propose(files[0], rewards=rewards, lower_is_better=is_lower or None)
+        proposal = propose(files[0], rewards=rewards, lower_is_better=is_lower)
     else:
-        proposal = propose_unknown(files[0], lower_is_better=is_lower or None)
+        proposal = propose_unknown(files[0], lower_is_better=is_lower)
     if proposal is None:
         return None
-    if proposal and proposal.undefined is None and (yes or (guess and (rewards or is_lower))):
-        print(visible(str(proposal)), file=sys.stderr)
+    can_be_taken = proposal and proposal.undefined is None
+    if can_be_taken and (yes or (guess and (rewards or is_lower))):
+        print(visible(f"{proposal}\n  {proposal.command(*stores)}"), file=sys.stderr)
         return proposal
     if as_json:
         print(json.dumps(proposal.to_json(*stores), ensure_ascii=False))
         raise SystemExit(2)
-    refusal = proposal.refusal(*stores)
-    while proposal and proposal.undefined is None and sys.stdin.isatty() and sys.stdout.isatty():
-        print(visible(f"{files[0]}:\n{proposal}"), file=sys.stderr)
-        print(
-            "Is the upper one better? y / n (lower is better) / another column / q: ",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
+    if can_be_taken and sys.stdin.isatty() and sys.stdout.isatty():
+        return _asked(proposal, stores)
+    raise proposal.refusal(*stores)
+
+
+def _asked(proposal: Proposal, stores: Sequence[str]) -> Proposal:
+    """As the person at the terminal says."""
+    from agro.io.terminal import visible
+    from agro.logs.guessing import propose
+
+    while True:
+        print(visible(f"{proposal.path}:\n{proposal}"), file=sys.stderr)
+        if proposal.undefined is not None:
+            raise proposal.refusal(*stores)
+        question = "Is the upper one better? y / n (lower is better) / another column / q: "
+        if not proposal.is_judged:
+            question = "Are these prompts and responses? y / a column that judges them / q: "
+        print(question, end="", file=sys.stderr, flush=True)
         answer = (sys.stdin.readline() or "q").strip()
         if answer.lower() in ("y", "yes"):
             return proposal
-        if answer.lower() in ("n", "no"):
+        if answer.lower() in ("n", "no") and proposal.is_judged:
             return proposal.reversed()
-        if answer.lower() in ("q", "quit"):
+        if answer.lower() in ("n", "no", "q", "quit"):
             raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(*stores)}")
         try:
-            proposal = propose(files[0], rewards={answer: 1.0}) if answer else proposal
+            proposal = (answer and propose(proposal.path, rewards={answer: 1.0})) or proposal
         except Refused as error:
             print(visible(f"agro: {error}"), file=sys.stderr)
-        assert proposal is not None  # none is proposed only where no column is named
-        refusal = proposal.refusal(*stores)
-    raise refusal
 
 
 def default_store(file: Path) -> str:

@@ -110,8 +110,8 @@ def import_(
         bool,
         typer.Option(
             "--guess",
-            help="Of an unknown file: propose how to read it, show what would be the best and the worst, and ask; "
-            "without a terminal --yes, --reward COLUMN or --lower-is-better decide.",
+            help="Of an unknown file: propose how to read it, show which responses would be the best and the "
+            "worst, and ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Take what --guess proposes, unseen.")] = False,

@@ -1,8 +1,8 @@
 """Words in the names of columns and in judgments, for a proposal that a person looks at before it is taken.
 
-They needn't be complete: what they don't say, the content does, and what they say wrongly is shown. All are in
-lower case and without accents, as `plain` makes them. One of up to four letters is a whole word, also with an
-s at its end; a longer one may be a part of a word, such as frage in Kundenanfrage.
+They needn't be complete: what they don't say, the content does, and what they say wrongly is shown. All are
+in lower case and without accents, as `plain` makes them. One of up to four letters is a whole word, also with
+an s at its end; a longer one may be a part of a word, such as frage in Kundenanfrage.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ words = str.split
 # The most telling first.
 NAMES: Mapping[str, Sequence[str]] = {
     "prompt": words(
-        "prompt question instruction query frage pregunt domand pergunt vraag request problem task ask asked "
-        "consult demand richiest aufgab eingab anliegen user human customer kund client usuario entrada "
-        "message nachricht mensaj messag utterance brief issue input title subject context q chat "
-        "conversation history dialog"
+        "prompt question instruction query frage pregunt domand pergunt vraag request problem task ask "
+        "asked consult demand richiest aufgab eingab anliegen user human customer kund client usuario "
+        "entrada message nachricht mensaj messag utterance brief issue input title subject context q "
+        "chat conversation history dialog"
     ),
     "response": words(
-        "response completion answer reply replied antwort repons respuest rispost respost antwoord generat "
-        "assistant assistent output bot chatbot copilot predict pred candidate hypothesis ausgab salida "
-        "sortie suggestion draft entwurf vorschl ai ki ia llm model result solution text content code sql a"
+        "response completion answer reply replied antwort repons respuest rispost respost antwoord "
+        "generat assistant assistent output bot chatbot copilot predict pred candidate hypothesis "
+        "ausgab salida sortie suggestion draft entwurf vorschl ai ki ia llm model result solution text "
+        "content code sql a"
     ),
     "reward": words(
-        "reward score rating rated rate bewert wertung beurteil grade grading mark thumb feedback star stern "
-        "etoil estrell quality qualit gute note nota voto vote helpful useful hilfreich nutz util correct "
-        "label punkt point punt verdict judg urteil evalu valut valor calific avali beoordel cijfer like "
-        "accepted accuracy acc passed pass success csat nps reaction assess review satisf zufrieden avis "
-        "apprec approv resolved solved selected outcome match f1 em rouge bleu"
+        "reward score rating rated rate bewert wertung beurteil grade grading mark thumb feedback star "
+        "stern etoil estrell quality qualit gute note nota voto vote helpful useful hilfreich nutz "
+        "util correct label punkt point punt verdict judg urteil evalu valut valor calific avali "
+        "beoordel cijfer like accepted accuracy acc passed pass success csat nps reaction assess "
+        "review satisf zufrieden avis apprec approv resolved solved selected outcome match f1 em rouge "
+        "bleu"
     ),
     "preference": words(
-        "winner winning wins win prefer better best choice chosen pick picked select vote label verdict judg "
-        "bevorzug besser gewinn sieger gagnant meilleur ganador mejor miglior vincitor voorkeur melhor beter "
-        "loser loses worse worst schlecht perdant perdedor"
+        "winner winning wins win prefer better best choice chosen pick picked select vote label "
+        "verdict judg bevorzug besser gewinn sieger gagnant meilleur ganador mejor miglior vincitor "
+        "voorkeur melhor beter loser loses worse worst schlecht perdant perdedor"
     ),
     "chosen": words(
         "chosen prefer better best winn good accepted besser bevorzug meilleur mejor miglior melhor"
@@ -50,32 +52,36 @@ NAMES: Mapping[str, Sequence[str]] = {
 }
 # Of something beside prompt, response and judgment.
 ASIDE = words(
-    "comment kommentar remark explan rationale reason justif why warum notes anmerk begrund commentaire motivo "
-    "tag category kategor categor topic theme language lang sprache langue country team annotator reviewer rater "
-    "name email mail id uuid url version type status source system date datum zeit count anzahl nombre num "
-    "number n nr token temperature year age turn step round confidence agreement index position page length "
-    "chars attempt retries size priority prio hours total scale level threshold votes ratings retrieval "
-    "similarity logprob seed file path"
+    "comment kommentar remark explan rationale reason justif why warum notes anmerk begrund "
+    "commentaire motivo tag category kategor categor topic theme language lang sprache langue country "
+    "team annotator reviewer rater name email mail id uuid url version type status source system date "
+    "datum zeit count anzahl nombre num number n nr token temperature year age turn step round "
+    "confidence agreement index position page length chars attempt retries size priority prio hours "
+    "total scale level threshold votes ratings retrieval similarity logprob seed file path"
 )
 # What is better where there is less of it; the costs are judgments only where there is nothing else.
 LOWER = words(
-    "toxic tossic toxiz error erro fout fouten fehler erreur mistake errori wrong incorrect inaccur irrelev harmful harms badness halluc violat complain "
-    "penalt penalty defect flaw bug bias rude offens spam severity unsafe unhelp rank ranking rang place schulnote "
-    "perplex ppl loss wer cer distance edits regret dislike danger risk plagiar repetit fail reject problematic"
+    "toxic tossic toxiz error erro fout fouten fehler erreur mistake errori wrong incorrect inaccur "
+    "irrelev harmful harms badness halluc violat complain penalt penalty defect flaw bug bias rude "
+    "offens spam severity unsafe unhelp rank ranking rang place schulnote perplex ppl loss wer cer "
+    "distance edits regret dislike danger risk plagiar repetit fail reject problematic"
 )
 COSTS = words(
-    "time latenc latenz delay duration dauer duree seconds sekunden secs ms cost kosten coste costo custo cout price preis"
+    "time latenc latenz delay duration dauer duree seconds sekunden secs ms cost kosten coste costo "
+    "custo cout price preis"
 )
 NOT = frozenset(
     words("not nicht no non pas nie niet nao free without ohne sans sin senza never kein keine isn less")
 )
 WORSE = words(
-    "worse worst bad los loses loser lost lose schlecht pire peor peggio pior slecht verlier perd inferior weaker"
+    "worse worst bad los loses loser lost lose schlecht pire peor peggio pior slecht verlier perd "
+    "inferior weaker"
 )
 USERS = frozenset(
     words(
-        "user human customer client kunde kundin cliente usuario utilisateur utente guest gast passenger rider "
-        "caller patient student visitor you me nutzer nutzerin klant citizen member tenant shopper buyer parent"
+        "user human customer client kunde kundin cliente usuario utilisateur utente guest gast "
+        "passenger rider caller patient student visitor you me nutzer nutzerin klant citizen member "
+        "tenant shopper buyer parent"
     )
 )
 ASSISTANTS = frozenset(
@@ -120,23 +126,21 @@ def is_negated(tokens: Collection[str], stems: Collection[str]) -> bool:
 
 
 _GOOD = words(
-    "good great correct right pass passed helpful accepted accept approved success excellent perfect useful "
-    "solved resolved valid ja oui si sim gut richtig bon bonne correcto bueno buono bom satisfied agree high t y "
-    "fully best ✅ ✓ ✔ 😀 🙂 😊 😃"
+    "good great correct right pass passed helpful accepted accept approved success excellent perfect "
+    "useful solved resolved valid ja oui si sim gut richtig bon bonne correcto bueno buono bom "
+    "satisfied agree high t y fully best ✅ ✓ ✔ 😀 🙂 😊 😃"
 )
 _BAD = words(
-    "bad incorrect wrong fail failed unhelpful rejected reject denied poor terrible awful useless unsolved "
-    "unresolved invalid nein falsch schlecht faux mauvais incorrecto malo sbagliato cattivo errado ruim "
-    "dissatisfied unsatisfied disagree low worst f n ❌ ✗ ✘ 🙁 😞 😡"
+    "bad incorrect wrong fail failed unhelpful rejected reject denied poor terrible awful useless "
+    "unsolved unresolved invalid nein falsch schlecht faux mauvais incorrecto malo sbagliato cattivo "
+    "errado ruim dissatisfied unsatisfied disagree low worst f n ❌ ✗ ✘ 🙁 😞 😡"
 )
 _MIDDLE = words(
     "neutral partial partially partly mixed average mediocre fair ok okay neither meh medium mittel 😐"
 )
 WORTH = dict.fromkeys(_GOOD, 1.0) | dict.fromkeys(_BAD, 0.0) | dict.fromkeys(_MIDDLE, 0.5)
-PLAIN = frozenset(
-    words("yes no y n t f true false ja nein oui non si sim high medium low")
-)  # say nothing alone
-_VERY = frozenset(words("very sehr tres muy molto muito totally strongly"))
+# Say nothing without the name of their column.
+PLAIN = frozenset(words("yes no y n t f true false ja nein oui non si sim high medium low"))
 _MISSING = frozenset(
     words("null none nan nil na n/a k.a. - -- – — ? . unknown unsure skip skipped pending tbd")
 )
@@ -148,8 +152,7 @@ def is_missing(text: str) -> bool:
 
 
 def worth_of(word: str) -> float | None:
-    """Of a word, stars, a percentage or a fraction; None where it says that nothing is known. That of very
-    good is 1, and of very bad 0, as of good and bad: see `graded`.
+    """Of a word, stars, a percentage or a fraction; None where it says that nothing is known.
 
     Raises `KeyError` for others.
     """
@@ -161,26 +164,18 @@ def worth_of(word: str) -> float | None:
             return number
     tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
     said = [WORTH[token] for token in tokens if token in WORTH]
-    others = [token for token in tokens if token not in WORTH and token not in NOT and token not in _VERY]
+    others = [token for token in tokens if token not in WORTH and token not in NOT]
     if not said or len(others) > 1:
         raise KeyError(word)
     number = 0.5 if 0.5 in said else said[0]
     return float(number == 0) if not NOT.isdisjoint(tokens[:-1]) else number
 
 
-def graded(worth: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Good is less than very good, and bad more than very bad."""
-    very = {word for word in worth if not _VERY.isdisjoint(plain(word).split())}
-    less = {
-        end: nearer for end, nearer in ((1.0, 0.75), (0.0, 0.25)) if end in {worth[word] for word in very}
-    }
-    return {w: n if w in very or n is None else less.get(n, n) for w, n in worth.items()}
-
-
 # What a column of preferences says where neither of two is better, and how it names the first and the second.
 TIES = frozenset(
     words(
-        "tie ties tied both equal equally draw none neither same 0 egal gleich unentschieden pareggio empate similar identical = difference preference"
+        "tie ties tied both equal equally draw none neither same 0 egal gleich unentschieden pareggio "
+        "empate similar identical = difference preference"
     )
 )
 SIDES: Sequence[frozenset[str]] = tuple(

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agro.io.json_values import is_unknown
-from agro.logs.column_kinds import Column, as_literal, best_named, step_of
+from agro.logs.column_kinds import JUDGING, Column, as_literal, best_named, step_of
 from agro.logs.column_names import SIDES, TIES, WORSE, is_negated, plain, steps_of
 from agro.logs.labels import WORDS, number_in, word_of
 
 
 class Judged(NamedTuple):
-    """A mapping of responses, why, and the column that judges them. `lower`: what it names is the worse one."""
+    """A mapping of responses, why, and the column that judges them. `lower`: it names the worse one."""
 
     mapping: dict[str, str]
     reason: str
@@ -33,21 +33,20 @@ def guessed_pairs(
     if chosen is not None and rejected is not None and not named:
         mapping = {"prompt": prompt.path, "chosen": chosen.path, "rejected": rejected.path}
         yield Judged(mapping, "a better and a worse response by their names")
-    for sides in sides_of([c for c in others if c.is_spoken or c.length > 1]):
-        judging = [
-            c
-            for c in columns
-            if c.type in ("number", "flag", "word") and c is not prompt and c not in sides.values()
-        ]
-        judging = [c for c in judging if (c.path == named if named else _may_prefer(c, sides))]
-        for column in sorted(
-            judging, key=lambda c: (c.named("preference"), bool(_in_name(c, sides))), reverse=True
-        ):
+    for alike in sides_of([c for c in others if c.is_spoken or c.length > 1]):
+        can_judge = list[tuple[Column, dict[str, Column]]]()
+        for column in columns:
+            sides = {mark: side for mark, side in alike.items() if side is not column}
+            is_asked = column.path == named if named else _may_prefer(column, sides)
+            if column.type in JUDGING and column is not prompt and len(sides) > 1 and is_asked:
+                can_judge.append((column, sides))
+        can_judge.sort(key=lambda each: (each[0].named("preference"), bool(_in_name(*each))), reverse=True)
+        for column, sides in can_judge:
             won = _models_named(column, sides, columns) or _read(column, sides)
             if won is not None:
                 lower = is_negated(column.tokens, WORSE) and len(sides) == 2
                 yield Judged(*_preferred(prompt, column, *won), column, lower)
-        if judging and not named and _are_ordinals(sides):
+        if can_judge and not named and _are_ordinals(alike):
             yield None
 
 
@@ -75,7 +74,8 @@ def _may_prefer(column: Column, sides: Mapping[str, Column]) -> bool:
     if column.is_aside:
         return False
     below = any(isinstance(number := number_in(value), int | float) and number < 0 for value in column.values)
-    return bool(column.named("preference") or column.named("reward") or _in_name(column, sides) or below)
+    is_named = column.named("preference") or _in_name(column, sides) or below
+    return bool(is_named or (column.named("reward") and _are_ordinals(sides)))
 
 
 def _mentioned(tokens: Sequence[str], sides: Mapping[str, Column]) -> str | None:
@@ -103,11 +103,11 @@ equal, "" without ties."""
 
 def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
     """What a column of preferences says; None where it can't be read."""
-    values = {str(value): value for value in column.values if str(value) not in column.unrated}
-    numbers = {text: _number(value) for text, value in values.items()}
-    marks, known = list(sides), {number for number in numbers.values() if number is not None}
-    of: dict[str, str | None] = {}  # the better side by what the column has; None: neither is
-    if known and None not in numbers.values() and len(marks) == 2:
+    values = {str(value): value for value in column.values}
+    numbers = {text: found for text, value in values.items() if (found := _number(value)) is not None}
+    marks, known = list(sides), set(numbers.values())
+    of: Mapping[str, str | None] = {}  # the better side by what the column has; None: neither is
+    if known and len(numbers) == len(values) and len(marks) == 2:
         in_name = _in_name(column, sides)
         first = in_name or marks[0]
         second = marks[1 - marks.index(first)]
@@ -116,16 +116,15 @@ def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
             plus, minus = (first, second) if is_first else (second, first)
             number = f"to_number({step_of(column)})"
             return [(sides[plus], f"{number} > `0`"), (sides[minus], f"{number} < `0`")], f"{number} == `0`"
-        middle = (min(known) + max(known)) / 2
         if known <= {0.0, 1.0}:
             is_flag = in_name is not None or any(word_of(text) in WORDS for text in values)
             yes, no = (first, second) if is_flag else (second, first)  # else the number of a side, from 0
             of = {text: yes if number else no for text, number in numbers.items()}
         elif known <= {0.0, 1.0, 2.0}:
             of = {text: marks[int(number) - 1] if number else None for text, number in numbers.items()}
-        elif column.named("preference") and max(known) <= 10 and all(map(float.is_integer, known)):
-            of = {text: first if (number or 0.0) < middle else second for text, number in numbers.items()}
-            of |= {text: None for text, number in numbers.items() if number == middle}
+        elif column.named("preference") and min(known) == 1.0 and max(known) in (5.0, 7.0, 9.0):
+            by_sign, middle = {-1: first, 0: None, 1: second}, (1 + max(known)) / 2
+            of = {text: by_sign[(number > middle) - (number < middle)] for text, number in numbers.items()}
     else:
         read = {text: _side_of(text, sides) for text in values}
         of = {text: side for text, side in read.items() if side or _is_tie(text)}
@@ -154,9 +153,9 @@ def _side_of(text: str, sides: Mapping[str, Column]) -> str | None:
     """The side that is better by a word of a column of winners, such as A, response_a, not B, A > B and B is
     worse; None for none."""
     said = plain(text).strip()
-    for mark, side in sides.items():
+    for name, side in sides.items():
         if said == plain(side.path):
-            return mark
+            return name
     tokens = re.findall(r"[^\W\d_]+|\d+|[<>=]", said)
     mark = None if _is_tie(text) else _mentioned(tokens, sides)
     if mark is None or not (is_negated(tokens, WORSE) ^ ("<" in tokens)):

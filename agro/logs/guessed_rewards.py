@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from agro.errors import Refused
 from agro.logs.column_kinds import FEW, JUDGING, Column
 from agro.logs.column_names import (
+    ASIDE,
     COSTS,
     LOWER,
     NAMES,
     PLAIN,
     USERS,
-    graded,
     has,
     is_missing,
     is_negated,
     plain,
+    steps_of,
     worth_of,
 )
 from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number
@@ -42,13 +44,9 @@ def candidates(columns: Sequence[Column], mapping: Mapping[str, str]) -> list[Co
         if c.type in JUDGING or (c.type == "numbers" and (not response or response in lists))
     ]
     prompt = next((c for c in columns if c.path == mapping.get("prompt")), None)
-    ranked = [
-        (_shares_lists(c.path, response), likelihood(c, prompt), c)
-        for c in judging
-        if c.path not in mapping.values()
-    ]
-    ranked = [each for each in ranked if each[1] >= 0]
-    return [c for *_, c in sorted(ranked, key=lambda each: each[:2], reverse=True)]
+    judging = [c for c in judging if c.path not in mapping.values()]
+    ranked = [(likelihood(c, prompt) + 0.3 * _shares_lists(c.path, response), c) for c in judging]
+    return [c for score, c in sorted(ranked, key=lambda each: each[0], reverse=True) if score >= 0.3]
 
 
 def likelihood(column: Column, prompt: Column | None) -> float:
@@ -61,7 +59,8 @@ def likelihood(column: Column, prompt: Column | None) -> float:
         score = 1.0 - 0.1 * (not any(has(token, NAMES["reward"]) for token in tokens[-1:]))
     elif is_cost or any(has(token, LOWER) for token in tokens):
         score = 0.3 if is_cost else 0.9
-    score -= 1.2 * (column.is_aside and not is_cost)
+    if not is_cost and any(has(token, ASIDE) for token in steps_of(column.path)[0]):
+        score -= 1.2
     score += 0.05 * any(has(token, USERS) for token in tokens)
     if any(has(token, PROMPTS) for token in tokens) and not any(
         has(t, NAMES["response"][:8]) for t in tokens
@@ -77,11 +76,11 @@ def likelihood(column: Column, prompt: Column | None) -> float:
         return score + (-0.1 if known is None else 0.1 if len(known) == 2 and is_plain else 0.4)
     known_values = [number_in(value) for value in column.values]
     numbers = [float(value) for value in known_values if isinstance(value, int | float)]
-    if len(numbers) == len(known_values) > 3 and all(a < b for a, b in zip(numbers, numbers[1:])):
-        return score - (0.6 if all(number.is_integer() for number in numbers) else 0.2)  # an id, or a time
+    if len(numbers) == len(known_values) > 3 and all(a < b for a, b in pairwise(numbers)):
+        return score - (0.2 if score >= 0.9 else 0.6)  # an id, or a time
     if 2 * len(column.distinct) <= len(column.values) or len(numbers) < len(known_values):
         score += 0.3  # grades repeat, counts and times don't; a part of ten is a judgment
-    if numbers and 0 <= min(numbers) and max(numbers) <= 1:
+    if numbers and min(numbers) >= 0 and max(numbers) <= 1:
         score += 0.2
     return score - 0.2 * (bool(numbers) and max(numbers) > 1000)
 
@@ -110,15 +109,15 @@ def check_scale(column: Column, where: Sequence[str]) -> None:
     if len(scales) > 1:
         (a, (here, first)), (b, (there, second)) = list(scales.items())[:2]
         raise Refused(
-            f"{column.path}: expected one scale, got {first!r:.80}, {a}, at {here}, and {second!r:.80}, {b}, at "
-            f"{there}. What to do: write one scale into the file, say what each is worth (--map, --reward-map), "
-            "or name another column with --reward COLUMN"
+            f"{column.path}: expected one scale, got {first!r:.80}, {a}, at {here}, and {second!r:.80}, {b}, "
+            f"at {there}. What to do: write one scale into the file, say what each is worth (--map and "
+            "--reward-map), or name another column with --reward COLUMN"
         )
 
 
 def is_lower(column: Column) -> bool:
-    """Whether its lower values seem to be the better ones: by its name, and by the words beside numbers. Words
-    that judge, such as good and bad, say it themselves."""
+    """Whether its lower values seem to be the better ones: by its name, and by the words beside numbers.
+    Words that judge, such as good and bad, say it themselves."""
     if column.type == "word":
         numbered = {
             number: worth_text(word)
@@ -168,9 +167,7 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
         a, b = (0.5 if number is None else number for number in worth.values())
         is_second = b > a
         return {first: float(not is_second), second: float(is_second)} | unrated
-    if len(numbers) < len(said) or len(set(numbers)) < 2:
-        return None
-    return graded(worth) | unrated
+    return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None
 
 
 def reward_path(reward: Column, mapping: Mapping[str, str]) -> str:

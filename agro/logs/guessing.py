@@ -1,7 +1,7 @@
 """What the columns of an unknown log are: a proposal for `agro import`, by their names and their content.
 
-A proposal is tried on the first records, and shows what it would make of them: the best and the worst responses,
-or winners and losers. A person or an option decides; nothing is imported by a proposal that nobody took.
+A proposal is tried on the first records, and shows what it would make of them: the best and the worst
+responses, or winners and losers. A person or an option decides; nothing is imported that nobody took.
 """
 
 from __future__ import annotations
@@ -58,22 +58,14 @@ class Example(NamedTuple):
     response: str
 
 
-class NotTaken(Refused):
-    """Nobody said whether to import by a proposal."""
-
-    def __init__(self, message: str, proposal: Proposal) -> None:
-        super().__init__(message)
-        self.proposal = proposal
-
-
 @dataclass(frozen=True)
 class Proposal:
     """How to import a file, to be taken by a person or an option; `str` shows it.
 
-    `best` and `worst` are samples at the ends of the rewards, of pairs winners and losers in step. `judged`: the
-    column of rewards or winners, "" where there is none; `others`: more columns that may be it. `reasons`: what it
-    rests on, and what wasn't used; `tried`: on how many records, and what came of them. Without `mapping` and
-    `rewards` nothing is proposed.
+    `best` and `worst` are samples with extreme rewards; of pairs winners and losers in step. `judged`:
+    the column of rewards or winners, "" where there is none; `others`: more columns that may be it. `reasons`:
+    what it rests on, and what wasn't used; `tried`: on how many records, and what came of them. Without
+    `mapping` and `rewards` nothing is proposed.
     """
 
     path: Path
@@ -192,16 +184,15 @@ class Proposal:
             lines += [f"  {cut(e.prompt, 50)} » {cut(e.response, 60)}" for e in self.best]
         return "\n".join(lines)
 
-    def refusal(self, *stores: str) -> NotTaken:
+    def refusal(self, *stores: str) -> Refused:
         """The proposal as evidence, with the ways to decide."""
         file, store = shlex.quote(str(self.path)), " ".join(f"--store {shlex.quote(s)}" for s in stores)
         if not self:
             names = ", ".join(column.path for column in self.columns) or "none"
-            return NotTaken(
-                f"{self.path}: of no known format\n{self}\nnothing says which columns are the prompt, the response "
-                "and what judges it; name them: --map prompt=COLUMN --map response=COLUMN --map reward=COLUMN (of "
-                f"pairs --map chosen=COLUMN --map rejected=COLUMN), of {names}",
-                self,
+            return Refused(
+                f"{self.path}: of no known format\n{self}\nno column says that it is the prompt or the response, "
+                "or which of two is better; name them: --map prompt=COLUMN --map response=COLUMN --map "
+                f"reward=COLUMN (of pairs --map chosen=COLUMN --map rejected=COLUMN), of {names}"
             )
         ways = [f"as proposed:     {self.command(*stores)}"]
         if self.undefined is not None:
@@ -210,11 +201,10 @@ class Proposal:
             ways.append(f"the other way round: {self.reversed().command(*stores)}")
         if self.is_judged:
             ways.append(f"another column:  agro import {file} --guess --reward COLUMN {store}")
-        return NotTaken(
+        return Refused(
             f"{self.path}: nothing is imported until somebody says that this is right\n{self}\n"
-            "What to do: look whether the upper ones are better, then give --yes (as proposed), --lower-is-better, "
-            "or --reward COLUMN, or run one of\n  " + "\n  ".join(ways),
-            self,
+            "What to do: look whether the upper ones are better, then give --yes (as proposed), "
+            "--lower-is-better or --reward COLUMN with --guess, or run one of\n  " + "\n  ".join(ways)
         )
 
 
@@ -223,8 +213,8 @@ def _raw(example: Example, column: str) -> str:
 
 
 def propose_unknown(path: Path, *, lower_is_better: bool | None = None) -> Proposal | None:
-    """`propose` of a file of no known format, or of one of prompts where it finds judged answers; None of others,
-    which are read as they are."""
+    """`propose` of a file of no known format, or of one of prompts where it finds judged answers; None of
+    others, which are read as they are."""
     if format_at(path) is not None:
         return None
     line = next(read_records(path), None)
@@ -242,9 +232,9 @@ def propose(
 ) -> Proposal | None:
     """A proposal for a file; None where it needs none: its format is known, and it has rewards or pairs.
 
-    `rewards`: the columns whose sum is the reward, or that name the better of two; None: to be proposed, and so is
-    `lower_is_better`. Raises `Refused` where the file can't be read, where the column of rewards has two scales,
-    and where there is no such column.
+    `rewards`: the columns whose sum is the reward, or that name the better of two; None: to be proposed, and
+    so is `lower_is_better`. Raises `Refused` where the file can't be read, where the column of rewards has
+    two scales, and where there is no such column.
     """
     rewards = dict(rewards or {})
     known = _tried(path, {})
@@ -390,65 +380,57 @@ def _guesses(
     named = next(iter(rewards)) if list(rewards.values()) == [1.0] else ""
     bases = [Judged({}, "prompt and response are those of a known format")] if known else []
     for base in chain(bases, _responses(columns, named)):
-        mapping, sums, others = dict(base.mapping), dict[str, float](), tuple[str, ...]()
+        guess = Proposal(path, columns, dict(base.mapping), lower_is_better=base.lower)
         judged = [base.column] if base.column is not None else []
-        if "reward" in mapping:  # of several responses each
-            judged = judged or [c for c in columns if step_of(c) in mapping["reward"]]
-        elif "chosen" not in mapping:
-            ranked = candidates(columns, mapping)
-            judged = [c for c in columns if c.path in rewards] or ranked[:1]
-            others = tuple(c.path for c in ranked if c not in judged)
-            if not base.mapping or (rewards and not named):
-                sums = dict(rewards) or {c.path: 1.0 for c in judged}
-            elif judged:
-                mapping["reward"] = reward_path(judged[0], mapping)
-        if named and [c.path for c in judged] != [named]:
+        if "reward" not in base.mapping and "chosen" not in base.mapping:
+            guess, judged = _with_reward(guess, rewards, named)
+        elif not judged:  # each of several responses has one
+            judged = [c for c in columns if step_of(c) in base.mapping.get("reward", "")]
+        if named and [column.path for column in judged] != [named]:
             continue
-        if "chosen" in mapping:
-            worth: dict[str, float | None] | None = {}
-        else:
+        if base.column is None and judged and not (rewards and not named):
+            guess = replace(guess, lower_is_better=is_lower(judged[0]))
+        if len(judged) == 1:
+            guess = replace(guess, judged=judged[0].path)
+        if base.column is None:
             for column in judged:
                 check_scale(column, where)
-            worth = _worth(judged)
-        lower = base.lower
-        if base.column is None and judged and not (rewards and not named):
-            lower = is_lower(judged[0])
-        reasons = [base.reason]
-        for column in judged:
-            unrated = ", ".join(sorted(column.unrated))
-            reasons += [f"of {column.path} taken as unknown: {unrated}"] if unrated else []
-        if worth is None:
-            reasons.append(f"{judged[0].path} may be the reward; say what its words are worth")
-            mapping.pop("reward", None)
-        inside = "".join(mapping.values())
-        if "*" in inside:
-            mapping["source"] = f"'{path.stem}'"
-        aside = [c for c in columns if _may_matter(c) and c.path not in (*others, *sums) and c not in judged]
-        aside = [c for c in aside if c.path not in inside] if base.mapping else []
-        reasons += [f"not used: {', '.join(c.path for c in aside)}"] if aside else []
-        yield Proposal(
-            path=path,
-            columns=columns,
-            mapping=mapping,
-            rewards={} if worth is None else sums,
-            reward_map=worth or {},
-            lower_is_better=lower,
-            judged=judged[0].path if len(judged) == 1 else "",
-            others=others,
-            undefined=judged[0] if worth is None else None,
-            reasons=tuple(reasons),
-        )
+            worths = [worth_in(column) for column in judged]
+            if None in worths:
+                guess = replace(guess, undefined=judged[0], rewards={}, mapping=_without_reward(guess))
+            else:
+                guess = replace(guess, reward_map={w: x for each in worths for w, x in (each or {}).items()})
+        yield replace(guess, reasons=(base.reason, *_about(guess, judged)))
 
 
-def _worth(judged: Sequence[Column]) -> dict[str, float | None] | None:
-    """What the words of all columns are worth; None where one is unknown."""
-    worth: dict[str, float | None] = {}
+def _with_reward(guess: Proposal, rewards: Mapping[str, float], named: str) -> tuple[Proposal, list[Column]]:
+    """With the columns that judge its responses: those that are given, or the likeliest."""
+    ranked = candidates(guess.columns, guess.mapping)
+    judged = [c for c in guess.columns if c.path in rewards] or ranked[:1]
+    guess = replace(guess, others=tuple(c.path for c in ranked if c not in judged))
+    if not guess.mapping or (rewards and not named):
+        return replace(guess, rewards=dict(rewards) or {c.path: 1.0 for c in judged}), judged
+    path = {"reward": reward_path(judged[0], guess.mapping)} if judged else {}
+    source = {"source": f"'{guess.path.stem}'"} if any("*" in p for p in guess.mapping.values()) else {}
+    return replace(guess, mapping={**guess.mapping, **path, **source}), judged
+
+
+def _without_reward(guess: Proposal) -> dict[str, str]:
+    return {name: column for name, column in guess.mapping.items() if name != "reward"}
+
+
+def _about(guess: Proposal, judged: Sequence[Column]) -> Iterator[str]:
+    """What a proposal takes as unknown, and what it doesn't use."""
     for column in judged:
-        words = worth_in(column)
-        if words is None:
-            return None
-        worth |= words
-    return worth
+        if column.unrated:
+            yield f"of {column.path} taken as unknown: {', '.join(sorted(column.unrated))}"
+    if guess.undefined is not None:
+        yield f"{guess.undefined.path} may be the reward; say what its words are worth"
+    inside = "".join(guess.mapping.values())
+    aside = [c.path for c in guess.columns if _may_matter(c) and c not in judged and c.path not in inside]
+    aside = [path for path in aside if path not in guess.others and guess.mapping]
+    if aside:
+        yield f"not used: {', '.join(aside)}"
 
 
 def _may_matter(column: Column) -> bool:

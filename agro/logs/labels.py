@@ -73,8 +73,8 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     """The reward that a word stands for, by --reward-map or by `WORDS`; a share (80%, 4/5, ★★☆☆☆) as a number
     from 0 to 1; another value as it is.
 
-    Raises `Refused` for a word that isn't there; for a number, where --reward-map has numbers; and for one of
-    another scale than those before it.
+    Raises `Refused` for a word that isn't there; for a number, where --reward-map has numbers; and for shares
+    and other numbers in one file, which are of two scales.
     """
     if is_unknown(value):
         return None
@@ -82,14 +82,9 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if word_rewards and key in word_rewards:
         context.notes["words"] = True
         return word_rewards[key]
-    if (scale := scale_of(value)) is not None:
-        before, first = context.notes.setdefault(f"scale of {name}", [scale, str(value)])
-        if before != scale:
-            raise Refused(
-                f"{name}: expected one scale, got {value!r:.80}, {scale}, and {first!r:.80} before it, {before}"
-                f"; say what each is worth: --reward-map '{key[:40]}=NUMBER', and so on"
-            )
     share = share_in(value) if isinstance(value, str) else None
+    if share is not None or isinstance(number_in(value), int | float):
+        _check_scale(value, context, name, is_share=share is not None)
     if share is not None:
         return share
     if not isinstance(value, str):
@@ -107,6 +102,15 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if word_rewards or plain not in WORDS:
         raise _unknown_word(value, word_rewards or WORDS, name)
     return WORDS[plain]
+
+
+def _check_scale(value: Any, context: Context, name: str, *, is_share: bool) -> None:
+    was_share, first = context.notes.setdefault(f"scale of {name}", [is_share, str(value)])
+    if was_share != is_share:
+        raise Refused(
+            f"{name}: expected one scale, got {value!r:.80}, and {first!r:.80} before it; say what each is "
+            f"worth: --reward-map '{_written(value)[:40]}=NUMBER', and so on"
+        )
 
 
 def scale_of(value: Any) -> str | None:

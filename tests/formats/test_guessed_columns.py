@@ -28,7 +28,7 @@ DAYS = [f"0{i + 1}.03.2026 14:0{i}" for i in SIX]
 def taken(path: Path) -> dict[str, Any]:
     """The document of an import by the guess, with the rewards that are stored."""
     store = path.with_suffix(".db")
-    document = json.loads(run(path, "--guess", "--store", store, "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", store, "--json").stdout)
     return {**document, "rewards": rewards(store)}
 
 

@@ -37,7 +37,7 @@ def rewards(store: Path) -> tuple[float, ...]:
 def test_a_log_comes_in_by_the_guess_or_the_command_that_is_proposed(log: UnknownLog, tmp_path: Path) -> None:
     path, store = tmp_path / log.file, tmp_path / "s.db"
     log.write(path)
-    document = json.loads(run(path, "--guess", "--store", store, "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", store, "--json").stdout)
     assert (document["samples"], document["pairs"], document["refused_count"]) == (log.samples, log.pairs, 0)
     if not log.comes_in:
         assert document["proposed"]["undefined"] == ["ship it", "rework"]
@@ -54,7 +54,7 @@ def test_a_log_comes_in_by_the_guess_or_the_command_that_is_proposed(log: Unknow
 def test_a_sheet_of_excel_comes_in_as_its_csv_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, a truth value, a formula's stored value and empty cells; what is no record is refused."""
     path, store = workbook(tmp_path / "survey.xlsx"), tmp_path / "s.db"
-    document = json.loads(run(path, "--guess", "--store", store, "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", store, "--json").stdout)
     assert (document["samples"], document["scored"], document["refused_count"]) == (3, 2, 0)
     assert rewards(store) == (2, 4.5)
     assert "--map reward=Rating" in document["proposed"]["command"]
@@ -64,7 +64,7 @@ def test_a_sheet_of_excel_comes_in_as_its_csv_would(tmp_path: Path, monkeypatch:
     twice = workbook(tmp_path / "two.xlsx", more=True)
     assert "one sheet with a table, got Sheet, Judges" in run(twice, "--guess", code=2).stderr
     wide = workbook(tmp_path / "wide.xlsx", wide=True)
-    said = run(wide, "--guess", "--store", tmp_path / "w.db").output
+    said = run(wide, "--guess", "--yes", "--store", tmp_path / "w.db").output
     assert "wide.xlsx:2: expected 3 cells, got more" in said
 
     damaged, whole = tmp_path / "damaged.xlsx", zipfile.ZipFile(path)
@@ -129,7 +129,7 @@ def test_without_guess_an_unknown_file_is_refused_with_the_proposal(tmp_path: Pa
 def test_what_no_column_says_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "numbers.csv"
     table([["x", "y"], [1, 2], [3, 4]])(path)
-    said = run(path, "--guess", "--store", tmp_path / "s.db", code=2).stderr
+    said = run(path, "--guess", "--yes", "--store", tmp_path / "s.db", code=2).stderr
     assert "no column says that it is the prompt or the response; name them" in said
 
 
@@ -145,7 +145,7 @@ def test_a_known_format_needs_no_guess(tmp_path: Path) -> None:
     path = tmp_path / "known.jsonl"
     lines([{"prompt": q, "response": a, "reward": 1} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])(path)
     assert propose(path) is None
-    document = json.loads(run(path, "--guess", "--store", tmp_path / "s.db", "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", tmp_path / "s.db", "--json").stdout)
     assert (document["scored"], "proposed" in document) == (6, False)
 
 
@@ -155,7 +155,7 @@ def test_rewards_that_are_not_taken_are_named(tmp_path: Path) -> None:
     said = run(path, "--store", tmp_path / "s.db").stdout
     assert "columns of numbers that aren't used: stars" in said
     assert "--reward stars" in said
-    document = json.loads(run(path, "--guess", "--store", tmp_path / "g.db", "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", tmp_path / "g.db", "--json").stdout)
     assert (document["scored"], document["proposed"]["command"].split()[-2:]) == (6, ["--reward", "stars"])
 
 
@@ -322,7 +322,7 @@ def test_turns_with_other_keys_become_messages(tmp_path: Path) -> None:
             for q, a in zip(QUESTIONS, ANSWERS, strict=True)
         ]
     )(path)
-    run(path, "--guess", "--store", store)
+    run(path, "--guess", "--yes", "--store", store)
     with Store.open(store, read_only=True) as opened:
         found = [(sample.prompt, sample.response, sample.reward) for sample in opened.samples()]
     assert found == [
@@ -400,7 +400,7 @@ def test_other_shapes(name: str, tmp_path: Path) -> None:
     path, store = tmp_path / name, tmp_path / "s.db"
     content, expected = SHAPES[name]
     path.write_text(json.dumps(content)) if name.endswith(".json") else lines(content)(path)
-    run(path, "--guess", "--store", store)
+    run(path, "--guess", "--yes", "--store", store)
     assert rewards(store) == expected
     with Store.open(store, read_only=True) as opened:
         assert sorted(s.response for s in opened.samples()) == sorted(ANSWERS)
@@ -416,7 +416,7 @@ def test_a_table_as_excel_writes_text_and_one_of_sqlite(tmp_path: Path) -> None:
         opened.executemany("INSERT INTO said VALUES (?, ?, ?)", rows)
         opened.commit()
     for path in (text, database):
-        run(path, "--guess", "--store", path.with_suffix(".store"))
+        run(path, "--guess", "--yes", "--store", path.with_suffix(".store"))
         assert rewards(path.with_suffix(".store")) == (0, 0, 0, 1, 1, 1)
     with closing(sqlite3.connect(database)) as opened:
         opened.execute("CREATE TABLE more (x)")
@@ -442,7 +442,7 @@ def test_the_best_of_three_has_the_reward_1(tmp_path: Path) -> None:
     path, store = tmp_path / "three.csv", tmp_path / "s.db"
     rows = [[q, a, f"{a} b", f"{a} c", i % 3 + 1] for i, (q, a) in enumerate(zip(QUESTIONS, ANSWERS))]
     table([["task", "candidate_1", "candidate_2", "candidate_3", "best"], *rows, [*rows[0][:4], "tie"]])(path)
-    run(path, "--guess", "--store", store)
+    run(path, "--guess", "--yes", "--store", store)
     with Store.open(store, read_only=True) as opened:
         best = [sample.response for sample in opened.samples() if sample.reward]
     assert best == [row[row[4]] for row in rows]
@@ -458,5 +458,5 @@ def test_a_page_of_the_web_is_refused(tmp_path: Path) -> None:
 def test_a_table_may_begin_with_a_record(tmp_path: Path) -> None:
     path, store = tmp_path / "noheader.csv", tmp_path / "s.db"
     table([[i, QUESTIONS[i], ANSWERS[i], i % 2] for i in range(6)])(path)
-    assert "--map reward=column_4" in run(path, "--guess", "--store", store).output
+    assert "--map reward=column_4" in run(path, "--guess", "--yes", "--store", store).output
     assert rewards(store) == (0, 0, 0, 1, 1, 1)
