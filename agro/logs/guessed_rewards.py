@@ -66,10 +66,8 @@ def likelihood(column: Column, prompt: Column | None) -> float:
         has(t, NAMES["response"][:8]) for t in tokens
     ):
         score -= 0.8
-    if not column.tells:
-        score -= 0.6
-    if prompt is not None:
-        score -= 0.8 * _is_of_prompt(column, prompt)
+    if not column.tells or (prompt is not None and _is_of_prompt(column, prompt)):
+        score -= 0.8
     if column.type == "word":
         known = worth_in(column)
         is_plain = {plain(word) for word in column.distinct} <= PLAIN

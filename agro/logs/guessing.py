@@ -62,10 +62,10 @@ class Example(NamedTuple):
 class Proposal:
     """How to import a file, to be taken by a person or an option; `str` shows it.
 
-    `best` and `worst` are samples with extreme rewards; of pairs winners and losers in step. `judged`:
-    the column of rewards or winners, "" where there is none; `others`: more columns that may be it. `reasons`:
-    what it rests on, and what wasn't used; `tried`: on how many records, and what came of them. Without
-    `mapping` and `rewards` nothing is proposed.
+    `best` and `worst` are samples with extreme rewards; of pairs winners and losers in step. `judged`: the
+    column of rewards or winners, "" where there is none; `others`: more that may be it. `reasons`: what it
+    rests on, and what isn't used; `tried`: on how many records, and what came of them. Without `mapping` and
+    `rewards` nothing is proposed.
     """
 
     path: Path
@@ -163,19 +163,17 @@ class Proposal:
         if self.others:
             lines.append(f"other columns that may be it: {', '.join(self.others)}")
         if self.best and self.is_paired:
-            for winner, loser in zip(self.best, self.worst):
-                lines += [f"prompt: {cut(winner.prompt, 80)}{_raw(winner, what)}"]
-                lines += [
-                    f"  upper, winner: {cut(winner.response, 80)}",
-                    f"  lower, loser:  {cut(loser.response, 80)}",
-                ]
-        elif self.best and self.is_judged:
+            for winner, loser in zip(self.best, self.worst, strict=True):
+                said = "" if winner.raw is None else f" ({what}: {cut(str(winner.raw), 40)})"
+                lines.append(f"prompt: {cut(winner.prompt, 80)}{said}")
+                lines.append(f"  upper, winner: {cut(winner.response, 80)}")
+                lines.append(f"  lower, loser:  {cut(loser.response, 80)}")
+        elif self.worst:
             for title, side in (("upper, the best", self.best), ("lower, the worst", self.worst)):
-                lines.append(f"{title}:")
-                lines += [
-                    f"  reward {e.reward:g}{_raw(e, what)}: {cut(e.prompt, 50)} » {cut(e.response, 60)}"
-                    for e in side
-                ]
+                lines.append(f"{title} ({what} → reward):")
+                for e in side:
+                    raw = "" if e.raw is None else f"{cut(str(e.raw), 40)} → "
+                    lines.append(f"  {raw}{e.reward:g}: {cut(e.prompt, 50)} » {cut(e.response, 60)}")
         elif self.is_judged and self.tried and self.undefined is None:
             lines.append(
                 "no two of these responses are judged differently, so that nothing shows which are better"
@@ -190,26 +188,22 @@ class Proposal:
         if not self:
             names = ", ".join(column.path for column in self.columns) or "none"
             return Refused(
-                f"{self.path}: of no known format\n{self}\nno column says that it is the prompt or the response, "
-                "or which of two is better; name them: --map prompt=COLUMN --map response=COLUMN --map "
-                f"reward=COLUMN (of pairs --map chosen=COLUMN --map rejected=COLUMN), of {names}"
+                f"{self.path}: of no known format\n{self}\nno column says that it is the prompt or the "
+                "response, or which of two is better; name them: --map prompt=COLUMN --map response=COLUMN "
+                f"--map reward=COLUMN (of pairs --map chosen=COLUMN --map rejected=COLUMN), of {names}"
             )
-        ways = [f"as proposed:     {self.command(*stores)}"]
+        ways = [f"as proposed: {self.command(*stores)}"]
         if self.undefined is not None:
             ways = [f"say what the words are worth: {self.command(*stores)}"]
         elif self.is_judged:
             ways.append(f"the other way round: {self.reversed().command(*stores)}")
         if self.is_judged:
-            ways.append(f"another column:  agro import {file} --guess --reward COLUMN {store}")
+            ways.append(f"another column: agro import {file} --guess --reward COLUMN {store}")
         return Refused(
             f"{self.path}: nothing is imported until somebody says that this is right\n{self}\n"
             "What to do: look whether the upper ones are better, then give --yes (as proposed), "
             "--lower-is-better or --reward COLUMN with --guess, or run one of\n  " + "\n  ".join(ways)
         )
-
-
-def _raw(example: Example, column: str) -> str:
-    return "" if example.raw is None else f" ({column}: {cut(str(example.raw), 40)})"
 
 
 def propose_unknown(path: Path, *, lower_is_better: bool | None = None) -> Proposal | None:

@@ -34,17 +34,12 @@ def rewards(store: Path) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("log", UNKNOWN_LOGS, ids=lambda log: log.file)
-def test_a_log_comes_in_by_the_guess_or_the_command_that_is_proposed(log: UnknownLog, tmp_path: Path) -> None:
+def test_a_log_comes_in_as_proposed(log: UnknownLog, tmp_path: Path) -> None:
     path, store = tmp_path / log.file, tmp_path / "s.db"
     log.write(path)
     document = json.loads(run(path, "--guess", "--yes", "--store", store, "--json").stdout)
     assert (document["samples"], document["pairs"], document["refused_count"]) == (log.samples, log.pairs, 0)
-    if not log.comes_in:
-        assert document["proposed"]["undefined"] == ["ship it", "rework"]
-        command = document["proposed"]["command"].replace("ship it=NUMBER", "ship it=1")
-        run(*shlex.split(command.replace("rework=NUMBER", "rework=0"))[2:], "--replace")
-    else:
-        assert document["scored"] == log.scored
+    assert document["scored"] == log.scored
     assert rewards(store) == pytest.approx(log.rewards)
     with Store.open(store, read_only=True) as opened:
         prompts = {str(sample.prompt) for sample in opened.samples()}
@@ -96,17 +91,12 @@ def workbook(path: Path, *, more: bool = False, wide: bool = False) -> Path:
     return path
 
 
-def test_twelve_of_fourteen_come_in_alone() -> None:
-    assert len(UNKNOWN_LOGS) == 14
-    assert sum(log.comes_in for log in UNKNOWN_LOGS) >= 12
-
-
 def test_the_proposed_command_does_the_same(tmp_path: Path) -> None:
     for log in UNKNOWN_LOGS:
         path, store = tmp_path / log.file, tmp_path / f"{log.file}.db"
         log.write(path)
         proposal = propose(path)
-        if proposal is not None and log.comes_in:
+        if proposal is not None:
             run(*shlex.split(proposal.command(str(store)))[2:])
             assert rewards(store) == pytest.approx(log.rewards), log.file
 
@@ -116,11 +106,12 @@ def test_without_guess_an_unknown_file_is_refused_with_the_proposal(tmp_path: Pa
     next(log for log in UNKNOWN_LOGS if log.file == "log.tsv").write(path)
     said = run(path, "--store", tmp_path / "s.db", code=2).stderr
     assert "--map prompt=user_input --map response=model_output --map reward=score" in said
-    assert "take it with --guess" in said
+    assert "nothing is imported until somebody says that this is right" in said
+    assert "then give --yes (as proposed), --lower-is-better or --reward COLUMN with --guess" in said
     assert "number, 6 different" in said
     assert "not used: latency_ms" in said
     assert not (tmp_path / "s.db").exists()
-    shown = json.loads(run(path, "--guess", "--json").stdout)
+    shown = json.loads(run(path, "--guess", "--json", code=2).stdout)
     assert shown["columns"][0]["column"] == "user_input"
     assert len(shown["columns"][0]["first"]) == 3
     assert "--guess: expected no --map" in run(path, "--guess", "--map", "prompt=x", code=2).stderr
@@ -130,7 +121,7 @@ def test_what_no_column_says_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "numbers.csv"
     table([["x", "y"], [1, 2], [3, 4]])(path)
     said = run(path, "--guess", "--yes", "--store", tmp_path / "s.db", code=2).stderr
-    assert "no column says that it is the prompt or the response; name them" in said
+    assert "no column says that it is the prompt or the response, or which of two is better; name" in said
 
 
 def test_prompts_stay_prompts_unless_somebody_judged_the_answers(tmp_path: Path) -> None:
@@ -374,7 +365,7 @@ SHAPES: dict[str, tuple[Any, tuple[float, ...]]] = {  # what is in the file, and
     "signs.jsonl": (judged("reaction", lambda i: "+1" if i % 2 else "-1"), (-1, -1, -1, 1, 1, 1)),
     "likert.jsonl": (
         judged("How satisfied are you?", lambda i: ("Very satisfied", "Dissatisfied")[i % 2]),
-        (0.25, 0.25, 0.25, 1, 1, 1),
+        (0, 0, 0, 1, 1, 1),
     ),
     "in_the_turn.jsonl": (
         [
@@ -432,7 +423,7 @@ def test_several_values_for_one_response_are_refused(tmp_path: Path) -> None:
 
 
 def test_worth_of_words() -> None:
-    words = ["4/5", "80%", "★★★☆☆", "3 - fair", "2 stars", "thumbs up", "partial", "n/a?"]
+    words = ["4/5", "80%", "★★★☆☆", "3 - fair", "2 stars", "thumbs up", "partial", "ship it"]
     assert [worth_of(word) for word in words[:-1]] == [0.8, 0.8, 0.6, 3.0, 2.0, 1.0, 0.5]
     with pytest.raises(KeyError):
         worth_of(words[-1])
