@@ -463,6 +463,9 @@ def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
         if column.type == "dialog":
             yield Judged({"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog")
     yield from _by_content(prompt, texts)
+    result = best_named([c for c in columns if c.type in ("number", "id")], "response")
+    if prompt is not None and result is not None:
+        yield Judged({"prompt": prompt.path, "response": result.path}, "prompt and response by their names")
 
 
 def _by_content(prompt: Column | None, texts: Sequence[Column]) -> Iterator[Judged]:

@@ -172,7 +172,7 @@ def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
     rows = [
         {"q": f"What is {i}?", "a": f"It is {j}", "toxicity": float(j)} for i in range(4) for j in range(3)
     ]
-    with pytest.raises(agro.Refused, match="log_map=agro.propose") as refused:
+    with pytest.raises(agro.Refused, match=r"log_map=agro\.propose") as refused:
         agro.train(objects, log=rows, out="run", **SMALL)
     assert "upper, the best (toxicity → reward):\n  0.0 → 0: What is" in str(refused.value)
     assert not Path("run/store.db").exists()
@@ -186,7 +186,7 @@ def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
         ("said", {"lower_is_better": True}, {0.0, -1.0, -2.0}),
     ):
         wrong = {**SMALL, "data__hold_out": 0.999999}  # refused after the import, before a step
-        with pytest.raises(agro.Refused, match="hold_out"):
+        with pytest.raises(agro.Refused, match=r"no samples that data\.roles"):
             agro.train(objects, log=rows, out=name, **given, **wrong)
         with Store.open(f"{name}/store.db", read_only=True) as store:
             assert {sample.reward for sample in store.samples()} == expected

@@ -247,6 +247,13 @@ OTHERS = {
             "reward": "[gpt_score, llama_score]",
         },
     ),
+    "digits.csv": (  # of the task own-log: responses that are numbers
+        [["Question", "Answer", "Stars (1-5)"]]
+        + [
+            [f"{n}>", f"{n:04d}"[::-1], 2 + i % 2 * 3] for i, n in enumerate((9770, 3631, 59, 7059, 13, 2244))
+        ],
+        {"prompt": "Question", "response": "Answer", "reward": "Stars (1-5)"},
+    ),
     "expected.csv": (  # what would have been right is no response
         [["question", "expected", "predicted", "em"]]
         + [[QUESTIONS[i], ANSWERS[i], WORSE[i], i % 2] for i in range(6)],

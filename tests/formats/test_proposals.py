@@ -54,8 +54,8 @@ SCALES = (("7", "8/10"), ("85%", "85"), ("★★★★", "4/5"), ("4 stars", "4/
 
 
 def log_of(kind: str, number: int) -> tuple[list[list[Any]], str]:
-    """A table as people have it, and its column of judgments: the score repeats, and differs between responses
-    to one prompt; beside it are numbers that count votes, or are of the prompt."""
+    """A table as people have it, and its column of judgments: the score repeats, and differs between
+    responses to one prompt; beside it are numbers that count votes, or are of the prompt."""
     draw = random.Random(f"{kind} {number}")
     prompt, response = LANGUAGES[number % len(LANGUAGES)]
     prompts = [" ".join(draw.choices(WORDS, k=5)) + f" {i}?" for i in range(12)]
@@ -224,7 +224,7 @@ def test_a_person_at_a_terminal_decides(answers: str, stored: tuple[float, ...],
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.close(terminal)
     assert code == (0 if stored else 2), shown
-    assert "upper, the best:" in shown
+    assert "upper, the best (" in shown
     assert "--reward speed: expected one of the columns" in shown or "speed" not in answers
     assert not waiting
     assert store.exists() == bool(stored)
