@@ -18,7 +18,7 @@ words = str.split
 NAMES: Mapping[str, Sequence[str]] = {
     "prompt": words(
         "prompt question instruction query frage pregunt domand pergunt vraag request problem task ask "
-        "asked consult demand richiest aufgab eingab anliegen user human customer kund client usuario "
+        "asked consult demand richiest aufgab eingab anliegen user human customer kunde client usuario "
         "entrada message nachricht mensaj messag utterance brief issue input title subject context q "
         "chat conversation history dialog"
     ),
@@ -30,19 +30,20 @@ NAMES: Mapping[str, Sequence[str]] = {
     ),
     "reward": words(
         "reward score rating rated rate bewert wertung beurteil grade grading mark thumb feedback star "
-        "stern etoil estrell quality qualit gute note nota voto vote helpful useful hilfreich nutz "
-        "util correct label punkt point punt verdict judg urteil evalu valut valor calific avali "
-        "beoordel cijfer like accepted accuracy acc passed pass success csat nps reaction assess "
-        "review satisf zufrieden avis apprec approv resolved solved selected outcome match f1 em rouge "
-        "bleu"
+        "stern etoil estrell quality qualit gute note nota voto vote helpful useful hilfreich nutzl "
+        "util utile correct label punkt point punt verdict judge judgm urteil evalu valut valor "
+        "calific avali beoordel cijfer like accepted accuracy acc passed pass success csat nps "
+        "reaction assess review satisf zufrieden avis apprec approv resolved solved selected outcome "
+        "match f1 em rouge bleu"
     ),
     "preference": words(
         "winner winning wins win prefer better best choice chosen pick picked select vote label "
-        "verdict judg bevorzug besser gewinn sieger gagnant meilleur ganador mejor miglior vincitor "
-        "voorkeur melhor beter loser loses worse worst schlecht perdant perdedor"
+        "verdict judge judgm compar reject bevorzug besser gewinn sieger gagnant meilleur ganador "
+        "mejor miglior vincitor voorkeur melhor beter loser loses worse worst schlecht perdant "
+        "perdedor"
     ),
     "chosen": words(
-        "chosen prefer better best winn good accepted besser bevorzug meilleur mejor miglior melhor"
+        "chosen prefer better best winner winning good accepted besser bevorzug meilleur mejor miglior melhor"
     ),
     "rejected": words(
         "rejected refused dispref worse worst loser losing bad declined schlecht moins pire peor peggio"
@@ -61,10 +62,11 @@ ASIDE = words(
 )
 # What is better where there is less of it; the costs are judgments only where there is nothing else.
 LOWER = words(
-    "toxic tossic toxiz error erro fout fouten fehler erreur mistake errori wrong incorrect inaccur "
-    "irrelev harmful harms badness halluc violat complain penalt penalty defect flaw bug bias rude "
-    "offens spam severity unsafe unhelp rank ranking rang place schulnote perplex ppl loss wer cer "
-    "distance edits regret dislike danger risk plagiar repetit fail reject problematic"
+    "toxic tossic fel bledy toxiz error erro fout fouten fehler erreur mistake errori wrong incorrect "
+    "inaccur irrelev harmful harms badness halluc violat complain penalt penalty defect flaw bug bias "
+    "rude offens spam severity unsafe unhelp rank ranking rang place schulnote perplex ppl loss wer "
+    "cer distance edits regret dislike danger risk plagiar repetit fail failu failed reject "
+    "problematic"
 )
 COSTS = words(
     "time latenc latenz delay duration dauer duree seconds sekunden secs ms cost kosten coste costo "
@@ -74,8 +76,8 @@ NOT = frozenset(
     words("not nicht no non pas nie niet nao free without ohne sans sin senza never kein keine isn less")
 )
 WORSE = words(
-    "worse worst bad los loses loser lost lose schlecht pire peor peggio pior slecht verlier perd "
-    "inferior weaker"
+    "worse worst reject bad los loses loser lost lose schlecht pire peor peggio pior slecht verlier "
+    "perd inferior weaker"
 )
 USERS = frozenset(
     words(

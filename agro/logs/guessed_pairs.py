@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from agro.io.json_values import is_unknown
 from agro.logs.column_kinds import JUDGING, Column, as_literal, best_named, step_of
-from agro.logs.column_names import SIDES, TIES, WORSE, is_negated, plain, steps_of
+from agro.logs.column_names import NAMES, SIDES, TIES, WORSE, has, is_negated, plain, steps_of
 from agro.logs.labels import WORDS, number_in, word_of
 
 
@@ -71,11 +71,11 @@ def _are_ordinals(marks: Iterable[str]) -> bool:
 
 def _may_prefer(column: Column, sides: Mapping[str, Column]) -> bool:
     """Whether a column may compare two responses: by its name, or by numbers below 0."""
-    if column.is_aside:
+    if column.is_aside and not any(has(token, NAMES["preference"]) for token in column.tokens):
         return False
     below = any(isinstance(number := number_in(value), int | float) and number < 0 for value in column.values)
     is_named = column.named("preference") or _in_name(column, sides) or below
-    return bool(is_named or (column.named("reward") and _are_ordinals(sides)))
+    return bool(is_named or (_are_ordinals(sides) and (column.type == "word" or column.named("reward"))))
 
 
 def _mentioned(tokens: Sequence[str], sides: Mapping[str, Column]) -> str | None:
@@ -112,7 +112,7 @@ def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
         first = in_name or marks[0]
         second = marks[1 - marks.index(first)]
         if min(known) < 0:  # one side has a plus; of 3 to -3 it is mostly the second one
-            is_first = in_name is not None or max(map(abs, known)) <= 1
+            is_first = in_name is not None or max(map(abs, known)) <= 1 or any(n % 1 for n in known)
             plus, minus = (first, second) if is_first else (second, first)
             number = f"to_number({step_of(column)})"
             return [(sides[plus], f"{number} > `0`"), (sides[minus], f"{number} < `0`")], f"{number} == `0`"

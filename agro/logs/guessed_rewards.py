@@ -15,7 +15,6 @@ from agro.logs.column_names import (
     LOWER,
     NAMES,
     PLAIN,
-    USERS,
     has,
     is_missing,
     is_negated,
@@ -53,34 +52,43 @@ def likelihood(column: Column, prompt: Column | None) -> float:
     """How likely a column judges responses: by its name, and by values as judgments have them, which repeat,
     and differ between responses to one prompt."""
     tokens = column.tokens
-    is_cost = any(has(token, COSTS) for token in tokens)
+    is_cost, counts = (any(has(token, stems) for token in tokens) for stems in (COSTS, LOWER))
     score = 0.0
     if not is_cost and any(has(token, NAMES["reward"]) for token in tokens):
         score = 1.0 - 0.1 * (not any(has(token, NAMES["reward"]) for token in tokens[-1:]))
-    elif is_cost or any(has(token, LOWER) for token in tokens):
+    elif is_cost or counts:
         score = 0.3 if is_cost else 0.9
-    if not is_cost and any(has(token, ASIDE) for token in steps_of(column.path)[0]):
-        score -= 1.2
-    score += 0.05 * any(has(token, USERS) for token in tokens)
-    if any(has(token, PROMPTS) for token in tokens) and not any(
-        has(t, NAMES["response"][:8]) for t in tokens
-    ):
+    own = [] if is_cost or counts else steps_of(column.path)[0]
+    score -= 1.2 * any(has(token, ASIDE) for token in own)
+    answers = NAMES["response"][:8]
+    if any(has(token, PROMPTS) for token in tokens) and not any(has(token, answers) for token in tokens):
         score -= 0.8
     if not column.tells or (prompt is not None and _is_of_prompt(column, prompt)):
         score -= 0.8
     if column.type == "word":
-        known = worth_in(column)
-        is_plain = {plain(word) for word in column.distinct} <= PLAIN
-        return score + (-0.1 if known is None else 0.1 if len(known) == 2 and is_plain else 0.4)
-    known_values = [number_in(value) for value in column.values]
-    numbers = [float(value) for value in known_values if isinstance(value, int | float)]
-    if len(numbers) == len(known_values) > 3 and all(a < b for a, b in pairwise(numbers)):
-        return score - (0.2 if score >= 0.9 else 0.6)  # an id, or a time
-    if 2 * len(column.distinct) <= len(column.values) or len(numbers) < len(known_values):
-        score += 0.3  # grades repeat, counts and times don't; a part of ten is a judgment
-    if numbers and min(numbers) >= 0 and max(numbers) <= 1:
-        score += 0.2
-    return score - 0.2 * (bool(numbers) and max(numbers) > 1000)
+        return score + _likelihood_of_words(column)
+    return score + _likelihood_of_numbers(column, is_named=score >= 0.9)
+
+
+def _likelihood_of_words(column: Column) -> float:
+    known = worth_in(column)
+    if known is None:
+        return -0.1
+    is_plain = {plain(word) for word in column.distinct} <= PLAIN
+    return 0.1 if len(known) == 2 and is_plain else 0.4
+
+
+def _likelihood_of_numbers(column: Column, *, is_named: bool) -> float:
+    """Grades repeat; counts, ids and times don't."""
+    values = [number_in(value) for value in column.values]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    if len(numbers) == len(values) > 3 and all(a < b for a, b in pairwise(numbers)):
+        return -0.2 if is_named else -0.6
+    repeats = 2 * len(column.distinct) <= len(values)
+    likely = 0.3 * (repeats or len(numbers) < len(values))  # what isn't a number is a part of ten
+    if numbers:
+        likely += 0.2 * (min(numbers) >= 0 and max(numbers) <= 1) - 0.2 * (max(numbers) > 1000)
+    return likely
 
 
 def _is_of_prompt(column: Column, prompt: Column) -> bool:
@@ -128,7 +136,8 @@ def is_lower(column: Column) -> bool:
         words = {plain(word) for word in column.distinct if word not in column.unrated}
         if not words <= PLAIN and not numbered and worth_in(column):
             return False
-    return bool(BEST_FIRST.search(plain(column.path))) or is_negated(column.tokens, (*LOWER, *COSTS))
+    is_cost = any(has(token, COSTS) for token in column.tokens)
+    return bool(BEST_FIRST.search(plain(column.path))) or is_negated(column.tokens, LOWER) != is_cost
 
 
 def worth_text(rating: str) -> float | None:

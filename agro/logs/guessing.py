@@ -391,7 +391,8 @@ def _guesses(
                 check_scale(column, where)
             worths = [worth_in(column) for column in judged]
             if None in worths:
-                guess = replace(guess, undefined=judged[0], rewards={}, mapping=_without_reward(guess))
+                mapping = {name: path for name, path in guess.mapping.items() if name != "reward"}
+                guess = replace(guess, undefined=judged[0], rewards={}, mapping=mapping)
             else:
                 guess = replace(guess, reward_map={w: x for each in worths for w, x in (each or {}).items()})
         yield replace(guess, reasons=(base.reason, *_about(guess, judged)))
@@ -407,10 +408,6 @@ def _with_reward(guess: Proposal, rewards: Mapping[str, float], named: str) -> t
     path = {"reward": reward_path(judged[0], guess.mapping)} if judged else {}
     source = {"source": f"'{guess.path.stem}'"} if any("*" in p for p in guess.mapping.values()) else {}
     return replace(guess, mapping={**guess.mapping, **path, **source}), judged
-
-
-def _without_reward(guess: Proposal) -> dict[str, str]:
-    return {name: column for name, column in guess.mapping.items() if name != "reward"}
 
 
 def _about(guess: Proposal, judged: Sequence[Column]) -> Iterator[str]:
@@ -462,19 +459,23 @@ def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
             yield Judged({"messages": column.path}, f"{column.path} has the turns of a dialog in one text")
         if column.type == "dialog":
             yield Judged({"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog")
-    yield from _by_content(prompt, texts)
-    result = best_named([c for c in columns if c.type in ("number", "id")], "response")
-    if prompt is not None and result is not None:
-        yield Judged({"prompt": prompt.path, "response": result.path}, "prompt and response by their names")
+    yield from _by_content(prompt, texts, columns)
 
 
-def _by_content(prompt: Column | None, texts: Sequence[Column]) -> Iterator[Judged]:
-    """The response is the longest text but the prompt's, which stands before it; comments only where there
-    is nothing else."""
+def _by_content(
+    prompt: Column | None, texts: Sequence[Column], columns: Sequence[Column]
+) -> Iterator[Judged]:
+    """The response is the longest text but the prompt's, which stands before it; comments, and numbers whose
+    name says so, only where there is nothing else."""
     long, right = _said([c for c in texts if c.is_spoken or c.type == "texts"])
     meant = [c for c in long if not c.is_aside]
     spoken = meant if len(meant) > 1 else long
     if len(spoken) < 2:
+        result = best_named([c for c in columns if c.type in ("number", "id")], "response")
+        if prompt is not None and result is not None:
+            yield Judged(
+                {"prompt": prompt.path, "response": result.path}, "prompt and response by their names"
+            )
         return
     response = best_named([c for c in spoken if c is not prompt], "response")
     if response is None:
