@@ -65,8 +65,9 @@ LOWER = words(
     "toxic tossic fel bledy toxiz error erro fout fouten fehler erreur mistake errori wrong incorrect "
     "inaccur irrelev harmful harms badness halluc violat complain penalt penalty defect flaw bug bias "
     "rude offens spam severity unsafe unhelp rank ranking rang place schulnote perplex ppl loss wer "
-    "cer distance edits regret dislike danger risk plagiar repetit fail failu failed reject "
-    "problematic"
+    "cer distance edits regret dislike churn misses rmse mae bounce abandon escalat mislead contradict "
+    "refusal verbos klacht quejas reclam beschwerd posizion fallos danger risk plagiar repetit fail "
+    "failu failed reject problematic"
 )
 COSTS = words(
     "time latenc latenz delay duration dauer duree seconds sekunden secs ms cost kosten coste costo "
@@ -105,10 +106,11 @@ def steps_of(path: str) -> list[list[str]]:
 
 
 def has(token: str, stems: Collection[str]) -> str | None:
-    """The stem that a word has."""
+    """The stem that a word has, of `ASIDE` at its beginning: conversion is no version."""
     short = token.removesuffix("s")
     for stem in stems:
-        if token == stem or short == stem or (len(stem) > 4 and stem in token):
+        is_part = stem in token if stems is not ASIDE else token.startswith(stem)
+        if token == stem or short == stem or (len(stem) > 4 and is_part):
             return stem
     return None
 
