@@ -48,7 +48,7 @@ def proposed(
         return None
     can_be_taken = proposal and proposal.undefined is None
     if can_be_taken and (yes or (guess and (rewards or is_lower))):
-        print(visible(f"{proposal}\n  {proposal.command(*stores)}"), file=sys.stderr)
+        print(f"{proposal}\n  {visible(proposal.command(*stores))}", file=sys.stderr)
         return proposal
     if as_json:
         print(json.dumps(proposal.to_json(*stores), ensure_ascii=False))
@@ -64,7 +64,7 @@ def _asked(proposal: Proposal, stores: Sequence[str]) -> Proposal:
     from agro.logs.guessing import propose
 
     while True:
-        print(visible(f"{proposal.path}:\n{proposal}"), file=sys.stderr)
+        print(proposal, file=sys.stderr)
         if proposal.undefined is not None:
             raise proposal.refusal(*stores)
         question = "Is the upper one better? y / n (lower is better) / another column / q: "

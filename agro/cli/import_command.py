@@ -141,7 +141,7 @@ def import_(
     names = [str(store) for store in stores] or [default_store(files[0])]
     proposal = proposed(files, arguments, names, guess=guess or yes, yes=yes, as_json=as_json)
     if proposal is not None:
-        arguments |= {"rewards": {}, **proposal.options()}
+        arguments |= {"rewards": {}, **proposal.options(), "drop": [*(drop or ()), *proposal.drop]}
         stores = stores or [Path(names[0])]
     if preview:
         _preview(files, arguments)

@@ -19,7 +19,7 @@ from agro.io.column_paths import value_at
 from agro.io.json_values import unpacked
 from agro.io.jsonlines import Line
 from agro.io.record_files import read_records
-from agro.io.terminal import cut
+from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.column_kinds import (
     FEW,
@@ -107,11 +107,11 @@ class Proposal:
 
     def reversed(self) -> Proposal:
         """The same with the worst as the best."""
-        flipped = tuple(
+        best, worst = (
             tuple(e._replace(reward=None if e.reward is None else 0.0 - e.reward) for e in side)
             for side in (self.worst, self.best)
         )
-        return replace(self, lower_is_better=not self.lower_is_better, best=flipped[0], worst=flipped[1])
+        return replace(self, lower_is_better=not self.lower_is_better, best=best, worst=worst)
 
     def command(self, *stores: str) -> str:
         """The full command; of words whose worth is unknown with NUMBER in its place."""
@@ -175,12 +175,10 @@ class Proposal:
                     raw = "" if e.raw is None else f"{cut(str(e.raw), 40)} → "
                     lines.append(f"  {raw}{e.reward:g}: {cut(e.prompt, 50)} » {cut(e.response, 60)}")
         elif self.is_judged and self.tried and self.undefined is None:
-            lines.append(
-                "no two of these responses are judged differently, so that nothing shows which are better"
-            )
+            lines.append("no two of these responses are judged differently: nothing shows which are better")
         else:
             lines += [f"  {cut(e.prompt, 50)} » {cut(e.response, 60)}" for e in self.best]
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     def refusal(self, *stores: str) -> Refused:
         """The proposal as evidence, with the ways to decide."""
@@ -268,9 +266,8 @@ def propose(
 
 
 def _column(name: str, columns: Sequence[Column]) -> Column:
-    named = [c for c in columns if c.path == name] or [
-        c for c in columns if quoted(name) in (c.path, c.path.rpartition(".")[2])
-    ]
+    named = [c for c in columns if c.path == name]
+    named = named or [c for c in columns if quoted(name) in (c.path, c.path.rpartition(".")[2])]
     if len(named) != 1:
         expected = ", ".join(c.path for c in named or columns)
         raise Refused(f"--reward {name}: expected one of the columns {expected}")
