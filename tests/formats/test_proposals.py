@@ -167,6 +167,19 @@ def test_the_evidence_is_both_ends(tmp_path: Path) -> None:
     assert shown.index("  1 → -1: ") < shown.index("  6 → -6: ")
 
 
+def test_a_column_may_have_the_name_of_a_field_or_control_characters(tmp_path: Path) -> None:
+    """`tokens` counts here what a record lists; a name doesn't clear the terminal."""
+    path, store = tmp_path / "log.csv", tmp_path / "s.db"
+    rows = [[QUESTIONS[i], ANSWERS[i], 10 + i, GIVEN[i]] for i in range(6)]
+    table([["question", "answer", "tokens", "score\x1b[2J"], *rows])(path)
+    said = run(path, "--guess", "--store", store, code=2).stderr
+    assert "--drop tokens" in said
+    assert "proposed: score\\x1b[2J: higher is better" in said
+    assert "\x1b" not in said
+    run(path, "--guess", "--yes", "--drop", "meta", "--store", store)
+    assert rewards(store) == (1, 2, 3, 4, 5, 6)
+
+
 @pytest.mark.parametrize(
     ("named", "words"), [("winner", ("A", "B")), ("loser", ("B", "A")), ("winner", ("not B", "B is better"))]
 )
