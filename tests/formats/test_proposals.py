@@ -110,7 +110,8 @@ def test_generated_tables_are_proposed_right_and_never_imported_unasked(kind: st
             is_right = len(proposal.best) == 3 and all(e.response in won for e in proposal.best)
             outcomes["pairs" if is_right else "reversed"] += 1
     expected = {"scales": "refused"}.get(kind, kind)
-    assert outcomes[expected] >= 34, outcomes  # 85 %
+    at_least = {"pairs": 40, "scales": 40}.get(kind, 34)  # 85 %
+    assert outcomes[expected] >= at_least, outcomes
 
 
 GIVEN = (3, 1, 2, 6, 5, 4)
@@ -176,7 +177,8 @@ def test_a_column_may_have_the_name_of_a_field_or_control_characters(tmp_path: P
     assert "--drop tokens" in said
     assert "proposed: score\\x1b[2J: higher is better" in said
     assert "\x1b" not in said
-    run(path, "--guess", "--yes", "--drop", "meta", "--store", store)
+    said = run(path, "--guess", "--yes", "--drop", "meta", "--store", store).output
+    assert "\x1b" not in said
     assert rewards(store) == (1, 2, 3, 4, 5, 6)
 
 
