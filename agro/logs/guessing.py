@@ -242,7 +242,8 @@ def propose(
     for guess in _guesses(path, columns, rewards, where, known=known is not None):
         found = _tried(path, guess.options())
         while found is not None and found.refused and not found.samples:
-            free = {column.path for column in columns} & {*MAPPABLE} - {*guess.mapping, *guess.drop}
+            used = {*guess.mapping, *guess.mapping.values(), *guess.drop}
+            free = {column.path for column in columns} & {*MAPPABLE} - used
             name = next((word for word in found.refused[0].split(": ") if word in free), "")
             if not name:
                 break

@@ -171,10 +171,10 @@ def test_the_evidence_is_both_ends(tmp_path: Path) -> None:
 def test_a_column_may_have_the_name_of_a_field_or_control_characters(tmp_path: Path) -> None:
     """`tokens` counts here what a record lists; a name doesn't clear the terminal."""
     path, store = tmp_path / "log.csv", tmp_path / "s.db"
-    rows = [[QUESTIONS[i], ANSWERS[i], 10 + i, GIVEN[i]] for i in range(6)]
-    table([["question", "answer", "tokens", "score\x1b[2J"], *rows])(path)
+    rows = [[QUESTIONS[i], ANSWERS[i], 10 + i, GIVEN[i], i] for i in range(6)]
+    table([["question", "answer", "tokens", "score\x1b[2J", "turn\x1b[2J"], *rows])(path)
     said = run(path, "--guess", "--store", store, code=2).stderr
-    assert "--drop tokens" in said
+    assert said.count("--drop tokens") == said.count("--drop") == 2
     assert "proposed: score\\x1b[2J: higher is better" in said
     assert "\x1b" not in said
     said = run(path, "--guess", "--yes", "--drop", "meta", "--store", store).output
