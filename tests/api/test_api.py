@@ -167,6 +167,31 @@ def test_a_log_of_dictionaries_is_the_store(objects, capsys) -> None:
     assert again.store.counts().samples == 12
 
 
+def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
+    """Nothing is imported by a guess that nobody looked at; toxicity is lower for the better ones."""
+    rows = [
+        {"q": f"What is {i}?", "a": f"It is {j}", "toxicity": float(j)} for i in range(4) for j in range(3)
+    ]
+    with pytest.raises(agro.Refused, match=r"log_map=agro\.propose") as refused:
+        agro.train(objects, log=rows, out="run", **SMALL)
+    assert "upper, the best (toxicity → reward):\n  0.0 → 0: What is" in str(refused.value)
+    assert not Path("run/store.db").exists()
+    proposal = agro.propose(rows)
+    assert (proposal.judged, proposal.lower_is_better) == ("toxicity", True)
+    with pytest.raises(agro.Refused, match="--reward tox: expected one of the columns q, a, toxicity"):
+        agro.propose(rows, "tox")
+    for name, given, expected in (
+        ("proposed", {"log_map": proposal}, {0.0, -1.0, -2.0}),
+        ("reversed", {"log_map": proposal.reversed()}, {0.0, 1.0, 2.0}),
+        ("said", {"lower_is_better": True}, {0.0, -1.0, -2.0}),
+    ):
+        wrong = {**SMALL, "data__hold_out": 0.999999}  # refused after the import, before a step
+        with pytest.raises(agro.Refused, match=r"no samples that data\.roles"):
+            agro.train(objects, log=rows, out=name, **given, **wrong)
+        with Store.open(f"{name}/store.db", read_only=True) as store:
+            assert {sample.reward for sample in store.samples()} == expected
+
+
 def test_a_run_goes_on(objects) -> None:
     train = functools.partial(agro.train, objects, PROMPTS, lambda completions: [1.0] * len(completions))
     train(out="run", **SMALL)
