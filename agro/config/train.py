@@ -56,9 +56,9 @@ class TrainConfig(Section):
     """adamw_8bit: both moments in 8 bits (bitsandbytes), 2 bytes a weight instead of 8. Needs
     bitsandbytes and a CUDA GPU"""
     lr: Positive | Literal["auto"] = 1e-5
-    """largest learning rate, which the warm-up ends at. "auto": found at the phase's first step, as the rate at
-    which that step changes the policy by its bound, that of step_kl or of 0.005 where it is not given; the
-    step is tried and taken back a few times, at a forward pass each"""
+    """largest learning rate, which the warm-up ends at. auto: found at the phase's first step, as the rate at
+    which it changes the policy by its bound, that of step_kl or, where it is not given, of step_kl = 0.005;
+    the step is tried a few times and taken back, at a forward pass each"""
     value_lr: Positive = 1e-2
     """largest learning rate of the value head, where the objective learns a value; warm-up and schedule as of
     lr"""

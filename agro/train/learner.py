@@ -73,7 +73,7 @@ class Learner(Protocol):
         ...
 
     def move(self, lr: float, largest: float | None = None) -> None:
-        """One optimizer step along the gradient; the version grows by one. `largest`: see `Optimizer.move`."""
+        """One optimizer step along the gradient; the version grows by one. `largest`: see `Optimizer`."""
         ...
 
     def try_move(self, lr: float, batch: Batch) -> Tensor:

@@ -39,7 +39,7 @@ from agro.train.step import Step
 KEPT = 0.7  # of the speed, in a step that is slower
 FEW_STEPS = 100  # a phase of fewer optimizer steps has a larger bound
 STEP_KL = 0.005  # the bound that a rate is found for, where train.step_kl gives none
-# Of finding it: trials, how near the bound the last one comes, how far the next one goes, and the largest rate.
+# Of finding it: trials, how near the bound one has to come, how far the next one goes, the largest rate.
 TRIALS, NEAR, FARTHEST, HIGHEST = 4, 0.1, 1000.0, 1e-2
 ROUNDING = 1e-4  # norm of a gradient that may be rounding
 

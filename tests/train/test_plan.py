@@ -178,7 +178,7 @@ def test_a_part_of_a_pass_is_timed_where_it_takes_too_long(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("load", "crowded"), [(0.9, False), (3.0, True), (None, False)])
 def test_other_programs_are_named(tmp_path: Path, monkeypatch, load: float | None, crowded: bool) -> None:
-    monkeypatch.setattr("agro.api.plan.plan._load_average", lambda: load)
+    monkeypatch.setattr("agro.api.plan.plan.load_average", lambda: load)
     found = Trainer(tiny(tmp_path), tmp_path / "run").plan()
     found["measured"] |= {"threads": 1, "cores": 2}
     assert ("other programs use the cores (load average 3.0" in describe(found)) is crowded
