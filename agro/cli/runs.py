@@ -88,7 +88,7 @@ def train(
 
     planned = None
     if fit:
-        loaded, planned = _fitted(config, overrides or [], fit)
+        loaded, planned = _fitted(config, overrides or [], fit, out)
     trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
     trainer.forecasts = planned is None
     if dry_run:
@@ -117,7 +117,9 @@ def _run_of(config: Path | None, out: Path | None, *, resume: bool) -> tuple[Pat
     raise Refused("agro train: expected a recipe, its name (agro recipes) or a configuration; got none")
 
 
-def _fitted(config: Path, overrides: list[str], limits: list[str]) -> tuple[RunConfig, dict[str, Any]]:
+def _fitted(
+    config: Path, overrides: list[str], limits: list[str], out: Path | None
+) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration with what `--fit` chose, which is printed, and the plan of the run."""
     from agro.api.plan.fit import Limits, fit, items
     from agro.config import RunConfig
@@ -127,7 +129,7 @@ def _fitted(config: Path, overrides: list[str], limits: list[str]) -> tuple[RunC
         return RunConfig.load(config, [*overrides, *items(settings)])
 
     given = {item.partition("=")[0].strip() for item in renamed(overrides)}
-    fitted = fit(changed({}), Limits.parse(limits), given, changed)
+    fitted = fit(changed({}), Limits.parse(limits), given, changed, out)
     for line in fitted.lines():
         print(line, file=sys.stderr, flush=True)
     return changed(fitted.settings), fitted.plan

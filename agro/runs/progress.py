@@ -36,6 +36,7 @@ BARS = "▁▂▃▄▅▆▇█"
 REMEMBERED = 32  # rewards in the display's small curve
 PACE = 20  # steps whose median duration predicts the time left
 LONGEST = 600  # characters of a text that is shown
+LONG = 3600.0  # seconds of a run from which the way to a shorter one is said
 PAUSE = 0.1  # seconds at least between two redrawings
 PACKAGE = str(Path(__file__).parents[1])
 
@@ -74,6 +75,16 @@ class Progress:
                 f"{clock(self._time_left(m))} left",
             ]
         self.say("  ".join(parts + _events(m)))
+
+    def say_if_long(self, first: Mapping[str, Any]) -> None:
+        """What a long run takes, by its first step, and the way to a shorter one."""
+        seconds = self.final_step * first["seconds"]
+        if seconds > LONG:
+            self.say(
+                f"the first step took {duration(first['seconds'])}, so {self.final_step} steps take about "
+                f"{duration(seconds)}. What to do for a shorter run: Ctrl-C, then the same command with "
+                "--fit 30min and another --out"
+            )
 
     def close(self) -> None:
         """Restore the terminal."""

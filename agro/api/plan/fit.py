@@ -85,10 +85,14 @@ def fit(
     limits: Limits,
     given: Collection[str],
     changed: Callable[[Mapping[str, Any]], RunConfig],
+    out: Path | None = None,
     rewards: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Fitted:
-    """Choose for a run. `given`: dotted keys that stay as they are. `changed`: the run with other settings.
+    """Choose for a run in the folder `out`.
 
+    `given`: dotted keys that stay as they are. `changed`: the run with other settings.
+
+    `rewards`: functions, as of `agro.Trainer`.
     Raises `Refused` where nothing fits, and where the time of a step isn't known.
     """
     if config.phases:
@@ -100,7 +104,7 @@ def fit(
     free = limits.bytes or USED * free_memory(config)
     choice = Choice(changed, set(given))
     _for_model(config, choice, free)
-    trainer = Trainer(choice.config, rewards=rewards)
+    trainer = Trainer(choice.config, out, rewards=rewards)
     with trainer.loaded() as machine:
         choice.machine, choice.steps = machine, trainer.config.train.steps or 1
         machine.rates(Phase.all(trainer.config)[0])

@@ -21,6 +21,7 @@ from agro.config import RunConfig
 from agro.io.numbers import UNKNOWN, count, duration, size
 from agro.models.policy import Policy
 from agro.models.pretrained import parameters
+from agro.runs.progress import LONG
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
@@ -31,7 +32,6 @@ from agro.types import Prompt
 
 MEASURING = 0.8  # seconds of each measurement of a run, about
 ADAPTED = 100_000_000  # weights from which an adapter is chosen on a CPU
-LONG = 3600.0  # seconds of a run from which shorter settings are named
 
 
 def phase_counts(phase: Phase, per_group: float | None, heldout: int) -> dict[str, Any]:
@@ -109,6 +109,7 @@ class Machine:
     loaded: int | None  # bytes that are allocated before any step
     load: float | None = field(default_factory=lambda: load_average())  # before the first measurement
     measured: dict[str, Rates | None] = field(default_factory=dict)  # by phase
+    limit: float = MEASURING
     seconds: float = 0.0  # that the measurements took
     cpu_seconds: float = 0.0
 
@@ -117,8 +118,8 @@ class Machine:
         if phase.name not in self.measured:
             reference = self.reference if phase.reads_reference else None
             began, cpu = time.perf_counter(), time.process_time()
-            limit = MEASURING / len(phase.config.phases or (phase,))
-            self.measured[phase.name] = measured(phase, self.policy, reference, self.work(phase), limit)
+            rates = measured(phase, self.policy, reference, self.work(phase), self.limit)
+            self.measured[phase.name] = rates
             self.seconds += time.perf_counter() - began
             self.cpu_seconds += time.process_time() - cpu
         return self.measured[phase.name]
@@ -157,6 +158,7 @@ class Machine:
 
 def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:
     """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds."""
+    machine.limit = MEASURING / len(config.phase_names)
     phases = [machine.forecast(phase) for phase in Phase.all(config)]
     policy = machine.policy
     return {

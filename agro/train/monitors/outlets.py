@@ -53,6 +53,8 @@ class Terminal(Monitor):
         if view.is_empty:
             return
         self.progress.step(view.metrics)
+        if view.step == 1:
+            self.progress.say_if_long(view.metrics)
         every = view.phase.config.train.show_every
         if every and view.step and view.at % every == 0 and self.samples:
             self.progress.say(responses_text(view.step, self.samples))
