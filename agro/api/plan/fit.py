@@ -33,7 +33,7 @@ PER_WEIGHT = 20  # bytes of a trained weight in float32: itself, its gradient, t
 USED = 0.8  # of what is free
 MICRO_TOKENS = 2048  # where neither train.micro_tokens nor train.micro_batch is given
 ENOUGH, FEWEST = 40, 5  # steps for which a step gets smaller, and with which a run is refused
-EVALUATING, FEWEST_HELD_OUT = 0.25, 16  # of the time, and held-out prompts
+EVALUATING, FEWEST_HELD_OUT = 0.25, 32  # of the time, and held-out prompts
 
 
 @dataclass(frozen=True)
