@@ -100,8 +100,9 @@ def check(
         from agro.pages.store import check_store  # here: a missing file is refused at once
 
         is_asked = objective or recipe or any(change.startswith("objective.") for change in changes or [])
-        found = {"held_out": held_out, "licenses": licenses(store)}
-        report = check_store(store, config, path=path, changes=None if is_asked else changes or [], **found)
+        wanted = None if is_asked else changes or []
+        whose = licenses(store)
+        report = check_store(store, config, path=path, held_out=held_out, licenses=whose, changes=wanted)
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))
         if reward is not None:
