@@ -81,6 +81,7 @@ def train(
             responses and the rewards; without a learning rate it is found at the first step. Both are said.
     """
     prompts, log = _data(prompts, log, settings.pop("train_dataset", None))
+    out = _either(out, settings.pop("output_dir", None), "out", "output_dir")
     if "loss_type" in settings:
         ours = None if objective == "agro" else objective
         objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,7 +75,10 @@ def train(
     from agro.cli.first_looks import look_at_run
     from agro.config import RunConfig
 
-    config, out = _run_of(config, out, resume=resume)
+    if resume:
+        config, overrides, out = _resumed(config, overrides or [], out)
+    if config is None:
+        raise Refused("agro train: expected a recipe, its name (agro recipes) or a configuration; got none")
     if fit and (resume or place is not None):
         raise Refused("--fit chooses for a new run in this process: leave --resume and --place, or it, out")
     if place is not None:
@@ -104,17 +108,32 @@ def train(
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
 
 
-def _run_of(config: Path | None, out: Path | None, *, resume: bool) -> tuple[Path, Path | None]:
-    """The configuration and the folder: with --resume each may be given alone, as the run's folder."""
-    if resume and config is not None and (config / "config.json").is_file():
-        if out is not None and out.resolve() != config.resolve():
-            raise Refused(f"--out {out}: --resume continues {config}, which is given too; leave one out")
-        return config / "config.json", config
-    if config is not None:
-        return config, out
-    if resume and out is not None:
-        return out / "config.json", out
-    raise Refused("agro train: expected a recipe, its name (agro recipes) or a configuration; got none")
+def _resumed(
+    config: Path | None, overrides: list[str], out: Path | None
+) -> tuple[Path | None, list[str], Path | None]:
+    """The arguments of a run to continue, of which its folder is enough: RUN, or --out RUN.
+
+    Then relative paths begin where the run began.
+    """
+    if config is not None and "=" in str(config):
+        overrides, config = [str(config), *overrides], None
+    if config is not None and not config.is_dir():
+        return config, overrides, out
+    if config is not None and out is not None and out.resolve() != config.resolve():
+        raise Refused(f"--out {out}: --resume continues {config}, which is given too; leave one out")
+    run = config or out
+    if run is None:
+        raise Refused("--resume: expected the folder of the run: agro train RUN --resume")
+    if not (run / "config.json").is_file():
+        raise Refused(f"{run}: expected the folder of a run, with its config.json; start it without --resume")
+    from agro.cli.run_models import started_in
+
+    began = started_in(run).resolve()
+    if began != Path.cwd() and began.is_dir():
+        run = run.absolute()
+        os.chdir(began)
+        sys.path.insert(0, str(began))
+    return run / "config.json", overrides, run
 
 
 def _fitted(

@@ -196,6 +196,8 @@ def _read(path: Path) -> dict[str, Any]:
             near = recipes.nearest(str(path))
             raise Refused(f"{path}: can't be read: {error.strerror}; {expected}{near}") from None
         text = recipe.text
+    if not text.strip():
+        raise Refused(f"{path}: the file is empty; {expected}")
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -328,8 +328,16 @@ class Watchdog:
 class RunActivity:
     """See `agro.rollout.Activity`."""
 
-    def __init__(self, progress: Progress, watchdog: Watchdog, interruption: Interruption) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        watchdog: Watchdog,
+        interruption: Interruption,
+        file: Path | None = None,
+    ) -> None:
+        """`file`: gets the stage, every second at most, for the page of a run that has no step yet."""
         self.progress, self.watchdog, self.interruption = progress, watchdog, interruption
+        self.file, self._written = file, -math.inf
         self._stage, self._start = "", time.monotonic()
         self._seconds: dict[str, float] = {}  # that each stage took when it ran last
 
@@ -340,6 +348,10 @@ class RunActivity:
             self._stage, self._start = name, moment
         self.progress.stage(name, done, total)
         self.watchdog.stage(name, done, total)
+        if self.file is not None and time.monotonic() - self._written >= 1.0:
+            self._written = time.monotonic()
+            with suppress(OSError):  # a full disk is told where something is lost
+                self.file.write_text(f"{name} {numbers.progress(done, total)}".strip(), encoding="utf-8")
 
     def check(self) -> None:
         self.watchdog.beat()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from agro.errors import Interrupted, Refused, Unwritable
 from agro.rollout import Activity
-from agro.runs.folder import Run
+from agro.runs.folder import Run, resuming
 from agro.runs.metrics import empty_metrics
 from agro.store import Store
 from agro.train.feed import Feed
@@ -88,11 +88,14 @@ class Loop:
                 self.updates.check_skipped(phase, position)
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
             saved = max(self.checkpoints.saved, 0)
-            raise Unwritable(f"{error}. The run resumes from step {saved} with --resume") from error
+            again = resuming(self.folder.folder)
+            raise Unwritable(f"{error}. The run resumes from step {saved} with: {again}") from error
         except (Interrupted, Refused) as error:
             self.checkpoints.commit_done(phase, position)
             if isinstance(error, Interrupted):
-                self.say(f"interrupted after step {position.step}; continue with --resume")
+                self.say(
+                    f"interrupted after step {position.step}; continue with: {resuming(self.folder.folder)}"
+                )
             raise
         return position
 
