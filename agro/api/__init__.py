@@ -17,7 +17,7 @@ from agro.api.reward_argument import Function, RewardArgument, check_pooled, rew
 from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.config import RunConfig
-from agro.config.aliases import say
+from agro.config.aliases import say, without_aliases
 from agro.config.override import merge
 from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
@@ -90,8 +90,8 @@ def train(
         raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
     folder = Path(out) if out is not None else new_run_folder()
     functions: dict[str, Function] = {}
-    values = configured(objective, settings)
-    given = _given(values)
+    values = without_aliases(configured(objective, settings), "agro.train", RunConfig)
+    given = {f"{name}.{key}" for name, part in values.items() if isinstance(part, Mapping) for key in part}
     put(values, ["reward"], reward_values(reward, functions))
     check_pooled(values["reward"], functions)
     if peft is not None:
@@ -146,17 +146,6 @@ def _reward_of(functions: Any) -> RewardArgument:
     listed = list(functions) if isinstance(functions, list | tuple) else [functions]
     reward: RewardArgument = listed[0] if len(listed) == 1 else dict.fromkeys(listed, 1.0)
     return reward
-
-
-def _given(values: Mapping[str, Any]) -> set[str]:
-    """The dotted keys of nested values, by agro's names."""
-    found = set()
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= {f"{name}.{key}" for key in value}
-        else:
-            found.add("train.groups" if name in peers.BATCH else peers.ALIASES.get(name, name))
-    return found
 
 
 def _fitted(

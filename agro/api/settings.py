@@ -73,7 +73,7 @@ def plain(value: Any) -> Any:
 
 def _instead(name: str, value: Any) -> str:
     """What an unknown argument may be here, in brackets; empty where nothing is near."""
-    theirs = peers.option(name, value) or peers.setting(name, value)
+    theirs = peers.option(name, value)
     if theirs:
         return f" ({theirs})"
     near = [alias for alias in [peers.near_alias(name)] if alias]

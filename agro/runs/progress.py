@@ -76,16 +76,6 @@ class Progress:
             ]
         self.say("  ".join(parts + _events(m)))
 
-    def say_if_long(self, first: Mapping[str, Any]) -> None:
-        """What a long run takes, by its first step, and the way to a shorter one."""
-        seconds = self.final_step * first["seconds"]
-        if seconds > LONG:
-            self.say(
-                f"the first step took {duration(first['seconds'])}, so {self.final_step} steps take about "
-                f"{duration(seconds)}. What to do for a shorter run: Ctrl-C, then the same command with "
-                "--fit 30min and another --out"
-            )
-
     def close(self) -> None:
         """Restore the terminal."""
 

@@ -111,7 +111,8 @@ def fit(
         _for_memory(choice, free, limits.bytes)
         if limits.seconds is not None:
             _for_time(choice, limits.seconds)
-        choice.put("train.lr", "auto")
+        if trainer.config.train.lr != "auto":
+            choice.put("train.lr", "auto")
         if choice.config.train.warmup > choice.steps // 10:
             choice.put("train.warmup", choice.steps // 10)
         shown = replace(machine, held_out=choice.held_out)
