@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sqlite3
 import sys
@@ -102,9 +103,12 @@ def test_sigterm_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path, undisturb
     running.send_signal(signal.SIGTERM)
     code, errors = running.wait(60), said.read_text()
     assert code == 130, errors
-    assert "--resume" in errors
     assert "Traceback" not in errors
-    resumed = forked.run([*command, "--resume"], timeout=120)
+    _, _, printed = errors.partition("continue with: agro ")
+    assert shlex.split(printed) == ["train", str(tmp_path / "run"), "--resume"]
+    elsewhere = tmp_path / "elsewhere"  # relative paths begin where the run began
+    elsewhere.mkdir()
+    resumed = forked.run([*command[:3], *shlex.split(printed)], cwd=elsewhere, timeout=120)
     assert resumed.returncode == 0, resumed.stderr
     same(tmp_path / "run", undisturbed)
 
@@ -146,7 +150,7 @@ def test_ctrl_c_stops_between_tokens_of_a_response(tmp_path: Path) -> None:
     assert running.wait(60) == 130, said.read_text()
     assert time.monotonic() - began < 50
     assert "stopping, with a checkpoint, when sampling can be interrupted or ends" in said.read_text()
-    assert "interrupted after step 0; continue with --resume" in said.read_text()
+    assert "interrupted after step 0; continue with: agro train " in said.read_text()
 
 
 SLOW = """
