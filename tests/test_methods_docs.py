@@ -205,7 +205,9 @@ def test_an_option_that_an_objective_lacks_is_not_answered_with_itself() -> None
         objectives.describe("reinforce", beta=0.1)
     with pytest.raises(Refused, match=r"unknown option learning_rate; train\.lr sets it here"):
         objectives.describe("reinforce", learning_rate=0.1)
-    with pytest.raises(Refused, match=r"unknown: beta \(did you mean evaluate__beta\?\)\. .* options of reinforce"):
+    with pytest.raises(
+        Refused, match=r"unknown: beta \(did you mean evaluate__beta\?\)\. .* options of reinforce"
+    ):
         configured("reinforce", {"beta": 0.1})
 
 

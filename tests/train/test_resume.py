@@ -191,14 +191,16 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     same(tmp_path / "run", tmp_path / "plain")
 
 
-def test_how_long_a_stage_still_takes_is_that_of_the_last_time(monkeypatch) -> None:
+def test_how_long_a_stage_still_takes_is_that_of_the_last_time(monkeypatch, tmp_path: Path) -> None:
     now = [0.0]
     monkeypatch.setattr("agro.runs.progress.time.monotonic", lambda: now[0])
     quiet = SimpleNamespace(stage=lambda *_: None)
     activity = RunActivity(quiet, quiet, Interruption())  # type: ignore[arg-type]
     assert activity.pending() == "the model is loaded"
+    activity.file = tmp_path / "stage"
     for at, name in ((1.0, "sampling"), (3.0, "sampling"), (241.0, "updating"), (250.0, "sampling")):
         now[0] = at
         activity.stage(name, 1, 2)
+    assert activity.file.read_text() == "sampling 1/2"  # for the page of a run without a step
     now[0] = 280.0  # sampling took 240 s, and began 30 s ago
     assert "in about 3 min 30 s at most by the last time" in activity.pending()

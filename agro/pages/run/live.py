@@ -115,7 +115,10 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, folder: Path, port: int) -> None:
         """`port` 0: a free one. Raises `Refused` where the folder or the port can't be used."""
         if not folder.is_dir():
-            raise Refused(f"{folder}: expected a run folder; give the --out of agro train")
+            raise Refused(
+                f"{folder}: expected a run folder; give the --out of agro train, which makes it when the model "
+                "is loaded"
+            )
         self.live = LivePage(folder)
         try:
             super().__init__((HOST, port), Handler)
