@@ -116,8 +116,8 @@ class PageServer(ThreadingHTTPServer):
         """`port` 0: a free one. Raises `Refused` where the folder or the port can't be used."""
         if not folder.is_dir():
             raise Refused(
-                f"{folder}: expected a run folder; give the --out of agro train, which makes it when the model "
-                "is loaded"
+                f"{folder}: expected a run folder; give the --out of agro train, which makes it when its "
+                "model is loaded"
             )
         self.live = LivePage(folder)
         try:
