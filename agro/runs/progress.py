@@ -325,20 +325,21 @@ class RunActivity:
         interruption: Interruption,
         file: Path | None = None,
     ) -> None:
-        """`file`: gets the stage, every second at most, for the page of a run that has no step yet."""
+        """`file`: gets the stage, for the page of a run that has no step yet."""
         self.progress, self.watchdog, self.interruption = progress, watchdog, interruption
         self.file, self._written = file, -math.inf
         self._stage, self._start = "", time.monotonic()
         self._seconds: dict[str, float] = {}  # that each stage took when it ran last
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        if name != self._stage:
+        is_new = name != self._stage
+        if is_new:
             moment = time.monotonic()
             self._seconds[self._stage] = moment - self._start
             self._stage, self._start = name, moment
         self.progress.stage(name, done, total)
         self.watchdog.stage(name, done, total)
-        if self.file is not None and time.monotonic() - self._written >= 1.0:
+        if self.file is not None and (is_new or time.monotonic() - self._written >= 1.0):
             self._written = time.monotonic()
             with suppress(OSError):  # a full disk is told where something is lost
                 self.file.write_text(f"{name} {numbers.progress(done, total)}".strip(), encoding="utf-8")

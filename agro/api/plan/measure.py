@@ -174,7 +174,7 @@ def measured(
         if 1.5 * few < count and second > first:
             training = (second - first) / (count - few)
             each_pass = max(0.0, first - few * training)
-        scoring = seconds(partial(_pass, policy, None, ("logp",), short, backward=False)) / few
+        scoring = seconds(partial(_pass, policy, None, ("logp",), rows, backward=False)) / count
         sampling = None
         if step.fresh and not unknown_sampling(config):
             sampling = _decoding(policy, config, step, int(limit / scoring))
