@@ -94,6 +94,8 @@ class RunConfig(Section):
         path = Path(path)
         values = _of_user(_read(path))
         items = renamed(overrides)
+        if not values and not items:
+            raise Refused(f"{path}: the file is empty: expected a recipe, or settings such as train.steps=20")
         for item in items:
             drop_replaced(values, item)
         for dropped in drop_options(values, items):
@@ -196,8 +198,6 @@ def _read(path: Path) -> dict[str, Any]:
             near = recipes.nearest(str(path))
             raise Refused(f"{path}: can't be read: {error.strerror}; {expected}{near}") from None
         text = recipe.text
-    if not text.strip():
-        raise Refused(f"{path}: the file is empty; {expected}")
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits
