@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from agro.config import RunConfig
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
+from agro.models.pretrained import LARGE, parameters
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import Request
@@ -162,7 +163,11 @@ def measured(
     with one_thread(policy.device) as threads:
         train = partial(_pass, policy, reference, want)
         short = [_last_tokens(step.passes[0][0], SHORT)]
-        train([_last_tokens(short[0], DECODED)])  # the first one takes longer in any process
+        # The first one takes longer in any process; of a large model the backward pass hardly does.
+        warm, is_small = [_last_tokens(short[0], DECODED)], parameters(policy.model) < LARGE
+        _pass(
+            policy, reference if is_small else None, want if is_small else ("logp",), warm, backward=is_small
+        )
         first, few = seconds(partial(train, short)), len(short[0].tokens)
         rows = _within(step.passes[0], int(3 * limit * few / first))
         count = sum(len(row.tokens) for row in rows)
