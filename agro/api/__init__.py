@@ -18,7 +18,8 @@ from agro.api.reward_argument import Function, RewardArgument, check_pooled, rew
 from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.config import RunConfig
-from agro.config.aliases import say
+from agro.config.aliases import say, without_aliases
+from agro.config.override import merge
 from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
@@ -56,6 +57,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     accept: Sequence[str] = (),
+    fit: str | Sequence[str] | None = None,
     **settings: Any,
 ) -> Trained:
     """Train a model with what is at hand, and return the run.
@@ -84,12 +86,15 @@ def train(
         out: the run folder; runs/ and the time where it isn't given.
         resume: continue the run in `out`.
         accept: with `resume`, inputs that may have changed since the run began, such as "reward.name".
+        fit: "30min" or "24GB", or a list of both: choose what isn't given so that the run fits this machine,
+            and say it; see `agro train --fit`.
         settings: options of the objective (`beta=0.1`), and any value of the configuration with its section
             (`train__steps=20`, or `**{"train.steps": 20}`); also TRL's names of the common ones, such as
-            `num_generations`, `reward_funcs` and `train_dataset`. Without β and learning rate they are chosen
-            by the length of responses, the rewards and the size of the model, and said.
+            `num_generations`, `reward_funcs` and `train_dataset`. Without β it is chosen by the length of
+            responses and the rewards; without a learning rate it is found at the first step. Both are said.
     """
     prompts, log = _data(prompts, log, settings.pop("train_dataset", None))
+    out = _either(out, settings.pop("output_dir", None), "out", "output_dir")
     if "loss_type" in settings:
         ours = None if objective == "agro" else objective
         objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")
@@ -98,7 +103,8 @@ def train(
         raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
     folder = Path(out) if out is not None else new_run_folder()
     functions: dict[str, Function] = {}
-    values = configured(objective, settings)
+    values = without_aliases(configured(objective, settings), "agro.train", RunConfig)
+    given = {f"{name}.{key}" for name, part in values.items() if isinstance(part, Mapping) for key in part}
     put(values, ["reward"], reward_values(reward, functions))
     check_pooled(values["reward"], functions)
     if peft is not None:
@@ -116,8 +122,10 @@ def train(
         put(values, ["data"], HELD_OUT)
     for note in _choose(values):
         print(f"note: {note}; give it to choose another", file=sys.stderr)
-    config = RunConfig.of(values, "agro.train")
-    Trainer(config, folder, resume=resume, rewards=functions, accept=accept).run()
+    config = _fitted(values, None if resume else fit, given, folder, functions)
+    trainer = Trainer(config, folder, resume=resume, rewards=functions, accept=accept)
+    trainer.forecasts = fit is None
+    trainer.run()
     return Trained(folder, functions)
 
 
@@ -151,6 +159,29 @@ def _reward_of(functions: Any) -> RewardArgument:
     listed = list(functions) if isinstance(functions, list | tuple) else [functions]
     reward: RewardArgument = listed[0] if len(listed) == 1 else dict.fromkeys(listed, 1.0)
     return reward
+
+
+def _fitted(
+    values: dict[str, Any],
+    limits: str | Sequence[str] | None,
+    given: set[str],
+    folder: Path,
+    functions: dict[str, Function],
+) -> RunConfig:
+    """The configuration, with what fits in `limits`, which is said."""
+    if limits is None:
+        return RunConfig.of(values, "agro.train")
+    from agro.api.plan.fit import Limits, fit
+
+    def changed(settings: Mapping[str, Any]) -> RunConfig:
+        nested: dict[str, Any] = {}
+        for key, value in settings.items():
+            put(nested, key.split("."), value)
+        return RunConfig.of(merge(values, nested), "agro.train")
+
+    fitted = fit(changed({}), Limits.parse(limits), given, changed, folder, functions)
+    print("\n".join(fitted.lines()), file=sys.stderr)
+    return changed(fitted.settings)
 
 
 def _choose(values: dict[str, Any]) -> list[str]:

@@ -213,6 +213,6 @@ def _nothing(paths: Sequence[str | Path], report: ImportReport) -> str:
         rules = "\n".join(f"  {count} records: {rule}" for rule, count in report.left_out.items())
         return f"{names}: all records are left out\n{rules}"
     if not report.refused:
-        return f"{names}: expected records, got none"
+        return f"{names}: empty: expected records, got none"
     examples = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:3])
     return f"{names}: all records are refused ({report.refused_count}), such as\n{examples}"

@@ -31,7 +31,8 @@ def place(placement: Placement, command: TrainCommand) -> int:
     command = replace(command, config=config, out=command.out.absolute())
     if (command.out / "metrics.jsonl").exists() and not command.resume:
         raise Refused(
-            f"{command.out}: there is a run in this folder; continue it with --resume, or set another --out"
+            f"{command.out}: there is a run in this folder; continue it with the same command and --resume, "
+            "or set another --out"
         )
     if placement.kind == "slurm" and not slurm.is_job():
         slurm.submit(command, command.load().place, say)

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -36,6 +36,7 @@ BARS = "▁▂▃▄▅▆▇█"
 REMEMBERED = 32  # rewards in the display's small curve
 PACE = 20  # steps whose median duration predicts the time left
 LONGEST = 600  # characters of a text that is shown
+LONG = 3600.0  # seconds of a run from which the way to a shorter one is said
 PAUSE = 0.1  # seconds at least between two redrawings
 PACKAGE = str(Path(__file__).parents[1])
 
@@ -320,19 +321,32 @@ KINDS = 10  # of failures of rewards that are shown
 class RunActivity:
     """See `agro.rollout.Activity`."""
 
-    def __init__(self, progress: Progress, watchdog: Watchdog, interruption: Interruption) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        watchdog: Watchdog,
+        interruption: Interruption,
+        file: Path | None = None,
+    ) -> None:
+        """`file`: gets the stage, for the page of a run that has no step yet."""
         self.progress, self.watchdog, self.interruption = progress, watchdog, interruption
+        self.file, self._written = file, -math.inf
         self._stage, self._start = "", time.monotonic()
         self._seconds: dict[str, float] = {}  # that each stage took when it ran last
         self._failures: set[Hashable] = set()  # of rewards, the kinds that were shown
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        if name != self._stage:
+        is_new = name != self._stage
+        if is_new:
             moment = time.monotonic()
             self._seconds[self._stage] = moment - self._start
             self._stage, self._start = name, moment
         self.progress.stage(name, done, total)
         self.watchdog.stage(name, done, total)
+        if self.file is not None and (is_new or time.monotonic() - self._written >= 1.0):
+            self._written = time.monotonic()
+            with suppress(OSError):  # a full disk is told where something is lost
+                self.file.write_text(f"{name} {numbers.progress(done, total)}".strip(), encoding="utf-8")
 
     def fail(self, kind: Hashable, error: str) -> None:
         if kind in self._failures or len(self._failures) == KINDS:
