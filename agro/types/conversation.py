@@ -25,6 +25,8 @@ _THOUGHTS = ("thinking", "reasoning")
 _ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # which nobody can read
 _USES = ("tool_use", "tool_call")
 _RESULTS = {"tool_result": ("content",), "tool_call_response": ("response", "result")}
+_CALLING = ("tool_call", "function_call")  # roles of messages that are a call, as JSON
+_ANSWERING = ("tool_response", "observation", "function")  # and of those that are its result
 _NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
 
 
@@ -41,7 +43,12 @@ def normalized(messages: Any, location: str) -> Messages:
         return messages
     found: Messages = []
     for i, message in enumerate(messages):
-        found += normalized_message(message, f"{location}[{i}]")
+        new = normalized_message(message, f"{location}[{i}]")
+        if found and message["role"] in _CALLING and found[-1]["role"] == "assistant":
+            calls = found[-1].get("tool_calls", []) + new[0]["tool_calls"]
+            found[-1] = {**found[-1], "tool_calls": calls}  # of the same turn
+        else:
+            found += new
     return found
 
 
@@ -104,7 +111,7 @@ def _is_normal(message: Any) -> bool:
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
-        and message["role"] != "function"
+        and message["role"] not in (*_CALLING, *_ANSWERING)
         and message.keys().isdisjoint(_NAMES)
         and isinstance(message.get("reasoning_content", ""), str)
         and all(map(_is_normal_call, message.get("tool_calls", ())))
@@ -124,8 +131,13 @@ def _normal(value: Any, location: str) -> Messages:
     """The message, after the results of tools that are parts of it, which are messages of their own."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(f"{location}: expected a message with 'role' and 'content', got {value!r:.80}")
+    if value["role"] in _CALLING:
+        calls = _opened(value.get("content"))
+        value = {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
     parts = _Parts(f"{location}.content")
-    if value["role"] == "tool" and isinstance(value.get("content"), dict):  # a result that isn't text yet
+    if value["role"] in ("tool", *_ANSWERING) and isinstance(
+        value.get("content"), dict
+    ):  # a result that isn't text yet
         value = {**value, "content": json.dumps(value["content"], ensure_ascii=False)}
     parts.add(value.get("content"))
     if not parts.texts and isinstance(value.get("refusal"), str):
@@ -142,7 +154,7 @@ def _normal(value: Any, location: str) -> Messages:
     dropped = {*_NAMES, "reasoning_content", "tool_calls"}
     message = {name: x for name, x in value.items() if name not in dropped and x is not None}
     message |= {
-        "role": "tool" if value["role"] == "function" else value["role"],
+        "role": "tool" if value["role"] in _ANSWERING else value["role"],
         "content": "".join(parts.texts),
     }
     if thought:

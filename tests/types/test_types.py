@@ -10,6 +10,7 @@ import torch
 from agro import Batch, Prompt, Sample
 from agro.errors import Refused
 from agro.types import prompt_hash
+from agro.types.conversation import normalized
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "é?"}]
 SAMPLE: dict[str, Any] = {"prompt": "1+1=", "response": "2", "reward": 1.0}
@@ -625,3 +626,29 @@ def test_samples_of_rows_are_those_of_each_row(monkeypatch: pytest.MonkeyPatch) 
     plain = [row_of_a_store(), row_of_a_store(**VALID[1]), row_of_a_store(**VALID[-1])]
     monkeypatch.setattr(Sample, "__post_init__", None)  # nothing is checked one by one
     assert len(Sample.all_of(plain)) == 3
+
+
+def test_calls_that_are_messages_of_their_own_belong_to_their_turn() -> None:
+    """ms-swift writes a role "tool_call", LLaMA-Factory "function_call" and "observation"."""
+    call, other = '{"name": "weather", "arguments": {"town": "Rome"}}', '{"name": "time", "arguments": "{}"}'
+    messages = normalized(
+        [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "Let me see."},
+            {"role": "tool_call", "content": call},
+            {"role": "function_call", "content": other},
+            {"role": "tool_response", "content": "sunny"},
+            {"role": "observation", "content": {"hour": 9}},
+            {"role": "assistant", "content": "Sunny."},
+        ],
+        "prompt",
+    )
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert messages[1]["content"] == "Let me see."
+    assert [c["function"] for c in messages[1]["tool_calls"]] == [
+        {"name": "weather", "arguments": {"town": "Rome"}},
+        {"name": "time", "arguments": {}},
+    ]
+    assert [m["content"] for m in messages[2:4]] == ["sunny", '{"hour": 9}']
+    with pytest.raises(Refused, match=r"prompt\[0\].tool_calls\[0\]: expected a call of a tool"):
+        normalized([{"role": "tool_call", "content": "weather in Rome"}], "prompt")
