@@ -131,14 +131,8 @@ def _normal(value: Any, location: str) -> Messages:
     """The message, after the results of tools that are parts of it, which are messages of their own."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(f"{location}: expected a message with 'role' and 'content', got {value!r:.80}")
-    if value["role"] in _CALLING:
-        calls = _opened(value.get("content"))
-        value = {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
+    value = _in_known_role(value)
     parts = _Parts(f"{location}.content")
-    if value["role"] in ("tool", *_ANSWERING) and isinstance(
-        value.get("content"), dict
-    ):  # a result that isn't text yet
-        value = {**value, "content": json.dumps(value["content"], ensure_ascii=False)}
     parts.add(value.get("content"))
     if not parts.texts and isinstance(value.get("refusal"), str):
         parts.texts.append(value["refusal"])
@@ -154,7 +148,7 @@ def _normal(value: Any, location: str) -> Messages:
     dropped = {*_NAMES, "reasoning_content", "tool_calls"}
     message = {name: x for name, x in value.items() if name not in dropped and x is not None}
     message |= {
-        "role": "tool" if value["role"] in _ANSWERING else value["role"],
+        "role": value["role"],
         "content": "".join(parts.texts),
     }
     if thought:
@@ -162,6 +156,18 @@ def _normal(value: Any, location: str) -> Messages:
     if calls:
         message["tool_calls"] = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(calls)]
     return [*parts.results, message]
+
+
+def _in_known_role(message: dict[str, Any]) -> dict[str, Any]:
+    """A call that is a message of its own as an assistant's, its result as a tool's, both as they are read."""
+    role, content = message["role"], message.get("content")
+    if role in _CALLING:
+        calls = _opened(content)
+        return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
+    if role == "tool" or role in _ANSWERING:
+        text = json.dumps(content, ensure_ascii=False) if isinstance(content, dict) else content
+        return {**message, "role": "tool", "content": text}
+    return message
 
 
 def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
