@@ -147,10 +147,7 @@ def _normal(value: Any, location: str) -> Messages:
             raise Refused(f"{location}: expected content, a refusal or tool_calls, got {value!r:.80}")
     dropped = {*_NAMES, "reasoning_content", "tool_calls"}
     message = {name: x for name, x in value.items() if name not in dropped and x is not None}
-    message |= {
-        "role": value["role"],
-        "content": "".join(parts.texts),
-    }
+    message |= {"role": value["role"], "content": "".join(parts.texts)}
     if thought:
         message["reasoning_content"] = thought
     if calls:
@@ -159,7 +156,7 @@ def _normal(value: Any, location: str) -> Messages:
 
 
 def _in_known_role(message: dict[str, Any]) -> dict[str, Any]:
-    """A call that is a message of its own as an assistant's, its result as a tool's, both as they are read."""
+    """A call that is a message of its own as one of the assistant, its result as a tool's text."""
     role, content = message["role"], message.get("content")
     if role in _CALLING:
         calls = _opened(content)
