@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -151,7 +151,8 @@ class BaseTrainer:
             ):
                 self._train()
         finally:
-            (self.out / STAGE).unlink(missing_ok=True)
+            with suppress(OSError):  # no folder was made, or its disk is full
+                (self.out / STAGE).unlink()
             with ExitStack() as closed:  # all of them, whichever raises
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:

@@ -57,8 +57,11 @@ def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_pat
     done(
         "sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 1, "--max-new", 4, "--seed", 1
     )
-    assert "48 unscored" in agro("check", store).stdout
-    assert "objective agro needs reward: 0 of 48 rows have it" in refused("check", store)
+    checked = done("check", store).stdout
+    assert "48 unscored" in checked
+    assert "recommended: sft, neither rewards nor pairs" in checked
+    asked = refused("check", store, "--objective", "agro")
+    assert "objective agro needs reward: 0 of 48 rows have it" in asked
     scored = report_of("score", store, "--reward", "exact")
     assert scored["scored"] == 48
     found = report_of("check", store, "--objective", "sft")
@@ -181,7 +184,7 @@ def test_check_names_what_an_objective_lacks(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
         "".join(json.dumps({"prompt": "p", "response": r, "reward": r == "a"}) + "\n" for r in "abc")
     )
-    assert "note: agro can train on this" in done("check", tmp_path / "log.jsonl").stdout
+    assert "note: Recipe log can train on this" in done("check", tmp_path / "log.jsonl").stdout
     result = agro("check", tmp_path / "log.jsonl", "--objective", "grpo", "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["trainable"] is False
