@@ -66,6 +66,8 @@ def train(
     loaded = RunConfig.load(config, overrides or [])
     look_at_run(loaded, out, resume=resume, accept=accept or (), owner=owner, writes=not dry_run)
     from agro.api.reporting_trainer import Trainer
+    from agro.runs.rundata import load_run
+    from agro.runs.verdict import Verdict
 
     trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
     if dry_run:
@@ -79,6 +81,11 @@ def train(
         print(_result(folder, trainer.ended_well))
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
+    run = load_run(folder)
+    if Verdict.of(run).to_json()["by"] in (None, "off-policy"):  # no reward measured held-out prompts
+        own = run.set_aside or run.config.data.eval_prompts
+        command = f"agro rate {folder}" + ("" if own else " --prompts FILE")
+        print(f"did it get better? people can say, blind: {command}", file=sys.stderr)
 
 
 def _result(folder: Path, ended_well: bool) -> str:
