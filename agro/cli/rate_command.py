@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -70,9 +69,7 @@ def rate(
         )
     rating = Rating(run, sheet, steps)
     with RateServer(rating, port, host) as server:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it well
-        print(f"serving {server.address}?token={server.token}", flush=True)
         print("each rating is kept at once; Ctrl-C ends this, the same command goes on", file=sys.stderr)
-        server.serve_until_interrupted()
+        server.serve_until_interrupted(f"serving {server.address}?token={server.token}")
     if rating.ratings().decided:
         read_blind(run, sheet, as_json=False)

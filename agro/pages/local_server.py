@@ -42,8 +42,10 @@ class LocalServer(ThreadingHTTPServer):
                 names.add(str(ipaddress.ip_address(name)))
         return name in names
 
-    def serve_until_interrupted(self) -> None:
+    def serve_until_interrupted(self, text: str) -> None:
+        """`text`: is printed once it listens, with the address."""
         with suppress(KeyboardInterrupt):
+            print(text, flush=True)
             self.serve_forever()
 
 

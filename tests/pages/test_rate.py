@@ -26,8 +26,7 @@ SERVE = """
 import sys; from pathlib import Path; from agro.pages.run.rate import RateServer, Rating
 run = Path(sys.argv[1])
 with RateServer(Rating(run, run / "rate.csv", 6), 0, "127.0.0.1") as server:
-    print(f"{server.server_address[1]} {server.token}", flush=True)
-    server.serve_until_interrupted()
+    server.serve_until_interrupted(f"{server.server_address[1]} {server.token}")
 """
 
 

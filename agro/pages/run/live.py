@@ -138,5 +138,4 @@ class Handler(LocalHandler):
 def watch(folder: Path, port: int) -> None:
     """Serve the page of a run until the program is interrupted."""
     with PageServer(folder, port) as server:
-        print(f"{server.address} shows {folder} while it trains; Ctrl-C ends this", flush=True)
-        server.serve_until_interrupted()
+        server.serve_until_interrupted(f"{server.address} shows {folder} while it trains; Ctrl-C ends this")
