@@ -5,7 +5,7 @@ E is how much likelier they are where the result's share q may be any, uniformly
 E = ∫ q^w (1−q)^l dq / ½^n = 2^n w! l! / (n+1)!. Of fair coins E is a martingale from 1, so that its mean is 1
 whenever somebody stops, and 20 or more has a probability of 5 % at most (Ville, 1939; Ramdas and others,
 arXiv 2210.01948). So p = 1/E holds at any stop, and the interval has each share against which the same
-evidence is below 20. A test for a fixed number of ratings doesn't hold then: the sign test errs in 28 % of looks at 200 coins.
+evidence is below 20. The sign test doesn't hold then: looked at after each of 200 coins it errs in 28 %.
 """
 
 from __future__ import annotations
