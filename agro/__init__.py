@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from agro.io.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from agro.api import Proposal as Proposal
     from agro.api import Trained as Trained
+    from agro.api import propose as propose
     from agro.api import train as train
     from agro.api.reporting_trainer import Trainer as Trainer
     from agro.config import RunConfig as RunConfig
@@ -27,24 +29,28 @@ _HOMES = {
     "Batch": "agro.types",
     "Policy": "agro.models.policy",
     "Prompt": "agro.types",
+    "Proposal": "agro.api",
     "Refused": "agro.errors",
     "RunConfig": "agro.config",
     "Sample": "agro.types",
     "Store": "agro.store",
     "Trained": "agro.api",
     "Trainer": "agro.api.reporting_trainer",
+    "propose": "agro.api",
 }
 
 __all__ = [
     "Batch",
     "Policy",
     "Prompt",
+    "Proposal",
     "Refused",
     "RunConfig",
     "Sample",
     "Store",
     "Trained",
     "Trainer",
+    "propose",
     "train",
 ]
 

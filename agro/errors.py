@@ -1,4 +1,52 @@
-"""What agro reports to the person who runs it, besides results."""
+"""What agro reports to the person who runs it, besides results, and what no report has: secrets, and what a
+terminal would obey."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from urllib.parse import quote
+
+REDACTED = "(redacted)"
+SHORTEST = 6  # characters of a secret: removing shorter ones would shred texts, and hide nothing
+_VARIABLES = re.compile(r"(?i)(secret|passw(or)?d|credentials?|(api|access|private|secret)_?key|token)$")
+_secrets: set[str] = set()
+# Marks of direction, which reorder the text after them.
+DIRECTIONS = "\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{DIRECTIONS}]")
+
+
+def remember_secret(value: str | None) -> None:
+    """`without_secrets` removes this value from now on."""
+    if value is not None and len(value) >= SHORTEST:
+        _secrets.update((value, json.dumps(value)[1:-1], quote(value, safe="")))
+
+
+def without_secrets(text: str) -> str:
+    """`text` without the values of secrets: those of the configuration, and of variables of the environment
+    whose name says so (HF_TOKEN, WANDB_API_KEY, AGRO_TOKEN, …), unless they are paths."""
+    for name in filter(_VARIABLES.search, os.environ):
+        value = os.environ.get(name, "")
+        if not (value.isdecimal() or value.startswith("/")):
+            remember_secret(value)
+    for secret in sorted(_secrets, key=len, reverse=True):  # one may begin with another
+        text = text.replace(secret, REDACTED)
+    return text
+
+
+def visible(text: str) -> str:
+    """`text` without secrets, and with control characters, lone surrogates and marks of direction as escapes
+    such as \\x1b or \\u202e, which JSON has too.
+
+    Line ends and tabs are kept.
+    """
+    return _CONTROL.sub(_escaped, without_secrets(text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    c = match[0]
+    return c.encode("unicode_escape").decode() if c.isascii() else f"\\u{ord(c):04x}"
 
 
 class Refused(ValueError):
@@ -8,6 +56,9 @@ class Refused(ValueError):
     without a traceback and exits with 2.
     """
 
+    def __str__(self) -> str:
+        return without_secrets(super().__str__())
+
 
 class Unwritable(Refused):
     """The disk is full, or a file or folder can only be read. What was written before is intact."""
@@ -15,6 +66,9 @@ class Unwritable(Refused):
 
 class AgroWarning(UserWarning):
     """A setting was skipped or a figure can't be trusted; the run continues."""
+
+    def __str__(self) -> str:
+        return without_secrets(super().__str__())
 
 
 class Interrupted(BaseException):

@@ -272,9 +272,9 @@ def test_what_a_configuration_refuses(values: dict[str, Any], words: str) -> Non
 
 
 def test_all_mistakes_are_said_at_once() -> None:
-    said = refused({"train": {"lr": -1, "stps": 3}, "data": {"replay": 2}})
+    said = refused({"train": {"clip": -1, "stps": 3}, "data": {"replay": 2}})
     assert len(said.splitlines()) == 3
-    assert all(key in said for key in ("train.lr", "train.stps", "data.replay"))
+    assert all(key in said for key in ("train.clip", "train.stps", "data.replay"))
 
 
 @pytest.mark.parametrize(

@@ -100,3 +100,17 @@ def first_of_each(kind: Callable[[Any], Hashable], cases: Iterable[Any]) -> list
         marked.append(pytest.param(*values, marks=later))
         seen.add(kind(case))
     return marked
+
+
+def some(cases: Iterable[Any], *, every: int) -> list[Any]:
+    """Cases for `parametrize`: each `every`-th has its file's tier, the others are nightly.
+
+    For cases of which each guards the same promise.
+    """
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[pytest.mark.nightly] if number % every else [],
+        )
+        for number, case in enumerate(cases)
+    ]

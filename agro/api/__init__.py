@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from agro.api.chosen import choose
@@ -17,18 +18,28 @@ from agro.api.reward_argument import Function, RewardArgument, check_pooled, rew
 from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.config import RunConfig
-from agro.config.aliases import say
+from agro.config.aliases import say, without_aliases
+from agro.config.override import merge
 from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.files import new_run_folder, remove
 from agro.io.record_files import has_several_tables
+from agro.logs.guessing import Proposal, propose_unknown
+from agro.logs.guessing import propose as look_at
+from agro.logs.import_report import Options
 from agro.logs.importing import import_files
 from agro.store import Store
 from agro.store.location import is_store
 from agro.train.process_group import world_size
 
-__all__ = ["Trained", "train"]
+__all__ = ["Proposal", "Trained", "propose", "train"]
+
+TAKE = (
+    "What to do: look whether the upper ones are better. Then give log_map=agro.propose(log) (as proposed), "
+    "log_map=agro.propose(log).reversed() (the lower ones are better), lower_is_better=True, log_map="
+    'agro.propose(log, reward="COLUMN"), or your own: {"prompt": …, "response": …, "reward": …}'
+)
 
 
 def train(
@@ -40,11 +51,13 @@ def train(
     *,
     tokenizer: Any = None,
     eval_prompts: Any = None,
-    log_map: Mapping[str, str] | None = None,
+    log_map: Mapping[str, str] | Proposal | None = None,
+    lower_is_better: bool = False,
     peft: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
     accept: Sequence[str] = (),
+    fit: str | Sequence[str] | None = None,
     **settings: Any,
 ) -> Trained:
     """Train a model with what is at hand, and return the run.
@@ -66,17 +79,22 @@ def train(
         tokenizer: of a model object.
         eval_prompts: held-out prompts, like `prompts`. Without them a tenth of the prompts is held out, at
             most 128, and none of fewer than 200 (`data__hold_out=0`: none).
-        log_map: columns of the log by fields, such as {"response": "output"}; see `agro import --map`.
+        log_map: columns of the log by fields, such as {"response": "output"}, see `agro import --map`; or
+            what `agro.propose(log)` proposes, with which a log of no known format is refused otherwise.
+        lower_is_better: of the log's rewards: r becomes -r, and of a pair the loser wins.
         peft: a `peft.LoraConfig`, for an adapter.
         out: the run folder; runs/ and the time where it isn't given.
         resume: continue the run in `out`.
         accept: with `resume`, inputs that may have changed since the run began, such as "reward.name".
+        fit: "30min" or "24GB", or a list of both: choose what isn't given so that the run fits this machine,
+            and say it; see `agro train --fit`.
         settings: options of the objective (`beta=0.1`), and any value of the configuration with its section
             (`train__steps=20`, or `**{"train.steps": 20}`); also TRL's names of the common ones, such as
-            `num_generations`, `reward_funcs` and `train_dataset`. Without β and learning rate they are chosen
-            by the length of responses, the rewards and the size of the model, and said.
+            `num_generations`, `reward_funcs` and `train_dataset`. Without β it is chosen by the length of
+            responses and the rewards; without a learning rate it is found at the first step. Both are said.
     """
     prompts, log = _data(prompts, log, settings.pop("train_dataset", None))
+    out = _either(out, settings.pop("output_dir", None), "out", "output_dir")
     if "loss_type" in settings:
         ours = None if objective == "agro" else objective
         objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")
@@ -85,7 +103,8 @@ def train(
         raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
     folder = Path(out) if out is not None else new_run_folder()
     functions: dict[str, Function] = {}
-    values = configured(objective, settings)
+    values = without_aliases(configured(objective, settings), "agro.train", RunConfig)
+    given = {f"{name}.{key}" for name, part in values.items() if isinstance(part, Mapping) for key in part}
     put(values, ["reward"], reward_values(reward, functions))
     check_pooled(values["reward"], functions)
     if peft is not None:
@@ -98,13 +117,15 @@ def train(
         if data is not None:
             put(values, ["data", key], prompts_file(data, folder / f"inputs/{key}.jsonl", key))
     if log is not None:
-        _take_log(log, log_map, folder, values)
+        _take_log(log, log_map, lower_is_better, folder, values)
     if HELD_OUT.keys().isdisjoint(values.get("data", {})):
         put(values, ["data"], HELD_OUT)
     for note in _choose(values):
         print(f"note: {note}; give it to choose another", file=sys.stderr)
-    config = RunConfig.of(values, "agro.train")
-    Trainer(config, folder, resume=resume, rewards=functions, accept=accept).run()
+    config = _fitted(values, None if resume else fit, given, folder, functions)
+    trainer = Trainer(config, folder, resume=resume, rewards=functions, accept=accept)
+    trainer.forecasts = fit is None
+    trainer.run()
     return Trained(folder, functions)
 
 
@@ -140,6 +161,29 @@ def _reward_of(functions: Any) -> RewardArgument:
     return reward
 
 
+def _fitted(
+    values: dict[str, Any],
+    limits: str | Sequence[str] | None,
+    given: set[str],
+    folder: Path,
+    functions: dict[str, Function],
+) -> RunConfig:
+    """The configuration, with what fits in `limits`, which is said."""
+    if limits is None:
+        return RunConfig.of(values, "agro.train")
+    from agro.api.plan.fit import Limits, fit
+
+    def changed(settings: Mapping[str, Any]) -> RunConfig:
+        nested: dict[str, Any] = {}
+        for key, value in settings.items():
+            put(nested, key.split("."), value)
+        return RunConfig.of(merge(values, nested), "agro.train")
+
+    fitted = fit(changed({}), Limits.parse(limits), given, changed, folder, functions)
+    print("\n".join(fitted.lines()), file=sys.stderr)
+    return changed(fitted.settings)
+
+
 def _choose(values: dict[str, Any]) -> list[str]:
     """Set what nobody said of the method, β and the learning rate; returns what to say of them."""
     chosen = choose(values)
@@ -164,7 +208,28 @@ def _prepare(folder: Path, resume: bool) -> None:
             remove(folder / name)
 
 
-def _take_log(log: Any, log_map: Mapping[str, str] | None, folder: Path, values: dict[str, Any]) -> None:
+def propose(log: Any, reward: str | None = None, *, lower_is_better: bool | None = None) -> Proposal | None:
+    """How to read a log of unknown form, for `log_map` of `agro.train`: print it, and look whether the
+    responses that it calls the best are. None for a log that needs no proposal.
+
+    Args:
+        log: a path, or rows as in `agro.train`.
+        reward: the column that judges the responses, where another than the proposed one does.
+        lower_is_better: whether its lower values are; None: to be proposed. `.reversed()` is the opposite.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(_log_files(log, Path(folder) / "log.jsonl")[0])
+        rewards = None if reward is None else {reward: 1.0}
+        return look_at(path, rewards=rewards, lower_is_better=lower_is_better)
+
+
+def _take_log(
+    log: Any,
+    log_map: Mapping[str, str] | Proposal | None,
+    lower_is_better: bool,
+    folder: Path,
+    values: dict[str, Any],
+) -> None:
     """Set the store: that of the log, or the run's own, into which the log is imported."""
     data = values.setdefault("data", {})
     if "replay" not in data:
@@ -176,8 +241,9 @@ def _take_log(log: Any, log_map: Mapping[str, str] | None, folder: Path, values:
         data["replay"] = 1.0
     store = _store_of(log)
     if store is not None:
-        if log_map is not None:
-            raise Refused(f"log_map: {store} is a store, whose columns have agro's names; leave it out")
+        if log_map is not None or lower_is_better:
+            name = "lower_is_better" if log_map is None else "log_map"
+            raise Refused(f"{name}: {store} is a store, whose columns have agro's names; leave it out")
         put(values, ["data", "store"], store)
         return
     path = folder / "store.db"
@@ -185,8 +251,21 @@ def _take_log(log: Any, log_map: Mapping[str, str] | None, folder: Path, values:
         raise Refused(f"{path}: there is a store already; give it as the log, or set another out")
     files = _log_files(log, folder / "inputs/log.jsonl")
     (folder / "inputs").mkdir(parents=True, exist_ok=True)
+    proposal = log_map if isinstance(log_map, Proposal) else None
+    if log_map is None:
+        proposal = propose_unknown(Path(files[0]), lower_is_better=lower_is_better or None)
+    if log_map is None and proposal is not None:
+        if not lower_is_better or not proposal or proposal.undefined is not None:
+            raise Refused(
+                f"log: nothing is imported until somebody says that this is right\n{proposal}\n{TAKE}"
+            )
+        print(proposal, file=sys.stderr)
+    options: Options = {"mapping": log_map} if isinstance(log_map, Mapping) else {}
+    options = options if proposal is None else proposal.options()
+    if lower_is_better:
+        options["lower_is_better"] = True
     with Store.open(path) as opened:
-        print(import_files(opened, files, mapping=log_map), file=sys.stderr)
+        print(import_files(opened, files, **options), file=sys.stderr)
     put(values, ["data", "store"], path)
 
 

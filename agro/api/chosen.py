@@ -1,13 +1,10 @@
-"""What a run takes that names no method, β or learning rate: the recipe for its data, and the two from
-lengths, rewards and the size of the model."""
+"""What a run takes that names no method, β or learning rate: the recipe for its data, β by lengths and
+rewards, and a rate that the run finds."""
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.config import RunConfig
@@ -22,9 +19,6 @@ from agro.train.instead import kind_of
 # of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/arguments.py).
 LARGEST, PER_TOKEN = 0.01, 0.01 * 256
 LETTERS = 4  # of a token, about, where a log has none
-# 1e-6 for a billion weights, 3e-4 for three million: inversely as many.
-PER_WEIGHT, HIGHEST_RATE, UNKNOWN_RATE = 1e-6 * 1e9, 1e-3, 1e-6
-ADAPTER = 10  # times the rate of all weights (Schulman et al., LoRA Without Regret, 2025)
 OF_METHOD = {"data": ("spread",), "train": ("step_kl", "schedule")}  # of a recipe, besides its objective
 
 
@@ -52,17 +46,8 @@ def choose(values: Mapping[str, Any]) -> Chosen:
         chosen.settings["objective.beta"] = beta
         chosen.notes.append(f"objective.beta = {beta:g}, for {of_spread} and {of_length}")
     if "lr" not in config.train.model_fields_set:
-        weights = _weights(config)
-        rate, of_weights = UNKNOWN_RATE, "a model of unknown size"
-        if weights:
-            rate, of_weights = (
-                min(HIGHEST_RATE, PER_WEIGHT / weights),
-                f"{short(weights / 1e6)} million weights",
-            )
-        if config.policy.lora is not None:
-            rate, of_weights = min(HIGHEST_RATE, ADAPTER * rate), f"an adapter of {of_weights}"
-        chosen.settings["train.lr"] = float(f"{rate:.1g}")
-        chosen.notes.append(f"train.lr = {rate:.1g}, for {of_weights}")
+        chosen.settings["train.lr"] = "auto"
+        chosen.notes.append("train.lr = auto, found at the first step")
     return chosen
 
 
@@ -123,19 +108,3 @@ def _spread(config: RunConfig) -> tuple[float, str]:
 def _store(config: RunConfig) -> Store | None:
     location = None if config.data.store is None else location_of(config.data.store)
     return None if location is None or not exists(location) else Store.open(location, read_only=True)
-
-
-def _weights(config: RunConfig) -> int | None:
-    """Of the model's files, from their headers; None of a model of the hub."""
-    if config.policy.model is None:
-        return None
-    files = list(Path(config.policy.model).glob("*.safetensors"))
-    return sum(map(_in_file, files)) or None
-
-
-def _in_file(path: Path) -> int:
-    """Numbers in a file of safetensors: a length of 8 bytes, then that many of JSON."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -96,7 +96,10 @@ class Race:
             )
         load_reward(self.default.reward).close()  # one that can't be loaded is refused before any run
         self.steps: int = train.steps
-        self.rates = tuple(self.rates) or (train.lr, train.lr / 3, 3 * train.lr)
+        if not self.rates:
+            if train.lr == "auto":
+                raise Refused('agro race: expected --rate, or a number as train.lr, got train.lr = "auto"')
+            self.rates = (train.lr, train.lr / 3, 3 * train.lr)
         self.refused: dict[Path, str] = {}  # by run
 
     def run(self) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agro.config import TrainConfig
 from agro.io.files import writing
+from agro.models.pretrained import LARGE, parameters
 from agro.pages.run import report
 from agro.runs.card import push, write_cards
 from agro.runs.problems import problems
@@ -19,8 +20,11 @@ from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.store.location import exists
 from agro.train.monitors.warnings import notes
-from agro.train.process_group import rank
+from agro.train.process_group import rank, world_size
 from agro.train.trainer import BaseTrainer
+
+if TYPE_CHECKING:
+    from agro.api.plan.plan import Machine
 
 SHOWN, LONGEST = 2, 160  # prompts on the terminal, and characters of a text
 
@@ -28,12 +32,30 @@ SHOWN, LONGEST = 2, 160  # prompts on the terminal, and characters of a text
 class Trainer(BaseTrainer):
     """Train as `config` says, in the run folder `out`, and write page and cards; see `BaseTrainer`."""
 
+    forecasts = True  # whether the time of a large model's run is measured and said before its first step
+
     def run(self) -> Path:
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
         folder = super().run()
         if rank() == 0:
             self.present()
         return folder
+
+    def _train(self) -> None:
+        """Say what the run takes, where its model is so large that the first step may last."""
+        if (
+            self.forecasts
+            and not self.resume
+            and world_size() == 1
+            and parameters(self.policy.model) >= LARGE
+        ):
+            from agro.api.plan.memory import resident
+            from agro.api.plan.plan import Machine, plan, time_line
+
+            loaded = resident(self.policy.device)
+            held = (self.prompts, self.eval_prompts, self.store, loaded)
+            self.progress.say(time_line(plan(self.config, Machine(self.policy, self.reference, *held))))
+        super()._train()
 
     def present(self) -> None:
         """Write the page and the cards of a run that has ended, and upload its model where that is set."""
@@ -43,17 +65,24 @@ class Trainer(BaseTrainer):
         """What `run` would do. All is loaded and checked, nothing is written; see `agro.api.plan.plan`."""
         from agro.api.plan.plan import plan
 
-        def say(text: str) -> None:
-            print(text, file=sys.stderr, flush=True)
+        with self.loaded() as machine:
+            report = plan(self.config, machine)
+            return {**report, "notes": [*self.notes, *notes(machine.policy, self.prompts, self.config)]}
 
-        say("loading and checking")
+    @contextmanager
+    def loaded(self) -> Iterator[Machine]:
+        """What a plan measures. All is checked as for a run, and nothing is written."""
+        from agro.api.plan.memory import resident
+        from agro.api.plan.plan import Machine
+
+        print("loading, checking and measuring", file=sys.stderr, flush=True)
         path = self._prepare()
         if self.reward is not None:
             self.reward.close()
         with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
             policy, reference = self._load()
-            report = plan(self.config, policy, reference, self.prompts, self.eval_prompts, store, say)
-            return {**report, "notes": [*self.notes, *notes(policy, self.prompts, self.config)]}
+            loaded = resident(policy.device)
+            yield Machine(policy, reference, self.prompts, self.eval_prompts, store, loaded)
 
 
 def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:

@@ -24,15 +24,25 @@ def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises `Refused` for another key, and for one that is given twice.
     """
     values: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
     put(values, ["objective", "name"], objective)
     for name, value in settings.items():
         keys = name.replace("__", ".").split(".")
         if name in (*peers.ALIASES, *peers.BATCH) and name != "beta":
             keys = [name]  # which the configuration knows
         elif len(keys) == 1 and name not in RunConfig.model_fields:
-            _check_option(objective, name, value)
+            if name not in describe(objective)["options"]:
+                unknown[name] = _instead(name, value)
             keys = ["objective", name]
         put(values, keys, value)
+    if unknown:
+        options = ", ".join(describe(objective)["options"])
+        named = "; ".join(f"{name}{words}" for name, words in unknown.items())
+        raise Refused(
+            f"agro.train: unknown: {named}. Expected "
+            "settings with their section, such as train__steps=20, where __ is the dot, or options of "
+            f"{objective}: {options}"
+        )
     return values
 
 
@@ -61,20 +71,14 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _check_option(objective: str, name: str, value: Any) -> None:
-    options = list(describe(objective)["options"])
-    if name in options:
-        return
+def _instead(name: str, value: Any) -> str:
+    """What an unknown argument may be here, in brackets; empty where nothing is near."""
     theirs = peers.option(name, value)
     if theirs:
-        raise Refused(f"{name}: unknown to agro.train; {theirs}. A dot in a setting is __ in an argument")
+        return f" ({theirs})"
     near = [alias for alias in [peers.near_alias(name)] if alias]
     ways = [f"{section}__{name}" for section in _sections_with(name)] or near
-    meant = f"did you mean {' or '.join(ways)}?" if ways else f"{objective} has {', '.join(options)}"
-    raise Refused(
-        f"{name}: expected an option of the objective {objective}, or a setting with its section, such as "
-        f"train__steps=20; {meant}"
-    )
+    return f" (did you mean {' or '.join(ways)}?)" if ways else ""
 
 
 def _sections_with(name: str) -> list[str]:

@@ -153,11 +153,9 @@ def show(
         print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
     else:
         _print(shown, more, total, columns, cut)
-        from agro.io.terminal import visible
-
         for name, license in origins.items():
             if license:
-                print(visible(f"license of {name}: {license}"))
+                print(f"license of {name}: {license}")
 
 
 def _browse(matches: Iterator[Any], columns: int, cut: int) -> None:

@@ -16,7 +16,6 @@ from agro.cli.common import PolicySetting, Seed
 from agro.cli.models import MaxNew
 from agro.cli.run_models import START, MeasuredModel, model_path
 from agro.errors import Refused
-from agro.io.terminal import visible
 
 if TYPE_CHECKING:
     from agro.config import SamplerConfig
@@ -172,5 +171,5 @@ def _take_turn(conversation: Conversation, line: str, choose: Callable[[Sequence
         answers = conversation.answer(line)
         for number, answer in enumerate(answers, 1):
             label = f"{number}: " if len(answers) > 1 else ""
-            print(f"{label}{visible(answer.sample.response)}")
+            print(f"{label}{answer.sample.response}")
         conversation.go_on(line, choose(answers))

@@ -24,6 +24,7 @@ from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.config import RunConfig
+    from agro.pages.store.check_report import Report
     from agro.pages.store.measurements import Measurements
     from agro.pages.store.own_reward import OwnReward
     from agro.store import Store
@@ -38,7 +39,7 @@ def check(
     ],
     objective: Annotated[
         str | None,
-        typer.Option("--objective", help="The objective that is to train on it; the recipe's, or agro."),
+        typer.Option("--objective", help="The objective that is to train on it; else the best for the data."),
     ] = None,
     recipe: Annotated[
         Path | None, typer.Option("--recipe", help="A recipe, by file or name: its settings are checked.")
@@ -72,6 +73,9 @@ def check(
         Path | None, typer.Option("--out", help="A folder for the page, check.html, and check.json.")
     ] = None,
     workers: Workers = 1,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Name all objectives that can or can't train on it, and why.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     from dataclasses import replace
@@ -95,7 +99,10 @@ def check(
     with opened_log(path, workers) as store:
         from agro.pages.store import check_store  # here: a missing file is refused at once
 
-        report = check_store(store, config, path=path, held_out=held_out, licenses=licenses(store))
+        is_asked = objective or recipe or any(change.startswith("objective.") for change in changes or [])
+        wanted = None if is_asked else changes or []
+        whose = licenses(store)
+        report = check_store(store, config, path=path, held_out=held_out, licenses=whose, changes=wanted)
         if model is not None:
             report = replace(report, measured=_measured(store, model, reference, setting, limit))
         if reward is not None:
@@ -104,14 +111,20 @@ def check(
         from agro.pages.store.check_page import write_page
 
         write_page(report, out)
-    from agro.io.terminal import visible
-
-    print(json.dumps(report.to_json(), ensure_ascii=False) if as_json else visible(str(report)))
-    if out is not None and not as_json:
-        print(f"\npage: {out / 'check.html'}")
+    _print(report, out, whole=whole, as_json=as_json)
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))
+
+
+def _print(report: Report, out: Path | None, *, whole: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.to_json(), ensure_ascii=False))
+        return
+    lines = [] if out is None else [f"page: {out / 'check.html'}"]
+    if report.ranking is not None:
+        lines += report.ranking.lines(whole=whole)
+    print("\n".join([str(report), "", *lines]))
 
 
 def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> RunConfig:

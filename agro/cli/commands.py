@@ -75,8 +75,8 @@ formats explain:formats formats.md
     The formats of logs: what each holds and carries, and who writes it.
     trl-completions
 check checking:check guide/what-to-train-on.md
-    What is in a store or log, before training; exit 2 where the objective can't train on it.
-    logs.db --objective agro
+    What is in a store or log, and the command that trains on it; exit 2 where nothing can.
+    logs.db
 show browse:show guide/the-run.md
     Browse a store: samples, or groups side by side.
     runs/first/store.db --groups --reward 0.5: --limit 1 --columns 3

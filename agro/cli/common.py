@@ -82,27 +82,28 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except Refused as error:
-            end(2, f"agro: {error}")
-        except OSError as error:
-            if error.filename is None or error.errno not in _NO_PATH:
-                raise
-            end(2, f"agro: {error.filename}: {error.strerror}; give another path")
-        except KeyboardInterrupt:
-            end(130, "agro: interrupted")
-        except Interrupted:
-            end(130, "")
+        from agro.io.terminal import shown_safely
+
+        with shown_safely():
+            try:
+                command(*args, **kwargs)
+            except Refused as error:
+                end(2, f"agro: {error}")
+            except OSError as error:
+                if error.filename is None or error.errno not in _NO_PATH:
+                    raise
+                end(2, f"agro: {error.filename}: {error.strerror}; give another path")
+            except KeyboardInterrupt:
+                end(130, "agro: interrupted")
+            except Interrupted:
+                end(130, "")
 
     return run
 
 
 def end(code: int, message: str) -> NoReturn:
     if message:
-        from agro.io.terminal import visible
-
-        print(visible(message), file=sys.stderr)
+        print(message, file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -110,14 +111,26 @@ def terminal() -> Console:
     """stdout for texts of any origin: nothing in them is markup."""
     from rich.console import Console
 
-    return Console(markup=False, highlight=False, emoji=False)
+    from agro.io.terminal import drawn, visible
+
+    class Visible(Console):
+        def print(self, *objects: Any, **how: Any) -> None:
+            super().print(*(visible(text) if isinstance(text, str) else text for text in objects), **how)
+
+    return Visible(file=drawn(sys.stdout), markup=False, highlight=False, emoji=False)
 
 
 def table(*titles: str, wrap_names: bool = False) -> Table:
     """No cell is cut: cells are folded, and so is the first column, of names, where `wrap_names`."""
     from rich.table import Table
 
-    result = Table(show_edge=False)
+    from agro.io.terminal import visible
+
+    class Visible(Table):
+        def add_row(self, *cells: Any, **how: Any) -> None:
+            super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **how)
+
+    result = Visible(show_edge=False)
     result.add_column(titles[0], no_wrap=not wrap_names, overflow="fold")
     for title in titles[1:]:
         result.add_column(title, overflow="fold")

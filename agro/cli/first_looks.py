@@ -66,7 +66,7 @@ def look_at_prompts(paths: Sequence[str]) -> None:
     files = [path for path in map(Path, paths) if not on_hub(path)]
     found = [next(read_records(path), None) for path in files]
     if paths and len(files) == len(paths) and not any(found):
-        raise Refused(f"{', '.join(paths)}: expected at least one prompt, got none")
+        raise Refused(f"{', '.join(paths)}: empty: expected at least one prompt, got none")
 
 
 def look_at_model(name: str) -> None:

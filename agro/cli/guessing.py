@@ -1,5 +1,4 @@
-"""`agro import FILE` of an unknown log: what its columns are, the command that is proposed, and whether to
-take it."""
+"""`agro import FILE` of an unknown log: the proposal with its evidence, and who takes it."""
 
 from __future__ import annotations
 
@@ -9,105 +8,82 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agro.cli.common import table
-from agro.cli.listing import width
 from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.logs.guessing import Proposal
 
-# Options that say how records are read: with one of them nothing is guessed.
-DECIDED = ("mapping", "format", "rewards", "reward_map", "choose", "join", "prompts")
+# Options that say how records are read: nothing is guessed beside them.
+DECIDED = ("mapping", "format", "reward_map", "choose", "join", "prompts")
 
 
 def proposed(
-    files: Sequence[Path], arguments: Mapping[str, Any], stores: Sequence[str], *, guess: bool, as_json: bool
+    files: Sequence[Path],
+    arguments: Mapping[str, Any],
+    stores: Sequence[str],
+    *,
+    guess: bool,
+    yes: bool,
+    as_json: bool,
 ) -> Proposal | None:
-    """The proposal to import by; None where the files are to be read as they are.
+    """The proposal that was taken; None where the files are to be read as they are.
 
     Raises `Refused` with the proposal where nobody says whether to take it, and where there is none.
     """
-    from agro.logs.guessing import propose
+    from agro.io.terminal import visible
+    from agro.logs.guessing import propose, propose_unknown
 
     decided = [name for name in DECIDED if arguments.get(name)]
     if decided and guess:
         flags = ", ".join("--map" if name == "mapping" else f"--{name.replace('_', '-')}" for name in decided)
         raise Refused(f"--guess: expected no {flags} beside it, which say how to read the records")
-    kind = "" if guess else _kind(files[0])
-    if decided or kind not in ("", "prompts"):
+    rewards, is_lower = arguments["rewards"], arguments["lower_is_better"] or None
+    if decided or (rewards and not guess):
         return None
-    proposal = propose(files[0])
-    if proposal is None or (kind == "prompts" and not proposal.is_judged):
+    if guess:
+        proposal = propose(files[0], rewards=rewards, lower_is_better=is_lower)
+    else:
+        proposal = propose_unknown(files[0], lower_is_better=is_lower)
+    if proposal is None:
         return None
-    command = proposal.command(*(stores or [default_store(files[0])]))
-    if guess and not stores:
-        _print(proposal, command, as_json)
-        raise SystemExit(0 if proposal else 2)
-    if not proposal:
-        raise Refused(
-            f"{files[0]}: of no known format. Its columns:\n{described(proposal)}\n{_nothing(proposal)}"
-        )
-    is_asked = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
-    if not guess and not is_asked:
-        raise Refused(
-            f"{files[0]}: of no known format. Its columns:\n{described(proposal)}\n"
-            f"Proposed, and not done:\n  {command}\n"
-            "What to do: run it, corrected where it is wrong, or take it with --guess"
-        )
-    print(described(proposal), file=sys.stderr)
-    print(f"\n  {command}", file=sys.stderr)
-    if not guess and input("Import so? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise Refused("nothing is imported; run the command above, corrected where it is wrong")
-    return proposal
+    can_be_taken = proposal and proposal.undefined is None
+    if can_be_taken and (yes or (guess and (rewards or is_lower))):
+        print(f"{proposal}\n  {visible(proposal.command(*stores))}", file=sys.stderr)
+        return proposal
+    if as_json:
+        print(json.dumps(proposal.to_json(*stores), ensure_ascii=False))
+        raise SystemExit(2)
+    if can_be_taken and sys.stdin.isatty() and sys.stdout.isatty():
+        return _asked(proposal, stores)
+    raise proposal.refusal(*stores)
+
+
+def _asked(proposal: Proposal, stores: Sequence[str]) -> Proposal:
+    """As the person at the terminal says."""
+    from agro.io.terminal import visible
+    from agro.logs.guessing import propose
+
+    while True:
+        print(proposal, file=sys.stderr)
+        if proposal.undefined is not None:
+            raise proposal.refusal(*stores)
+        question = "Is the upper one better? y / n (lower is better) / another column / q: "
+        if not proposal.is_judged:
+            question = "Are these prompts and responses? y / a column that judges them / q: "
+        print(question, end="", file=sys.stderr, flush=True)
+        answer = (sys.stdin.readline() or "q").strip()
+        if answer.lower() in ("y", "yes"):
+            return proposal
+        if answer.lower() in ("n", "no") and proposal.is_judged:
+            return proposal.reversed()
+        if answer.lower() in ("n", "no", "q", "quit"):
+            raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(*stores)}")
+        try:
+            proposal = (answer and propose(proposal.path, rewards={answer: 1.0})) or proposal
+        except Refused as error:
+            print(visible(f"agro: {error}"), file=sys.stderr)
 
 
 def default_store(file: Path) -> str:
     """The store that is proposed for a file: beside it, of its name."""
     return str(file.with_name(f"{file.name.split('.')[0]}.db"))
-
-
-def _kind(path: Path) -> str:
-    """Of the format of a file's first record; "" where it is of none, "unread" where it can't be read."""
-    from agro.io.record_files import read_records
-    from agro.logs.format_table import Recognizer, format_at
-
-    at = format_at(path)
-    if at is not None:
-        return at.kind
-    line = next(read_records(path), None)
-    if line is None or line.error:
-        return "unread"
-    format = Recognizer(None).recognize(line.value)
-    return "" if format is None else format.kind
-
-
-def _print(proposal: Proposal, command: str, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(proposal.to_json(), ensure_ascii=False))
-        return
-    print(described(proposal))
-    print(f"\n  {command}" if proposal else _nothing(proposal))
-
-
-def _nothing(proposal: Proposal) -> str:
-    names = ", ".join(column.path for column in proposal.columns) or "none"
-    return (
-        f"{proposal.path}: no column says that it is the prompt or the response; name them: --map "
-        f"prompt=COLUMN --map response=COLUMN --map reward=COLUMN, of {names}"
-    )
-
-
-def described(proposal: Proposal) -> str:
-    """The columns with their types and first values, and what the proposal rests on."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    shown = table("column", "type", "first values", wrap_names=True)
-    for column in proposal.columns:
-        about = column.about()
-        shown.add_row(column.path, about["type"], "\n".join(about["first"]))
-    text = StringIO()
-    Console(file=text, width=width(), markup=False, highlight=False, emoji=False).print(shown)
-    lines = [text.getvalue().rstrip(), *proposal.reasons]
-    return "\n".join([*lines, *([f"tried on {proposal.tried}"] if proposal.tried else [])])

@@ -57,6 +57,12 @@ def import_(
         list[str] | None,
         typer.Option("--reward-map", help="WORD=NUMBER,…: rewards that are words, such as up=1,down=0."),
     ] = None,
+    lower_is_better: Annotated[
+        bool,
+        typer.Option(
+            "--lower-is-better", help="Store the reward r as -r; of a pair the named one is the worse."
+        ),
+    ] = False,
     choose: Annotated[
         list[str] | None,
         typer.Option("--choose", help="KIND=NAME, where there are several of a kind, such as filter=strict"),
@@ -104,10 +110,11 @@ def import_(
         bool,
         typer.Option(
             "--guess",
-            help="Of an unknown file: print its columns and the command that is proposed, and take it; "
-            "without --store only print.",
+            help="Of an unknown file: propose how to read it, show which responses would be the best and the "
+            "worst, and ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.",
         ),
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Take what --guess proposes, unseen.")] = False,
     as_json: Json = False,
 ) -> None:
     from agro.cli.guessing import default_store, proposed
@@ -126,15 +133,16 @@ def import_(
         "redact": redact,
         "redact_patterns": redact_pattern or [],
         "strict": strict,
+        "lower_is_better": lower_is_better,
         "group_by": group_by,
         "center_by": center_by,
     }
     stores = stores or []
-    names = list(map(str, stores))
-    proposal = proposed(files, arguments, names, guess=guess, as_json=as_json)
+    names = [str(store) for store in stores] or [default_store(files[0])]
+    proposal = proposed(files, arguments, names, guess=guess or yes, yes=yes, as_json=as_json)
     if proposal is not None:
-        arguments |= proposal.options()
-        stores = stores or [Path(default_store(files[0]))]
+        arguments |= {"rewards": {}, **proposal.options(), "drop": [*(drop or ()), *proposal.drop]}
+        stores = stores or [Path(names[0])]
     if preview:
         _preview(files, arguments)
         return
@@ -147,9 +155,8 @@ def import_(
         more |= {} if proposal is None else {"proposed": proposal.to_json(*names)}
         print(json.dumps({**report.to_json(), **more}, ensure_ascii=False))
         return
-    from agro.io.terminal import visible
 
-    print(visible(str(report)))
+    print(report)
     if encoding is not None:
         print("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
 
@@ -206,7 +213,6 @@ def _preview(files: list[Path], arguments: dict[str, Any]) -> None:
     import tempfile
 
     from agro.io.strictjson import dumps
-    from agro.io.terminal import visible
     from agro.logs.importing import import_files
     from agro.store import Store
     from agro.store.export import to_record
@@ -215,7 +221,7 @@ def _preview(files: list[Path], arguments: dict[str, Any]) -> None:
         report = import_files(store, files, limit=SHOWN, **arguments)
         for sample in store.samples():
             print(dumps(to_record(sample), "preview"))
-    print(visible(str(report)), file=sys.stderr)
+    print(report, file=sys.stderr)
 
 
 def _has_samples(path: Path) -> bool:

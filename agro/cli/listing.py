@@ -37,10 +37,8 @@ def names(title: str, listed: Iterable[str]) -> list[str]:
 
 def show(lines: Sequence[str], command: str, whole: bool) -> None:
     """Print lines; of more than `FIRST` the first ones, with the command that prints all, unless `whole`."""
-    from agro.io.terminal import visible
-
     shown = lines if whole or len(lines) <= FIRST else lines[: FIRST - 1]
     for line in shown:
-        print(visible(line))
+        print(line)
     if len(shown) < len(lines):
         print(f"… {len(lines) - len(shown)} more lines: {command} --all")

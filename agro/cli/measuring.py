@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agro.io.numbers import duration
+from agro.io.terminal import drawn, visible
 from agro.rollout.collect import SilentActivity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
 
@@ -94,7 +95,7 @@ class SamplingProgress(SilentActivity):
         if done > self.earlier:
             seconds = (time.monotonic() - self.began) / (done - self.earlier) * (total - done)
             text += f", {duration(seconds)} left"
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{visible(text)}", end="", file=drawn(sys.stderr), flush=True)
 
     def counting(self, samples: Iterator[Sample], total: int) -> Iterator[Sample]:
         """The samples, each shown as it comes; rows of one episode are one response."""
@@ -108,7 +109,7 @@ class SamplingProgress(SilentActivity):
 
     def end(self) -> None:
         if self.is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print("\r\x1b[K", end="", file=drawn(sys.stderr), flush=True)
 
 
 def policy_of(rollout: Rollout) -> Policy:

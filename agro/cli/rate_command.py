@@ -49,6 +49,9 @@ def rate(
         loaded = [p for read in load_sets(prompts).values() for p in read] if prompts else subject.held_out()
         asked = sorted(loaded, key=lambda prompt: place(prompt.id))[:pairs]
         print(f"sampling an answer of each model to {len(asked)} of {len(loaded)} prompts …", file=sys.stderr)
+        seen = subject.seen(asked)
+        if seen is not None:
+            print(f"seen in training: {seen.sentence}", file=sys.stderr)
         rollouts = subject.other(START), subject.rollout()
         sampler = subject.sampler(1, temperature, max_new)
         write_blind(sheet, rollouts, asked, sampler, seed, (START, subject.name), run, "sequential")

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agro.cli.common import Json, table, terminal
 from agro.errors import Refused
 
+if TYPE_CHECKING:
+    from agro.config import RunConfig
+
 
 def train(
     config: Annotated[
-        Path, typer.Argument(help="A TOML recipe, a recipe's name (agro recipes), or a run's config.json.")
-    ],
+        Path | None,
+        typer.Argument(
+            help="A TOML recipe, a recipe's name (agro recipes), a run's config.json; with --resume the run."
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Such as train.steps=20.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run: agro train RUN --resume needs no more.")
+    ] = False,
     accept: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,6 +48,13 @@ def train(
             "--dry-run", help="Load and check everything, and report what would happen; write nothing."
         ),
     ] = False,
+    fit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="Choose settings that fit this machine, such as 30min, or 24GB of memory; again for both.",
+        ),
+    ] = None,
     place: Annotated[
         str | None,
         typer.Option(
@@ -58,6 +75,12 @@ def train(
     from agro.cli.first_looks import look_at_run
     from agro.config import RunConfig
 
+    if resume:
+        config, overrides, out = _resumed(config, overrides or [], out)
+    if config is None:
+        raise Refused("agro train: expected a recipe, its name (agro recipes) or a configuration; got none")
+    if fit and (resume or place is not None):
+        raise Refused("--fit chooses for a new run in this process: leave --resume and --place, or it, out")
     if place is not None:
         if dry_run or as_json or owner is not None:
             raise Refused("--place goes with none of --dry-run, --json and --owner; leave it or them out")
@@ -69,23 +92,75 @@ def train(
     from agro.runs.rundata import load_run
     from agro.runs.verdict import Verdict
 
+    planned = None
+    if fit:
+        loaded, planned = _fitted(config, overrides or [], fit, out)
     trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
+    trainer.forecasts = planned is None
     if dry_run:
         from agro.api.plan.plan import describe
 
-        plan = trainer.plan()
-        print(json.dumps(plan, ensure_ascii=False) if as_json else describe(plan))
+        planned = planned or trainer.plan()
+        print(json.dumps(planned, ensure_ascii=False) if as_json else describe(planned))
         return
     folder = trainer.run()
     if as_json:
         print(_result(folder, trainer.ended_well))
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
+    if os.environ.get("RANK", "0") != "0":  # of torchrun: the first alone knows the folder
+        return
     run = load_run(folder)
     if Verdict.of(run).to_json()["by"] in (None, "off-policy"):  # no reward measured held-out prompts
         own = run.set_aside or run.config.data.eval_prompts
         command = f"agro rate {folder}" + ("" if own else " --prompts FILE")
         print(f"did it get better? people can say, blind: {command}", file=sys.stderr)
+
+
+def _resumed(
+    config: Path | None, overrides: list[str], out: Path | None
+) -> tuple[Path | None, list[str], Path | None]:
+    """The arguments of a run to continue, of which its folder is enough: RUN, or --out RUN.
+
+    Then relative paths begin where the run began.
+    """
+    if config is not None and "=" in str(config):
+        overrides, config = [str(config), *overrides], None
+    if config is not None and not config.is_dir():
+        return config, overrides, out
+    if config is not None and out is not None and out.resolve() != config.resolve():
+        raise Refused(f"--out {out}: --resume continues {config}, which is given too; leave one out")
+    run = config or out
+    if run is None:
+        raise Refused("--resume: expected the folder of the run: agro train RUN --resume")
+    if not (run / "config.json").is_file():
+        raise Refused(f"{run}: expected the folder of a run, with its config.json; start it without --resume")
+    from agro.cli.run_models import started_in
+
+    began = started_in(run).resolve()
+    if began != Path.cwd() and began.is_dir():
+        run = run.absolute()
+        os.chdir(began)
+        sys.path.insert(0, str(began))
+    return run / "config.json", overrides, run
+
+
+def _fitted(
+    config: Path, overrides: list[str], limits: list[str], out: Path | None
+) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration with what `--fit` chose, which is printed, and the plan of the run."""
+    from agro.api.plan.fit import Limits, fit, items
+    from agro.config import RunConfig
+    from agro.config.aliases import renamed
+
+    def changed(settings: Mapping[str, Any]) -> RunConfig:
+        return RunConfig.load(config, [*overrides, *items(settings)])
+
+    given = {item.partition("=")[0].strip() for item in renamed(overrides)}
+    fitted = fit(changed({}), Limits.parse(limits), given, changed, out)
+    for line in fitted.lines():
+        print(line, file=sys.stderr, flush=True)
+    return changed(fitted.settings), fitted.plan
 
 
 def _result(folder: Path, ended_well: bool) -> str:

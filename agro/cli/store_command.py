@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from agro.errors import Refused
+from agro.errors import Refused, remember_secret
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -86,6 +86,7 @@ def _serve(file: Path, host: str, port: int) -> None:
     if not token:
         token = secrets.token_urlsafe(24)
         print(f"export {TOKEN}={token}", flush=True)
+        remember_secret(token)
     if host not in LOOPBACK:
         text = (
             f"note: --host {host}: what travels isn't encrypted; use a private network, or a proxy with TLS"

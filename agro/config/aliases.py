@@ -39,7 +39,10 @@ def without_aliases(
             result.setdefault("", {})[key] = value  # taken when the number of responses is known
             continue
         ours, value = _ours(key, value)
-        _put(result, ours, value, key, location)
+        if ours:
+            _put(result, ours, value, key, location)
+        else:
+            note(f"TRL's {key} is not needed: {peers.UNUSED[key]}")
     batch = result.pop("", {})
     if batch:
         complete = {"per_device_train_batch_size": PER_DEVICE, **batch}
@@ -64,6 +67,9 @@ def renamed(items: Iterable[str]) -> list[str]:
         is_theirs = is_theirs and (ours == name or name != "beta")  # evaluate.beta is ours
         if is_theirs:
             ours, changed = _ours(name, _parsed(name, value))
+            if not ours:
+                note(f"TRL's {name} is not needed: {peers.UNUSED[name]}")
+                continue
             say(name, ours)
             item = f"{ours}={value if name == 'train_dataset' else _toml(changed)}"
         theirs = name if is_theirs else ""
@@ -105,6 +111,8 @@ def _ours(key: str, value: Any) -> tuple[str, Any]:
         return "reward.functions", [{"name": name} for name in value]
     if key == "loss_type" and isinstance(value, str):
         value = peers.method(value)
+    if key == "bf16":
+        value = "mixed" if str(value).lower() in ("true", "1") else "float32"
     if key == "train_dataset" and _are_stores(value):
         return "data.store", value
     return peers.ALIASES[key], value

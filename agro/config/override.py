@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from agro.config.messages import types_at
 from agro.errors import Refused
-from agro.objectives.table import OBJECTIVES
 
 # A quoted text, or a number such as .1 and 1., which TOML doesn't have.
 _SHORT_NUMBER = re.compile(
@@ -98,7 +97,11 @@ def drop_options(values: dict[str, Any], items: Sequence[str]) -> Iterator[str]:
         target, keys = _target(values, key, raw, item)
         options = target.get("objective")
         name = parse(raw, f"override {item!r:.80}")
-        if keys != ["objective", "name"] or not isinstance(options, dict) or str(name) not in OBJECTIVES:
+        if keys != ["objective", "name"] or not isinstance(options, dict):
+            continue
+        from agro.objectives.table import OBJECTIVES  # imports torch
+
+        if str(name) not in OBJECTIVES:
             continue
         known = OBJECTIVES[str(name)].options.model_fields
         dropped = [option for option in options if option != "name" and option not in known]

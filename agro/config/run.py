@@ -94,6 +94,8 @@ class RunConfig(Section):
         path = Path(path)
         values = _of_user(_read(path))
         items = renamed(overrides)
+        if not values and not items:
+            raise Refused(f"{path}: the file is empty: expected a recipe, or settings such as train.steps=20")
         for item in items:
             drop_replaced(values, item)
         for dropped in drop_options(values, items):

@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agro.errors import Refused
+from agro.errors import REDACTED, Refused, remember_secret
 
-REDACTED = "(redacted)"
 _VARIABLE = re.compile(r"env:([A-Za-z_]\w*)")
 _NAMES = re.compile(r"(?i)secret|passw|credential|(api|access|private)[_-]?key|auth(?!ors?$)|token$")
 _VALUES = re.compile(
@@ -34,16 +33,22 @@ def redacted(value: Any, name: str = "") -> Any:
 
 
 def from_environment(value: Any, location: str) -> Any:
-    """Nested values with those of the environment for `env:NAME`; raises `Refused` where it isn't set."""
+    """Nested values with those of the environment for `env:NAME`; raises `Refused` where it isn't set.
+
+    What came from there, or looks like a secret, is in no message, log or page from now on.
+    """
     if isinstance(value, Mapping):
         return {key: from_environment(item, f"{location}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [from_environment(item, location) for item in value]
     variable = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
     if variable is None:
+        if redacted(value, location.rpartition(".")[2]) == REDACTED != value:
+            remember_secret(value)
         return value
     if variable[1] not in os.environ:
         raise Refused(f"{location}: expected {variable[1]} in the environment, but it isn't set; export it")
+    remember_secret(os.environ[variable[1]])
     return os.environ[variable[1]]
 
 

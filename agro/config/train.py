@@ -55,8 +55,10 @@ class TrainConfig(Section):
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """adamw_8bit: both moments in 8 bits (bitsandbytes), 2 bytes a weight instead of 8. Needs
     bitsandbytes and a CUDA GPU"""
-    lr: Positive = 1e-5
-    """largest learning rate, which the warm-up ends at"""
+    lr: Positive | Literal["auto"] = 1e-5
+    """largest learning rate, which the warm-up ends at. auto: found at the phase's first step, as the rate at
+    which it changes the policy by its bound, that of step_kl or, where it is not given, of step_kl = 0.005;
+    the step is tried a few times and taken back, at a forward pass each"""
     value_lr: Positive = 1e-2
     """largest learning rate of the value head, where the objective learns a value; warm-up and schedule as of
     lr"""

@@ -19,7 +19,19 @@ ALIASES = {
     "reward_funcs": "reward.name",
     "train_dataset": "data.prompts",
     "loss_type": "objective.name",
+    "max_steps": "train.steps",
+    "warmup_steps": "train.warmup",
+    "lr_scheduler_type": "train.schedule",
+    "max_grad_norm": "train.clip",
+    "save_steps": "train.checkpoint_every",
+    "save_total_limit": "train.keep",
+    "eval_steps": "evaluate.every",
+    "num_iterations": "train.updates",
+    "run_name": "track.name",
+    "bf16": "policy.dtype",
+    "logging_steps": "",
 }
+UNUSED = {"logging_steps": "every step is written to metrics.jsonl"}  # taken, without an effect
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")  # train.groups × sampler.n
 # Options of their losses: the option of an objective here. As of TRL 1.16 and verl 0.9.1.
 OPTIONS = {
@@ -48,16 +60,11 @@ OPTIONS = {
 }
 # Their other arguments, those of transformers' TrainingArguments among them: the setting here.
 SETTINGS = {
-    **{name: ours for name, ours in ALIASES.items() if name != "loss_type"},
+    **{name: ours for name, ours in ALIASES.items() if name != "loss_type" and ours},
     **dict.fromkeys(BATCH, "train.groups, in prompts,"),
-    "num_iterations": "train.updates",
     "ppo_epochs": "train.updates",
     "rollout_n": "sampler.n",
     "generation_batch_size": "train.groups, in prompts,",
-    "max_steps": "train.steps",
-    "warmup_steps": "train.warmup",
-    "lr_scheduler_type": "train.schedule",
-    "max_grad_norm": "train.clip",
     "weight_decay": "train.weight_decay",
     "optim": "train.optimizer",
     "adam_beta1": "train.adam_betas = [BETA1, BETA2]",
@@ -66,8 +73,6 @@ SETTINGS = {
     "seed": "train.seed",
     "gradient_checkpointing": "train.gradient_checkpointing",
     "max_length": "train.max_length",
-    "save_steps": "train.checkpoint_every",
-    "save_total_limit": "train.keep",
     "log_completions": "train.show_every",
     "hub_model_id": "train.push",
     "hub_private_repo": "train.push_private",
@@ -75,14 +80,13 @@ SETTINGS = {
     "top_p": "sampler.top_p",
     "top_k": "sampler.top_k",
     "min_p": "sampler.min_p",
-    "eval_steps": "evaluate.every",
     "num_generations_eval": "evaluate.n",
     "load_best_model_at_end": "evaluate.keep_best",
     "metric_for_best_model": "evaluate.metric",
     "report_to": "track.to",
-    "run_name": "track.name",
     "model_name_or_path": "policy.model",
-    "bf16": 'policy.dtype = "mixed" or "bfloat16"',
+    "fp16": 'policy.dtype = "mixed"',
+    "warmup_ratio": "train.warmup, in steps,",
     "attn_implementation": "policy.attention",
     "ref_model": "policy.reference_model",
     "sync_ref_model": 'policy.reference = "ema" or "periodic"',

@@ -1,33 +1,66 @@
-"""Untrusted text on a terminal: its control characters are shown, never executed."""
+"""Untrusted text on a terminal or in a sheet: control characters are shown, secrets and formulas are not."""
 
 from __future__ import annotations
 
-import unicodedata
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
+from agro.errors import visible as visible
 from agro.io.numbers import count
 from agro.types import Text
 from agro.types.conversation import without_tools
 
-KEPT = "\n\t"
-# Marks of direction, which reorder the text after them.
-DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "＝", "＋", "－", "＠")
+_DRAWN = re.compile(r"(\x1b\[[0-9;?]*[A-HJKfhlm]|\r)")
+_AGAIN = re.compile(r"\A(\r)")
 
 
-def visible(text: str) -> str:
-    """`text` with control characters, lone surrogates and marks of direction as escapes such as \\x1b.
+class Output:
+    """A stream to which each text goes as `visible` has it.
 
-    Line ends and tabs are kept.
+    What `is_drawn` by this program moves the cursor and has colors: the sequences for that are kept. A \\r at
+    the start of a text is, too: so libraries show how far they are.
     """
-    shown = ""
-    for c in text:
-        if c not in KEPT and _is_control(c):
-            c = c.encode("unicode_escape").decode()
-        shown += c
-    return shown
+
+    def __init__(self, stream: TextIO, is_drawn: bool = False) -> None:
+        self.stream, self.is_drawn = stream, is_drawn
+
+    def write(self, text: str) -> int:
+        pieces = (_DRAWN if self.is_drawn else _AGAIN).split(text)
+        self.stream.write("".join(p if i % 2 else visible(p) for i, p in enumerate(pieces)))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
-def _is_control(c: str) -> bool:
-    return c in DIRECTIONS or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")
+@contextmanager
+def shown_safely() -> Iterator[None]:
+    """What is printed meanwhile goes through `Output`; after an error too, for its traceback comes then."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (
+        stream if isinstance(stream, Output) else cast(TextIO, Output(stream)) for stream in streams
+    )
+    yield
+    sys.stdout, sys.stderr = streams
+
+
+def drawn(stream: TextIO) -> TextIO:
+    """The stream for what this program draws; texts of others in it have to be `visible` already."""
+    return cast(TextIO, Output(stream.stream, is_drawn=True)) if isinstance(stream, Output) else stream
+
+
+def csv_cell(text: str) -> str:
+    """`text` after a quote where a spreadsheet takes it for a formula, or where it begins with a quote."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def text_of_cell(cell: str) -> str:
+    """The text of a `csv_cell`."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
 def cut(text: str, limit: int) -> str:

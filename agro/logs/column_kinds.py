@@ -12,8 +12,18 @@ from typing import Any, Literal
 
 from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
-from agro.logs.column_names import ASIDE, ASSISTANTS, USERS, is_missing, likeness, plain, steps_of, worth_of
-from agro.logs.labels import number_in, share_in
+from agro.logs.column_names import (
+    ASIDE,
+    ASSISTANTS,
+    USERS,
+    has,
+    is_missing,
+    likeness,
+    plain,
+    steps_of,
+    worth_of,
+)
+from agro.logs.labels import count_in, number_in, share_in
 from agro.logs.transcripts import turns_in
 
 SHOWN = 3
@@ -55,6 +65,7 @@ class Column:
 
     path: str
     values: list[Any] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # of the records that have them, from 0
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -123,8 +134,7 @@ class Column:
     @property
     def is_aside(self) -> bool:
         """Whether its name is of something beside prompt, response and judgment."""
-        kind = "text" if self.type in TEXTS else "number"
-        return not ASIDE[kind].isdisjoint(self.tokens)
+        return any(has(token, ASIDE) for token in self.tokens)
 
     def named(self, role: str) -> float:
         """How well its name says that it has this role, from 0 to 1; a word further inside counts less."""
@@ -138,7 +148,11 @@ class Column:
     def about(self) -> dict[str, Any]:
         """As JSON: its path, type and first values."""
         kind = f"{self.type}, {len(self.distinct)} different" if self.values else "empty"
-        return {"column": self.path, "type": kind, "first": [cut(x, 60) for x in self.distinct[:SHOWN]]}
+        return {"column": self.path, "type": kind, "first": [cut(x, 40) for x in self.distinct[:SHOWN]]}
+
+    def __str__(self) -> str:
+        about = self.about()
+        return f"  {cut(self.path, 60)}: {about['type']}: {' | '.join(about['first'])}"
 
 
 def _may_be_in_numbers(value: Any) -> bool:
@@ -148,7 +162,7 @@ def _may_be_in_numbers(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     number = number_in(value)
     if isinstance(number, str):
-        return share_in(number) is not None
+        return share_in(number) is not None or count_in(number) is not None
     return isinstance(number, int | float) and not isinstance(number, bool)
 
 
@@ -167,13 +181,14 @@ def _is_judgment(text: str) -> bool:
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns of records, also those inside of objects and of JSON in a cell."""
     columns: dict[str, Column] = {}
-    for row in rows:
+    for i, row in enumerate(rows):
         named = [("*", "*", value) for value in row.values()] if _by_key(row) else []
         for name, step, value in named or [(name, quoted(name), value) for name, value in row.items()]:
             for path, inner in _leaves(name, step, value, DEEP):
                 column = columns.setdefault(path, Column(path))
                 if not is_unknown(inner) and inner != "":
                     column.values.append(inner)
+                    column.places.append(i)
     return tuple(columns.values())
 
 
@@ -249,7 +264,7 @@ def as_literal(value: Any) -> str:
 def step_of(column: Column) -> str:
     """A column within an expression."""
     path = column.path
-    return path if re.fullmatch(r"[A-Za-z_][\w.]*", path) else json.dumps(path, ensure_ascii=False)
+    return path if re.fullmatch(r"[A-Za-z_][\w.]*", path, re.ASCII) else json.dumps(path, ensure_ascii=False)
 
 
 def best_named(columns: Iterable[Column], role: str) -> Column | None:

@@ -1,109 +1,95 @@
-"""Words by which people name the columns of a log and judge responses, in several languages.
+"""Words in the names of columns and in judgments, for a proposal that a person looks at before it is taken.
 
-All are in lower case and without accents, as `plain` makes them.
+They needn't be complete: what they don't say, the content does, and what they say wrongly is shown. All are
+in lower case and without accents, as `plain` makes them. One of up to four letters is a whole word, also with
+an s at its end; a longer one may be a part of a word, such as frage in Kundenanfrage.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from agro.logs.labels import WORDS, count_in, share_in, word_of
+from agro.logs.labels import WORDS, count_in, share_in, word_of, worded_number
 
 words = str.split
-# Words in the names of columns, the most telling first.
+# The most telling first.
 NAMES: Mapping[str, Sequence[str]] = {
     "prompt": words(
-        "prompt question instruction query frage anfrage pregunta domanda pergunta vraag request "
-        "problem task consulta requete demande richiesta aufgabe brief anliegen user human customer "
-        "kunde client cliente usuario ask asked eingabe entrada message nachricht mensaje messaggio "
-        "utterance issue input title subject context q chat conversation history dialog dialogue"
+        "prompt question instruction query frage pregunt domand pergunt vraag request problem task ask "
+        "asked consult demand richiest aufgab eingab anliegen user human customer kunde client usuario "
+        "entrada message nachricht mensaj messag utterance brief issue input title subject context q "
+        "chat conversation history dialog"
     ),
     "response": words(
-        "response completion answer reply antwort reponse respuesta risposta resposta antwoord "
-        "generation generated predicted assistant assistent asistente output bot chatbot copilot "
-        "prediction pred candidate hypothesis ausgabe salida sortie suggestion draft entwurf "
-        "vorschlag ai ki ia llm model modell result solution text content code sql a"
+        "response completion answer reply replied antwort repons respuest rispost respost antwoord "
+        "generat assistant assistent output bot chatbot copilot predict pred candidate hypothesis "
+        "ausgab salida sortie suggestion draft entwurf vorschl ai ki ia llm model result solution text "
+        "content code sql a"
     ),
     "reward": words(
-        "reward score rating bewertung grade thumbs thumb feedback stars star note sterne etoiles "
-        "estrellas vote quality satisfaction helpfulness helpful correct correctness label points "
-        "verdict judgment judgement urteil evaluation marking mark like liked accepted passed pass "
-        "success csat nps daumen reaction assessment beurteilung zensur einschatzung grading review "
-        "judge satisfied helped useful usefulness selected gute qualitat qualite calidad wertung "
-        "punkte zufriedenheit zufrieden valoracion calificacion nota voto voti avis appreciation "
-        "punteggio puntuacion avaliacao beoordeling cijfer approved approval util utile hilfreich "
-        "nuttig geholfen resolved solved resuelto resolu risolto resolvido gelost outcome accuracy "
-        "acc f1 em rouge bleu"
-    ),
-    "chosen": words(
-        "chosen preferred better best winner winning good accepted positive besser meilleure "
-        "meilleur mejor migliore melhor beter preferee"
-    ),
-    "rejected": words(
-        "rejected refused other verworfen dispreferred worse worst loser losing bad declined "
-        "negative schlechter moins pire peor peggiore pior slechter"
+        "reward score rating rated rate bewert wertung beurteil grade grading mark thumb feedback star "
+        "stern etoil estrell quality qualit gute note nota voto vote helpful useful hilfreich nutzl "
+        "util utile correct label punkt point punt verdict judge judgm urteil evalu valut valor "
+        "calific avali beoordel cijfer like accepted accuracy acc passed pass success csat nps "
+        "reaction assess review satisf zufrieden avis apprec approv resolved solved selected outcome "
+        "match f1 em rouge bleu"
     ),
     "preference": words(
-        "winner winning preference preferred better best choice chosen pick picked vote label "
-        "verdict judgment judgement selected bevorzugt besser gewinner sieger prefere preferee "
-        "meilleure gagnant mejor preferida preferita ganador migliore voorkeur melhor"
+        "winner winning wins win prefer better best choice chosen pick picked select vote label "
+        "verdict judge judgm compar reject bevorzug besser gewinn sieger gagnant meilleur ganador "
+        "mejor miglior vincitor voorkeur melhor beter loser loses worse worst schlecht perdant "
+        "perdedor"
     ),
-    "rank": words("rank ranking rang place"),
-    "messages": words("messages conversation conversations dialog dialogue chat turns history transcript"),
-    "answer": words("expected gold golden reference truth ideal target ground correct musterlosung referenz"),
+    "chosen": words(
+        "chosen prefer better best winner winning good accepted besser bevorzug meilleur mejor miglior melhor"
+    ),
+    "rejected": words(
+        "rejected refused dispref worse worst loser losing bad declined schlecht moins pire peor peggio"
+    ),
+    "messages": words("message conversation dialog chat turns history transcript"),
+    "answer": words("expected gold golden reference truth ideal target ground correct muster referenz"),
 }
-# Parts of longer words, such as Kundenanfrage, geantwortet and botanswer.
-STEMS: Mapping[str, Sequence[str]] = {
-    "prompt": words("frage prompt question pregunt domand pergunt instruction"),
-    "response": words("antwort answer response reponse respuesta risposta resposta antwoord entwurf reply"),
-    "reward": words(
-        "bewert wertung punkt benotung qualitat zufrieden feedback score satisf valoraci calific evalua"
-    ),
-    "preference": words("bevorzug preferi prefere"),
-    "chosen": words("besser preferi prefere bevorzug"),
-    "rejected": words("schlecht"),
-}
-# What a column with one of these in its name has: words about a response, and numbers that aren't judgments.
-ASIDE: Mapping[str, frozenset[str]] = {
-    "text": frozenset(
-        words(
-            "comment comments remark remarks notes explanation rationale reason reasoning "
-            "justification why warum kommentar anmerkung begrundung bemerkung commentaire remarque "
-            "comentario comentarios commento motivo toelichting opmerking observacao tag tags "
-            "bewerter bewerterin prufer category kategorie categorie categoria topic thema theme "
-            "language sprache langue locale country department team annotator reviewer rater name "
-            "email mail id uuid url link version type status source system date time datum zeit "
-            "error file path"
-        )
-    ),
-    "number": frozenset(
-        words(
-            "duration dauer duree duracion durata seconds second sekunden sec secs ms s latency "
-            "token tokens count anzahl nombre id version temperature cost price kosten usd eur year "
-            "jahr age alter round runde durchgang step turn turns confidence konfidenz probability "
-            "agreement n nr num number index position page time zeit temps length laenge lange "
-            "chars words attempts retries size priority prio minutes stunden tage days hours wait "
-            "total average mean avg min max scale level filter threshold annotators raters "
-            "reviewers retrieval similarity logprob"
-        )
-    ),
-}
-# Who speaks in a dialog.
-ASSISTANTS = frozenset(
-    words(
-        "assistant bot gpt ai ki ia model agent chatbot support assistent asistente agente "
-        "assistente advisor operator"
-    )
+# Of something beside prompt, response and judgment.
+ASIDE = words(
+    "comment kommentar remark explan rationale reason justif why warum notes anmerk begrund "
+    "commentaire motivo tag category kategor categor topic theme language lang sprache langue country "
+    "team annotator reviewer rater name email mail id uuid url version type status source system date "
+    "datum zeit count anzahl nombre num number n nr token temperature year age turn step round "
+    "confidence agreement index position page length chars attempt retries size priority prio hours "
+    "total scale level threshold votes ratings retrieval similarity logprob seed file path"
+)
+# What is better where there is less of it; the costs are judgments only where there is nothing else.
+LOWER = words(
+    "toxic tossic fel bledy toxiz error erro fout fouten fehler erreur mistake errori wrong incorrect "
+    "inaccur irrelev harmful harms badness halluc violat complain penalt penalty defect flaw bug bias "
+    "rude offens spam severity unsafe unhelp rank ranking rang place schulnote perplex ppl loss wer "
+    "cer distance edits regret dislike churn misses rmse mae bounce abandon escalat mislead contradict "
+    "refusal verbos klacht quejas reclam beschwerd posizion fallos danger risk plagiar repetit fail "
+    "failu failed reject problematic"
+)
+COSTS = words(
+    "time latenc latenz delay duration dauer duree seconds sekunden secs ms cost kosten coste costo "
+    "custo cout price preis"
+)
+NOT = frozenset(
+    words("not nicht no non pas nie niet nao free without ohne sans sin senza never kein keine isn less")
+)
+WORSE = words(
+    "worse worst reject bad los loses loser lost lose schlecht pire peor peggio pior slecht verlier "
+    "perd inferior weaker"
 )
 USERS = frozenset(
     words(
         "user human customer client kunde kundin cliente usuario utilisateur utente guest gast "
-        "passenger rider driver tenant donor applicant employee taxpayer teacher learner parent "
-        "shopper buyer traveller traveler subscriber resident besucher fahrgast burger burgerin "
-        "mieter anrufer nutzer nutzerin visiteur voyageur cittadino cidadao patient student caller "
-        "visitor player you me nutzer klant usager citizen member"
+        "passenger rider caller patient student visitor you me nutzer nutzerin klant citizen member "
+        "tenant shopper buyer parent"
+    )
+)
+ASSISTANTS = frozenset(
+    words(
+        "assistant bot gpt ai ki ia model agent chatbot support assistent asistente agente advisor operator"
     )
 )
 
@@ -115,91 +101,58 @@ def plain(text: str) -> str:
 
 def steps_of(path: str) -> list[list[str]]:
     """The words of a column's name; of a nested one those of its last step first."""
-    spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", path)
+    spaced = re.sub(r"([a-z])([A-Z])|([A-Za-z]{3})(\d)", r"\1\3 \2\4", path)
     return [re.findall(r"[^\W_]+", plain(step)) for step in reversed(spaced.split("."))]
+
+
+def has(token: str, stems: Collection[str]) -> str | None:
+    """The stem that a word has, of `ASIDE` at its beginning: conversion is no version."""
+    short = token.removesuffix("s")
+    for stem in stems:
+        is_part = stem in token if stems is not ASIDE else token.startswith(stem)
+        if token == stem or short == stem or (len(stem) > 4 and is_part):
+            return stem
+    return None
 
 
 def likeness(token: str, role: str) -> float:
     """How well a word says that a column has this role, from 0 to 1."""
-    names = NAMES[role]
-    word = token if token in names or token == "notes" else token.removesuffix("s")
-    if word in names:
-        return 1 - names.index(word) / len(names)
-    return 0.5 if any(stem in token for stem in STEMS.get(role, ())) else 0.0
+    stem = has(token, NAMES[role])
+    return 0.0 if stem is None else 1 - NAMES[role].index(stem) / len(NAMES[role])
 
 
-# What words of judgments are worth, besides those that need no --reward-map.
+def is_negated(tokens: Collection[str], stems: Collection[str]) -> bool:
+    """Whether words say that of a quality there is less, or that something isn't: unsafe, not helpful. Two
+    such words say the opposite: no errors, harmless."""
+    count = sum(has(token, stems) is not None for token in tokens)
+    count += sum(token in NOT or (token.endswith(("less", "free")) and len(token) > 4) for token in tokens)
+    return count % 2 == 1
+
+
 _GOOD = words(
-    "aprovada aprovado aprobado aceptado approuve approvato goedgekeurd freigegeben angenommen good "
-    "great correct right pass passed helpful accepted accept approved success successful excellent "
-    "ok okay perfect useful solved resolved valid acceptable ja oui si sim da richtig gut korrekt "
-    "hilfreich bestanden correcte bon bonne utile correcto bueno buena util corretto buono correto "
-    "bom goed juist hoch t y ✅ ✓ ✔ 😀 🙂 😊 😃 😍 ☺"
+    "good great correct right pass passed helpful accepted accept approved success excellent perfect "
+    "useful solved resolved valid ja oui si sim gut richtig bon bonne correcto bueno buono bom "
+    "satisfied agree high t y fully best ✅ ✓ ✔ 😀 🙂 😊 😃"
 )
 _BAD = words(
-    "reprovada reprovado rechazado suspenso refuse rejete respinto afgekeurd abgelehnt bad "
-    "incorrect wrong fail failed failure unhelpful rejected reject denied unsatisfied poor terrible "
-    "awful useless unsolved unresolved invalid unacceptable nein non nao nee falsch schlecht runter "
-    "faux mauvais mauvaise incorrecte inutile incorrecto malo mala sbagliato scorretto cattivo "
-    "errado ruim slecht fout f n ❌ ✗ ✘ ☹ 🙁 😞 😡 😠 👎"
+    "bad incorrect wrong fail failed unhelpful rejected reject denied poor terrible awful useless "
+    "unsolved unresolved invalid nein falsch schlecht faux mauvais incorrecto malo sbagliato cattivo "
+    "errado ruim dissatisfied unsatisfied disagree low worst f n ❌ ✗ ✘ 🙁 😞 😡"
 )
 _MIDDLE = words(
-    "neutral partial mixed tie meh average mediocre fair mittel moyen regular medio mittelmassig 😐"
+    "neutral partial partially partly mixed average mediocre fair ok okay neither meh medium mittel 😐"
 )
-WORTH: dict[str, float | None] = {
-    **dict.fromkeys(_GOOD, 1.0),
-    **dict.fromkeys(_BAD, 0.0),
-    **dict.fromkeys(_MIDDLE, 0.5),
-    **dict.fromkeys(("ok", "okay", "fair"), 0.5),
-    **dict.fromkeys(words("befriedigend ausreichend mangelhaft ungenugend"), 0.5),  # see MARKS
-    **dict.fromkeys(("very satisfied", "very helpful", "strongly agree"), 1.0),
-    **dict.fromkeys(words("satisfied agree"), 0.75),
-    **dict.fromkeys(words("dissatisfied disagree"), 0.25),
-    **dict.fromkeys(("very dissatisfied", "very unsatisfied", "strongly disagree"), 0.0),
-    **dict.fromkeys(("neither agree nor disagree", "neither", "so so", "teils teils"), 0.5),
-}
-VERY = frozenset(words("very sehr tres muy molto muito zeer totally strongly"))
-MARKS = {  # those of German schools
-    "sehr gut": 1.0,
-    "gut": 0.8,
-    "befriedigend": 0.6,
-    "ausreichend": 0.4,
-    "mangelhaft": 0.2,
-    "ungenugend": 0.0,
-}
-_PARTLY = words("partly partially partial somewhat teilweise partiellement partiel parcialmente half almost")
-_NOT = words("not nicht pas no non niet não")
-# What is written where nothing is known.
-MISSING = frozenset(
-    words(
-        "null none nan nil na n/a #n/a #na n.a. - -- – — ? . k.a. s/o n.d. nd n/d unknown unsure "
-        "unclear unrated skip skipped pending offen pendente pendiente keine ausstehend"
-    )
-) | {
-    *("k. a.", "keine angabe", "nicht bewertet", "not rated", "no rating", "no feedback", "not answered"),
-    *("no answer", "no response", "non note", "sans avis", "sans note", "sin valorar", "sin calificar"),
-    *(
-        "no aplica",
-        "ns/nc",
-        "not reviewed",
-        "not applicable",
-        "empty",
-        "blank",
-        "weiss nicht",
-        "to do",
-        "tbd",
-        "s/d",
-        "sin dato",
-    ),
-}
+WORTH = dict.fromkeys(_GOOD, 1.0) | dict.fromkeys(_BAD, 0.0) | dict.fromkeys(_MIDDLE, 0.5)
+# Say nothing without the name of their column.
+PLAIN = frozenset(words("yes no y n t f true false ja nein oui non si sim high medium low"))
+_MISSING = frozenset(
+    words("null none nan nil na n/a k.a. - -- – — ? . unknown unsure skip skipped pending tbd")
+)
 
 
 def is_missing(text: str) -> bool:
     """Whether a text says that nothing is known, also in brackets."""
-    return plain(text).strip().strip("()[]<>") in MISSING
-
-
-_WITH_COMMENT = re.compile(r"(\d+(?:[.,]\d+)?) ?(?:[:(–].*| [^\d/%]+)")
+    return plain(text).strip().strip("()[]<>") in _MISSING
 
 
 def worth_of(word: str) -> float | None:
@@ -210,36 +163,25 @@ def worth_of(word: str) -> float | None:
     word = word_of(word)
     if is_missing(word):
         return None
-    known = share_in(word)
-    if (known := count_in(word) if known is None else known) is not None:
-        return known
-    if number := _WITH_COMMENT.fullmatch(word):
-        return float(number[1].replace(",", "."))
-    if word in WORDS:
-        return WORDS[word]
-    said = plain(word)
-    begin = re.split(r"\s*[:(–—;,]\s*|\s+-\s+", said)[0]
-    for each in (said, begin):
-        if each in WORTH:
-            return WORTH[each]
-    first, _, others = begin.partition(" ")
-    if first in VERY and others in WORTH:
-        return WORTH[others]
-    if first in _PARTLY and WORTH.get(others) == 1.0:
-        return 0.5
-    if first in _NOT and others in WORTH:
-        return 0.0 if WORTH[others] else 1.0
-    raise KeyError(word)
+    for number in (share_in(word), count_in(word), worded_number(word), WORDS.get(word)):
+        if number is not None:
+            return number
+    tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
+    said = [WORTH[token] for token in tokens if token in WORTH]
+    others = [token for token in tokens if token not in WORTH and token not in NOT]
+    if not said or len(others) > 1:
+        raise KeyError(word)
+    number = 0.5 if 0.5 in said else said[0]
+    return float(number == 0) if not NOT.isdisjoint(tokens[:-1]) else number
 
 
-YES_NO = frozenset(words("yes no y n t f true false ja nein oui non si da ne"))
 # What a column of preferences says where neither of two is better, and how it names the first and the second.
 TIES = frozenset(
     words(
-        "tie ties tied both equal equals draw none neither same 0 bothbad egal gleich gleichwertig "
-        "unentschieden egalite empate pareggio gelijk remis identical similar ="
+        "tie ties tied both equal equally draw none neither same 0 egal gleich unentschieden pareggio "
+        "empate similar identical = difference preference"
     )
-) | {"no preference", "about the same", "no difference", "both good", "both bad", "pas de preference"}
+)
 SIDES: Sequence[frozenset[str]] = tuple(
     frozenset(group.split())
     for group in ("a 1 first left links erste premier primera prima x", "b 2 second right rechts zweite y")

@@ -1,102 +1,180 @@
-"""The column of an unknown log that judges responses, and what its words are worth."""
+"""The column of an unknown log that judges responses: which one, what its words are worth, and whether lower
+is better. All three are proposed, and shown with what they make of the responses."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
+from agro.errors import Refused
 from agro.logs.column_kinds import FEW, JUDGING, Column
-from agro.logs.column_names import MARKS, VERY, YES_NO, plain, worth_of
-from agro.logs.labels import WORDS, count_in, share_in, word_of
+from agro.logs.column_names import (
+    ASIDE,
+    COSTS,
+    LOWER,
+    NAMES,
+    PLAIN,
+    has,
+    is_missing,
+    is_negated,
+    plain,
+    steps_of,
+    worth_of,
+)
+from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number
+
+PROMPTS = NAMES["prompt"][:8]  # prompt, question and the like: a score of these isn't one of the response
+BEST_FIRST = re.compile(
+    r"\b[01] ?[=:-] ?(very |sehr )?(best|excellent|great|good|top|perfect|gut)|lower is better"
+)
 
 
-def guessed_reward(columns: Sequence[Column], response: str) -> tuple[Column | None, Column | None]:
-    """The column of rewards; without one, what may be it, if somebody says what its words are worth.
+def candidates(columns: Sequence[Column], mapping: Mapping[str, str]) -> list[Column]:
+    """The columns that may be the reward, the likeliest first.
 
     One that belongs to each response comes before one of another list, which has several numbers for it.
     """
-    judging = [c for c in columns if c.type in (*JUDGING, "numbers")]
-    judging = [c for c in judging if c.type != "numbers" or not response or response in _lists(columns)]
-    inside = [c for c in judging if _shares_lists(c.path, response)] if response else judging
-    for part in (inside, [c for c in judging if c not in inside]):
-        candidates = sorted((c for c in part if c.named("reward")), key=_judges, reverse=True)
-        if not any(worth_in(c) is not None for c in candidates):
-            candidates += sorted((c for c in part if c.named("rank")), key=lambda c: -c.named("rank"))
-        for column in candidates:
-            if worth_in(column) is not None:
-                return column, None
-        asked = [c for c in candidates if not c.is_aside]
-        if asked:
-            return None, asked[0]
-    unnamed = [c for c in judging if c.type != "numbers" and c.tells and not c.is_aside]
-    graded = [c for c in unnamed if (c.type == "word" and _is_graded(c)) or _are_shares(c)]
-    unnamed = graded or [c for c in unnamed if 2 * len(c.distinct) <= len(c.values) and _may_be_judged(c)]
-    return (unnamed[0] if len(unnamed) == 1 else None), None
+    response = mapping.get("response", "")
+    lists = {c.path for c in columns if c.type == "texts"}
+    judging = [
+        c
+        for c in columns
+        if c.type in JUDGING or (c.type == "numbers" and (not response or response in lists))
+    ]
+    prompt = next((c for c in columns if c.path == mapping.get("prompt")), None)
+    judging = [c for c in judging if c.path not in mapping.values()]
+    ranked = [(likelihood(c, prompt) + 0.3 * _shares_lists(c.path, response), c) for c in judging]
+    return [c for score, c in sorted(ranked, key=lambda each: each[0], reverse=True) if score >= 0.3]
 
 
-def _is_graded(column: Column) -> bool:
-    """Whether its words, such as good and bad, are judgments whatever its name is."""
-    return (
-        len(set((worth_in(column) or {}).values()) - {None}) > 1
-        and not set(map(plain, column.distinct)) <= YES_NO
-    )
+def likelihood(column: Column, prompt: Column | None) -> float:
+    """How likely a column judges responses: by its name, and by values as judgments have them, which repeat,
+    and differ between responses to one prompt."""
+    tokens = column.tokens
+    is_cost, counts = (any(has(token, stems) for token in tokens) for stems in (COSTS, LOWER))
+    score = 0.0
+    if not is_cost and any(has(token, NAMES["reward"]) for token in tokens):
+        score = 1.0 - 0.1 * (not any(has(token, NAMES["reward"]) for token in tokens[-1:]))
+    elif is_cost or counts:
+        score = 0.3 if is_cost else 0.9
+    own = [] if is_cost or counts else steps_of(column.path)[0]
+    score -= 1.2 * any(has(token, ASIDE) for token in own)
+    answers = NAMES["response"][:8]
+    if any(has(token, PROMPTS) for token in tokens) and not any(has(token, answers) for token in tokens):
+        score -= 0.8
+    if not column.tells or (prompt is not None and _is_of_prompt(column, prompt)):
+        score -= 0.8
+    if column.type == "word":
+        return score + _likelihood_of_words(column)
+    return score + _likelihood_of_numbers(column, is_named=score >= 0.9)
 
 
-def _are_shares(column: Column) -> bool:
-    """Whether its values are percentages or fractions, such as 85% and 4/5."""
-    known = [value for value in column.values if str(value) not in column.unrated]
-    return column.type == "number" and all(share_in(str(value)) is not None for value in known)
+def _likelihood_of_words(column: Column) -> float:
+    known = worth_in(column)
+    if known is None:
+        return -0.1
+    is_plain = {plain(word) for word in column.distinct} <= PLAIN
+    return 0.1 if len(known) == 2 and is_plain else 0.4
 
 
-def _may_be_judged(column: Column) -> bool:
-    """Grades repeat; counters and times don't."""
-    return column.type == "number" or (len(column.distinct) == 2 and worth_in(column) is not None)
+def _likelihood_of_numbers(column: Column, *, is_named: bool) -> float:
+    """Grades repeat; counts, ids and times don't."""
+    values = [number_in(value) for value in column.values]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    if len(numbers) == len(values) > 3 and all(a < b for a, b in pairwise(numbers)):
+        return -0.2 if is_named else -0.6
+    repeats = 2 * len(column.distinct) <= len(values)
+    likely = 0.3 * (repeats or len(numbers) < len(values))  # what isn't a number is a part of ten
+    if numbers:
+        likely += 0.2 * (min(numbers) >= 0 and max(numbers) <= 1) - 0.2 * (max(numbers) > 1000)
+    return likely
 
 
-def _judges(column: Column) -> float:
-    """Of equal names those of people come first."""
-    by_people = 0.01 if {"human", "user", "customer"} & set(column.tokens) else 0.0
-    return column.named("reward") * (1.0 if column.tells else 0.1) + by_people
+def _is_of_prompt(column: Column, prompt: Column) -> bool:
+    """Whether it is the same in all records of each prompt, of which some have several."""
+    asked = dict(zip(prompt.places, map(str, prompt.values)))
+    values: dict[str, list[str]] = {}
+    for place, value in zip(column.places, column.values):
+        if place in asked:
+            values.setdefault(asked[place], []).append(str(value))
+    several = [each for each in values.values() if len(each) > 1]
+    return len(values) > 1 and len(several) > 1 and all(len(set(each)) == 1 for each in several)
 
 
-def _lists(columns: Sequence[Column]) -> list[str]:
-    return [column.path for column in columns if column.type == "texts"]
+def check_scale(column: Column, where: Sequence[str]) -> None:
+    """Raise `Refused` for ratings of two scales. `where`: the places of the records."""
+    scales: dict[str, tuple[str, str]] = {}
+    for place, value in zip(column.places, column.values):
+        for each in value if isinstance(value, list) else [value]:
+            scale = "true or false" if isinstance(each, bool) else scale_of(each)
+            if scale is None and not is_missing(str(each)) and str(each) not in column.unrated:
+                scale = "a word"
+            if scale is not None:
+                scales.setdefault(scale, (where[place], str(each)))
+    if len(scales) > 1:
+        (a, (here, first)), (b, (there, second)) = list(scales.items())[:2]
+        raise Refused(
+            f"{column.path}: expected one scale, got {first!r:.80}, {a}, at {here}, and {second!r:.80}, {b}, "
+            f"at {there}. What to do: write one scale into the file, say what each is worth (--map and "
+            "--reward-map), or name another column with --reward COLUMN"
+        )
 
 
-def _shares_lists(path: str, response: str) -> bool:
-    """Whether a value is of the record, or of the item, that the response is of."""
-    owner = path.rpartition("[*]")[0]
-    inner = response.rpartition("[*]")[0]
-    return owner == inner
+def is_lower(column: Column) -> bool:
+    """Whether its lower values seem to be the better ones: by its name, and by the words beside numbers.
+    Words that judge, such as good and bad, say it themselves."""
+    if column.type == "word":
+        numbered = {
+            number: worth_text(word)
+            for word in column.distinct
+            if (number := worded_number(word)) is not None
+        }
+        known = {number: worth for number, worth in numbered.items() if worth is not None}
+        if len(known) > 1:
+            return known[max(known)] < known[min(known)]
+        words = {plain(word) for word in column.distinct if word not in column.unrated}
+        if not words <= PLAIN and not numbered and worth_in(column):
+            return False
+    is_cost = any(has(token, COSTS) for token in column.tokens)
+    return bool(BEST_FIRST.search(plain(column.path))) or is_negated(column.tokens, LOWER) != is_cost
+
+
+def worth_text(rating: str) -> float | None:
+    """What the words of a rating such as 5: awful say."""
+    try:
+        return worth_of(re.sub(r"^\W*[\d.,]+\W*", "", rating))
+    except KeyError:
+        return None
 
 
 def worth_in(column: Column) -> dict[str, float | None] | None:
-    """What --reward-map has to say of its words and ranks; None where the worth of one is unknown."""
+    """What --reward-map has to say of its words; None where the worth of one is unknown. Of two words one is
+    better: the person who is asked says which."""
     unrated: dict[str, float | None] = dict.fromkeys(word.strip() for word in column.unrated)
     said = [word for word in column.distinct if word not in column.unrated]
-    if column.type == "number" and column.named("rank") and len(said) <= FEW:
-        return {rank: -float(rank) for rank in said if rank.isdecimal()} | unrated
-    if column.type != "word":
+    counts = [word for word in said if scale_of(word) == "stars"] if column.type == "number" else []
+    if column.type not in ("word", "number") or (column.type == "number" and not counts):
         return unrated
     if all(word_of(word) in WORDS for word in said) and not unrated:
         return {}
-    try:
-        worth = {word.strip(): worth_of(word) for word in said}
-    except KeyError:
-        return None
-    if counts := [n for word in said if share_in(word) is None and (n := count_in(word)) is not None]:
-        whole = 5.0 if max(counts) <= 5 else 10.0  # stars, of which it isn't said how many there may be
-        if max(counts) > whole:
-            return None
-        shares = {word: share_in(word) for word in worth}
-        worth = {w: n / whole if n is not None and shares[w] is None else n for w, n in worth.items()}
-    return _spread(worth) | unrated
-
-
-def why_reward(reward: Column) -> list[str]:
-    reasons = [f"{reward.path} is the reward: it has {_content(reward)}"]
-    if unrated := sorted(reward.unrated):
-        reasons.append(f"of {reward.path} taken as unknown: {', '.join(unrated)}")
-    return reasons
+    worth: dict[str, float | None] = {}
+    for word in said:
+        try:
+            worth[word.strip()] = worth_of(word)
+        except KeyError:
+            worth[word.strip()] = None
+    numbers = [number for number in worth.values() if number is not None]
+    if counts:  # of which it isn't said how many there may be
+        whole = 5.0 if max(numbers) <= 5 else 10.0
+        worth = {w: n if "☆" in w or n is None or n < 1 else n / whole for w, n in worth.items()}
+        return None if max(numbers) > whole or len(numbers) > FEW else worth | unrated
+    if len(said) == 2 and not any(worded_number(word) is not None for word in said):
+        first, second = worth
+        a, b = (0.5 if number is None else number for number in worth.values())
+        is_second = b > a
+        return {first: float(not is_second), second: float(is_second)} | unrated
+    return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None
 
 
 def reward_path(reward: Column, mapping: Mapping[str, str]) -> str:
@@ -108,43 +186,6 @@ def reward_path(reward: Column, mapping: Mapping[str, str]) -> str:
     return f"{record}{inner}avg({listed}[]{value})"
 
 
-def _content(column: Column) -> str:
-    if column.named("rank") and worth_in(column):
-        return "ranks, of which a lower one is taken as better"
-    if _are_shares(column):
-        return f"shares, which become numbers from 0 to 1, such as {column.distinct[0]}"
-    if column.type in ("number", "numbers"):
-        return "numbers, of which a higher one is taken as better"
-    return f"the words {', '.join(word for word in column.distinct[:FEW] if word not in column.unrated)}"
-
-
-def is_judged(column: Column) -> bool:
-    """Whether its words are known judgments."""
-    return (
-        column.type == "word"
-        and column.tells
-        and bool(column.named("reward"))
-        and worth_in(column) is not None
-    )
-
-
-def _spread(worth: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Ok is good where the others are bad, and half as good where they aren't; good is less than very good,
-    and bad more than very bad. German marks have six steps."""
-    if all(plain(word) in MARKS for word in worth) and not {"befriedigend", "ausreichend"}.isdisjoint(
-        map(plain, worth)
-    ):
-        return {word: MARKS[plain(word)] for word in worth}
-    known = [number for number in worth.values() if number is not None]
-    if max(known, default=0.0) == 0.5 and min(known) < 0.5:
-        return {word: 1.0 if number == 0.5 else number for word, number in worth.items()}
-    extremes = {number for word, number in worth.items() if _is_very(word)}
-    between = {end: less for end, less in ((1.0, 0.75), (0.0, 0.25)) if end in extremes}
-    return {
-        word: number if number is None or _is_very(word) else between.get(number, number)
-        for word, number in worth.items()
-    }
-
-
-def _is_very(word: str) -> bool:
-    return plain(word).split()[0] in VERY
+def _shares_lists(path: str, response: str) -> bool:
+    """Whether a value is of the record, or of the item, that the response is of."""
+    return not response or path.rpartition("[*]")[0] == response.rpartition("[*]")[0]

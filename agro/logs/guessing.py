@@ -1,21 +1,26 @@
 """What the columns of an unknown log are: a proposal for `agro import`, by their names and their content.
 
-A proposal is tried on the first records before it is made, and names what it rests on. Nothing is imported by
-a guess that wasn't printed.
+A proposal is tried on the first records, and shows what it would make of them: the best and the worst
+responses, or winners and losers. A person or an option decides; nothing is imported that nobody took.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from agro.errors import Refused
+from agro.io.blocks import RecordBlock
+from agro.io.column_paths import value_at
 from agro.io.json_values import unpacked
+from agro.io.jsonlines import Line
+from agro.io.record_files import read_records
+from agro.io.terminal import cut, visible
+from agro.io.terminal import plain as as_text
 from agro.logs.column_kinds import (
     FEW,
     JUDGING,
@@ -29,48 +34,84 @@ from agro.logs.column_kinds import (
     quoted,
     step_of,
 )
-from agro.logs.format_table import lines_of
-from agro.logs.guessed_pairs import guessed_pairs, sides_of
-from agro.logs.guessed_rewards import guessed_reward, is_judged, reward_path, why_reward, worth_in
-from agro.logs.import_report import ImportReport, Options
-from agro.logs.importing import import_files
+from agro.logs.format_table import Recognizer, format_at, lines_of
+from agro.logs.guessed_pairs import Judged, guessed_pairs, sides_of
+from agro.logs.guessed_rewards import candidates, check_scale, is_lower, reward_path, worth_in
+from agro.logs.import_report import Options
 from agro.logs.labels import written_words
-from agro.store import Store
+from agro.logs.mapping import MAPPABLE, CellInterpreter
+from agro.logs.reading import Found, LogFile, Reader, State
+from agro.store.sample_rows import from_rows
+from agro.types import Sample
 
 ROWS = 200  # records that are looked at
+EXAMPLES = 3  # of the best, of the worst, and of pairs
+
+
+class Example(NamedTuple):
+    """A response as the proposal would have it. `raw`: what the judging column has; None where that is no
+    single column. Of a pair the winner has an empty `reward` and stands before the loser."""
+
+    raw: Any
+    reward: float | None
+    prompt: str
+    response: str
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """How to import a file. `reasons`: what it rests on, and what wasn't used; `tried`: on how many records,
-    and how many samples and rewards or pairs came of them. Without `mapping` and `rewards` nothing is
-    proposed."""
+    """How to import a file, to be taken by a person or an option; `str` shows it.
+
+    `best` and `worst` are samples with extreme rewards; of pairs winners and losers in step. `judged`: the
+    column of rewards or winners, "" where there is none; `others`: more that may be it. `reasons`: what it
+    rests on, and what isn't used; `tried`: on how many records, and what came of them. Without `mapping` and
+    `rewards` nothing is proposed.
+    """
 
     path: Path
     columns: tuple[Column, ...]
     mapping: Mapping[str, str] = field(default_factory=dict)
-    rewards: tuple[str, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
     reward_map: Mapping[str, float | None] = field(default_factory=dict)
+    lower_is_better: bool = False
+    drop: tuple[str, ...] = ()  # columns with the name of a field of another kind
+    judged: str = ""
+    others: tuple[str, ...] = ()
     undefined: Column | None = None  # may be the reward, but nobody knows what its words are worth
     reasons: tuple[str, ...] = ()
     tried: str = ""
+    best: tuple[Example, ...] = ()
+    worst: tuple[Example, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.mapping or self.rewards)
 
     @property
+    def is_paired(self) -> bool:
+        return "chosen" in self.mapping
+
+    @property
     def is_judged(self) -> bool:
         """Whether it has rewards or pairs, or would have with --reward-map."""
-        has_judgments = self.rewards or not {"reward", "chosen"}.isdisjoint(self.mapping)
-        return bool(has_judgments) or self.undefined is not None
+        return bool(self.rewards or self.undefined) or not {"reward", "chosen"}.isdisjoint(self.mapping)
 
     def options(self) -> Options:
-        options: Options = {"mapping": self.mapping}
+        options: Options = {"mapping": self.mapping, "lower_is_better": self.lower_is_better}
         if self.rewards:
-            options["rewards"] = dict.fromkeys(self.rewards, 1.0)
+            options["rewards"] = self.rewards
         if self.reward_map:
             options["reward_map"] = self.reward_map
+        if self.drop:
+            options["drop"] = self.drop
         return options
+
+    def reversed(self) -> Proposal:
+        """The same with the worst as the best."""
+        best, worst = (
+            tuple(e._replace(reward=None if e.reward is None else 0.0 - e.reward) for e in side)
+            for side in (self.worst, self.best)
+        )
+        return replace(self, lower_is_better=not self.lower_is_better, best=best, worst=worst)
 
     def command(self, *stores: str) -> str:
         """The full command; of words whose worth is unknown with NUMBER in its place."""
@@ -79,61 +120,230 @@ class Proposal:
             parts += ["--store", store]
         for name, column in self.mapping.items():
             parts += ["--map", f"{name}={column}"]
-        for name in self.rewards:
-            parts += ["--reward", name]
+        for name, weight in self.rewards.items():
+            parts += ["--reward", name if weight == 1 else f"{name}={weight:g}"]
         worth = {word: "null" if x is None else f"{x:g}" for word, x in self.reward_map.items()}
         if self.undefined is not None:
             parts += ["--map", f"reward={self.undefined.path}"]
-            worth = {
-                word: "null" if word in self.undefined.unrated else "NUMBER"
-                for word in self.undefined.distinct[:FEW]
-            }
+            unrated = self.undefined.unrated
+            worth = {w: "null" if w in unrated else "NUMBER" for w in self.undefined.distinct[:FEW]}
         if worth:
             parts += ["--reward-map", written_words(worth)]
+        for name in self.drop:
+            parts += ["--drop", name]
+        parts += ["--lower-is-better"] if self.lower_is_better else []
         return " ".join(map(shlex.quote, parts))
 
     def to_json(self, *stores: str) -> dict[str, Any]:
         return {
             "command": self.command(*stores) if self else None,
+            "reversed": self.reversed().command(*stores) if self.best else None,
+            "reward": self.judged or None,
+            "lower_is_better": self.lower_is_better,
+            "others": self.others,
+            "best": [example._asdict() for example in self.best],
+            "worst": [example._asdict() for example in self.worst],
+            "pairs": self.is_paired,
             "undefined": None if self.undefined is None else self.undefined.distinct,
             "columns": [column.about() for column in self.columns],
             "reasons": self.reasons,
             "tried": self.tried,
         }
 
+    def __str__(self) -> str:
+        """The columns, what the proposal rests on, and the responses as it would have them."""
+        lines = ["columns:", *map(str, self.columns), *self.reasons]
+        lines += [f"tried on {self.tried}"] if self.tried else []
+        what = " and ".join(self.rewards) or cut(self.judged, 60)
+        if self.is_judged and self.undefined is None:
+            way = "lower is better" if self.lower_is_better else "higher is better"
+            if self.is_paired:
+                way = "it names the worse one" if self.lower_is_better else "it names the better one"
+            lines.append(f"proposed: {what or 'the names of the responses'}: {way}")
+        if self.others:
+            lines.append(f"other columns that may be it: {', '.join(self.others)}")
+        if self.best and self.is_paired:
+            for winner, loser in zip(self.best, self.worst, strict=True):
+                said = "" if winner.raw is None else f" ({what}: {cut(str(winner.raw), 40)})"
+                lines.append(f"prompt: {cut(winner.prompt, 80)}{said}")
+                lines.append(f"  upper, winner: {cut(winner.response, 80)}")
+                lines.append(f"  lower, loser:  {cut(loser.response, 80)}")
+        elif self.worst:
+            for title, side in (("upper, the best", self.best), ("lower, the worst", self.worst)):
+                lines.append(f"{title} ({what} → reward):")
+                for e in side:
+                    raw = "" if e.raw is None else f"{cut(str(e.raw), 40)} → "
+                    lines.append(f"  {raw}{e.reward:g}: {cut(e.prompt, 50)} » {cut(e.response, 60)}")
+        elif self.is_judged and self.tried and self.undefined is None:
+            lines.append("no two of these responses are judged differently: nothing shows which are better")
+        else:
+            lines += [f"  {cut(e.prompt, 50)} » {cut(e.response, 60)}" for e in self.best]
+        return visible("\n".join(lines))
 
-def propose(path: Path) -> Proposal | None:
+    def refusal(self, *stores: str) -> Refused:
+        """The proposal as evidence, with the ways to decide."""
+        file, store = shlex.quote(str(self.path)), " ".join(f"--store {shlex.quote(s)}" for s in stores)
+        if not self:
+            names = ", ".join(column.path for column in self.columns) or "none"
+            return Refused(
+                f"{self.path}: of no known format\n{self}\nno column says that it is the prompt or the "
+                "response, or which of two is better; name them: --map prompt=COLUMN --map response=COLUMN "
+                f"--map reward=COLUMN (of pairs --map chosen=COLUMN --map rejected=COLUMN), of {names}"
+            )
+        ways = [f"as proposed: {self.command(*stores)}"]
+        if self.undefined is not None:
+            ways = [f"say what the words are worth: {self.command(*stores)}"]
+        elif self.is_judged:
+            ways.append(f"the other way round: {self.reversed().command(*stores)}")
+        if self.is_judged:
+            ways.append(f"another column: agro import {file} --guess --reward COLUMN {store}")
+        return Refused(
+            f"{self.path}: nothing is imported until somebody says that this is right\n{self}\n"
+            "What to do: look whether the upper ones are better, then give --yes (as proposed), "
+            "--lower-is-better or --reward COLUMN with --guess, or run one of\n  " + "\n  ".join(ways)
+        )
+
+
+def propose_unknown(path: Path, *, lower_is_better: bool | None = None) -> Proposal | None:
+    """`propose` of a file of no known format, or of one of prompts where it finds judged answers; None of
+    others, which are read as they are."""
+    if format_at(path) is not None:
+        return None
+    line = next(read_records(path), None)
+    if line is None or line.error:
+        return None
+    format = Recognizer(None).recognize(line.value)
+    if format is not None and format.kind != "prompts":
+        return None
+    proposal = propose(path, lower_is_better=lower_is_better)
+    return None if format is not None and proposal is not None and not proposal.is_judged else proposal
+
+
+def propose(
+    path: Path, *, rewards: Mapping[str, float] | None = None, lower_is_better: bool | None = None
+) -> Proposal | None:
     """A proposal for a file; None where it needs none: its format is known, and it has rewards or pairs.
 
-    Raises `Refused` where the file can't be read.
+    `rewards`: the columns whose sum is the reward, or that name the better of two; None: to be proposed, and
+    so is `lower_is_better`. Raises `Refused` where the file can't be read, where the column of rewards has
+    two scales, and where there is no such column.
     """
+    rewards = dict(rewards or {})
     known = _tried(path, {})
-    if known is not None and not known.refused_count and (known.scored or known.pairs):
+    known = known if known is not None and known.samples else None
+    if known is not None and not rewards and not known.refused and known.is_judged:
         return None
-    rows = [line.value for line in islice(lines_of(path, None), ROWS) if not line.error]
-    columns = columns_of(rows)
+    lines = [line for line in islice(lines_of(path, None), ROWS) if not line.error]
+    columns = columns_of([line.value for line in lines])
+    if len(rewards) == 1 and set(rewards.values()) == {1.0}:
+        rewards = {_column(next(iter(rewards)), columns).path: 1.0}
+    where = [line.where for line in lines]
     best: Proposal | None = None
-    for guess in _guesses(path, columns, known):
-        report = _tried(path, guess.options())
-        if report is not None and report.refused_count <= report.samples:
-            tried = f"{report.samples} samples, {report.scored} with a reward, {report.pairs} pairs"
-            if report.refused_count:
-                tried += f", {report.refused_count} refused ({report.refused[0].reason:.120})"
-            best = Proposal(**{**vars(guess), "tried": f"the first {len(rows)} records: {tried}"})
+    for guess in _guesses(path, columns, rewards, where, known=known is not None):
+        found = _tried(path, guess.options())
+        while found is not None and found.refused and not found.samples:
+            used = {*guess.mapping, *guess.mapping.values(), *guess.drop}
+            free = {column.path for column in columns} & {*MAPPABLE} - used
+            name = next((word for word in found.refused[0].split(": ") if word in free), "")
+            if not name:
+                break
+            guess = replace(guess, drop=(*guess.drop, name))
+            found = _tried(path, guess.options())
+        if found is not None and found.samples and len(found.refused) <= len(found.samples):
+            lower = guess.lower_is_better if lower_is_better is None else lower_is_better
+            if lower != guess.lower_is_better:
+                guess = replace(guess, lower_is_better=lower)
+                found = _tried(path, guess.options()) or found
+            scored = sum(sample.reward is not None for sample in found.samples)
+            tried = f"{len(found.samples)} samples, {scored} with a reward, {len(found.pairs)} pairs"
+            if found.refused:
+                tried += f", {len(found.refused)} refused ({found.refused[0]:.120})"
+            best = replace(guess, tried=f"the first {len(lines)} records: {tried}")
+            best = _with_examples(best, found, lines)
             break
     if best is not None and (known is None or best.is_judged):
         return best
-    return None if known is not None and not known.refused_count else Proposal(path, columns)
+    return None if known is not None and not known.refused else Proposal(path, columns)
 
 
-def _tried(path: Path, options: Options) -> ImportReport | None:
-    """What comes of the first records with these options; None where none can be taken."""
-    with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
-        try:
-            report = import_files(store, [path], limit=ROWS, **options)  # type: ignore[misc]
-        except Refused:
-            return None
-        return report if report.samples else None
+def _column(name: str, columns: Sequence[Column]) -> Column:
+    named = [c for c in columns if c.path == name]
+    named = named or [c for c in columns if quoted(name) in (c.path, c.path.rpartition(".")[2])]
+    if len(named) != 1:
+        expected = ", ".join(c.path for c in named or columns)
+        raise Refused(f"--reward {name}: expected one of the columns {expected}")
+    return named[0]
+
+
+class _Trial(NamedTuple):
+    samples: list[Sample]
+    numbers: list[int]  # of the record of each sample
+    pairs: list[tuple[int, int]]  # winner and loser, as places in `samples`, without ties
+    refused: list[str]  # why
+
+    @property
+    def is_judged(self) -> bool:
+        return bool(self.pairs) or any(sample.reward is not None for sample in self.samples)
+
+
+def _tried(path: Path, options: Options) -> _Trial | None:
+    """What comes of the first records with these options; None where it can't be read so."""
+    try:
+        format = format_at(path) or Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
+        lines = list(islice(lines_of(path, format), ROWS))
+        reader = Reader(options, {})
+        reader.begin(LogFile(str(path), "", None if format is None else format.name), State())
+        found: Found = reader.read(RecordBlock(lines))
+    except Refused:
+        return None
+    if found.parts in found.without_column.values():
+        return None
+    trial = _Trial([], [], [], [refusal.reason for _, refusal in found.refused])
+    for entry in found.entries:
+        first = len(trial.samples)
+        trial.samples.extend(from_rows([(*row.values,) for row in entry.samples]))
+        trial.numbers.extend([entry.record[1]] * len(entry.samples))
+        judged = [j for j in entry.judgments if j.votes[0] is None or j.votes[0] != j.votes[1]]
+        trial.pairs.extend((first + j.winner, first + j.loser) for j in judged)
+    return trial
+
+
+def _with_examples(proposal: Proposal, found: _Trial, lines: Sequence[Line]) -> Proposal:
+    """With the best and the worst samples, each of another prompt where there are enough, or with pairs."""
+    rows = {line.number: line.value for line in lines}
+
+    def example(i: int) -> Example:
+        sample, row, raw = found.samples[i], rows.get(found.numbers[i], {}), None
+        if proposal.judged in row:
+            raw = row[proposal.judged]
+        elif proposal.judged and not {"*", "["} & set(proposal.judged):
+            raw = value_at(row, proposal.judged, CellInterpreter)[1]
+        reward = None if proposal.is_paired else sample.reward
+        return Example(raw, reward, as_text(sample.prompt), sample.response)
+
+    if proposal.is_paired:
+        shown = _few([(found.samples[w].prompt_id, (w, x)) for w, x in found.pairs])
+        return replace(
+            proposal, best=tuple(example(w) for w, _ in shown), worst=tuple(example(x) for _, x in shown)
+        )
+    rewards = {i: sample.reward for i, sample in enumerate(found.samples) if sample.reward is not None}
+    if not proposal.is_judged or not rewards:
+        return replace(proposal, best=tuple(map(example, range(min(EXAMPLES, len(found.samples))))))
+    order = sorted(rewards, key=lambda i: rewards[i])
+    middle = (rewards[order[0]] + rewards[order[-1]]) / 2
+    high = _few([(found.samples[i].prompt_id, i) for i in reversed(order) if rewards[i] > middle])
+    low = _few([(found.samples[i].prompt_id, i) for i in order if rewards[i] < middle])
+    count = min(len(high), len(low))
+    return replace(proposal, best=tuple(map(example, high[:count])), worst=tuple(map(example, low[:count])))
+
+
+def _few(items: Sequence[tuple[str, Any]]) -> list[Any]:
+    """The first ones, of different prompts if there are that many."""
+    first: dict[str, Any] = {}
+    for prompt_id, item in items:
+        first.setdefault(prompt_id, item)
+    shown = list(first.values())[:EXAMPLES]
+    return shown + [item for _, item in items if item not in shown][: EXAMPLES - len(shown)]
 
 
 def _as_messages(column: Column) -> str:
@@ -150,35 +360,66 @@ def _as_messages(column: Column) -> str:
     return f"{path}[].{{role: {' || '.join(roles)} || 'user', content: {said}}}"
 
 
-def _guesses(path: Path, columns: Sequence[Column], known: ImportReport | None) -> Iterator[Proposal]:
+def _guesses(
+    path: Path,
+    columns: tuple[Column, ...],
+    rewards: Mapping[str, float],
+    where: Sequence[str],
+    *,
+    known: bool,
+) -> Iterator[Proposal]:
     """Proposals, the likeliest first."""
-    reward, _ = guessed_reward(columns, "")
-    if known is not None and reward is not None:
-        reasons = (*why_reward(reward), "prompt and response are those of a known format")
-        yield Proposal(path, tuple(columns), {}, (reward.path,), worth_in(reward) or {}, None, reasons)
-    for mapping, reason in _responses(columns):
-        whole, said = dict(mapping), [reason]
-        worth: Mapping[str, float | None] = {}
-        undefined = None
-        if "reward" in mapping:
-            judged = [
-                worth_in(c) or {} for c in columns if c.type == "word" and step_of(c) in mapping["reward"]
-            ]
-            worth = {word: number for each in judged for word, number in each.items()}
-        elif "chosen" not in mapping:
-            reward, undefined = guessed_reward(columns, mapping.get("response", ""))
-            if reward is not None:
-                whole["reward"], worth = reward_path(reward, mapping), worth_in(reward) or {}
-                said += why_reward(reward)
-            elif undefined is not None:
-                said.append(f"{undefined.path} may be the reward; say what its words are worth")
-        if any("*" in each for each in mapping.values()):
-            whole["source"] = f"'{path.stem}'"
-        inside = "".join(whole.values())
-        aside = [c.path for c in columns if _may_matter(c) and c.path not in inside and c is not undefined]
-        if aside:
-            said.append(f"not used: {', '.join(aside)}")
-        yield Proposal(path, tuple(columns), whole, (), worth, undefined, tuple(said))
+    named = next(iter(rewards)) if list(rewards.values()) == [1.0] else ""
+    bases = [Judged({}, "prompt and response are those of a known format")] if known else []
+    for base in chain(bases, _responses(columns, named)):
+        guess = Proposal(path, columns, dict(base.mapping), lower_is_better=base.lower)
+        judged = [base.column] if base.column is not None else []
+        if "reward" not in base.mapping and "chosen" not in base.mapping:
+            guess, judged = _with_reward(guess, rewards, named)
+        elif not judged:  # each of several responses has one
+            judged = [c for c in columns if step_of(c) in base.mapping.get("reward", "")]
+        if named and [column.path for column in judged] != [named]:
+            continue
+        if base.column is None and judged and not (rewards and not named):
+            guess = replace(guess, lower_is_better=is_lower(judged[0]))
+        if len(judged) == 1:
+            guess = replace(guess, judged=judged[0].path)
+        if base.column is None:
+            for column in judged:
+                check_scale(column, where)
+            worths = [worth_in(column) for column in judged]
+            if None in worths:
+                mapping = {name: path for name, path in guess.mapping.items() if name != "reward"}
+                guess = replace(guess, undefined=judged[0], rewards={}, mapping=mapping)
+            else:
+                guess = replace(guess, reward_map={w: x for each in worths for w, x in (each or {}).items()})
+        yield replace(guess, reasons=(base.reason, *_about(guess, judged)))
+
+
+def _with_reward(guess: Proposal, rewards: Mapping[str, float], named: str) -> tuple[Proposal, list[Column]]:
+    """With the columns that judge its responses: those that are given, or the likeliest."""
+    ranked = candidates(guess.columns, guess.mapping)
+    judged = [c for c in guess.columns if c.path in rewards] or ranked[:1]
+    guess = replace(guess, others=tuple(c.path for c in ranked if c not in judged))
+    if not guess.mapping or (rewards and not named):
+        return replace(guess, rewards=dict(rewards) or {c.path: 1.0 for c in judged}), judged
+    path = {"reward": reward_path(judged[0], guess.mapping)} if judged else {}
+    source = {"source": f"'{guess.path.stem}'"} if any("*" in p for p in guess.mapping.values()) else {}
+    return replace(guess, mapping={**guess.mapping, **path, **source}), judged
+
+
+def _about(guess: Proposal, judged: Sequence[Column]) -> Iterator[str]:
+    """What a proposal takes as unknown, and what it doesn't use."""
+    for column in judged:
+        if column.unrated:
+            yield f"of {column.path} taken as unknown: {', '.join(sorted(column.unrated))}"
+    if guess.undefined is not None:
+        yield f"{guess.undefined.path} may be the reward; say what its words are worth"
+    inside = "".join(guess.mapping.values())
+    aside = [c.path for c in guess.columns if _may_matter(c) and c not in judged and c.path not in inside]
+    aside = [path for path in aside if path not in guess.others and guess.mapping]
+    if aside:
+        yield f"not used: {', '.join(aside)}"
 
 
 def _may_matter(column: Column) -> bool:
@@ -186,42 +427,53 @@ def _may_matter(column: Column) -> bool:
     return column.type in JUDGING or (column.type == "text" and column.is_spoken and not column.is_aside)
 
 
-def _responses(columns: Sequence[Column]) -> Iterator[tuple[dict[str, str], str]]:
+def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
     """Mappings of prompt and response, of pairs, or of messages, and why."""
     texts = [c for c in columns if c.type in TEXTS and c.tells]
     dialogs = [c for c in columns if c.type == "messages"]
     asked = [*(c for c in texts if c.type != "texts"), *filter(_is_asked, dialogs)]
     has_whole_dialogs = not all(map(_is_asked, dialogs))
-    prompt = best_named([c for c in asked if c.is_spoken or c.type == "messages"] or asked, "prompt")
+    spoken = [c for c in asked if c.is_spoken or c.type == "messages"]
+    prompt = best_named(spoken or asked, "prompt")
+    if prompt is None and len(spoken) > 2 and not any(c.named("response") for c in spoken[:1]):
+        prompt = spoken[0]
     if prompt is not None:
         others = [c for c in texts if c is not prompt]
-        yield from guessed_pairs(prompt, others, columns)
-        yield from _of_several(prompt, others, columns)
-        said, right = _said([c for c in others if not is_judged(c)])
+        yield from _side_scores(prompt, others, columns)
+        for judged in guessed_pairs(prompt, others, columns, named):
+            if judged is None:
+                return
+            yield judged
+        said, right = _said([c for c in others if not _is_verdict(c)])
         response = best_named([c for c in said if c.type != "word" or c.is_spoken] or said, "response")
         if response is not None and (response.is_spoken or not has_whole_dialogs):
-            yield (
-                {"prompt": _asked_in(prompt, texts), "response": response.path, **right},
-                "prompt and response by their names",
-            )
+            mapping = {"prompt": _asked_in(prompt, texts), "response": response.path, **right}
+            yield Judged(mapping, "prompt and response by their names")
     if dialogs:
         dialog = best_named(dialogs, "messages") or dialogs[0]
-        yield {"messages": dialog.path}, f"{dialog.path} has messages, the last one of the assistant"
+        yield Judged({"messages": dialog.path}, f"{dialog.path} has messages, the last one of the assistant")
     for column in columns:
         if column.type == "transcript":
-            yield {"messages": column.path}, f"{column.path} has the turns of a dialog in one text"
+            yield Judged({"messages": column.path}, f"{column.path} has the turns of a dialog in one text")
         if column.type == "dialog":
-            yield {"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog"
-    yield from _by_content(prompt, texts)
+            yield Judged({"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog")
+    yield from _by_content(prompt, texts, columns)
 
 
-def _by_content(prompt: Column | None, texts: Sequence[Column]) -> Iterator[tuple[dict[str, str], str]]:
-    """The response is the longest text but the prompt's, which stands before it; comments only where there
-    is nothing else."""
+def _by_content(
+    prompt: Column | None, texts: Sequence[Column], columns: Sequence[Column]
+) -> Iterator[Judged]:
+    """The response is the longest text but the prompt's, which stands before it; comments, and numbers whose
+    name says so, only where there is nothing else."""
     long, right = _said([c for c in texts if c.is_spoken or c.type == "texts"])
     meant = [c for c in long if not c.is_aside]
     spoken = meant if len(meant) > 1 else long
     if len(spoken) < 2:
+        result = best_named([c for c in columns if c.type in ("number", "id")], "response")
+        if prompt is not None and result is not None:
+            yield Judged(
+                {"prompt": prompt.path, "response": result.path}, "prompt and response by their names"
+            )
         return
     response = best_named([c for c in spoken if c is not prompt], "response")
     if response is None:
@@ -230,7 +482,11 @@ def _by_content(prompt: Column | None, texts: Sequence[Column]) -> Iterator[tupl
     if prompt is None or prompt is response:
         prompt = next(c for c in spoken if c is not response)
     reason = "prompt and response by content: the columns of long text, in their order"
-    yield {"prompt": prompt.path, "response": response.path, **right}, reason
+    yield Judged({"prompt": prompt.path, "response": response.path, **right}, reason)
+
+
+def _is_verdict(column: Column) -> bool:
+    return column.type == "word" and bool(column.named("reward")) and worth_in(column) is not None
 
 
 def _asked_in(prompt: Column, texts: Sequence[Column]) -> str:
@@ -252,9 +508,7 @@ def _said(texts: Sequence[Column]) -> tuple[list[Column], dict[str, str]]:
     return said, {"answer": right.path}
 
 
-def _of_several(
-    prompt: Column, others: Sequence[Column], columns: Sequence[Column]
-) -> Iterator[tuple[dict[str, str], str]]:
+def _side_scores(prompt: Column, others: Sequence[Column], columns: Sequence[Column]) -> Iterator[Judged]:
     """Responses of several models in a row, each with its score: gpt_answer, gpt_score, llama_answer, …"""
     scores = [c for c in columns if c.type in JUDGING and c.named("reward")]
     for responses in sides_of([c for c in others if c.is_spoken]):
@@ -265,7 +519,7 @@ def _of_several(
             said, rated = (", ".join(step_of(side[mark]) for mark in marks) for side in (responses, judged))
             mapping = {"prompt": prompt.path, "response": f"[{said}]", "reward": f"[{rated}]"}
             reason = f"responses of {', '.join(marks)}, each with its score"
-            yield {**mapping, "source": as_literal(marks)}, reason
+            yield Judged({**mapping, "source": as_literal(marks)}, reason)
 
 
 def _is_asked(column: Column) -> bool:

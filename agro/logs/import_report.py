@@ -44,6 +44,7 @@ class ImportReport:
     unknown_ends: dict[str, int] = field(default_factory=dict)  # samples, by what is said of their end
     tokens_dropped: int = 0  # samples without their tokens, since their text was changed
     recognized: str = ""
+    lower_is_better: bool = False
     encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't in UTF-8
     unused: list[str] = field(default_factory=list)  # where no sample has a reward: columns of numbers
     normalized: str = ""  # which rewards were, by --group-by or --center-by
@@ -76,6 +77,8 @@ class ImportReport:
             f"recognized: {self.recognized}",
             f"taken: {samples} in {self.groups} groups, {self.pairs} pairs",
         ]
+        if self.lower_is_better:
+            lines.append("lower is better: of a reward r the negative -r is stored; of a pair the loser wins")
         lines += [f"{name}: isn't UTF-8; read as {encoding}" for name, encoding in self.encodings.items()]
         if self.unused:
             lines.append(
@@ -157,6 +160,7 @@ class Options(TypedDict, total=False):
     format: str | None  # a name of `agro.logs.format_table.FORMATS`, where several fit a record
     rewards: Mapping[str, float] | None  # weights of the columns whose sum is the reward
     reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.labels`
+    lower_is_better: bool  # a reward r becomes -r, and of a pair the loser wins
     choose: Mapping[str, str] | None  # what to take where a format has several of a kind
     join: str | Path | None  # the second file of a format that is split over two
     role: Role  # of records without; "log" by default
@@ -186,6 +190,7 @@ def reading(options: Options) -> Reading:
         "format": options.get("format"),
         "reward": dict(options.get("rewards") or {}),
         "reward-map": dict(options.get("reward_map") or {}),
+        "lower-is-better": options.get("lower_is_better", False),
         "choose": dict(options.get("choose") or {}),
         "prompts": None if prompts is None else fingerprint(prompts)[:SHORT],
         "join": None if join is None else fingerprint(join)[:SHORT],

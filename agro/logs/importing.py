@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from agro.errors import Refused
 from agro.io.blocks import Block, RecordBlock
@@ -16,7 +16,7 @@ from agro.io.record_files import encoding_of, fingerprint, is_table, read_record
 from agro.logs.entries import EntryWriter
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.import_report import SHOWN, ImportReport, Options, reading
-from agro.logs.labels import count_in, number_in, share_in
+from agro.logs.labels import scale_of
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import normalize
 from agro.logs.reading import Found, LogFile, Reader
@@ -41,6 +41,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     prompts = {} if prompts_file is None else _prompts_by_id(load_prompts(prompts_file))
     reader = Reader(options, prompts, joined(Path(join)) if join is not None else {})
     report = ImportReport(refused_file=options.get("refused_file", f"{store.path}.refused.jsonl"))
+    report.lower_is_better = options.get("lower_is_better", False)
     files = [(Path(path), fingerprint(path)) for path in paths]
     writer = EntryWriter(store, report, reading(options), options.get("license"))
     replacing, strict = options.get("replace", False), options.get("strict", False)
@@ -153,16 +154,9 @@ def _unused(report: ImportReport, paths: Sequence[str | Path], mapping: Mapping[
     names: dict[str, None] = {}
     for line in islice(read_records(path), LOOKED_AT):
         for name, value in line.value.items():
-            if (name == "reward" or name not in MAPPABLE) and _rates(value):
+            if (name == "reward" or name not in MAPPABLE) and scale_of(value) is not None:
                 names[name] = None
     return [name for name in names if name not in mapping.values()]
-
-
-def _rates(value: Any) -> bool:
-    """Whether it is a number, or a rating in words such as 4/5, 80 % and ★★☆☆☆."""
-    if isinstance(number_in(value), int | float):
-        return True
-    return isinstance(value, str) and (share_in(value) is not None or count_in(value) is not None)
 
 
 def _may_refuse(options: Options) -> bool:
@@ -219,6 +213,6 @@ def _nothing(paths: Sequence[str | Path], report: ImportReport) -> str:
         rules = "\n".join(f"  {count} records: {rule}" for rule, count in report.left_out.items())
         return f"{names}: all records are left out\n{rules}"
     if not report.refused:
-        return f"{names}: expected records, got none"
+        return f"{names}: empty: expected records, got none"
     examples = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:3])
     return f"{names}: all records are refused ({report.refused_count}), such as\n{examples}"

@@ -24,6 +24,7 @@ _SHARE = re.compile(
     rf"(?:(%|percent|prozent)|(?:/|of|out of|von|sur|de|su|van) ?(\d+)(?: ?{_STARS})?)"
 )
 _COUNT = re.compile(rf"(\d+(?:[.,]\d+)?) ?{_STARS}|([★⭐]+)")
+_WORDED = re.compile(r"(-?\d+(?:[.,]\d+)?) ?(?:[:(=–-].*| [^\d/%]+)")
 _TONES = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")  # of the skin of an emoji
 
 
@@ -73,7 +74,7 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     from 0 to 1; another value as it is.
 
     Raises `Refused` for a word that isn't there; for a number, where --reward-map has numbers; and for shares
-    and numbers above 1 in one file, which are of two scales.
+    and other numbers in one file, which are of two scales.
     """
     if is_unknown(value):
         return None
@@ -82,7 +83,8 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
         context.notes["words"] = True
         return word_rewards[key]
     share = share_in(value) if isinstance(value, str) else None
-    _check_scale(value, context, name, is_share=share is not None)
+    if share is not None or isinstance(number_in(value), int | float):
+        _check_scale(value, context, name, is_share=share is not None)
     if share is not None:
         return share
     if not isinstance(value, str):
@@ -103,16 +105,35 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
 
 
 def _check_scale(value: Any, context: Context, name: str, *, is_share: bool) -> None:
-    """Raise `Refused` for shares in a file with numbers outside of 0 and 1, and for these beside shares."""
-    number = number_in(value)
-    if not is_share and (not isinstance(number, int | float) or 0 <= number <= 1):
-        return
-    was_share, first = context.notes.setdefault("scale", [is_share, str(value)])
+    was_share, first = context.notes.setdefault(f"scale of {name}", [is_share, str(value)])
     if was_share != is_share:
         raise Refused(
             f"{name}: expected one scale, got {value!r:.80}, and {first!r:.80} before it; say what each is "
             f"worth: --reward-map '{_written(value)[:40]}=NUMBER', and so on"
         )
+
+
+def scale_of(value: Any) -> str | None:
+    """How a rating is written: 7, 8/10, 85% and ★★ are of four scales; None where it has no number."""
+    number = number_in(value)
+    if isinstance(number, int | float):
+        return "a number"
+    if not isinstance(value, str):
+        return None
+    plain = word_of(value)
+    if "★" in plain or "⭐" in plain or "☆" in plain:
+        return None if count_in(value) is None and share_in(value) is None else "stars"
+    if match := _SHARE.fullmatch(plain):
+        return "a percentage" if match[2] else f"a part of {match[3]}"
+    if count_in(value) is not None:
+        return "stars"
+    return "a number" if worded_number(value) is not None else None
+
+
+def worded_number(text: str) -> float | None:
+    """The number that a rating such as 3 - fair, 5: awful or 4 (good) begins with; None for others."""
+    match = _WORDED.fullmatch(word_of(text))
+    return float(match[1].replace(",", ".")) if match else None
 
 
 def word_of(text: str) -> str:

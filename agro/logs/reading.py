@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from agro.errors import Refused
 from agro.io.blocks import Block
 from agro.io.datasets import on_hub
+from agro.io.json_values import is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.logs.ends import settle
 from agro.logs.entries import Entry, Repeat, repeat_of
@@ -24,7 +25,7 @@ from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
-from agro.logs.protocol import Context, Format, Item, Row, SkipRecord
+from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Sample
 
@@ -190,6 +191,8 @@ class Reader:
         items = format.read(part.record, context)
         if context.rewards and not format.weighs:
             items = summed(items, {**line.value, **part.record}, context)
+        if self._options.get("lower_is_better"):
+            items = [item._replace(judgments=tuple(map(_swapped, item.judgments))) for item in items]
         self._found.kinds.add(format.name)
         return items
 
@@ -207,10 +210,12 @@ class Reader:
         if record.get("prompt") is None:
             record = _join(record, self._prompts)
         reward = record.get("reward")
-        if isinstance(reward, str) or self._context.word_rewards or line.is_text or self._mapping:
+        if isinstance(reward, str) or self._context.word_rewards or not self._context.rewards:
             if self._mapping:  # others' columns may have numbers as text, in JSON too
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}
+        if self._options.get("lower_is_better"):
+            record = _negated(record)
         record = self._privacy.apply(record)
         if not line.is_json and not line.is_text:
             record = self._without_bytes(record)
@@ -244,6 +249,22 @@ class Reader:
             if not isinstance(value, bytes):
                 kept[name] = plain
         return kept
+
+
+def _swapped(judgment: Judgment) -> Judgment:
+    """Where the one that was named is the worse one; a vote for it is one for the other."""
+    return judgment._replace(winner=judgment.loser, loser=judgment.winner)
+
+
+def _negated(record: dict[str, Any]) -> dict[str, Any]:
+    if not is_unknown(record.get("token_reward")):
+        raise Refused(
+            "--lower-is-better: expected one reward a response, got token_reward, one of each token"
+        )
+    reward = record.get("reward")
+    if is_unknown(reward) or not isinstance(reward, bool | int | float):
+        return record
+    return {**record, "reward": 0.0 - reward}
 
 
 def _plain(value: Any, name: str, columns: list[str]) -> Any:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agro.errors import remember_secret
 from agro.io.files import write, writing
 
 FILE = "place.json"
@@ -66,4 +67,6 @@ def token_of(folder: Path) -> str:
         if not file.exists():
             with open(file, "w", opener=partial(os.open, mode=0o600)) as new:
                 new.write(secrets.token_urlsafe(24))
-    return file.read_text(encoding="utf-8")
+    token = file.read_text(encoding="utf-8")
+    remember_secret(token)
+    return token

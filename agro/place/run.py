@@ -14,7 +14,6 @@ from pathlib import Path
 
 from agro.errors import Refused
 from agro.io.processes import free_port
-from agro.io.terminal import visible
 from agro.place import slurm
 from agro.place.local import LocalLauncher
 from agro.place.placement import LOOPBACK, Placement, Plan, TrainCommand
@@ -32,7 +31,8 @@ def place(placement: Placement, command: TrainCommand) -> int:
     command = replace(command, config=config, out=command.out.absolute())
     if (command.out / "metrics.jsonl").exists() and not command.resume:
         raise Refused(
-            f"{command.out}: there is a run in this folder; continue it with --resume, or set another --out"
+            f"{command.out}: there is a run in this folder; continue it with the same command and --resume, "
+            "or set another --out"
         )
     if placement.kind == "slurm" and not slurm.is_job():
         slurm.submit(command, command.load().place, say)
@@ -104,7 +104,7 @@ def furthest_step(folder: Path) -> int:
 
 
 def say(text: str) -> None:
-    print(visible(f"{time.strftime('%H:%M:%S')}  {text}"), file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def _hosts(placement: Placement, command: TrainCommand) -> list[Host]:

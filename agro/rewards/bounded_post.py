@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from agro.errors import without_secrets
+
 
 class Answer(NamedTuple):
     status: int
@@ -16,7 +18,7 @@ class Answer(NamedTuple):
     @property
     def text(self) -> str:
         """For messages: its beginning."""
-        return self.content[:300].decode("utf-8", "replace")
+        return without_secrets(self.content.decode("utf-8", "replace"))[:300]
 
 
 def post(client: httpx.Client, url: str, body: Mapping[str, Any], deadline: float, most: int) -> Answer:

@@ -6,8 +6,6 @@ and plain values back, so that a program can only pass by returning what the tes
 
 from __future__ import annotations
 
-import ast
-import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +16,12 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 from agro.errors import Refused
-from agro.rewards.code_guest import decode
 from agro.rewards.code_sandbox import LEVELS, Guest, GuestEnded, LocalSandbox, Sandbox, Session
 from agro.rewards.protocol import Score, checked_options, score_known
 from agro.types import Sample
 
 GRACE = 10.0  # seconds that tests may take beside the program
-FENCE = re.compile(r"^```[ \t]*(?:python|py)?[ \t]*\r?\n(.*?)^```", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+READING = 2.0  # seconds in which they read a value of the program's, at least: it may be made to take hours
 DEFAULTS: dict[str, Any] = {
     "level": "full",
     "url": "",
@@ -76,15 +73,6 @@ class Case:
             raise LookupError("expected inputs and outputs as lists of text")
         return cls(setup, arrangement, tuple(tests), entry_point, runs)
 
-    def program(self, response: str) -> str:
-        """The program in a response, its last block of Python or all of it, after the setup. One that doesn't
-        define the entry point continues the setup, as completions of HumanEval do."""
-        blocks = FENCE.findall(response)
-        source = blocks[-1] if blocks else response
-        if self.entry_point is None or self.entry_point in _defined(source):
-            source = f"\n{source}"
-        return f"{self.setup}{source}\n{self.arrangement}"
-
 
 class CodeReward:
     """1.0 where a program passes all tests, else 0.0. It must not be closed while it scores."""
@@ -132,21 +120,30 @@ class CodeReward:
 
     def _score(self, sample: Sample, case: Case) -> Score:
         try:
-            failures = self._failures(case, case.program(sample.response))
+            failures = self._failures(case, sample.response)
         except (_Unfit, ConnectionError) as error:
             return Score(None, str(error))
         passed = failures.count(None) / len(failures)
         value = passed if self.partial else float(passed == 1)
         return Score(value, parts={"passed": passed}, details={"sandbox": self.sandbox.level})
 
-    def _failures(self, case: Case, source: str) -> list[str | None]:
+    def _failures(self, case: Case, response: str) -> list[str | None]:
         """Of each test why it fails, or None."""
-        program = _Program(self.sandbox, source, self.timeout)
+        first: dict[str, Any] = {
+            "source": last_block(response),
+            "setup": case.setup,
+            "arrangement": case.arrangement,
+        }
+        first |= {"role": "program", "entry_point": case.entry_point}
+        program = _Program(self.sandbox, first, self.timeout)
         with closing(program):
             failures = [program.failure(*run) for run in case.runs]
             if case.tests:
-                with self._judge() as judge:
-                    failures += _judged(judge, case, program)
+                try:
+                    with self._judge() as judge:
+                        failures += _judged(judge, case, program)
+                except _Unreadable as error:
+                    failures += [str(error)] * len(case.tests)
         return failures
 
     @contextmanager
@@ -170,17 +167,21 @@ class _Unfit(Exception):
     """The tests can't say anything about the program."""
 
 
+class _Unreadable(Exception):
+    """The process of the tests ended, or took too long, as it read a value of the program's."""
+
+
 class _Program:
     """A program in a sandbox. After its end, each request has the cause of it as its error."""
 
-    def __init__(self, sandbox: Sandbox, source: str, timeout: float) -> None:
-        self._sandbox, self._source = sandbox, source
+    def __init__(self, sandbox: Sandbox, first: Mapping[str, Any], timeout: float) -> None:
+        self._sandbox, self._first = sandbox, first
         self._session: Session | None = None
         self.deadline = time.monotonic() + timeout
         self._end: str | None = None
 
     def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """{"value"} or {"error": [type, text]}, each of plain values."""
+        """{"value": text} or {"error": [type, text]}. No value is read in this process."""
         if self._end is None:
             try:
                 return self._answer(request)
@@ -195,8 +196,8 @@ class _Program:
         if "error" in reply:
             return ": ".join(reply["error"])
         printed = reply["value"]
-        same = isinstance(printed, str) and _lines(printed) == _lines(expected)
-        return None if same else f"expected {expected[:80]!r}, got {str(printed)[:80]!r}"
+        same = _lines(printed) == _lines(expected)
+        return None if same else f"expected {expected[:80]!r}, got {printed[:80]!r}"
 
     def close(self) -> None:
         if self._session is not None:
@@ -205,7 +206,7 @@ class _Program:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._session is None:
-            self._session = self._sandbox.start({"role": "program", "source": self._source})
+            self._session = self._sandbox.start(self._first)
         number = secrets.token_hex(8)  # of this request: what was written before it is no answer
         reply = self._session.ask({"id": number, **request}, self.deadline)
         if reply.get("id") != number or len(reply) != 2:
@@ -215,15 +216,14 @@ class _Program:
             if not (isinstance(error, list) and len(error) == 2 and all(isinstance(e, str) for e in error)):
                 raise GuestEnded("its answer isn't an error")
             return {"error": error}
-        try:
-            decode(reply["value"])
-        except (LookupError, ValueError, TypeError, RecursionError) as error:
-            raise GuestEnded(f"its answer isn't a plain value ({error})") from None
+        if not isinstance(reply.get("value"), str):
+            raise GuestEnded("its answer isn't a value")
         return {"value": reply["value"]}
 
 
 def _judged(judge: Guest, case: Case, program: _Program) -> list[str | None]:
-    """Of each test why it fails, or None. Raises `_Unfit` where the tests fail by themselves."""
+    """Of each test why it fails, or None. Raises `_Unfit` where the tests fail by themselves, `_Unreadable`
+    where a value of the program's can't be read."""
     end = program.deadline + GRACE
     message: Mapping[str, Any] = {
         "setup": case.setup,
@@ -242,6 +242,12 @@ def _judged(judge: Guest, case: Case, program: _Program) -> list[str | None]:
             if "unfit" in asked:
                 raise _Unfit(f"the sample's tests can't be run: {asked['unfit']}")
             message = program.call(asked)
+            if "value" in message:
+                judge.write(message, end)
+                try:
+                    message = judge.read(max(program.deadline, time.monotonic() + READING))
+                except GuestEnded as error:
+                    raise _Unreadable(f"its answer can't be read: {error}") from None
     except GuestEnded as error:
         raise _JudgeEnded(f"the sample's tests didn't end: {error}") from None
 
@@ -272,15 +278,21 @@ def code(options: Mapping[str, Any], *, timeout: float, workers: int) -> CodeRew
     return CodeReward(remote or judges, judges, timeout=timeout, workers=workers, partial=settings["partial"])
 
 
-def _defined(source: str) -> set[str]:
-    """The names of functions and classes at the top of a program; none where it can't be read."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    return {
-        node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    }
+def last_block(response: str) -> str:
+    """The program in a response: its last block of Python, or of no language, else all of it."""
+    lines = response.split("\n")
+    opened: int | None = None  # the first line of a block
+    language, block = "", slice(None)
+    for i, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if opened is None:
+            opened, language = i + 1, line[3:].strip(" \t\r").lower()
+            continue
+        if language in ("", "py", "python"):
+            block = slice(opened, i)
+        opened = None
+    return "\n".join(lines[block])
 
 
 def _lines(text: str) -> list[str]:

@@ -4,12 +4,15 @@ The program and its tests run in two sandboxes, which exchange plain values alon
 gives the reward. So a program can't reach what judges it: it may only return values.
 
 Standard library only. The text of this file is what a sandbox runs. Messages are lines of JSON. The first one
-is {"role": "program", "source", "limits"} or {"role": "tests", "limits"}; then each request is answered:
+is {"role": "program", "source", "setup", "arrangement", "entry_point", "limits"}, or {"role": "tests",
+"limits"}; then each request is answered:
 
-- to a program: {"id", "name", "args", "kwargs"}, or {"id", "stdin"} to run it once more as a main program,
-  each answered by {"id", "value"} or {"id", "error": [type, text]};
+- to a program: {"id", "name", "args", "kwargs"}, answered by {"id", "value"}, the JSON of a value as text;
+  {"id", "stdin"} to run it once more as a main program, answered by {"id", "value"} with what it prints; or
+  both by {"id", "error": [type, text]};
 - to tests: {"setup", "arrangement", "tests", "entry_point"}, answered by {"results": [null or error, …]} or
-  {"unfit": error}; in between they ask {"name", "args", "kwargs"} and read the program's answer.
+  {"unfit": error}; in between they ask {"name", "args", "kwargs"}, read the program's answer, say {} and are
+  told {}. They alone read values, which may take hours: a set of integers with one hash.
 """
 
 from __future__ import annotations
@@ -133,10 +136,16 @@ def decode(value: Any, refer: Callable[[str | int], Any] | None = None) -> Any:
 
 
 class Program:
-    """A program whose functions are called by name."""
+    """A program whose functions are called by name.
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    A source that doesn't define the entry point continues the setup, as completions of HumanEval do.
+    """
+
+    def __init__(
+        self, source: str, setup: str = "", arrangement: str = "", entry_point: str | None = None, **_: Any
+    ) -> None:
+        is_whole = entry_point is None or entry_point in _defined(source)
+        self.source = f"{setup}{is_whole * chr(10)}{source}\n{arrangement}"
         self.objects: list[Any] = []
         self.names: dict[str, Any] | None = None  # of the program, once it ran
 
@@ -145,7 +154,7 @@ class Program:
             if "stdin" in request:
                 return {"value": self.run(request["stdin"])}
             with redirect_stdout(io.StringIO()):
-                return {"value": encode(self.call(request), self.objects)}
+                return {"value": json.dumps(encode(self.call(request), self.objects))}
         except BaseException as error:  # noqa: BLE001 - SystemExit too: its end isn't this process's
             return {"error": [type(error).__name__, str(error)[:500]]}
 
@@ -225,6 +234,17 @@ class Tests:
         return None
 
 
+def _defined(source: str) -> set[str]:
+    """The names of functions and classes at the top of a program; none where it can't be read."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    return {
+        node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    }
+
+
 class Uses(NamedTuple):
     """Names in a piece of code."""
 
@@ -278,13 +298,19 @@ def main() -> None:
         reply = read()
         if "error" in reply:
             _raise(reply["error"])
-        return decode(reply["value"])
+        try:
+            value, error = decode(json.loads(reply["value"])), None
+        except Exception as problem:  # noqa: BLE001 - it may be any JSON
+            value, error = None, ["ValueError", f"its answer isn't a plain value ({type(problem).__name__})"]
+        write({})
+        read()
+        return _raise(error) if error else value
 
     first = read()
     for name, limit in first["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
     sys.setrecursionlimit(10_000)
-    answering: Program | Tests = Program(first["source"]) if first["role"] == "program" else Tests(ask)
+    answering: Program | Tests = Program(**first) if first["role"] == "program" else Tests(ask)
     while True:
         request = read()
         reply = answering.answer(request)

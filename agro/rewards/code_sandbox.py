@@ -3,17 +3,25 @@
 Which layers work is found by attacks on them, not by looking for programs: a layer may be installed and not
 allowed. The levels, each with all before it:
 
-- "limits": an own process without the environment's variables, with limits of memory, time and file sizes, as
-  an unprivileged user where this process is root. Files, network and other processes are open to it.
-- "namespaces": bubblewrap. No network, no files but those of the system, read-only, no other processes.
-- "full": a filter of system calls too. No processes of its own, no new namespaces, no tracing.
+- "limits": an own process without the environment's variables, with limits of memory, time and file sizes.
+  Files, network and other processes are open to it. Where this process is root, each program is an
+  unprivileged user of its own; else it can reach the process of its tests, and forge a pass.
+- "namespaces": bubblewrap. No network, no files but those of the system, read-only, no other processes; at
+  most `PROCESSES` of its own, each with the limit of memory, and `FILES` in each of two folders.
+- "full": a filter of system calls too. No processes of its own, no new namespaces, no tracing, no memory that
+  isn't counted: memfd, shared segments, queues.
+
+Where there is a control group (version 2) that this process may divide, it bounds memory and processes of a
+sandbox together, at each level.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -34,9 +42,12 @@ from agro.rewards.code_guest import encode
 Level = Literal["limits", "namespaces", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 GUEST = Path(code_guest.__file__).read_text()
-NOBODY = 65534
+NOBODY = 65534  # the user of tests, where this process is root; each program has one of these:
+USERS = range(61184, 65520)  # those that systemd gives to services for as long as they run
+GROUPS = Path("/sys/fs/cgroup")
 LONGEST_LINE = 4 << 20  # bytes of a reply
 FILES = 16 << 20  # bytes of files that a process may write
+PROCESSES = 64  # and threads
 START_SECONDS = 30.0
 CLONE_THREAD = 0x00010000
 DENIED = (
@@ -44,20 +55,26 @@ DENIED = (
     *("umount2", "pivot_root", "chroot", "bpf", "perf_event_open", "userfaultfd", "keyctl", "add_key"),
     *("request_key", "io_uring_setup", "io_uring_enter", "io_uring_register", "open_by_handle_at"),
     *("init_module", "finit_module", "delete_module", "kexec_load", "personality"),
+    *("memfd_create", "memfd_secret", "shmget", "shmat", "shmctl", "msgget", "semget", "mq_open"),
 )
 # Each returns where it succeeds, and the level that has to stop it.
 ATTACKS: dict[str, tuple[Level, str]] = {
     "environment": ("limits", "reads the environment's variables"),
     "memory": ("limits", "takes more memory than its limit"),
+    "judge": ("namespaces", "reaches the process of its tests"),
     "network": ("namespaces", "connects to a server on this machine"),
     "read": ("namespaces", "reads a file outside"),
     "write": ("namespaces", "writes a file outside"),
     "process": ("namespaces", "sees the process that started it"),
+    "files": ("namespaces", f"writes more than {2 * FILES >> 20} MiB of files"),
+    "processes": ("namespaces", f"starts more than {PROCESSES} processes"),
     "fork": ("full", "starts a process"),
+    "anonymous": ("full", "holds memory in a file without a name"),
+    "segment": ("full", "holds a segment of shared memory"),
     "namespace": ("full", "makes a namespace of its own"),
 }
 ATTACKER = """
-import ctypes, os, socket
+import ctypes, os, signal, socket
 def nothing(): pass
 def environment(name): return os.environ[name]
 def memory(size): return len(bytearray(size))
@@ -67,6 +84,34 @@ def write(path): return open(path, "a").write("x")
 def process(pid, command):
     if open(f"/proc/{pid}/cmdline").read() != command:
         raise OSError("another process")
+def judge(pid):
+    if pid == os.getpid():
+        raise OSError("in a namespace of its own")
+    os.kill(pid, 0)
+def files(size):
+    for folder in [f for f, _, _ in os.walk("/") if not f.startswith("/proc") and os.access(f, os.W_OK)]:
+        try:
+            for i in range(9):
+                with open(f"{folder}/{i}.agro", "xb", 0) as file:
+                    os.unlink(file.name)
+                    while size > 0 and file.tell() < 8 << 20: size -= file.write(bytes(1 << 20))
+                    os.dup(file.fileno())
+        except OSError: pass
+    if size > 0: raise OSError("full")
+def processes(most):
+    started = []
+    try:
+        for _ in range(most + 1):
+            pid = os.fork()
+            if pid == 0: signal.pause()
+            started.append(pid)
+    finally:
+        for pid in started: os.kill(pid, signal.SIGKILL)
+        for pid in started: os.waitpid(pid, 0)
+def anonymous(): return os.memfd_create("")
+def segment():
+    if ctypes.CDLL(None, use_errno=True).shmget(0, ctypes.c_size_t(4096), 0o1600) < 0:
+        raise OSError(ctypes.get_errno(), "shmget")
 def fork():
     if os.fork() == 0:
         os._exit(0)
@@ -111,9 +156,10 @@ class Sandbox(Protocol):
 class Guest:
     """A process in a sandbox."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], group: Path | None = None) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
+        self.pid, self._group = process.pid, group
         self._process, self._in, self._out = process, process.stdin.fileno(), process.stdout.fileno()
         self._unread = bytearray()
         os.set_blocking(self._in, False)
@@ -160,6 +206,8 @@ class Guest:
                 with suppress(OSError):
                     pipe.close()
         self._process.wait()
+        if self._group is not None:
+            _remove(self._group)
 
     def _end(self) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -183,7 +231,7 @@ class LocalSandbox:
         for candidate in LEVELS[: LEVELS.index(level) + 1]:
             failure = cls(candidate, memory_mb, sandbox.interpreter).weakness()
             if failure is not None:
-                weaker = f", or accept reward.options.level = {reached!r}" if reached else ""
+                weaker = ", or accept reward.options.level = 'namespaces'" * (reached == "namespaces")
                 raise Refused(
                     f"reward code: expected a sandbox of the level {level!r}, but {failure}. What to do: "
                     f"{ADVICE[candidate]}{weaker}"
@@ -195,11 +243,18 @@ class LocalSandbox:
         """The first attack that this sandbox should stop and doesn't; None where there is none."""
         attacker = {"role": "program", "source": ATTACKER}
         try:
-            with _secrets() as arguments, closing(self.start(attacker)) as guest:
-                arguments["memory"] = [2 * self.memory]
+            with (
+                _secrets() as arguments,
+                closing(self.start(attacker)) as guest,
+                closing(self.start({"role": "tests"})) as judge,
+            ):
+                arguments |= {"memory": [2 * self.memory], "files": [4 * FILES], "processes": [PROCESSES]}
+                arguments["judge"] = [judge.pid]
                 if not _succeeds(guest, "nothing", []):  # else none could succeed
                     return "no program answers in it"
                 for name, (level, deed) in ATTACKS.items():
+                    if name == "judge" and os.geteuid() == 0:
+                        level = "limits"
                     expected = LEVELS.index(level) <= LEVELS.index(self.level)
                     if expected and _succeeds(guest, name, arguments.get(name, [])):
                         return f"a program in it {deed}"
@@ -210,10 +265,14 @@ class LocalSandbox:
     def start(self, first: Mapping[str, Any]) -> Guest:
         """See `Sandbox.start`."""
         filters = [_system_calls()] if self.level == "full" else []
-        is_root = os.geteuid() == 0
+        user = None
+        if os.geteuid() == 0:
+            user = NOBODY if first["role"] == "tests" else USERS[next(_started) % len(USERS)]
+        # A shell that waits until it is in the control group, so that nothing starts outside of it.
+        waiting = ["/bin/sh", "-c", 'read -r go; exec "$@"', "sh"]
         try:
             process = subprocess.Popen(
-                self._command(filters),
+                [*waiting, *self._command(filters)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -221,16 +280,19 @@ class LocalSandbox:
                 cwd="/",
                 pass_fds=filters,
                 start_new_session=True,
-                user=NOBODY if is_root else None,
-                group=NOBODY if is_root else None,
-                extra_groups=[] if is_root else None,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
             )
         finally:
             for descriptor in filters:
                 os.close(descriptor)
-        guest = Guest(process)
+        guest = Guest(process, _control_group(process.pid, self.memory + 4 * FILES))
         limits = {"RLIMIT_AS": self.memory, "RLIMIT_FSIZE": FILES, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 64}
+        if self.level != "limits" or user in USERS:  # else it counts what others have started
+            limits["RLIMIT_NPROC"] = PROCESSES
         try:
+            guest.write({}, time.monotonic() + START_SECONDS)
             guest.write({**first, "limits": limits}, time.monotonic() + START_SECONDS)
         except BaseException:
             guest.close()
@@ -250,10 +312,45 @@ class LocalSandbox:
             *("--ro-bind", "/usr", "/usr"),
             *(part for name, target in links for part in ("--symlink", target, name)),
             *("--proc", "/proc", "--dev", "/dev", "--size", str(FILES), "--tmpfs", "/box"),
+            *("--size", str(FILES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/"),
             *("--chdir", "/box", "--cap-drop", "ALL"),
             *(part for descriptor in filters for part in ("--seccomp", str(descriptor))),
             *("--", *inside),
         ]
+
+
+_started = itertools.count(secrets.randbelow(len(USERS)))
+
+
+def _control_group(process: int, memory: int) -> Path | None:
+    """The process's new control group (version 2) with limits of memory and processes; None where none can be
+    made. It is beside the group of this process: only one without processes may hand on its controllers."""
+    group = None
+    try:
+        own = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+        parent = (GROUPS / own).parent if own else GROUPS
+        if not {"memory", "pids"} <= set((parent / "cgroup.subtree_control").read_text().split()):
+            return None
+        group = parent / f"agro-{secrets.token_hex(8)}"
+        group.mkdir()
+        limits = {"memory.max": memory, "memory.oom.group": 1, "pids.max": 2 * PROCESSES}
+        for name, value in (limits | {"cgroup.procs": process}).items():
+            (group / name).write_text(f"{value}")
+        with suppress(OSError):  # a kernel without swap
+            (group / "memory.swap.max").write_text("0")
+    except OSError:
+        if group is not None:
+            _remove(group)
+        return None
+    return group
+
+
+def _remove(group: Path) -> None:
+    for _ in range(50):  # until its processes have ended
+        with suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.02)
 
 
 def _system_calls() -> int:

@@ -45,7 +45,7 @@ _DROPS = re.compile(
     rf"(?:\s+{_FILLER})*[\s$*]*$",
     re.IGNORECASE,
 )
-_BARE = re.compile(r"[^A-Za-z]*|.*\\.*")
+_WORD = re.compile("[A-Za-z]")
 _DROPPED = (
     r"(?:(?:ruled|crossed|thrown)\s+out|excluded|eliminated|discarded|dismissed|rejected|disproved|refuted)"
 )
@@ -118,9 +118,10 @@ _DEPENDS = re.compile(
 def is_denied(prefix: str, answer: str, suffix: str) -> bool:
     """Whether the text around an answer, or the answer itself, says that it isn't the answer or isn't all."""
     prefix = prefix[-NEAR:]
+    is_bare = not _WORD.search(answer) or ("\\" in answer and "\n" not in answer)
     return bool(
         is_negated(prefix[-NEAR // 2 :])
-        or (_BARE.fullmatch(answer) and _DROPS.search(prefix))
+        or (is_bare and _DROPS.search(prefix))
         or _CLAUSE.search(_CLAUSE_END.split(prefix)[-1])
         or _NO_VALUE.match(answer)
         or _DEPENDS.search(answer)

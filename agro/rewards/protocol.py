@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from agro.errors import Refused
+from agro.errors import Refused, without_secrets
 from agro.io.nearest import nearest
 from agro.io.numbers import percent
 from agro.types import Sample
@@ -35,6 +35,8 @@ class Score:
     steps: Sequence[float] = ()
 
     def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "error", without_secrets(self.error))
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"a score is a finite number or None, got {self.value}")
 
@@ -157,11 +159,11 @@ def by_cause(failed: Iterable[tuple[Sample, str]]) -> list[list[tuple[Sample, st
     """Samples and their errors, those of one cause together, the most frequent cause first."""
     causes: dict[tuple[str, ...], list[tuple[Sample, str]]] = defaultdict(list)
     for sample, error in failed:
-        causes[_cause(error)].append((sample, error))
+        causes[cause(error)].append((sample, error))
     return sorted(causes.values(), key=len, reverse=True)
 
 
-def _cause(error: str) -> tuple[str, ...]:
+def cause(error: str) -> tuple[str, ...]:
     """What errors of one cause have in common: type and line of code, or the text without quoted values."""
     location = re.search(r"\(([^()]*:\d+)\)$", error)
     if location:

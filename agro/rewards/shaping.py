@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from agro.config import RewardConfig, RewardPart
 from agro.errors import Refused
-from agro.objectives.reduce import standardize
 from agro.rewards.protocol import Reward, Score
-from agro.types import Sample, Tensor
+from agro.types import Sample
 
 Values = NDArray[np.float64]
 
@@ -100,9 +98,13 @@ def shaped(samples: Sequence[Sample], config: RewardConfig) -> list[Sample]:
     scored = [i for i, sample in enumerate(samples) if sample.reward is not None]
     reward = np.array([samples[i].reward for i in scored], dtype=np.float64)
     if config.whiten != "none":
+        import torch  # here: whoever only scores needs none
+
+        from agro.objectives.reduce import standardize
+
         some = [samples[i] for i in scored]
         weights, columns = _columns(some, config)
-        group = _groups(some) if config.whiten == "group" else torch.zeros(len(some), dtype=torch.long)
+        group = torch.from_numpy(_groups(some) if config.whiten == "group" else np.zeros(len(some), np.int64))
         # The rows of one episode have one reward, and are counted as often as there are.
         whitened = [standardize(torch.from_numpy(x), group).numpy() for x in columns.values()]
         reward = np.array(list(weights.values())) @ np.array(whitened)
@@ -123,7 +125,7 @@ def shares(samples: Sequence[Sample], config: RewardConfig) -> dict[str, float |
     parts = labeled(config.functions)
     some = [s for s in samples if s.reward is not None and not unrecorded(s, parts)]
     weights, columns = _columns(some, config)
-    group = _groups(some).numpy()
+    group = _groups(some)
     for name, column in columns.items():
         means = np.bincount(group, column) / np.bincount(group)
         columns[name] = weights[name] * (column - means[group])
@@ -159,7 +161,7 @@ def unrecorded(sample: Sample, parts: Mapping[str, RewardPart]) -> list[str]:
     return [name for name in counts if not isinstance(values.get(name), int | float)]
 
 
-def _groups(samples: Sequence[Sample]) -> Tensor:
+def _groups(samples: Sequence[Sample]) -> NDArray[np.int64]:
     """[N] the number of each sample's prompt."""
     numbers = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(s.prompt_id for s in samples))}
-    return torch.tensor([numbers[sample.prompt_id] for sample in samples], dtype=torch.long)
+    return np.array([numbers[sample.prompt_id] for sample in samples], dtype=np.int64)

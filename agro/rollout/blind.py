@@ -23,7 +23,7 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.strictjson import loads
-from agro.io.terminal import plain
+from agro.io.terminal import csv_cell, plain, text_of_cell
 from agro.rollout import Rollout
 from agro.types import Prompt, Sample
 
@@ -106,7 +106,7 @@ def write_sheet(sheet: Path, answers: Sequence[Answers], seed: int, about: dict[
     rows = []
     for answered, side in zip(answers, rng.integers(0, 2, len(answers)).tolist(), strict=True):
         pair = (answered.start, answered.result) if side else (answered.result, answered.start)
-        writer.writerow((answered.prompt, *pair, ""))
+        writer.writerow((*map(csv_cell, (answered.prompt, *pair)), ""))
         rows.append({"result": SIDES[side], "digest": _digest((answered.prompt, *pair))})
     sheet.parent.mkdir(parents=True, exist_ok=True)
     write(key_of(sheet), json.dumps({**about, "seed": seed, "rows": rows}, indent=1) + "\n")
@@ -147,7 +147,9 @@ def read_ratings(sheet: Path) -> NDArray[np.float64]:
     ratings = np.full(len(rows), math.nan)
     for i, (row, original) in enumerate(zip(rows, written, strict=True)):
         location = f"{sheet}: row {i + FIRST_ROW}"
-        if _digest(tuple(row[name] for name in COLUMNS[:3])) != original["digest"]:
+        texts = [row[name] for name in COLUMNS[:3]]
+        # A sheet of an earlier version has no quotes before a formula; some spreadsheets drop them.
+        if original["digest"] not in (_digest(tuple(texts)), _digest(tuple(map(text_of_cell, texts)))):
             raise Refused(
                 f"{location}: prompt, left and right aren't what was written; keep the rows in order and "
                 "change the column better alone (a spreadsheet keeps 007 where columns are read as text)"

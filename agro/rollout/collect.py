@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agro.config import SamplerConfig
 from agro.rewards import Reward, check_failures
+from agro.rewards.protocol import cause
 from agro.store import Origin, Store
 from agro.types import Prompt, Sample
 
@@ -25,6 +26,10 @@ class Activity(Protocol):
         """Stage `name` begins, or `done` of `total` of it are done."""
         ...
 
+    def fail(self, kind: Hashable, error: str) -> None:
+        """A reward is unknown because of `error`; the first one of each kind is reported."""
+        ...
+
     def check(self) -> None:
         """Raises `Interrupted` where a stop was requested."""
         ...
@@ -34,6 +39,9 @@ class SilentActivity:
     """An `Activity` that reports nothing and never stops."""
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Nothing is shown."""
+
+    def fail(self, kind: Hashable, error: str) -> None:
         """Nothing is shown."""
 
     def check(self) -> None:
@@ -96,7 +104,7 @@ def collect(
     failed = 0
     if reward is not None:
         activity.stage("scoring")
-        failed = score(reward, samples, store, task)
+        failed = score(reward, samples, store, task, activity)
     tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
     ids = tuple(s.id for s in samples if s.id is not None)
     share = None
@@ -113,7 +121,7 @@ def collect(
     )
 
 
-def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task) -> int:
+def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task, activity: Activity) -> int:
     """Score stored samples and store the rewards; returns how many failed. Raises as `collect` does.
 
     Of samples in a ledger, which other processes may have scored meanwhile, the first rewards stay.
@@ -121,6 +129,9 @@ def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task) -
     scores = reward.score(samples)
     rows = ((s.id or 0, score.value, score.meta) for s, score in zip(samples, scores, strict=True))
     store.set_rewards(rows, once=bool(task.ledger))
+    for scored in scores:
+        if scored.error is not None:
+            activity.fail(cause(scored.error), scored.error)
     return check_failures(samples, scores, task.max_failed)
 
 

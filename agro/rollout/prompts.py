@@ -68,7 +68,7 @@ def read_prompts(
     if problems:
         raise Refused(_several(problems, "lines are refused"))
     if not located:
-        raise Refused(f"{', '.join(map(str, paths))}: expected at least one prompt, got none")
+        raise Refused(f"{', '.join(map(str, paths))}: empty: expected at least one prompt, got none")
     return Prompts([prompt for prompt, _ in located.values()], repeated)
 
 

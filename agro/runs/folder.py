@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import math
 import os
+import shlex
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from agro.types import Sample
 
 KEPT = 32  # held-out prompts whose responses are kept
 SET_ASIDE = "set_aside.jsonl"  # held-out prompts of the run's own data, which policies can answer
+STAGE = ".stage"  # what a run does now
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
@@ -32,13 +34,18 @@ def check_out(
     """Raise `Refused` for a run to continue that isn't named, and where a process that makes the folder of a
     new run finds one there already."""
     if resume and out is None:
-        raise Refused("--resume: expected --out RUN, the folder of the run to continue; got none")
+        raise Refused("--resume: expected the folder of the run: agro train RUN --resume")
     if accept and not resume:
         raise Refused("--accept belongs to --resume")
     if makes and out is not None and not resume and (Path(out) / "metrics.jsonl").exists():
         raise Refused(
-            f"{out}: there is a run in this folder; continue it with --resume, or set another --out"
+            f"{out}: there is a run in this folder; continue it with: {resuming(out)}, or set another --out"
         )
+
+
+def resuming(folder: str | Path) -> str:
+    """The command that continues a run."""
+    return f"agro train {shlex.quote(str(folder))} --resume"
 
 
 class Run:

@@ -256,7 +256,7 @@ def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
         return None
     detail = (
         f"after step {rows[-1]['step']} log π/π_ref is still below {STILL:g} nats: the policy is the "
-        f"reference. What to do: a larger train.lr (now {config.train.lr:g}): the smaller the model, the "
+        f"reference. What to do: a larger train.lr (now {config.train.lr}): the smaller the model, the "
         "larger; or more steps"
     )
     return Problem("nothing moves", f"log π/π_ref is below {STILL:g} nats", detail, serious=True)

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -28,7 +28,7 @@ from rich.text import Text as Styled
 from agro.errors import Interrupted
 from agro.io import numbers
 from agro.io.numbers import clock, duration, short, with_error
-from agro.io.terminal import cut, plain, visible
+from agro.io.terminal import cut, drawn, plain, visible
 from agro.store.location import Location, Shards, url_of
 from agro.types import Sample, Text
 
@@ -36,6 +36,7 @@ BARS = "▁▂▃▄▅▆▇█"
 REMEMBERED = 32  # rewards in the display's small curve
 PACE = 20  # steps whose median duration predicts the time left
 LONGEST = 600  # characters of a text that is shown
+LONG = 3600.0  # seconds of a run from which the way to a shorter one is said
 PAUSE = 0.1  # seconds at least between two redrawings
 PACKAGE = str(Path(__file__).parents[1])
 
@@ -93,7 +94,7 @@ class Display(Progress):
     def __init__(self, final_step: int, store: Location, console: Console | None = None) -> None:
         super().__init__(final_step)
         self.store = store
-        self.console = console or Console(stderr=True, markup=False, highlight=False)
+        self.console = console or Console(file=drawn(sys.stderr), markup=False, highlight=False)
         self.metrics: Mapping[str, Any] = {}  # of the last step
         self.rewards: list[float | None] = []
         self.remaining_seconds: float | None = None
@@ -314,21 +315,47 @@ class Watchdog:
         return ""
 
 
+KINDS = 10  # of failures of rewards that are shown
+
+
 class RunActivity:
     """See `agro.rollout.Activity`."""
 
-    def __init__(self, progress: Progress, watchdog: Watchdog, interruption: Interruption) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        watchdog: Watchdog,
+        interruption: Interruption,
+        file: Path | None = None,
+    ) -> None:
+        """`file`: gets the stage, for the page of a run that has no step yet."""
         self.progress, self.watchdog, self.interruption = progress, watchdog, interruption
+        self.file, self._written = file, -math.inf
         self._stage, self._start = "", time.monotonic()
         self._seconds: dict[str, float] = {}  # that each stage took when it ran last
+        self._failures: set[Hashable] = set()  # of rewards, the kinds that were shown
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        if name != self._stage:
+        is_new = name != self._stage
+        if is_new:
             moment = time.monotonic()
             self._seconds[self._stage] = moment - self._start
             self._stage, self._start = name, moment
         self.progress.stage(name, done, total)
         self.watchdog.stage(name, done, total)
+        if self.file is not None and (is_new or time.monotonic() - self._written >= 1.0):
+            self._written = time.monotonic()
+            with suppress(OSError):  # a full disk is told where something is lost
+                self.file.write_text(f"{name} {numbers.progress(done, total)}".strip(), encoding="utf-8")
+
+    def fail(self, kind: Hashable, error: str) -> None:
+        if kind in self._failures or len(self._failures) == KINDS:
+            return
+        self._failures.add(kind)
+        text = f"a reward is unknown, the first for this reason: {error}"
+        if len(self._failures) == KINDS:
+            text += "; other reasons aren't shown here, but in the store and on the page"
+        self.progress.say(text)
 
     def check(self) -> None:
         self.watchdog.beat()

@@ -72,8 +72,12 @@ class Learner(Protocol):
         """Compute the objective's gradient and clip it; `check` may stop it. Raises `NotFinite`."""
         ...
 
-    def move(self, lr: float) -> None:
-        """One optimizer step along the gradient; the version grows by one."""
+    def move(self, lr: float, largest: float | None = None) -> None:
+        """One optimizer step along the gradient; the version grows by one. `largest`: see `Optimizer`."""
+        ...
+
+    def try_move(self, lr: float, batch: Batch) -> Tensor:
+        """The log-probs that `logp` would return after `move`, which is taken back, bit for bit."""
         ...
 
     def follow(self, step: int) -> None:
@@ -181,12 +185,18 @@ class Local:
         return replace(step, norm=self.optimizer.clip())
 
     @denormals_as_zero()
-    def move(self, lr: float) -> None:
-        self.optimizer.move(lr)
+    def move(self, lr: float, largest: float | None = None) -> None:
+        self.optimizer.move(lr, largest)
         self.version += 1
         if self.average is not None:
             assert self.config.train.weights_average is not None
             self.average.update(self.config.train.weights_average)
+
+    @denormals_as_zero()
+    def try_move(self, lr: float, batch: Batch) -> Tensor:
+        with self.optimizer.taken_back():
+            self.optimizer.move(lr)
+            return self.logp(batch)
 
     def follow(self, step: int) -> None:
         if self.reference is not None:

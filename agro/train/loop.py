@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from agro.errors import Interrupted, Refused, Unwritable
 from agro.rollout import Activity
-from agro.runs.folder import Run
+from agro.runs.folder import Run, resuming
 from agro.runs.metrics import empty_metrics
 from agro.store import Store
 from agro.train.feed import Feed
@@ -88,20 +88,22 @@ class Loop:
                 self.updates.check_skipped(phase, position)
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
             saved = max(self.checkpoints.saved, 0)
-            raise Unwritable(f"{error}. The run resumes from step {saved} with --resume") from error
+            again = resuming(self.folder.folder)
+            raise Unwritable(f"{error}. The run resumes from step {saved} with: {again}") from error
         except (Interrupted, Refused) as error:
             self.checkpoints.commit_done(phase, position)
             if isinstance(error, Interrupted):
-                self.say(f"interrupted after step {position.step}; continue with --resume")
+                self.say(
+                    f"interrupted after step {position.step}; continue with: {resuming(self.folder.folder)}"
+                )
             raise
         return position
 
     def _enter(self, phase: Phase, position: Position) -> Position:
         """Build what the steps of the phase use, and let learner and monitors continue where they were."""
         if position.phase != phase.name:
-            position = replace(
-                position, phase=phase.name, prompts=0, beta=None, speed=None, anchor=position.digest
-            )
+            position = replace(position, phase=phase.name, anchor=position.digest, prompts=0)
+            position = replace(position, beta=None, speed=None, rate=None)
         if phase.config.policy.cache_reference and position.cached < 0:
             position = replace(position, cached=self.store.ledger.last_reference_logp())
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None

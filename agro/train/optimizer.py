@@ -3,6 +3,7 @@ what is kept in the CPU's memory meanwhile, and an average of the weights."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -92,9 +93,9 @@ class Optimizer:
 
     def __init__(self, policy: Policy, config: TrainConfig) -> None:
         self.policy, self.config = policy, config
-        groups: list[dict[str, Any]] = [{"params": list(policy.trained().values()), "of_lr": 1.0}]
+        groups: list[dict[str, Any]] = [{"params": list(policy.trained().values()), "is_value": False}]
         value = list(policy.value_weights().values())
-        groups.append({"params": value, "of_lr": config.value_lr / config.lr, "weight_decay": 0.0})
+        groups.append({"params": value, "is_value": True, "weight_decay": 0.0})
         self.adam = _adamw([g for g in groups if g["params"]], policy, config)
 
     def clip(self) -> float:
@@ -113,10 +114,14 @@ class Optimizer:
                 raise NotFinite(f"the gradient isn't finite in {named}")
         return norms[0]
 
-    def move(self, lr: float) -> None:
-        """One step of the policy's weights at learning rate `lr`, and of the value's in proportion."""
+    def move(self, lr: float, largest: float | None = None) -> None:
+        """One step of the policy's weights at learning rate `lr`, and of the value's in proportion.
+
+        `largest`: the phase's largest rate of the policy, at which the value's is `train.value_lr`; this one
+        where it isn't given.
+        """
         for group in self.adam.param_groups:
-            group["lr"] = lr * group["of_lr"]
+            group["lr"] = lr * (self.config.value_lr / (largest or lr)) if group["is_value"] else lr
         offloads = "optimizer" in self.config.offload
         if offloads:
             self._move_state(None)
@@ -125,6 +130,23 @@ class Optimizer:
             self._move_state(torch.device("cpu"))
         if self.policy.masters is not None:
             self.policy.masters.round()
+
+    @contextmanager
+    def taken_back(self) -> Iterator[None]:
+        """After it weights and moments are as before. Their copies are on the CPU meanwhile."""
+        grouped = [w.detach() for group in self.adam.param_groups for w in group["params"]]
+        weights = [w.to_local() if is_shard(w) else w for w in grouped]
+        saved = [w.to("cpu", copy=True) for w in weights]
+        # Not the state_dict of bitsandbytes, which nests its tensors.
+        state = copy.deepcopy(torch.optim.Optimizer.state_dict(self.adam))
+        try:
+            yield
+        finally:
+            for weight, before in zip(weights, saved, strict=True):
+                weight.copy_(before)
+            torch.optim.Optimizer.load_state_dict(self.adam, state)
+            if self.policy.masters is not None:
+                self.policy.masters.round()
 
     def _move_state(self, device: torch.device | None) -> None:
         """To a device; None: to that of the parameters."""
@@ -135,7 +157,7 @@ class Optimizer:
 
 
 def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) -> torch.optim.Optimizer:
-    settings: dict[str, Any] = {"lr": config.lr, "betas": config.adam_betas, "eps": config.adam_eps}
+    settings: dict[str, Any] = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps}
     settings["weight_decay"] = config.weight_decay
     if config.optimizer == "adamw_8bit":
         return adamw_8bit(groups, policy.device, **settings)

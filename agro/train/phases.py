@@ -33,16 +33,23 @@ from agro.types.sample import ROLES
 TUNED = {"start", "target_kl", "rate"}
 
 
-def lr_at(config: TrainConfig, step: int, steps: int) -> float:
-    """The learning rate of optimizer step `step` (from 0) of a phase with `steps` steps."""
+TRIED = 1e-5  # the first rate that is tried where train.lr is "auto"
+
+
+def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None) -> float:
+    """The learning rate of optimizer step `step` (from 0) of a phase with `steps` steps.
+
+    `found`: the largest one where train.lr is "auto"; None where nothing moved yet that would tell.
+    """
+    largest = (found or TRIED) if config.lr == "auto" else config.lr
     if step < config.warmup:
-        return config.lr * (step + 1) / config.warmup
+        return largest * (step + 1) / config.warmup
     if config.schedule == "constant":
-        return config.lr
+        return largest
     done = (step - config.warmup) / max(1, steps - config.warmup)
     if config.schedule == "linear":
-        return config.lr * (1 - done)
-    return config.lr * (0.5 * (1 + math.cos(math.pi * done)))
+        return largest * (1 - done)
+    return largest * (0.5 * (1 + math.cos(math.pi * done)))
 
 
 def option_at(value: Any, step: int, tuned: float | None = None) -> Any:
@@ -183,7 +190,7 @@ class Phase:
         """The learning rate of update `update` (from 0) of the next step."""
         train = self.config.train
         done = self.at(position) * train.updates + update
-        return lr_at(train, done, self.steps * train.updates) * 0.5**position.rollbacks
+        return lr_at(train, done, self.steps * train.updates, position.rate) * 0.5**position.rollbacks
 
     def stored_groups(self, step: int) -> int:
         """Groups that a step (from 0) draws from the store: data.replay is met exactly over many steps."""

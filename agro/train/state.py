@@ -32,6 +32,7 @@ class Position:
     skipped: int = 0  # updates in a row that weren't made
     beta: float | None = None  # where it is tuned to a target KL
     speed: float | None = None  # of the steps before, where train.step_kl limits it
+    rate: float | None = None  # the phase's largest, which was found where train.lr is "auto"
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
     # The last entry of other runs that may be used from the cache of reference log-probs; -1: not begun.
     cached: int = -1

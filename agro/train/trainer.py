@@ -18,7 +18,7 @@ from agro.rollout.engines.capabilities import capabilities, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
-from agro.runs.folder import SET_ASIDE, Run, check_out
+from agro.runs.folder import SET_ASIDE, STAGE, Run, check_out
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
@@ -140,7 +140,7 @@ class BaseTrainer:
             self.progress = Progress.on(self.phases[-1].ends, store)
             self.trackers = load_trackers(self.config, self.folder, self.progress.say)
             watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
-            self.activity = RunActivity(self.progress, watchdog, interruption)
+            self.activity = RunActivity(self.progress, watchdog, interruption, self.out / STAGE)
             with (
                 closing(self.folder),
                 closing(self.progress),
@@ -151,6 +151,7 @@ class BaseTrainer:
             ):
                 self._train()
         finally:
+            (self.out / STAGE).unlink(missing_ok=True)
             with ExitStack() as closed:  # all of them, whichever raises
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:

@@ -19,7 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from agro.errors import Refused
+from agro.io.numbers import short
 from agro.objectives import NotFinite
 from agro.rollout import Activity
 from agro.runs.folder import Run
@@ -28,13 +31,17 @@ from agro.train.feed import StepBatch
 from agro.train.learner import Learner
 from agro.train.measure import describe_step, logp_differences
 from agro.train.monitors import GO, Action, Monitor, View
-from agro.train.phases import Phase, is_tuned, tune
+from agro.train.phases import TRIED, Phase, is_tuned, tune
 from agro.train.recovery import start_of
 from agro.train.state import Position, damage
 from agro.train.step import Step
 
 KEPT = 0.7  # of the speed, in a step that is slower
 FEW_STEPS = 100  # a phase of fewer optimizer steps has a larger bound
+STEP_KL = 0.005  # the bound that a rate is found for, where train.step_kl gives none
+# Of finding it: trials, how near the bound one has to come, how far the next one goes, the largest rate.
+TRIALS, NEAR, FARTHEST, HIGHEST = 4, 0.1, 1000.0, 1e-2
+ROUNDING = 1e-4  # norm of a gradient that may be rounding
 
 
 @dataclass(frozen=True)
@@ -68,15 +75,16 @@ class Updates:
                 action = self._judge(view)
                 if action is not GO:
                     return self._act(action, view, position)
-            lr = view.phase.lr(position, update)
+            if config.train.lr == "auto" and position.rate is None:
+                position = replace(position, rate=self._find_rate(step, bound_of(view.phase)))
+            lr, largest = view.phase.lr(position, update), position.rate
             if config.train.step_kl is not None:
-                bound = step_bound(config.train.step_kl, view.phase.steps * config.train.updates)
-                lr = within(bound, lr, position.speed)
-            self.learner.move(lr)
+                lr = within(bound_of(view.phase), lr, position.speed)
+            self.learner.move(lr, largest if config.train.lr == "auto" else config.train.lr)
             view.metrics["lr"] = view.metrics["lr"] or lr
             position = replace(position, version=self.learner.version, skipped=0)
             if config.train.step_kl is not None:
-                kl = change(self.learner, step)
+                kl = change(self.learner.logp(step.batch), step)
                 if view.metrics["step_kl"] is None:
                     view.metrics["step_kl"] = kl
                 position = replace(position, speed=speed_after(kl, lr, position.speed))
@@ -88,6 +96,30 @@ class Updates:
                 f"step {position.step}: {position.skipped} updates in a row were skipped, for the reasons "
                 "above. What to do: fix the data, or start a new run with a lower train.lr or in float32"
             )
+
+    def _find_rate(self, step: Step, bound: float) -> float | None:
+        """The rate at which the update changes the policy by the bound; None where none is found.
+
+        The KL grows as the square of a small rate, so that each trial tells the next one. A gradient that is
+        rounding alone, such as of a batch of equal rewards, tells nothing.
+        """
+        if step.norm <= ROUNDING:
+            return None
+        self.activity.stage("finding train.lr")
+        rate, factor = TRIED, math.inf
+        for _ in range(TRIALS):
+            kl = change(self.learner.try_move(rate, step.batch), step)
+            factor = math.sqrt(bound / kl) if kl > 0 else FARTHEST * float(kl == 0)
+            rate = min(HIGHEST, rate * min(max(factor, 1 / FARTHEST), FARTHEST))
+            if abs(factor - 1) < NEAR:
+                break
+        if kl == 0:
+            return None
+        found = float(short(rate))
+        self.say(
+            f"train.lr = {found:g}, at which the first update changes the policy by {bound:.2g} nats a token"
+        )
+        return found
 
     def _judge(self, view: View) -> Action:
         """The first action of a monitor other than to continue."""
@@ -148,11 +180,16 @@ def observe(view: View, position: Position, monitors: Sequence[Monitor]) -> Posi
     return replace(position, stopped=view.stop, monitors=states)
 
 
-def change(learner: Learner, step: Step) -> float:
-    """KL of the weights now from those at `step`'s gradient, nats a token, by one more forward pass."""
+def change(logp_BT: Tensor, step: Step) -> float:
+    """KL, nats a token, of weights with these log-probs from those at `step`'s gradient."""
     mask = step.batch.mask
-    now_BT = learner.logp(step.batch).to(mask.device)
-    return float((now_BT - step.streams["logp"])[mask].square().mean()) / 2
+    return float((logp_BT.to(mask.device) - step.streams["logp"])[mask].square().mean()) / 2
+
+
+def bound_of(phase: Phase) -> float:
+    """What an optimizer step of a phase may change the policy, nats a token."""
+    train = phase.config.train
+    return step_bound(train.step_kl or STEP_KL, phase.steps * train.updates)
 
 
 def step_bound(step_kl: float, steps: int) -> float:

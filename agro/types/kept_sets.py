@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Ids = NDArray[np.int32]
@@ -62,6 +62,8 @@ class KeptSets:
 
         None where no row has any: then all log-probs are over the vocabulary.
         """
+        import torch
+
         count = torch.zeros(mask.shape, dtype=torch.long)
         parts = []
         for row, row_sets in enumerate(sets):
@@ -76,6 +78,8 @@ class KeptSets:
 
     def rows(self, index: Tensor, width: int | None = None) -> KeptSets:
         """Those of these rows (`index` [K]), without the padding after `width` tokens."""
+        import torch
+
         parts = self.ids.split(self.count.sum(1).tolist())
         ids = [parts[row] for row in index.tolist()]
         return KeptSets(torch.cat([self.ids[:0], *ids]), self.count[index, :width])

@@ -114,6 +114,20 @@ def add(a, b): return open(glob.glob('/**/tests.py')[0]).read()
     "endless at once": "while True: pass",
     "asleep": "import time\ndef add(a, b): time.sleep(1000)",
     "deep": "def add(a, b):\n    x = []\n    for _ in range(100000): x = [x]\n    return x",
+    "nested in the message": """
+import os
+def add(a, b):
+    for descriptor in range(3, 64):
+        try: os.write(descriptor, b'{"id": ' + b'[' * 900 + b']' * 900 + b'}\\n')
+        except OSError: pass
+""",
+    "colliding integers": """
+import __main__
+items = [{"t": "int", "v": hex(i * (2**61 - 1))} for i in range(1, 60_000)]
+__main__.encode = lambda value, objects=None: {"t": "set", "v": items}
+def add(a, b): return 5
+""",
+    "a huge integer": "def add(a, b): return 1 << 8_000_000",
     "large": "def add(a, b): return 'x' * (50 << 20)",
     "recursion": "def add(a, b): return add(a, b)",
     "null": "def add(a, b): return None",
@@ -138,4 +152,61 @@ for _ in range(10000): threading.Thread(target=spin, daemon=True).start()
 def add(a, b): return 5
 """,
     "forks": "import os\nwhile True: os.fork()\ndef add(a, b): return 5",
+}
+
+# What a program may hold beside its memory. Each returns the bytes (or the number of processes) that it got.
+HOARDS: dict[str, str] = {
+    "files": """
+import os
+def hoard():
+    total = 0
+    for folder in [f for f, _, _ in os.walk("/") if not f.startswith("/proc") and os.access(f, os.W_OK)]:
+        for i in range(8):
+            try:
+                with open(f"{folder}/hoard{i}", "wb", 0) as file:
+                    while total < 256 << 20 and file.tell() < 15 << 20: total += file.write(bytes(1 << 20))
+            except OSError: pass
+    return total
+""",
+    "memory without a file": """
+import os
+def hoard():
+    total, held = 0, []
+    try:
+        for i in range(30):
+            held.append(os.memfd_create("hoard"))
+            for _ in range(15): total += os.write(held[-1], bytes(1 << 20))
+    except OSError: pass
+    return total
+""",
+    "shared memory": """
+import ctypes
+def hoard():
+    library, total = ctypes.CDLL(None), 0
+    library.shmat.restype = ctypes.c_void_p
+    for i in range(30):
+        segment = library.shmget(0, ctypes.c_size_t(15 << 20), 0o1600)
+        if segment < 0: break
+        place = library.shmat(segment, None, 0)
+        library.shmctl(segment, 0, None)
+        if place and place != ctypes.c_void_p(-1).value:
+            ctypes.memset(place, 1, 15 << 20)
+            total += 15 << 20
+            library.shmdt(ctypes.c_void_p(place))
+        else: break
+    return total
+""",
+    "processes": """
+import os, time
+def hoard():
+    started = 0
+    try:
+        while started < 300:
+            if os.fork() == 0:
+                time.sleep(5)
+                os._exit(0)
+            started += 1
+    except OSError: pass
+    return started
+""",
 }

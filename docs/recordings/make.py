@@ -79,7 +79,7 @@ RATINGS = (  # a form's export, of the task's log
     '(echo \'Question;Answer;Stars (1-5)\'; sed -E \'s/.*: "(.*)", .*: "(.*)", .*: 1.0.*/\\1;\\2;5/; '
     's/.*: "(.*)", .*: "(.*)", .*: 0.0.*/\\1;\\2;2/\' log.jsonl) > ratings.csv',
     "head -n 4 ratings.csv",
-    "agro import ratings.csv --guess --store ratings.db",
+    "agro import ratings.csv --guess --yes --store ratings.db",
     "agro check ratings.db",
     'agro train sft \'policy.new={alphabet="0123456789>", hidden=64, layers=2, heads=4, context=16, '
     "initializer_range=0.1}' data.store=ratings.db train.steps=100 train.groups=64 train.lr=3e-3 "

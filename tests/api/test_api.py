@@ -167,6 +167,31 @@ def test_a_log_of_dictionaries_is_the_store(objects, capsys) -> None:
     assert again.store.counts().samples == 12
 
 
+def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
+    """Nothing is imported by a guess that nobody looked at; toxicity is lower for the better ones."""
+    rows = [
+        {"q": f"What is {i}?", "a": f"It is {j}", "toxicity": float(j)} for i in range(4) for j in range(3)
+    ]
+    with pytest.raises(agro.Refused, match=r"log_map=agro\.propose") as refused:
+        agro.train(objects, log=rows, out="run", **SMALL)
+    assert "upper, the best (toxicity → reward):\n  0.0 → 0: What is" in str(refused.value)
+    assert not Path("run/store.db").exists()
+    proposal = agro.propose(rows)
+    assert (proposal.judged, proposal.lower_is_better) == ("toxicity", True)
+    with pytest.raises(agro.Refused, match="--reward tox: expected one of the columns q, a, toxicity"):
+        agro.propose(rows, "tox")
+    for name, given, expected in (
+        ("proposed", {"log_map": proposal}, {0.0, -1.0, -2.0}),
+        ("reversed", {"log_map": proposal.reversed()}, {0.0, 1.0, 2.0}),
+        ("said", {"lower_is_better": True}, {0.0, -1.0, -2.0}),
+    ):
+        wrong = {**SMALL, "data__hold_out": 0.999999}  # refused after the import, before a step
+        with pytest.raises(agro.Refused, match=r"no samples that data\.roles"):
+            agro.train(objects, log=rows, out=name, **given, **wrong)
+        with Store.open(f"{name}/store.db", read_only=True) as store:
+            assert {sample.reward for sample in store.samples()} == expected
+
+
 def test_a_run_goes_on(objects) -> None:
     train = functools.partial(agro.train, objects, PROMPTS, lambda completions: [1.0] * len(completions))
     train(out="run", **SMALL)
@@ -239,7 +264,7 @@ def test_settings_are_put_into_their_sections() -> None:
     ("given", "message"),
     [
         ({"steps": 3}, "did you mean train__steps"),
-        ({"bta": 3}, "agro has beta, "),
+        ({"bta": 3, "top": 1}, "unknown: bta; top. Expected settings with their section"),
         ({"train__steps": 3, "train.steps": 4}, "train.steps: given twice, as 3 and as 4"),
         ({"train__steps__more": 3, "train__steps": 4}, "train.steps: given twice"),
     ],
@@ -347,9 +372,10 @@ def test_three_arguments_are_enough(objects, capsys) -> None:
     said = capsys.readouterr().err
     assert "note: the method is that of recipe fresh" in said
     assert "note: objective.beta = 0.01, for rewards from 0 to 1 (taken to be; none is known yet)" in said
-    assert "note: train.lr = 0.001, for 0.00" in said
+    assert "note: train.lr = auto, found at the first step" in said
+    assert re.search(r"train\.lr = [\d.e-]+, at which the first update changes the policy by", said)
     config = json.loads((trained.folder / "config.json").read_text())
-    assert (config["objective"]["beta"], config["train"]["lr"]) == (0.01, 1e-3)
+    assert (config["objective"]["beta"], config["train"]["lr"]) == (0.01, "auto")
     assert (config["objective"]["baseline"], config["train"]["step_kl"]) == ("step", 0.005)
 
 
@@ -362,7 +388,7 @@ def test_a_log_says_how_long_responses_are_and_how_far_rewards_are_apart(tmp_pat
         chosen = choose(values | {"objective": {"name": "agro"}})
         of_log = agro.RunConfig.load("log")
         expected = {f"objective.{name}": value for name, value in of_log.objective.options.items()}
-        expected |= {"objective.beta": beta, "train.lr": 1e-6, "data.spread": True}
+        expected |= {"objective.beta": beta, "train.lr": "auto", "data.spread": True}
         expected |= {"train.step_kl": 0.005, "train.schedule": "linear"}
         assert chosen.settings == expected
         assert "rewards from -1 to 2" in chosen.notes[1]
@@ -408,3 +434,17 @@ def test_a_store_in_the_place_of_prompts_is_the_log(objects, tmp_path, capsys) -
         agro.train(objects, path, log=path)
     with pytest.raises(Refused, match="train_dataset is log here, which is given too"):
         agro.train(objects, train_dataset=path, log=path)
+
+
+def test_a_run_is_fitted_and_says_so(objects, monkeypatch, tmp_path, capsys) -> None:
+    """TRL's names that mean the same are taken, and out and what is written anyway."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"max_steps": 2, "train__groups": 4, "max_completion_length": 3, "num_generations": 2}
+    agro.train(objects, PROMPTS, length, fit="1h", output_dir="run", logging_steps=1, **sizes)
+    said = capsys.readouterr().err
+    assert "--fit chose train.warmup" not in said  # there is none to shorten
+    assert "--fit chose nothing" in said
+    assert "2 steps take about" in said
+    assert "TRL's logging_steps is not needed: every step is written" in said
+    config = json.loads(Path("run/config.json").read_text())
+    assert (config["train"]["steps"], config["train"]["lr"]) == (2, "auto")

@@ -38,7 +38,7 @@ def test_summary_json_and_page_say_the_same(tmp_path):
     plain = run(tmp_path, ROWS, "--out", str(tmp_path / "page"))
     assert plain.exit_code == 0, plain.output
     assert "13 of 3 prompts" in plain.stdout
-    assert "note: agro can train on this." in plain.stdout
+    assert "note: Recipe log can train on this." in plain.stdout
     values = json.loads(run(tmp_path, ROWS, "--json").stdout)
     assert json.loads((tmp_path / "page" / "check.json").read_text()) == values
     page = (tmp_path / "page" / "check.html").read_text()
@@ -73,17 +73,18 @@ def test_held_out_prompts_that_the_log_has_are_named(tmp_path):
 
 def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
     rows = [*ROWS, {"prompt": "9>", "response": "alone", "reward": 1, "source": "a"}]
-    found = run(tmp_path, rows)
+    found = run(tmp_path, rows, "--objective", "agro")
     assert found.exit_code == 2
     assert "objective.singletons=drop" in found.stderr
-    for options in (["--recipe", "log", "--set", "train.groups=3"], ["--set", "objective.singletons=drop"]):
+    of_recipe = ["--recipe", "log", "--set", "train.groups=3"]
+    for options in ([], of_recipe, ["--set", "objective.singletons=drop"]):  # [] finds the recipe
         found = run(tmp_path, rows, *options)
         assert found.exit_code == 0, found.output
         assert "1 of 4 prompts have one response, and are left out" in found.stdout
     too_few = run(tmp_path, rows, "--recipe", "log")
     assert too_few.exit_code == 2
     assert "expected 16 groups with 2 or more eligible responses to draw from, got 3" in too_few.stderr
-    completed = run(tmp_path, rows, "--set", "data.complete_groups=4").stdout
+    completed = run(tmp_path, rows, "--objective", "agro", "--set", "data.complete_groups=4").stdout
     assert "1 of 4 prompts have one response; 4 fresh ones are sampled" in completed
     assert "data.complete_groups = 3" not in completed
     for wrong in ("objective.beta=x", "objective.nope=1"):
@@ -128,7 +129,10 @@ def test_what_can_train_on_it_is_ranked(tmp_path, kind, recommended, missing):
     command = ranking["recommended"][0]["command"]
     page = (tmp_path / "page" / "check.html").read_text()
     assert html.escape(command) in page or command in page
-    assert command in run(tmp_path, rows_of(kind)).stdout
+    said = run(tmp_path, rows_of(kind))
+    assert said.exit_code == 0  # something can train, and no objective was asked for
+    assert said.stdout.endswith(f"  {command} --fit 30min\n")
+    assert "impossible, since they need" not in said.stdout
 
 
 @pytest.mark.parametrize("kind", ["groups", "single", "pairs", "demonstrations"])
@@ -149,7 +153,7 @@ def test_the_printed_commands_are_those_of_runs_that_are_not_refused(tmp_path, m
 
 def test_equal_rewards_teach_nothing(tmp_path):
     equal = [{"prompt": f"{g}>", "response": "x" * i, "reward": 1} for g in range(3) for i in range(2)]
-    found = run(tmp_path, equal)
+    found = run(tmp_path, equal, "--all")
     assert found.exit_code == 2
     assert "agro can run on this, but there is nothing to learn: all 6 rewards are 1." in found.stderr
     assert "rewards that differ: they can run, with nothing to learn: log, agro," in found.stdout
@@ -162,6 +166,6 @@ def test_equal_rewards_teach_nothing(tmp_path):
 
 def test_leaving_out_prompts_with_one_response_is_a_command(tmp_path):
     rows = [*rows_of("groups"), *({"prompt": f"alone {i}", "response": "r", "reward": i} for i in range(3))]
-    said = run(tmp_path, rows).output
+    said = run(tmp_path, rows, "--objective", "agro").output
     assert "objective.singletons=drop leaves them out:" in said
     assert "agro train log policy.model=MODEL data.store=log.db" in said

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from running import done, refused, report_of
+from running import agro, done, refused, report_of
 
 from agro.store import Store
 
@@ -47,6 +47,22 @@ def test_a_preview_is_redacted_too(tmp_path: Path) -> None:
     result = done("import", log(tmp_path), "--preview", "--redact", "--drop", "user")
     assert "[key]" in result.stdout
     assert not any(text in result.stdout for text in ("AKIA", "alice"))
+
+
+def test_a_file_controls_no_terminal(tmp_path: Path) -> None:
+    """Names of columns set a title and cleared the screen; a preview had C1 and U+202E as they were."""
+    file = tmp_path / "log.jsonl"
+    record = {"a\u202eb": "1+1?", "c\x1b]0;x\x07": "2", "d\x1b[2J": 1.0}
+    file.write_text(json.dumps(record) + "\n" + json.dumps(record | {"d\x1b[2J": 0.0}) + "\n")
+    known = tmp_path / "known.jsonl"
+    known.write_text(json.dumps({"prompt": "1\x9b2J", "response": "2\u202e3", "reward": 1.0}) + "\n")
+    outputs = [agro("import", file, "--guess"), agro("import", file, "--preview"), agro("check", file)]
+    preview = agro("import", known, "--preview")
+    for result in [*outputs, preview]:
+        assert not set(result.output) & set("\x1b\x07\x9b\u202e"), result.output
+    for result in outputs:
+        assert "a\\u202eb" in result.output
+    assert json.loads(preview.stdout)["response"] == "2\u202e3"
 
 
 def test_strict_and_replace(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ FOREIGN = {
     "steps_per_generation",
     *peers.OPTIONS,
     *peers.SETTINGS,
+    *peers.ALIASES,
     *WITHOUT_EQUAL,
     *("entry_point", "test_list", "test_setup_code", "reward_details"),
     *("api_key", "memory_mb", "max_calls"),

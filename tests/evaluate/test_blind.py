@@ -120,6 +120,20 @@ def test_ratings_are_read_back(sheet: Path) -> None:
     assert Ratings.of(read_ratings(sheet), 6) == Ratings(10, 10, 10, 10, 6)
 
 
+def test_a_sheet_starts_no_formula(tmp_path: Path) -> None:
+    """What a model writes is a formula to a spreadsheet; ratings come back with or without the quote."""
+    texts = ("=HYPERLINK(A1)", "+1", "-1", "@a", "\t=1", "'=1")
+    answers = [Answers(f"={i}", f"{text} start", f"{text} result") for i, text in enumerate(texts)]
+    sheet = tmp_path / "out.csv"
+    write_sheet(sheet, answers, 0, ABOUT)
+    rows = rows_of(sheet)
+    assert {row[name][0] for row in rows for name in ("prompt", "left", "right")} == {"'"}
+    rate(sheet, lambda i, row: "left" if "result" in row["left"] else "right")
+    np.testing.assert_array_equal(read_ratings(sheet), np.ones(6))
+    rewrite(sheet, [{name: cell.removeprefix("'") for name, cell in row.items()} for row in rows_of(sheet)])
+    np.testing.assert_array_equal(read_ratings(sheet), np.ones(6))
+
+
 @pytest.mark.parametrize("value", ["best", "3", "1.0", "left right"])
 def test_another_rating_is_refused_by_its_row(sheet: Path, value: str) -> None:
     rate(sheet, lambda i, _: value if i == 4 else "left")

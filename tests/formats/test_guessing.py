@@ -34,17 +34,12 @@ def rewards(store: Path) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("log", UNKNOWN_LOGS, ids=lambda log: log.file)
-def test_a_log_comes_in_by_the_guess_or_the_command_that_is_proposed(log: UnknownLog, tmp_path: Path) -> None:
+def test_a_log_comes_in_as_proposed(log: UnknownLog, tmp_path: Path) -> None:
     path, store = tmp_path / log.file, tmp_path / "s.db"
     log.write(path)
-    document = json.loads(run(path, "--guess", "--store", store, "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", store, "--json").stdout)
     assert (document["samples"], document["pairs"], document["refused_count"]) == (log.samples, log.pairs, 0)
-    if not log.comes_in:
-        assert document["proposed"]["undefined"] == ["ship it", "rework"]
-        command = document["proposed"]["command"].replace("ship it=NUMBER", "ship it=1")
-        run(*shlex.split(command.replace("rework=NUMBER", "rework=0"))[2:], "--replace")
-    else:
-        assert document["scored"] == log.scored
+    assert document["scored"] == log.scored
     assert rewards(store) == pytest.approx(log.rewards)
     with Store.open(store, read_only=True) as opened:
         prompts = {str(sample.prompt) for sample in opened.samples()}
@@ -54,7 +49,7 @@ def test_a_log_comes_in_by_the_guess_or_the_command_that_is_proposed(log: Unknow
 def test_a_sheet_of_excel_comes_in_as_its_csv_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, a truth value, a formula's stored value and empty cells; what is no record is refused."""
     path, store = workbook(tmp_path / "survey.xlsx"), tmp_path / "s.db"
-    document = json.loads(run(path, "--guess", "--store", store, "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", store, "--json").stdout)
     assert (document["samples"], document["scored"], document["refused_count"]) == (3, 2, 0)
     assert rewards(store) == (2, 4.5)
     assert "--map reward=Rating" in document["proposed"]["command"]
@@ -64,7 +59,7 @@ def test_a_sheet_of_excel_comes_in_as_its_csv_would(tmp_path: Path, monkeypatch:
     twice = workbook(tmp_path / "two.xlsx", more=True)
     assert "one sheet with a table, got Sheet, Judges" in run(twice, "--guess", code=2).stderr
     wide = workbook(tmp_path / "wide.xlsx", wide=True)
-    said = run(wide, "--guess", "--store", tmp_path / "w.db").output
+    said = run(wide, "--guess", "--yes", "--store", tmp_path / "w.db").output
     assert "wide.xlsx:2: expected 3 cells, got more" in said
 
     damaged, whole = tmp_path / "damaged.xlsx", zipfile.ZipFile(path)
@@ -96,17 +91,12 @@ def workbook(path: Path, *, more: bool = False, wide: bool = False) -> Path:
     return path
 
 
-def test_twelve_of_fourteen_come_in_alone() -> None:
-    assert len(UNKNOWN_LOGS) == 14
-    assert sum(log.comes_in for log in UNKNOWN_LOGS) >= 12
-
-
 def test_the_proposed_command_does_the_same(tmp_path: Path) -> None:
     for log in UNKNOWN_LOGS:
         path, store = tmp_path / log.file, tmp_path / f"{log.file}.db"
         log.write(path)
         proposal = propose(path)
-        if proposal is not None and log.comes_in:
+        if proposal is not None:
             run(*shlex.split(proposal.command(str(store)))[2:])
             assert rewards(store) == pytest.approx(log.rewards), log.file
 
@@ -116,11 +106,12 @@ def test_without_guess_an_unknown_file_is_refused_with_the_proposal(tmp_path: Pa
     next(log for log in UNKNOWN_LOGS if log.file == "log.tsv").write(path)
     said = run(path, "--store", tmp_path / "s.db", code=2).stderr
     assert "--map prompt=user_input --map response=model_output --map reward=score" in said
-    assert "take it with --guess" in said
+    assert "nothing is imported until somebody says that this is right" in said
+    assert "then give --yes (as proposed), --lower-is-better or --reward COLUMN with --guess" in said
     assert "number, 6 different" in said
     assert "not used: latency_ms" in said
     assert not (tmp_path / "s.db").exists()
-    shown = json.loads(run(path, "--guess", "--json").stdout)
+    shown = json.loads(run(path, "--guess", "--json", code=2).stdout)
     assert shown["columns"][0]["column"] == "user_input"
     assert len(shown["columns"][0]["first"]) == 3
     assert "--guess: expected no --map" in run(path, "--guess", "--map", "prompt=x", code=2).stderr
@@ -129,8 +120,8 @@ def test_without_guess_an_unknown_file_is_refused_with_the_proposal(tmp_path: Pa
 def test_what_no_column_says_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "numbers.csv"
     table([["x", "y"], [1, 2], [3, 4]])(path)
-    said = run(path, "--guess", "--store", tmp_path / "s.db", code=2).stderr
-    assert "no column says that it is the prompt or the response; name them" in said
+    said = run(path, "--guess", "--yes", "--store", tmp_path / "s.db", code=2).stderr
+    assert "no column says that it is the prompt or the response, or which of two is better; name" in said
 
 
 def test_prompts_stay_prompts_unless_somebody_judged_the_answers(tmp_path: Path) -> None:
@@ -145,7 +136,7 @@ def test_a_known_format_needs_no_guess(tmp_path: Path) -> None:
     path = tmp_path / "known.jsonl"
     lines([{"prompt": q, "response": a, "reward": 1} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])(path)
     assert propose(path) is None
-    document = json.loads(run(path, "--guess", "--store", tmp_path / "s.db", "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", tmp_path / "s.db", "--json").stdout)
     assert (document["scored"], "proposed" in document) == (6, False)
 
 
@@ -155,7 +146,7 @@ def test_rewards_that_are_not_taken_are_named(tmp_path: Path) -> None:
     said = run(path, "--store", tmp_path / "s.db").stdout
     assert "columns of numbers that aren't used: stars" in said
     assert "--reward stars" in said
-    document = json.loads(run(path, "--guess", "--store", tmp_path / "g.db", "--json").stdout)
+    document = json.loads(run(path, "--guess", "--yes", "--store", tmp_path / "g.db", "--json").stdout)
     assert (document["scored"], document["proposed"]["command"].split()[-2:]) == (6, ["--reward", "stars"])
 
 
@@ -256,6 +247,13 @@ OTHERS = {
             "reward": "[gpt_score, llama_score]",
         },
     ),
+    "digits.csv": (  # of the task own-log: responses that are numbers
+        [["Question", "Answer", "Stars (1-5)"]]
+        + [
+            [f"{n}>", f"{n:04d}"[::-1], 2 + i % 2 * 3] for i, n in enumerate((9770, 3631, 59, 7059, 13, 2244))
+        ],
+        {"prompt": "Question", "response": "Answer", "reward": "Stars (1-5)"},
+    ),
     "expected.csv": (  # what would have been right is no response
         [["question", "expected", "predicted", "em"]]
         + [[QUESTIONS[i], ANSWERS[i], WORSE[i], i % 2] for i in range(6)],
@@ -322,7 +320,7 @@ def test_turns_with_other_keys_become_messages(tmp_path: Path) -> None:
             for q, a in zip(QUESTIONS, ANSWERS, strict=True)
         ]
     )(path)
-    run(path, "--guess", "--store", store)
+    run(path, "--guess", "--yes", "--store", store)
     with Store.open(store, read_only=True) as opened:
         found = [(sample.prompt, sample.response, sample.reward) for sample in opened.samples()]
     assert found == [
@@ -374,7 +372,7 @@ SHAPES: dict[str, tuple[Any, tuple[float, ...]]] = {  # what is in the file, and
     "signs.jsonl": (judged("reaction", lambda i: "+1" if i % 2 else "-1"), (-1, -1, -1, 1, 1, 1)),
     "likert.jsonl": (
         judged("How satisfied are you?", lambda i: ("Very satisfied", "Dissatisfied")[i % 2]),
-        (0.25, 0.25, 0.25, 1, 1, 1),
+        (0, 0, 0, 1, 1, 1),
     ),
     "in_the_turn.jsonl": (
         [
@@ -400,7 +398,7 @@ def test_other_shapes(name: str, tmp_path: Path) -> None:
     path, store = tmp_path / name, tmp_path / "s.db"
     content, expected = SHAPES[name]
     path.write_text(json.dumps(content)) if name.endswith(".json") else lines(content)(path)
-    run(path, "--guess", "--store", store)
+    run(path, "--guess", "--yes", "--store", store)
     assert rewards(store) == expected
     with Store.open(store, read_only=True) as opened:
         assert sorted(s.response for s in opened.samples()) == sorted(ANSWERS)
@@ -416,7 +414,7 @@ def test_a_table_as_excel_writes_text_and_one_of_sqlite(tmp_path: Path) -> None:
         opened.executemany("INSERT INTO said VALUES (?, ?, ?)", rows)
         opened.commit()
     for path in (text, database):
-        run(path, "--guess", "--store", path.with_suffix(".store"))
+        run(path, "--guess", "--yes", "--store", path.with_suffix(".store"))
         assert rewards(path.with_suffix(".store")) == (0, 0, 0, 1, 1, 1)
     with closing(sqlite3.connect(database)) as opened:
         opened.execute("CREATE TABLE more (x)")
@@ -432,7 +430,7 @@ def test_several_values_for_one_response_are_refused(tmp_path: Path) -> None:
 
 
 def test_worth_of_words() -> None:
-    words = ["4/5", "80%", "★★★☆☆", "3 - fair", "2 stars", "thumbs up", "partial", "n/a?"]
+    words = ["4/5", "80%", "★★★☆☆", "3 - fair", "2 stars", "thumbs up", "partial", "ship it"]
     assert [worth_of(word) for word in words[:-1]] == [0.8, 0.8, 0.6, 3.0, 2.0, 1.0, 0.5]
     with pytest.raises(KeyError):
         worth_of(words[-1])
@@ -442,7 +440,7 @@ def test_the_best_of_three_has_the_reward_1(tmp_path: Path) -> None:
     path, store = tmp_path / "three.csv", tmp_path / "s.db"
     rows = [[q, a, f"{a} b", f"{a} c", i % 3 + 1] for i, (q, a) in enumerate(zip(QUESTIONS, ANSWERS))]
     table([["task", "candidate_1", "candidate_2", "candidate_3", "best"], *rows, [*rows[0][:4], "tie"]])(path)
-    run(path, "--guess", "--store", store)
+    run(path, "--guess", "--yes", "--store", store)
     with Store.open(store, read_only=True) as opened:
         best = [sample.response for sample in opened.samples() if sample.reward]
     assert best == [row[row[4]] for row in rows]
@@ -458,5 +456,5 @@ def test_a_page_of_the_web_is_refused(tmp_path: Path) -> None:
 def test_a_table_may_begin_with_a_record(tmp_path: Path) -> None:
     path, store = tmp_path / "noheader.csv", tmp_path / "s.db"
     table([[i, QUESTIONS[i], ANSWERS[i], i % 2] for i in range(6)])(path)
-    assert "--map reward=column_4" in run(path, "--guess", "--store", store).output
+    assert "--map reward=column_4" in run(path, "--guess", "--yes", "--store", store).output
     assert rewards(store) == (0, 0, 0, 1, 1, 1)

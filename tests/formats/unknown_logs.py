@@ -35,15 +35,12 @@ SCORES = (5, 2, 4, 1, 3, 5)
 
 @dataclass(frozen=True)
 class UnknownLog:
-    """`comes_in`: with --guess alone; else the reason names what to add."""
-
     file: str
     write: Callable[[Path], None]
     samples: int
     scored: int
     rewards: tuple[float, ...] = ()
     pairs: int = 0
-    comes_in: bool = True
 
 
 def table(rows: list[list[Any]], delimiter: str = ",", encoding: str = "utf-8") -> Callable[[Path], None]:
@@ -231,7 +228,7 @@ UNKNOWN_LOGS = (
         6,
         (0, 0, 0.5, 0.5, 1, 1),
     ),
-    UnknownLog(  # words of a house: their worth has to be said
+    UnknownLog(  # words of a house: of two one is better, and who is asked says which
         "house.csv",
         table(
             columns("question", "answer", "label")
@@ -240,6 +237,5 @@ UNKNOWN_LOGS = (
         6,
         6,
         (0, 0, 0, 1, 1, 1),
-        comes_in=False,
     ),
 )

@@ -1,11 +1,35 @@
-from agro.io.terminal import cut, plain, visible
+import io
+import sys
+
+import pytest
+
+from agro.io.terminal import csv_cell, cut, drawn, plain, shown_safely, text_of_cell, visible
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:
     assert (
         visible("a\x1b[31m\x07\x7f\x9b\r\u202e\u2028\ud800é日\n\t")
-        == "a\\x1b[31m\\x07\\x7f\\x9b\\r\\u202e\\u2028\\ud800é日\n\t"
+        == "a\\x1b[31m\\x07\\x7f\\u009b\\r\\u202e\\u2028\\ud800é日\n\t"
     )
+
+
+def test_what_is_printed_is_shown_safely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, io.StringIO())
+    with shown_safely():
+        print("\rname \x1b[31m \x9b \u202e \r0123456789abcdef é日")
+        print("\r\x1b[K\x1b[1mdrawn\x1b]0;title\x07\x1b[6n", file=drawn(sys.stderr))
+    assert sys.stdout.getvalue() == "\rname \\x1b[31m \\u009b \\u202e \\r(redacted) é日\n"
+    assert sys.stderr.getvalue() == "\r\x1b[K\x1b[1mdrawn\\x1b]0;title\\x07\\x1b[6n\n"
+
+
+def test_a_sheet_has_no_formulas() -> None:
+    """The characters of OWASP's page on CSV injection, and the quote, so that each text comes back."""
+    for text in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "'=1", "'", "＝1", "1", ""):
+        cell = csv_cell(text)
+        assert text_of_cell(cell) == text
+        assert cell[:1] not in ("=", "+", "-", "@", "\t", "\r", "＝")
 
 
 def test_a_cut_says_how_much_is_missing() -> None:

@@ -385,14 +385,14 @@ def test_peak_bytes_sees_all_logits_of_the_naive_way():
 
 
 def test_memory_beside_logits_that_are_kept_is_below_a_tenth_of_all(causal, tokenizer, monkeypatch):
-    """V = 150,000 and T = 2,048: the model's forward and backward with every stream.
+    """V = 150,000 and T = 1,024: the model's forward and backward with every stream.
 
     Gradients of the weights are included.
     """
     from agro.models.policy import Policy
     from agro.models.reference import frozen
 
-    vocabulary, length = 150_000, 2048
+    vocabulary, length = 150_000, 1024
     sizes = {"vocab_size": vocabulary, "hidden_size": 16, "head_dim": 4, "num_hidden_layers": 1}
     policy = Policy(
         causal("Llama", **sizes, max_position_embeddings=length, tie_word_embeddings=True), tokenizer

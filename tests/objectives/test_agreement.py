@@ -24,6 +24,7 @@ from cases import (
     least_groups,
     streams_of,
 )
+from tiers import some
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -144,6 +145,7 @@ def test_extreme_values(name: str, options: dict[str, Any], needs: set[str]) -> 
 
 @pytest.mark.test
 @pytest.mark.parametrize("kind", ["tensor", "array", "list"])
+@pytest.mark.parametrize("seed", some([0, 1], every=2))
 @pytest.mark.parametrize("dtype", ["float64", "float32", pytest.param("float16", marks=pytest.mark.nightly)])
 @by_objective([VARIANTS[i] for i in FIRST])
 def test_kind_and_dtype_are_those_of_logp(
@@ -266,7 +268,7 @@ DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "
         and o.get("baseline") != "step"  # a constant
     ]
 )
-def test_finite_differences(name: str, options: dict[str, Any], needs: set[str]) -> None:
+def test_finite_differences(name: str, options: dict[str, Any], needs: set[str], seed: int) -> None:
     """Central differences of `loss` in every stream. Not for estimators whose loss isn't what they descend.
 
     With scale="reward" the gradient in logp times beta is the loss's own; not that of a share of imitation,
@@ -277,18 +279,17 @@ def test_finite_differences(name: str, options: dict[str, Any], needs: set[str])
     if scaled and "imitation" in options:
         options = {**options, "scale": "loss"}
     factor = options["beta"] if scaled and options.get("scale") != "loss" else 1.0
-    for seed in range(2):
-        case = away_from_kinks(seed, "rows" not in needs)
-        out = evaluate(case, name, options)
-        for stream in out.grads:
-            for at in [(i,) for i in range(len(case.mask))] if stream == "value" else np.argwhere(case.mask):
-                sides = []
-                for step in (1e-5, -1e-5):
-                    moved = np.array(getattr(case, stream))
-                    moved[tuple(at)] += step
-                    sides.append(evaluate(change(case, **{stream: moved}), name, options).loss)
-                found = out.grads[stream][tuple(at)] * (factor if stream == "logp" else 1.0)
-                assert found == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=2e-8)
+    case = away_from_kinks(seed, "rows" not in needs)
+    out = evaluate(case, name, options)
+    for stream in out.grads:
+        for at in [(i,) for i in range(len(case.mask))] if stream == "value" else np.argwhere(case.mask):
+            sides = []
+            for step in (1e-5, -1e-5):
+                moved = np.array(getattr(case, stream))
+                moved[tuple(at)] += step
+                sides.append(evaluate(change(case, **{stream: moved}), name, options).loss)
+            found = out.grads[stream][tuple(at)] * (factor if stream == "logp" else 1.0)
+            assert found == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=2e-8)
 
 
 def test_what_looks_along_a_response_refuses_one_of_several_rows() -> None:

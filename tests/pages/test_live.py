@@ -14,6 +14,7 @@ import pytest
 
 from agro.errors import Refused
 from agro.pages.run.live import PageServer
+from agro.runs.folder import STAGE
 from agro.store import Store
 from agro.types import Sample
 
@@ -51,6 +52,9 @@ def test_before_the_first_step_it_says_so(server: PageServer, bare_folder: Path)
     assert status == 200
     assert "There is nothing to show yet." in text
     assert "metrics.jsonl" in text
+    (bare_folder / STAGE).write_text("sampling 3/64")
+    server.live._ready = 0.0
+    assert "The run has no step yet. Now: sampling 3/64." in ask(server)[1]
 
 
 def test_only_this_machine_is_answered_and_only_the_page(server: PageServer) -> None:

@@ -33,6 +33,7 @@ with RateServer(Rating(run, run / "rate.csv", 6), 0, "127.0.0.1") as server:
 def make_sheet(run: Path, count: int = 20) -> Path:
     answers = [Answers(f"<b>{i}</b>", f"start {i} {SCRIPT}", f"result {i} & more") for i in range(count)]
     answers[1] = Answers("same", "as before", "as before")
+    answers[2] = Answers("=1+1", "-2", "=2")
     write_sheet(run / "rate.csv", answers, 0, ABOUT)
     return run / "rate.csv"
 
@@ -92,6 +93,8 @@ def test_ratings_go_on_until_they_decide(person: Person, tmp_path: Path) -> None
     assert not (tmp_path / "ratings.json").exists()
     person.prefer(result=True)
     assert person.number() == 2  # row 1 has the same answer twice, a tie
+    shown = re.findall(r"<pre.*?>\n?(.*?)</pre>", person.page())
+    assert (shown[0], sorted(shown[1:])) == ("=1+1", ["-2", "=2"])  # '=2 in the sheet, for a spreadsheet
     for _ in range(6):
         person.prefer(result=True)
     assert status_of(person.page()) == (

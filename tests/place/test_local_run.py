@@ -125,7 +125,9 @@ def test_a_run_goes_on_when_its_processes_die(tmp_path: Path, capsys: pytest.Cap
     assert "Who does what?" in text
     assert "started again once" in text
 
-    with pytest.raises(Refused, match="there is a run in this folder; continue it with --resume"):
+    with pytest.raises(
+        Refused, match="there is a run in this folder; continue it with the same command and --resume"
+    ):
         place(Placement.parse("local:2"), command(tmp_path))
 
 

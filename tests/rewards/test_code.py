@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,14 +18,16 @@ import pytest
 
 from agro import config
 from agro.errors import Refused
-from agro.rewards import Score, load_reward
-from agro.rewards.code import Case, CodeReward, code
-from agro.rewards.code_guest import decode, encode
-from agro.rewards.code_sandbox import ATTACKS, LEVELS, LocalSandbox
+from agro.rewards import Score, code_sandbox, load_reward
+from agro.rewards.code import Case, CodeReward, code, last_block
+from agro.rewards.code_guest import Program, decode, encode
+from agro.rewards.code_sandbox import ATTACKS, FILES, LEVELS, PROCESSES, LocalSandbox
 from agro.types import Sample
 
 ATTACKING = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/code/attacks.py"))
-FORGERIES, ESCAPES, HONEST, TESTS = (ATTACKING[name] for name in ("FORGERIES", "ESCAPES", "HONEST", "TESTS"))
+FORGERIES, ESCAPES, HONEST, TESTS, HOARDS = (
+    ATTACKING[name] for name in ("FORGERIES", "ESCAPES", "HONEST", "TESTS", "HOARDS")
+)
 
 
 def opened(level: str, timeout: float = 2.0, **options: object) -> CodeReward:
@@ -43,8 +48,10 @@ def scored(reward: CodeReward, sources: dict[str, str]) -> dict[str, Score]:
     return dict(zip(sources, reward.score(samples), strict=True))
 
 
-def test_no_program_forges_a_pass(reward):
+def test_no_program_forges_a_pass_or_costs_the_scoring_process_time(reward):
+    began = time.process_time()
     scores = scored(reward, FORGERIES | {"honest": HONEST})
+    assert time.process_time() - began < 2.0  # a set of colliding integers took 60 s
     assert {name: score.value for name, score in scores.items()} == {
         **dict.fromkeys(FORGERIES, 0.0),
         "honest": 1.0,
@@ -63,6 +70,64 @@ def test_no_program_leaves_its_sandbox():
         }
 
 
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(("level", "kinds"), [("full", list(HOARDS)), ("namespaces", ["files", "processes"])])
+def test_what_programs_hold_beside_their_memory_is_bounded(level, kinds):
+    """256 MiB of shared memory and 300 processes were had before. A thread counts as a process."""
+    most = dict.fromkeys(kinds, 2 * FILES) | {"processes": PROCESSES}
+    with closing(opened(level, 10.0, memory_mb=128)) as reward:
+        for kind in kinds:
+            with closing(reward.sandbox.start({"role": "program", "source": HOARDS[kind]})) as guest:
+                reply = guest.ask(
+                    {"id": "1", "name": "hoard", "args": [], "kwargs": {"t": "dict", "v": []}},
+                    time.monotonic() + 20,
+                )
+            assert json.loads(reply["value"]) <= most[kind], (kind, reply)
+
+
+def test_a_control_group_bounds_a_sandbox_from_its_start(tmp_path, monkeypatch):
+    """In a plain folder: no machine of ours lets a test make a group of version 2."""
+    monkeypatch.setattr(code_sandbox, "GROUPS", tmp_path)
+    monkeypatch.setattr(code_sandbox.Path, "rmdir", shutil.rmtree)
+    own = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+    parent = (tmp_path / own).parent if own else tmp_path
+    parent.mkdir(parents=True, exist_ok=True)
+    (parent / "cgroup.subtree_control").write_text("cpu memory")
+    sandbox = LocalSandbox("limits", 128, _interpreter())
+    with closing(sandbox.start({"role": "program", "source": HONEST})):
+        assert not list(parent.glob("agro-*"))  # nothing bounds the processes
+    (parent / "cgroup.subtree_control").write_text("cpu memory pids")
+    with closing(sandbox.start({"role": "program", "source": HONEST})) as guest:
+        [group] = parent.glob("agro-*")
+        assert {file.name: int(file.read_text()) for file in group.iterdir()} == {
+            "memory.max": 192 << 20,
+            "memory.swap.max": 0,
+            "memory.oom.group": 1,
+            "pids.max": 128,
+            "cgroup.procs": guest.pid,
+        }
+    assert not list(parent.glob("agro-*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives each program a user of its own")
+def test_at_limits_of_root_no_program_reaches_its_judge(reward):
+    """Of one user, it could write the judge's reply through /proc/PID/fd."""
+    forging = """
+import glob, os
+def add(a, b):
+    reached = 0
+    for process in glob.glob("/proc/[0-9]*"):
+        if process != f"/proc/{os.getpid()}":
+            try: reached += len(os.listdir(f"{process}/fd")) > 0
+            except OSError: pass
+    if reached: raise SystemExit(f"reached {reached}")
+    return a + b
+"""
+    assert scored(reward, {"forging": forging})["forging"].value == 1.0
+
+
 def test_a_layer_that_fails_is_named(monkeypatch):
     """A process with limits alone can reach the network, which it is then found to do."""
     found, interpreter = set(), _interpreter()
@@ -78,7 +143,7 @@ def test_a_layer_that_fails_is_named(monkeypatch):
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_level_that_is_not_reached_is_refused(monkeypatch, level):
     monkeypatch.setattr(LocalSandbox, "weakness", lambda self: f"no {level}" if self.level == level else None)
-    weaker = {"limits": "", "namespaces": "level = 'limits'", "full": "level = 'namespaces'"}[level]
+    weaker = {"limits": "", "namespaces": "", "full": "level = 'namespaces'"}[level]
     with pytest.raises(Refused, match=rf"sandbox of the level 'full', but no {level}.*{weaker}"):
         code({"interpreter": "/usr/bin/python3"}, timeout=1.0, workers=1)
 
@@ -250,9 +315,36 @@ def test_nothing_else_is_a_plain_value(value):
         decode(value)
 
 
+def test_the_program_of_a_response():
+    texts = {
+        "a": "a",
+        "```python\na\n```": "a",
+        "```py\na\n```\n``` Python\r\nb\n```": "b",
+        "```\na\n```": "a",
+        "```json\n{}\n```\nso\n```python\na\n```": "a",
+        "```python\na": "```python\na",  # it was cut
+        "```python\n```": "",
+    }
+    assert {text: last_block(text) for text in texts} == texts
+
+
+@pytest.mark.parametrize("piece", [" ", "\t", "```", "```\n", "```py\n", "``` ", "```py\r"])
+def test_a_program_is_found_in_linear_time(piece):
+    """A fence with 8,000 spaces took .67 s: two runs of spaces side by side were tried in all ways."""
+    began = time.process_time()
+    for text in (
+        piece * (100_000 // len(piece)),
+        "```" + piece * (100_000 // len(piece)),
+        "```" + piece * 50 + "x\n```\n",
+    ):
+        last_block(text)
+    assert time.process_time() - began < 0.3
+
+
 def test_the_columns_of_known_sets():
     assert Case.of({"tests": "assert f()"}).tests == ("assert f()",)
     case = Case.of({"test": "def check(c): pass", "entry_point": "f"}, "def f():\n")
     assert case.tests == ("def check(c): pass\ncheck(f)",)
-    assert case.program("    return 1") == "def f():\n    return 1\n"
-    assert case.program("def f(): return 2").endswith("def f(): return 2\n")
+    continued = Program("    return 1", case.setup, case.arrangement, case.entry_point)
+    assert continued.source == "def f():\n    return 1\n"
+    assert Program("def f(): return 2", case.setup, "", "f").source == "def f():\n\ndef f(): return 2\n"

@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 from agro.cli import app
 from agro.cli.judging import agreement
+from agro.config import RewardConfig
 from agro.errors import Refused
 from agro.rewards import judge as judging
+from agro.rewards import load_reward
 from agro.rewards.judge import JudgeReward, judge
 from agro.types import Sample
 
@@ -33,12 +35,16 @@ class Server(BaseHTTPRequestHandler):
         material = json.loads(body["messages"][1]["content"])
         ASKED.append(body)
         said = answer(material)
-        status = said if isinstance(said, int) else 200
+        if said == "echo":
+            said = f"your key, {self.headers['Authorization']}, " * 12
+        status = 401 if said == "refused" else said if isinstance(said, int) else 200
         self.send_response(status)
         self.end_headers()
         for _ in range(40 if said == "slowly" else 0):
             self.wfile.write(b" ")
             time.sleep(0.1)
+        if status == 401:
+            said = f"wrong: {self.headers['Authorization']} " * 12
         reply = {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}
         self.wfile.write(json.dumps(reply).encode())
 
@@ -66,6 +72,22 @@ def url(monkeypatch) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
     server.server_close()
+
+
+def test_a_key_that_a_server_echoes_is_in_no_message(url, monkeypatch):
+    """It was in the error of a sample, which the store keeps and pages show, and in the refusal."""
+    monkeypatch.setenv("JUDGE_KEY", "zebra-crossing-41")
+    monkeypatch.setitem(SAID, "a", ["echo"])
+    monkeypatch.setitem(SAID, "b", ["refused"])
+    for key in ("env:JUDGE_KEY", "literal-zebra-42"):
+        options = {"url": url, "model": "m", "rubric": "r", "api_key": key, "retries": 0}
+        with closing(load_reward(RewardConfig(name="judge", options=options))) as reward:
+            [score] = reward.score([Sample("p", "a")])
+            assert "your key, Bearer (redacted)" in score.error
+            assert "zebra" not in score.error
+            with pytest.raises(Refused, match=r"wrong: Bearer \(redacted\)") as refused:
+                reward.score([Sample("p", "b")])
+            assert "zebra" not in str(refused.value)
 
 
 def opened(url: str, **options: object) -> JudgeReward:

@@ -180,6 +180,9 @@ class Stages(SilentActivity):
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         self.reported.append((name, done, total))
 
+    def fail(self, kind: object, error: str) -> None:
+        raise AssertionError(error)
+
     def check(self) -> None:
         self.checks += 1
         if self.checks == self.stop_after:

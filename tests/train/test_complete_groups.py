@@ -86,6 +86,7 @@ def last_digit_three_times(folder: Path) -> dict[str, str]:
     return {name: str(folder / f"{name}.jsonl") for name in ("prompts", "eval_prompts")}
 
 
+@pytest.mark.nightly
 def test_mixed_groups_learn_what_neither_the_log_nor_fresh_samples_teach(tmp_path):
     """A new model finds the answer once in 20,000 tries, and the log has few groups of two."""
     files = last_digit_three_times(tmp_path)

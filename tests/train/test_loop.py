@@ -156,11 +156,17 @@ def test_an_option_may_follow_a_schedule(tmp_path: Path) -> None:
         Trainer(tiny(tmp_path, objective={"name": "agro", "beta": {"start": 1.0}}))
 
 
-def test_failed_rewards_stay_unknown_and_are_counted(tmp_path: Path) -> None:
+def test_failed_rewards_stay_unknown_and_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first error of each kind is shown; before, only their number was."""
     reward = str(Path(__file__).parent / "reward.py")
     folder = run(
         tmp_path, reward__name=f"{reward}:half_fails", reward__max_failed=1.0, objective={"name": "rloo"}
     )
+    shown = capsys.readouterr().err
+    assert shown.count("a reward is unknown, the first for this reason: returned nan\n") == 1
+    assert shown.count("first for this reason") == 1
     rows = metrics(folder)
     failed = sum(m["rewards_failed"] for m in rows)
     assert failed > 0

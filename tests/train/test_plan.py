@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
+from agro.api.plan.measure import StepSequence, _saved_for_backward, _within, positions
 from agro.api.plan.plan import describe
-from agro.api.plan.probes import StepSequence, _saved_for_backward, _within, operations
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -159,26 +159,31 @@ def test_measuring_a_slow_step_takes_seconds_and_says_so(tmp_path: Path, capsys)
     found = Trainer(config, tmp_path / "run").plan()
     assert min(time.perf_counter() - began, time.process_time() - cpu) < 20
     assert found["seconds_at_most"] > 20
-    said = capsys.readouterr().err
-    assert "train: measuring passes of a step" in said
-    assert "train: measuring sampling" in said
+    assert "loading, checking and measuring" in capsys.readouterr().err
     measured = found["measured"]
     assert 0 < measured["cpu_seconds"] <= measured["seconds"] * measured["threads"] * 1.1
     assert "s of CPU time, on " in describe(found)
 
 
-def test_a_part_of_a_pass_is_timed_where_it_takes_too_long(tmp_path: Path) -> None:
-    policy = Policy.load(tiny(tmp_path).policy, seed=0)
+def test_a_part_of_a_pass_is_timed_where_it_takes_too_long() -> None:
     rows = [StepSequence([1] * 200, 100, 0)] * 10
-    each = operations(policy, rows[:1])
-    assert len(_within(policy, rows, 3.5 * each)) == 3
-    [part] = _within(policy, rows, 0.3 * each)
-    assert (len(part.tokens), part.learned) == (64, 63)
+    assert len(_within(rows, 700)) == 3
+    [part] = _within(rows, 60)
+    assert (len(part.tokens), part.learned) == (60, 59)
+
+
+def test_a_prompt_of_a_group_is_counted_once_where_passes_share_it(tmp_path: Path) -> None:
+    """Two groups of three responses: 100 tokens of prompt, 100 of response each."""
+    policy = Policy.load(tiny(tmp_path).policy, seed=0)
+    rows = [StepSequence([1] * 200, 100, group) for group in (0, 0, 0, 1, 1, 1)]
+    for packs, count in ((True, 2 * 100 + 6 * 100), (False, 6 * 200)):
+        policy.packs = packs
+        assert positions(policy, rows) == count
 
 
 @pytest.mark.parametrize(("load", "crowded"), [(0.9, False), (3.0, True), (None, False)])
 def test_other_programs_are_named(tmp_path: Path, monkeypatch, load: float | None, crowded: bool) -> None:
-    monkeypatch.setattr("agro.api.plan.plan._load_average", lambda: load)
+    monkeypatch.setattr("agro.api.plan.plan.load_average", lambda: load)
     found = Trainer(tiny(tmp_path), tmp_path / "run").plan()
     found["measured"] |= {"threads": 1, "cores": 2}
     assert ("other programs use the cores (load average 3.0" in describe(found)) is crowded

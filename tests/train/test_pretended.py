@@ -16,7 +16,7 @@ from pretended import Gpu, Mismatch, OnGpu, pretended_gpu
 from safetensors.torch import load_file
 from test_references import base
 from test_step import CASES, batch_for, make_policies, passes
-from tiers import first_of_each
+from tiers import first_of_each, some
 from tiny_runs import tiny
 
 from agro import objectives
@@ -105,7 +105,7 @@ def ended(folder: Path, device: str, changes: dict[str, Any]) -> dict[str, torch
     return load_file(run / "model/model.safetensors")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", some(RUNS, every=3))
 def test_a_run_ends_as_on_the_cpu(tmp_path: Path, name: str) -> None:
     """Up to rounding: that of bfloat16 decides the sign of gradients near 0, so of two steps of Adam's, of
     1e-2 each."""
@@ -167,7 +167,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "fused"), [*((options, True) for options in OPTIONS), ({}, False)])
+@pytest.mark.parametrize(
+    ("options", "fused"), [*some([(options, True) for options in OPTIONS], every=3), ({}, False)]
+)
 def test_an_engine_decodes_as_on_the_cpu(gpu: Gpu, options: dict[str, Any], fused: bool) -> None:
     sampler = SamplerConfig(**{"batch": 10, "max_new": 10, **options})
     tokens = []
@@ -200,7 +202,7 @@ def test_a_decoded_token_waits_once(gpu: Gpu, options: dict[str, Any], fused: bo
     assert gpu.waits.total() <= A_TOKEN * steps, gpu.waits
 
 
-@pytest.mark.parametrize("has_kept_sets", [False, True])
+@pytest.mark.parametrize("has_kept_sets", some([False, True], every=2))
 @pytest.mark.parametrize(
     ("vocabulary", "rows", "passes_made", "objective", "options"),
     [

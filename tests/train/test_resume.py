@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sqlite3
 import sys
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import forked
 import pytest
+from tiers import some
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
 from agro.api.reporting_trainer import Trainer
@@ -67,7 +69,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return Trainer(config(folder), folder / "run").run()
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 6, 7, 8, 12])
+@pytest.mark.parametrize("at", some([0, 1, 2, 7, 6, 8, 12], every=3))
 def test_interrupted_in_the_middle_of_a_step(at: int, tmp_path: Path, undisturbed: Path, monkeypatch) -> None:
     """Ctrl-C while step `at` + 1 samples or computes: a checkpoint of step `at` is left."""
     trainer = Trainer(config(tmp_path), tmp_path / "run")
@@ -102,9 +104,12 @@ def test_sigterm_leaves_a_checkpoint_and_exit_code_130(tmp_path: Path, undisturb
     running.send_signal(signal.SIGTERM)
     code, errors = running.wait(60), said.read_text()
     assert code == 130, errors
-    assert "--resume" in errors
     assert "Traceback" not in errors
-    resumed = forked.run([*command, "--resume"], timeout=120)
+    _, _, printed = errors.partition("continue with: agro ")
+    assert shlex.split(printed) == ["train", str(tmp_path / "run"), "--resume"]
+    elsewhere = tmp_path / "elsewhere"  # relative paths begin where the run began
+    elsewhere.mkdir()
+    resumed = forked.run([*command[:3], *shlex.split(printed)], cwd=elsewhere, timeout=120)
     assert resumed.returncode == 0, resumed.stderr
     same(tmp_path / "run", undisturbed)
 
@@ -146,7 +151,7 @@ def test_ctrl_c_stops_between_tokens_of_a_response(tmp_path: Path) -> None:
     assert running.wait(60) == 130, said.read_text()
     assert time.monotonic() - began < 50
     assert "stopping, with a checkpoint, when sampling can be interrupted or ends" in said.read_text()
-    assert "interrupted after step 0; continue with --resume" in said.read_text()
+    assert "interrupted after step 0; continue with: agro train " in said.read_text()
 
 
 SLOW = """
@@ -187,14 +192,16 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     same(tmp_path / "run", tmp_path / "plain")
 
 
-def test_how_long_a_stage_still_takes_is_that_of_the_last_time(monkeypatch) -> None:
+def test_how_long_a_stage_still_takes_is_that_of_the_last_time(monkeypatch, tmp_path: Path) -> None:
     now = [0.0]
     monkeypatch.setattr("agro.runs.progress.time.monotonic", lambda: now[0])
     quiet = SimpleNamespace(stage=lambda *_: None)
     activity = RunActivity(quiet, quiet, Interruption())  # type: ignore[arg-type]
     assert activity.pending() == "the model is loaded"
+    activity.file = tmp_path / "stage"
     for at, name in ((1.0, "sampling"), (3.0, "sampling"), (241.0, "updating"), (250.0, "sampling")):
         now[0] = at
         activity.stage(name, 1, 2)
+    assert activity.file.read_text() == "sampling 1/2"  # for the page of a run without a step
     now[0] = 280.0  # sampling took 240 s, and began 30 s ago
     assert "in about 3 min 30 s at most by the last time" in activity.pending()

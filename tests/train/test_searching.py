@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiers import some
 from tiny_runs import InterruptAfter, metrics, tiny, weights
 
 from agro.api.reporting_trainer import Trainer
@@ -97,7 +98,7 @@ def test_the_tree_is_in_the_store(tmp_path: Path) -> None:
         assert samples[i].reward == pytest.approx(total / sum(visits))
 
 
-@pytest.mark.parametrize("by", ["ucb", "best"])
+@pytest.mark.parametrize("by", some(["ucb", "best"], every=2))
 def test_a_search_opens_locks_that_samples_dont_at_equal_tokens(tmp_path: Path, by: str) -> None:
     """16 states of 4 turns are 64 tokens at most; 64 episodes of samples have as many or more. The weights
     don't move, so that both are of the new model, which writes each digit about once in seven times."""
@@ -153,7 +154,7 @@ def test_a_self_critique_is_half_of_a_value(tmp_path: Path) -> None:
         assert values[0] > values[1]
 
 
-@pytest.mark.parametrize("changes", [{}, FIRST], ids=["pairs", "path"])
+@pytest.mark.parametrize("changes", some([FIRST, {}], every=2), ids=["path", "pairs"])
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = on_locks(tmp_path, **changes)
     whole = Trainer(config, tmp_path / "whole").run()
@@ -221,6 +222,7 @@ def checkpoint(run: Path, step: int) -> Path:
     return folder / "model.safetensors"
 
 
+@pytest.mark.nightly
 def test_a_phase_begins_with_the_first_weights(tmp_path: Path) -> None:
     """A restart on the store that the search filled: with a rate of nearly 0 it ends at the first weights,
     which have a version of their own. A run that is stopped in it resumes to the same bytes."""

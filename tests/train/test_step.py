@@ -114,12 +114,15 @@ def gradient(
     )
 
 
+def kind(case: tuple[str, dict, torch.dtype]) -> object:
+    """Rounding alone differs in float32: there one of each file of objectives is enough."""
+    return case[0] if case[2] is torch.float64 else objectives.get(case[0]).function.__module__
+
+
 IN_DTYPES = [(*case, dtype) for dtype in (torch.float64, torch.float32) for case in CASES]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "dtype"), first_of_each(lambda case: (case[0], case[2]), IN_DTYPES)
-)
+@pytest.mark.parametrize(("name", "options", "dtype"), first_of_each(kind, IN_DTYPES))
 def test_gradient_does_not_depend_on_the_micro_batch(
     name: str, options: dict, dtype: torch.dtype, policies
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny_runs import metrics, tiny, weights
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Interrupted
 from agro.train.monitors import Monitor, View
+from agro.train.phases import TRIED
 from agro.train.update import KEPT, change, speed_after, step_bound, within
 
 BOUND = 0.005  # nats a token: a root mean square of 0.1
@@ -53,8 +55,7 @@ def test_the_change_is_half_the_mean_square_over_the_tokens() -> None:
     before = torch.tensor([[-1.0, -2.0, 0.0]], dtype=torch.float64)
     after = torch.tensor([[-0.7, -2.1, 5.0]], dtype=torch.float64)
     step = SimpleNamespace(batch=SimpleNamespace(mask=mask), streams={"logp": before})
-    learner = SimpleNamespace(logp=lambda batch: after)
-    assert change(learner, step) == pytest.approx(0.025, rel=1e-12)  # type: ignore[arg-type]
+    assert change(after, step) == pytest.approx(0.025, rel=1e-12)  # type: ignore[arg-type]
 
 
 def test_a_rate_that_is_too_high_is_lowered(tmp_path: Path) -> None:
@@ -106,3 +107,35 @@ def test_each_phase_begins_without_a_speed(tmp_path: Path) -> None:
     config = tiny(tmp_path, phases=phases, train__lr=0.1, train__step_kl=1e-6)
     rows = metrics(Trainer(config, tmp_path / "run").run())
     assert [row["lr"] == 0.1 for row in rows] == [True, False, True, False]
+
+
+def test_a_rate_is_found_at_which_the_first_step_meets_the_bound(tmp_path: Path) -> None:
+    """What is tried is taken back: a run with that rate from the beginning has the same weights."""
+    config = tiny(tmp_path, train__lr="auto", train__step_kl=0.001)
+    run = Trainer(config, tmp_path / "run").run()
+    first = metrics(run)[0]
+    bound = 0.001 * math.sqrt(100 / config.train.steps)
+    assert first["step_kl"] == pytest.approx(bound, rel=0.25)
+    assert json.loads((run / "config.json").read_text())["train"]["lr"] == "auto"
+    same = tiny(tmp_path, train__lr=first["lr"], train__step_kl=0.001)
+    assert weights(Trainer(same, tmp_path / "same").run()) == weights(run)
+
+
+def test_a_resumed_run_keeps_the_rate_that_was_found(tmp_path: Path) -> None:
+    config = tiny(tmp_path, train__lr="auto", train__schedule="linear")
+    undisturbed = Trainer(config, tmp_path / "undisturbed").run()
+    with pytest.raises(Interrupted):
+        Trainer(config, tmp_path / "run", monitors=[Stopping()]).run()
+    resumed = Trainer(config, tmp_path / "run", resume=True).run()
+    assert weights(undisturbed) == weights(resumed)
+
+
+def test_equal_rewards_tell_no_rate(tmp_path: Path) -> None:
+    """Then the gradient is 0 at the reference, and nothing moves."""
+    config = tiny(tmp_path, train__lr="auto", train__steps=2, reward__name=f"{__file__}:alike")
+    rows = metrics(Trainer(config, tmp_path / "run").run())
+    assert [row["lr"] for row in rows] == [TRIED, TRIED]
+
+
+def alike(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
+    return [1.0] * len(completions)

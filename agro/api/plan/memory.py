@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agro.api.plan.cost import Work
-from agro.api.plan.probes import Rates, operations
+from agro.api.plan.measure import Rates, Work, positions
 from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.models.tiles import KEPT, TILE, sum_dtype
@@ -121,7 +120,7 @@ def _activations(policy: Policy, config: RunConfig, step: Work, rate: Rates | No
     """Of the largest pass, with one layer's more for its backward pass."""
     if rate is None:
         return None
-    largest = max(operations(policy, rows) for rows in step.passes)
+    largest = max(positions(policy, rows) for rows in step.passes)
     layers: int = policy.model.config.get_text_config().num_hidden_layers
     activations = rate.saved * largest
     per_layer = activations / layers
@@ -129,6 +128,5 @@ def _activations(policy: Policy, config: RunConfig, step: Work, rate: Rates | No
         return round(2 * per_layer)
     if policy.recompute:
         width: int = policy.model.config.get_text_config().hidden_size * policy.dtype.itemsize
-        tokens = max(sum(len(row.tokens) for row in rows) for rows in step.passes)
-        return round(2 * per_layer + layers * tokens * width)
+        return round(2 * per_layer + layers * largest * width)
     return round(activations + per_layer)

@@ -1,26 +1,27 @@
 """What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
 Everything is loaded and checked as for the run, so that the same settings are refused. Counts are exact,
-except those of tokens, which are upper bounds. Time and memory of a step are predicted, see
-`agro.api.plan.cost` and `agro.api.plan.memory`.
+except those of tokens, which are upper bounds. Time and memory of a step follow from some seconds of the
+model's own work, see `agro.api.plan.measure` and `agro.api.plan.memory`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from agro.api.plan.cost import Work, most_new, seconds, unknown_sampling, work
-from agro.api.plan.memory import memory_by_purpose, peak, resident
-from agro.api.plan.probes import Rates
+from agro.api.plan.measure import Rates, Work, measured, most_new, step_seconds, unknown_sampling, work
+from agro.api.plan.memory import memory_by_purpose, peak
 from agro.config import RunConfig
 from agro.io.numbers import UNKNOWN, count, duration, size
 from agro.models.policy import Policy
+from agro.models.pretrained import parameters
+from agro.runs.progress import LONG
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
@@ -29,7 +30,8 @@ from agro.train.phases import Phase
 from agro.train.trainable import pairs_among
 from agro.types import Prompt
 
-PROBING = 12.0  # seconds of all measurements, about; loading and checking come on top
+MEASURING = 0.8  # seconds of each measurement of a run, about
+ADAPTED = 100_000_000  # weights from which an adapter is chosen on a CPU
 
 
 def phase_counts(phase: Phase, per_group: float | None, heldout: int) -> dict[str, Any]:
@@ -95,48 +97,96 @@ def _stored_responses(phase: Phase, store: Store | None) -> float | None:
     return sum(sizes) / len(sizes) if sizes else None
 
 
-def plan(
-    config: RunConfig,
-    policy: Policy,
-    reference: Policy | None,
-    prompts: Sequence[Prompt],
-    eval_prompts: Sequence[Prompt],
-    store: Store | None,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds.
+@dataclass
+class Machine:
+    """A loaded run, and what was measured of it on this machine."""
 
-    `say` gets what is being measured.
-    """
-    loaded = resident(policy.device)
-    load, began, cpu = _load_average(), time.perf_counter(), time.process_time()
-    phases = []
-    every = Phase.all(config)
-    for phase in every:
-        say_of = lambda text, name=phase.name: say(f"{name}: {text}")  # noqa: E731
-        measure = partial(seconds, budget=PROBING / len(every), say=say_of)
-        phases.append(_plan_phase(phase, policy, reference, (prompts, eval_prompts), store, loaded, measure))
-    times = ("seconds_sampling_at_most", "seconds_training_at_most")
+    policy: Policy
+    reference: Policy | None
+    prompts: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    store: Store | None
+    loaded: int | None  # bytes that are allocated before any step
+    load: float | None = field(default_factory=lambda: load_average())  # before the first measurement
+    measured: dict[str, Rates | None] = field(default_factory=dict)  # by phase
+    limit: float = MEASURING
+    seconds: float = 0.0  # that the measurements took
+    cpu_seconds: float = 0.0
+
+    def rates(self, phase: Phase) -> Rates | None:
+        """What a token of a step of the phase takes; measured once."""
+        if phase.name not in self.measured:
+            reference = self.reference if phase.reads_reference else None
+            began, cpu = time.perf_counter(), time.process_time()
+            rates = measured(phase, self.policy, reference, self.work(phase), self.limit)
+            self.measured[phase.name] = rates
+            self.seconds += time.perf_counter() - began
+            self.cpu_seconds += time.process_time() - cpu
+        return self.measured[phase.name]
+
+    def work(self, phase: Phase) -> Work:
+        responses = _stored_responses(phase, self.store)
+        return work(phase, self.policy, self.prompts, self.store, responses)
+
+    def forecast(self, phase: Phase) -> dict[str, Any]:
+        """Counts, seconds and bytes of a phase."""
+        rates = self.rates(phase)
+        policy, reference, config = self.policy, self.reference, phase.config
+        counts = phase_counts(phase, _stored_responses(phase, self.store), len(self.held_out))
+        if samples_kl(config) and reference is not None:  # responses for the KL alone
+            evaluations = _evaluations(
+                phase, at_start=phase.begins == 0 and config.policy.reference == "model"
+            )
+            responses = evaluations * config.evaluate.kl_samples
+            counts |= {"evaluations": evaluations, "responses_evaluated": responses}
+        step = self.work(phase)
+        policy.checkpoint_gradients(config.train.gradient_checkpointing)
+        relative = 1.0 if reference is None else parameters(reference.model) / parameters(policy.model)
+        parts = step_seconds(phase, policy, step, rates, relative)
+        memory = memory_by_purpose(policy, reference, config, step, rates)
+        return {
+            "phase": phase.name,
+            **counts,
+            "longest_sequence": step.width,
+            "step_seconds": parts,
+            "step_unknown": unknown_sampling(config),
+            **_totals(phase, counts, parts, step, rates),
+            "memory": memory,
+            "peak": peak(memory, self.loaded, len(step.passes), heap=policy.device.type == "cpu"),
+        }
+
+
+def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:
+    """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds."""
+    machine.limit = MEASURING / len(config.phase_names)
+    phases = [machine.forecast(phase) for phase in Phase.all(config)]
+    policy = machine.policy
     return {
         "model": policy.name,
         "device": str(policy.device),
-        "parameters": sum(p.numel() for p in policy.model.parameters()),
+        "parameters": parameters(policy.model),
         "parameters_trained": sum(w.numel() for w in policy.weights().values()),
-        "prompts": len(prompts),
-        "eval_prompts": len(eval_prompts),
+        "prompts": len(machine.prompts),
+        "eval_prompts": len(machine.held_out),
         "phases": phases,
         "measured": {
-            "seconds": time.perf_counter() - began,
-            "cpu_seconds": time.process_time() - cpu,
+            "seconds": machine.seconds,
+            "cpu_seconds": machine.cpu_seconds,
             "threads": torch.get_num_threads(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "load_before": load,
+            "load_before": machine.load,
         },
-        "seconds_at_most": sum(entry.get(key, 0.0) for entry in phases for key in times),
+        "seconds_at_most": sum(map(seconds_of, phases)),
     }
 
 
-def _load_average() -> float | None:
+def seconds_of(phase: dict[str, Any]) -> float:
+    """Of a phase's forecast, as far as they are known."""
+    names = ("seconds_sampling_at_most", "seconds_training_at_most", "seconds_evaluating_at_most")
+    return float(sum(phase.get(name) or 0.0 for name in names))
+
+
+def load_average() -> float | None:
     """Processes that ran or waited for a core in the last minute, on average; None where it is unknown."""
     try:
         return os.getloadavg()[0]
@@ -144,45 +194,8 @@ def _load_average() -> float | None:
         return None
 
 
-def _plan_phase(
-    phase: Phase,
-    policy: Policy,
-    reference: Policy | None,
-    prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
-    store: Store | None,
-    loaded: int | None,
-    measure: Callable[..., tuple[dict[str, float | None], Rates | None]],
-) -> dict[str, Any]:
-    """`prompts`: to train on, and held-out ones. `loaded`: bytes that are allocated before any step.
-
-    `measure`: `agro.api.plan.cost.seconds`.
-    """
-    config = phase.config
-    per_group = _stored_responses(phase, store)
-    counts = phase_counts(phase, per_group, len(prompts[1]))
-    if samples_kl(config) and reference is not None:  # responses for the KL alone, see `agro.train.monitors`
-        evaluations = _evaluations(phase, at_start=phase.begins == 0 and config.policy.reference == "model")
-        responses = evaluations * config.evaluate.kl_samples
-        counts |= {"evaluations": evaluations, "responses_evaluated": responses}
-    step = work(phase, policy, prompts[0], store, per_group)
-    policy.checkpoint_gradients(config.train.gradient_checkpointing)
-    phase_reference = reference if phase.reads_reference else None
-    parts, rate = measure(phase, policy, phase_reference, step)
-    memory = memory_by_purpose(policy, reference, config, step, rate)
-    return {
-        "phase": phase.name,
-        **counts,
-        "longest_sequence": step.width,
-        "step_seconds": parts,
-        "step_unknown": unknown_sampling(config),
-        **_totals(phase, counts, parts, step),
-        "memory": memory,
-        "peak": peak(memory, loaded, len(step.passes), heap=policy.device.type == "cpu"),
-    }
-
-
 def _totals(
-    phase: Phase, counts: dict[str, Any], parts: dict[str, float | None], step: Work
+    phase: Phase, counts: dict[str, Any], parts: dict[str, float | None], step: Work, rates: Rates | None
 ) -> dict[str, float | None]:
     """Upper bounds of the seconds of a phase, as far as they are known, and tokens per second."""
     sampled, trained = sum(row.learned for row in step.fresh), sum(len(row.tokens) for row in step.rows)
@@ -190,9 +203,11 @@ def _totals(
     training = None if None in computing else sum(filter(None, computing))
     totals: dict[str, float | None] = {"sampled_tokens_per_second": None, "trained_tokens_per_second": None}
     if parts["sampling"]:
-        totals["sampled_tokens_per_second"] = speed = sampled / parts["sampling"]
-        evaluated = counts["responses_evaluated"] * most_new(phase.config)
-        totals["seconds_sampling_at_most"] = (counts["tokens_sampled_at_most"] + evaluated) / speed
+        totals["sampled_tokens_per_second"] = sampled / parts["sampling"]
+        totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
+    if rates is not None and rates.sampling is not None:
+        tokens = counts["responses_evaluated"] * most_new(phase.config)
+        totals["seconds_evaluating_at_most"] = tokens * (rates.sampling + rates.scoring)
     if training and counts["responses_trained"] is not None:
         totals["trained_tokens_per_second"] = trained * phase.config.train.updates / training
         totals["seconds_training_at_most"] = phase.steps * training
@@ -201,21 +216,45 @@ def _totals(
 
 def describe(plan: dict[str, Any]) -> str:
     """The plan as text."""
-    parameters, trained = count(plan["parameters"]), count(plan["parameters_trained"])
+    weights, trained = count(plan["parameters"]), count(plan["parameters_trained"])
     lines = [
         *(f"note: {note}" for note in plan["notes"]),
-        f"{plan['model']} on {plan['device']}: {parameters} parameters, {trained} of them trained",
+        f"{plan['model']} on {plan['device']}: {weights} parameters, {trained} of them trained",
         f"{count(plan['prompts'])} prompts, {count(plan['eval_prompts'])} held-out",
     ]
     for phase in plan["phases"]:
         lines += _phase_lines(phase)
-    time_left = duration(plan["seconds_at_most"])
-    lines.append(
-        f"about {time_left} of computation, if every response has the maximal length; rewards, drawing and "
-        "writing come on top"
-    )
     lines += _measured_lines(plan["measured"])
-    return "\n".join(lines)
+    return "\n".join([*lines, time_line(plan)])
+
+
+def time_line(plan: dict[str, Any]) -> str:
+    """The time of the run and, of a long one, what makes it shorter."""
+    seconds = plan["seconds_at_most"]
+    text = (
+        f"about {duration(seconds)} of computation on this machine, if every response has the maximal "
+        "length; rewards, drawing and writing come on top"
+    )
+    if seconds <= LONG:
+        return text
+    return f"{text}. {shorter(plan)}"
+
+
+def shorter(plan: dict[str, Any]) -> str:
+    """What makes a run shorter, the settings that cost most first."""
+    parts: dict[str, float] = {}
+    for phase in plan["phases"]:
+        for name, seconds in phase["step_seconds"].items():
+            parts[name] = parts.get(name, 0.0) + phase["steps"] * (seconds or 0.0)
+    samples = any(phase["fresh_groups"] for phase in plan["phases"])
+    names = ["train.steps", "train.groups"]
+    names = ["sampler.max_new", "sampler.n", *names] if samples else [*names, "data.group_size"]
+    if plan["parameters"] == plan["parameters_trained"] >= ADAPTED:
+        names = ["an adapter (policy.lora.rank)", *names]
+    return (
+        f"Most of it is {max(parts, key=lambda name: parts[name])}. What to do: the same command with --fit "
+        f'30min (fit="30min" in Python) chooses {", ".join(names)} for that time, and says them'
+    )
 
 
 def _measured_lines(m: dict[str, Any]) -> list[str]:
@@ -224,13 +263,10 @@ def _measured_lines(m: dict[str, Any]) -> list[str]:
     lines = [f"{took}, on {m['threads']} of {m['cores']} cores"]
     load = m["load_before"]
     if load is not None and load - 1 + m["threads"] > m["cores"]:
-        # One thread's times are of the CPU, see `probes.read_clock`.
-        effect = "beside them the run takes longer"
-        if m["threads"] > 1:
-            effect = "beside them the run takes this long, and less alone"
+        several = " and more so on several threads, which wait for each other" if m["threads"] > 1 else ""
         lines.append(
             f"note: other programs use the cores (load average {load:.1f} before the measurement, of which "
-            f"about 1 is this command's): {effect}"
+            f"about 1 is this command's): beside them the run takes longer{several}"
         )
     return lines
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from agro.errors import Refused
 from agro.io.numbers import fixed
+from agro.io.terminal import csv_cell
 from agro.pages.run import axes as look
 from agro.pages.run.axes import (
     FONT,
@@ -145,7 +146,8 @@ def write(comparison: RunComparison, folder: Path) -> list[Path]:
         for line in comparison.lines:
             for run, values in zip(line.runs, line.values, strict=True):
                 rows = zip(line.steps.tolist(), values.tolist(), strict=True)
-                writer.writerows([line.label, run.folder, run.config.train.seed, *row] for row in rows)
+                about = [csv_cell(line.label), csv_cell(str(run.folder)), run.config.train.seed]
+                writer.writerows([*about, *row] for row in rows)
     paths[4].write_text(page(comparison), encoding="utf-8")
     return paths
 

@@ -15,6 +15,7 @@ from agro.pages.run.page import page
 from agro.pages.run.render import render, with_script
 from agro.pages.run.store_samples import SampleQuery, samples_page
 from agro.place.status import TITLES, RunStatus
+from agro.runs.folder import STAGE
 from agro.runs.rundata import load_run
 
 REST = 10.0  # a new page waits this many times as long as the last one took, so that training isn't slowed
@@ -71,8 +72,15 @@ class LivePage:
         try:
             metrics = (self.folder / "metrics.jsonl").stat()
         except OSError:
-            return 0, 0, doing
+            return 0, 0, doing, self._stage()
         return metrics.st_size, metrics.st_mtime_ns, doing
+
+    def _stage(self) -> str:
+        """What a run in one process does now; empty where that is unknown."""
+        try:
+            return (self.folder / STAGE).read_text(encoding="utf-8")
+        except OSError:
+            return ""
 
     def _status(self) -> RunStatus | None:
         """None for a run of one process, and where the owner of its store doesn't answer."""
@@ -86,7 +94,9 @@ class LivePage:
         try:
             text = page(load_run(self.folder))
         except Refused as error:  # before the first step
-            text = render("waiting.html", name=self.folder.resolve().name, reason=str(error))
+            stage = self._stage()
+            reason = f"The run has no step yet. Now: {stage}." if stage else str(error)
+            text = render("waiting.html", name=self.folder.resolve().name, reason=reason)
         status = self._status()
         if status is not None:
             shown = {"titles": list(TITLES), "rows": status.rows(), "sentence": status.sentence()}
@@ -101,7 +111,10 @@ class PageServer(LocalServer):
     def __init__(self, folder: Path, port: int) -> None:
         """`port` 0: a free one. Raises `Refused` where the folder or the port can't be used."""
         if not folder.is_dir():
-            raise Refused(f"{folder}: expected a run folder; give the --out of agro train")
+            raise Refused(
+                f"{folder}: expected a run folder; give the --out of agro train, which makes it when its "
+                "model is loaded"
+            )
         self.live = LivePage(folder)
         super().__init__(Handler, port)
 

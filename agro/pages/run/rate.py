@@ -16,6 +16,7 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.io.numbers import chance
+from agro.io.terminal import text_of_cell
 from agro.pages.local_server import LocalHandler, LocalServer
 from agro.pages.run.render import render
 from agro.rollout import sequential
@@ -80,7 +81,7 @@ class Rating:
         before = [i for i, row in enumerate(rows[:number]) if row["left"] != row["right"]]
         return {
             "number": number,
-            "row": None if number is None else rows[number],
+            "row": None if number is None else {name: text_of_cell(x) for name, x in rows[number].items()},
             "undo": before[-1] if before and number is not None else None,
             "rated": len(rows) - ratings.unrated,
             "total": len(rows),

@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from agro.errors import without_secrets
 from agro.io import numbers
 from agro.io.json_values import are_messages
 from agro.io.version import __version__
@@ -70,7 +71,7 @@ def _guide() -> str | None:
 
 def render(template: str, **context: Any) -> str:
     """A page. Lone surrogates, which UTF-8 can't encode, become escapes such as \\ud800."""
-    text = _environment().get_template(template).render(**context)
+    text = without_secrets(_environment().get_template(template).render(**context))
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Report(Findings):
         values = self.counts.to_json() | self.survey.to_json()
         values |= {
             "objective": self.objective,
+            "recipe": self.recipe or None,
             "trainable": self.trainable,
             "problem": self.problem or None,
             "licenses": self.licenses,
@@ -56,12 +57,12 @@ class Report(Findings):
         return values | {"verdicts": verdicts_json}
 
     def __str__(self) -> str:
-        """A summary of some lines, then the verdicts."""
+        """A summary of some lines, then the verdicts, without what can train on it."""
         lines = [*_survey_lines(self), *_source_lines(self), *_model_lines(self), *_own_reward_lines(self)]
         width = max(len(name) for name, _ in lines)
         text = [f"{name:<{width}}  {value}" for name, value in lines]
         text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
-        return "\n".join([*text, "", *self.ranking.lines()] if self.ranking is not None else text)
+        return "\n".join(text)
 
 
 def check_store(
@@ -71,6 +72,7 @@ def check_store(
     path: Location | None = None,
     held_out: Path | None = None,
     licenses: dict[str, str | None] | None = None,
+    changes: Sequence[str] | None = None,
 ) -> Report:
     """Report on a store, for a configuration's objective; `measure` adds what a model says.
 
@@ -78,16 +80,22 @@ def check_store(
         config: its first phase that draws from a store is what counts.
         path: as it is called in messages; the store's own where it isn't given.
         held_out: a file of prompts that the store shouldn't have.
+        changes: given where no objective is asked for: the recipe that is best for the data is what counts,
+            changed by these.
 
     Raises `Refused` for options that the objective doesn't have or take.
     """
-    counts = store.counts()
+    counts, recipe = store.counts(), ""
+    log = path if isinstance(path, Path) and path != store.path else None
+    ranking = rank(store, log, config.policy.model) if counts.samples else None
+    if changes is not None and ranking is not None and ranking.recommended:
+        best = ranking.recommended[0]
+        config, recipe = best.config(config.policy, changes), best.name
     phases = map(config.phase, config.phase_names)
     config = next((phase_config for phase_config in phases if phase_config.data.draws_stored), config)
     phase = Phase("", config, 0, 1)
     objective, options = config.objective.name, options_at(config.objective.options, 0)
     phase.entry.checked(objective, options)
-    log = path if isinstance(path, Path) and path != store.path else None
     problem = ""
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
@@ -110,7 +118,8 @@ def check_store(
         options=options,
         completes=config.data.complete_groups,
         explaining=explaining(store) if uses_rewards and is_single else None,
-        ranking=rank(store, log, config.policy.model) if counts.samples else None,
+        recipe=recipe,
+        ranking=ranking,
         instead=instead(config, store, log).strip(),
     )
 

@@ -33,6 +33,7 @@ class Findings:
     completes: int | None = None  # data.complete_groups
     own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
     explaining: Explaining | None = None  # what explains the rewards of single responses
+    recipe: str = ""  # that was found for the data, where none was asked for
     ranking: Ranking | None = None  # what can train on it
     instead: str = ""  # what to do with a log of single responses or of judged pairs
 

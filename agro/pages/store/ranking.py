@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agro.config import RunConfig
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.objectives import names
 from agro.objectives.needs import PAIRS, REWARD, grouping
@@ -51,9 +51,16 @@ class Candidate:
     name: str
     reason: str = ""
     command: str = ""
+    changes: tuple[str, ...] = ()  # of the recipe, KEY=VALUE
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value}
+        shown = {"name": self.name, "reason": self.reason, "command": self.command}
+        return {name: value for name, value in shown.items() if value}
+
+    def config(self, policy: PolicyConfig, changes: Sequence[str]) -> RunConfig:
+        """Of a run that holds nothing out, with further changes."""
+        found = RunConfig.load(self.name, [*self.changes, *changes])
+        return _holding_nothing(found).model_copy(update={"policy": policy})
 
 
 @dataclass(frozen=True)
@@ -75,12 +82,27 @@ class Ranking:
         parts = ("recommended", "possible", "impossible")
         return {part: [each.to_json() for each in getattr(self, part)] for part in parts}
 
-    def lines(self, width: int = 80) -> Iterator[str]:
-        """For the terminal."""
-        yield "recommended" if self.recommended else "recommended: nothing"
-        for each in self.recommended:
-            yield from _wrapped(f"{each.name}: {each.reason}", "  ", width)
-            yield f"    {each.command}"
+    def lines(self, width: int = 80, *, whole: bool = False) -> Iterator[str]:
+        """For the terminal. The last line is the command to run next; `whole`: all objectives before it."""
+        for each in self.recommended[1:]:
+            yield from _wrapped(f"also {each.name}: {each.reason}", "", width)
+            yield f"  {each.command}"
+        if whole:
+            yield from self._others(width)
+        else:
+            possible, impossible = len(self.possible), len(self.impossible)
+            yield f"{possible} other objectives can train on it, {impossible} can't: --all names them"
+        if not self.recommended:
+            yield "recommended: nothing"
+            return
+        best = self.recommended[0]
+        yield ""
+        yield from _wrapped(f"recommended: {best.name}, {best.reason}", "", width)
+        if "policy.model=MODEL " in best.command:
+            yield "MODEL is your model, a folder or a name on the Hugging Face hub; --model NAME fills it in"
+        yield f"  {best.command} --fit 30min"
+
+    def _others(self, width: int) -> Iterator[str]:
         if self.possible:
             yield "possible"
             yield from _wrapped(", ".join(each.name for each in self.possible), "  ", width)
@@ -135,7 +157,7 @@ class _Trial:
                 refused = str(error)
             if not refused:
                 command = train_command(name, self.model, self.store, self.log, changes)
-                return Candidate(name, REASONS.get(name, ""), command)
+                return Candidate(name, REASONS.get(name, ""), command, tuple(changes))
         return Candidate(name, _missing(refused))
 
     @cached_property

@@ -57,7 +57,8 @@ def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
             "A graded reward, or responses of which some are better (agro score, agro sample).",
         )
     else:
-        yield DataVerdict("note", f"{report.objective} can train on this.")
+        subject = f"Recipe {report.recipe}" if report.recipe else report.objective
+        yield DataVerdict("note", f"{subject} can train on this.")
     yield from _groups(report, entry)
     yield from _raters(report)
     yield from _rewards(report, entry)
@@ -92,6 +93,7 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
     survey, needs = report.survey, entry.needed(report.options)
     alone = survey.sizes[1]
     compares = grouping(needs) is not None and PAIRS not in needs
+    compares = compares and report.options.get("singletons") != "pool"
     if alone and compares and report.completes:
         yield DataVerdict(
             "note",

@@ -10,7 +10,7 @@ import httpx
 
 from agro import config
 from agro.config import from_environment
-from agro.errors import Refused
+from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
 
 FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled each time
@@ -128,7 +128,7 @@ class Connection:
             raise Broken(f"{type(error).__name__}: {error}") from error
         if response.status_code == httpx.codes.OK:
             return response.content
-        status = f"status {response.status_code}: {response.text[:500]}"
+        status = f"status {response.status_code}: {without_secrets(response.text)[:500]}"
         if response.status_code >= 500 or response.status_code in BUSY:
             raise Failed(status)
         if response.status_code == GONE:

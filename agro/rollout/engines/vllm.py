@@ -16,7 +16,7 @@ import httpx
 
 from agro import config
 from agro.config import from_environment
-from agro.errors import Refused
+from agro.errors import Refused, remember_secret
 from agro.io.processes import LocalProcess, free_port
 from agro.models.policy import Policy
 from agro.rollout.engines.capabilities import ENGINES
@@ -50,6 +50,7 @@ class VLLM(Server):
                 "another environment's, or sample in this process (engine.kind = hf)"
             )
         key = from_environment(settings.api_key, "engine.api_key") or secrets.token_urlsafe(32)
+        remember_secret(key)
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         variables |= {**VARIABLES, "VLLM_API_KEY": key}
         self._log = folder / "log.txt"
