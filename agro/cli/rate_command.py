@@ -40,6 +40,7 @@ def rate(
 ) -> None:
     from agro.pages.run.rate import RateServer, Rating
     from agro.rollout.blind import read_key
+    from agro.rollout.sequential import fewest_more
     from agro.runs.rundata import load_run
     from agro.runs.side_by_side import place
 
@@ -49,6 +50,9 @@ def rate(
         loaded = [p for read in load_sets(prompts).values() for p in read] if prompts else subject.held_out()
         asked = sorted(loaded, key=lambda prompt: place(prompt.id))[:pairs]
         print(f"sampling an answer of each model to {len(asked)} of {len(loaded)} prompts …", file=sys.stderr)
+        least = fewest_more(0, 0)
+        if len(asked) < least:
+            print(f"note: {least} pairs decide at the earliest; --prompts FILE asks more", file=sys.stderr)
         seen = subject.seen(asked)
         if seen is not None:
             print(f"seen in training: {seen.sentence}", file=sys.stderr)

@@ -97,11 +97,13 @@ def outlook(ratings: Ratings) -> str:
     known = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
     if least > left:
         return f"{known}The pairs that are left ({left}) can't decide it any more, whatever you say of them."
+    needed = f"{known}Needed: {least} more at the earliest"
     expected = sequential.expected_more(ratings.wins, ratings.losses, ratings.ties, left)
-    projected = "" if expected is None else f", about {max(expected, least)} if they go on as so far"
-    if expected is None and ratings.decided:
-        projected = ", more than there are if they go on as so far"
-    return f"{known}At most {left} more, all that there are{projected}; {least} at the earliest."
+    if expected is not None:
+        needed += f", about {max(expected, least)} if they go on as so far"
+    elif ratings.decided:
+        needed += ", if they go on as so far more than are left"
+    return f"{needed}, {left} at most: so many pairs are left."
 
 
 class RateServer(LocalServer):
