@@ -78,5 +78,6 @@ def rate(
     with RateServer(rating, port, host) as server:
         print("each rating is kept at once; Ctrl-C ends this, the same command goes on", file=sys.stderr)
         server.serve_until_interrupted(f"serving {server.address}?token={server.token}")
-    if rating.ratings().decided:
+    ratings = rating.ratings()
+    if ratings.decided or not ratings.unrated:
         read_blind(run, sheet, as_json=False)

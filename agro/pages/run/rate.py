@@ -46,8 +46,9 @@ class Rating:
         same = [i for i, row in enumerate(rows) if row["left"] == row["right"] and not row["better"].strip()]
         if same:
             rate_rows(self.sheet, dict.fromkeys(same, "tie"))
-        if self.ratings().decided:
-            self.ratings().save(self.run)
+        ratings = self.ratings()
+        if ratings.decided or not ratings.unrated:
+            ratings.save(self.run)  # which a kill may have kept from its last rating
 
     def ratings(self) -> Ratings:
         return Ratings.of(read_ratings(self.sheet), self.step, "sequential")
