@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from urllib.parse import urlencode
 import pytest
 from browser import CONTRAST, Browser, find
 
+from agro.pages.local_server import LocalHandler, LocalServer
 from agro.pages.run.rate import RateServer, Rating
 from agro.rollout.blind import Answers, read_key, read_ratings, read_sheet, write_sheet
 from agro.runs.verdict import Ratings
@@ -222,3 +224,11 @@ def test_a_killed_server_has_kept_what_it_answered(tmp_path: Path) -> None:
     assert list(read_ratings(sheet)[:2]) == [1, 0]
     assert json.loads((tmp_path / "ratings.json").read_text())["test"] == "sequential"
     assert 'name="number" value="2"' in Rating(tmp_path, sheet, 6).page("", "")
+
+
+def test_by_which_names_it_may_be_asked() -> None:
+    """Open to a network by any address; a name that somebody else gave to it is refused there too."""
+    with LocalServer(LocalHandler, 0, "0.0.0.0") as opened, LocalServer(LocalHandler, 0) as closed:
+        assert [opened.knows(x) for x in ("192.168.0.7", "localhost", "example.org", "")] == [1, 1, 0, 0]
+        assert [closed.knows(x) for x in ("127.0.0.1", "localhost", "192.168.0.7", "")] == [1, 1, 0, 0]
+        assert opened.address.startswith(f"http://{socket.gethostname()}:")
