@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.config import SamplerConfig
+    from agro.rollout.blind import Test
     from agro.rollout.rollout import Rollout
     from agro.types import Prompt
 
@@ -57,9 +58,10 @@ def write_blind(
     seed: int,
     names: tuple[str, str],
     run: Path | None,
-    as_json: bool,
-) -> None:
-    """`rollouts`: start and result. `names`: what they were called. `run`: whose result it is, if any's."""
+    test: Test = "sign",
+) -> dict[str, Any]:
+    """Returns what was written. `rollouts`: start and result. `names`: what they were called. `run`: whose
+    result it is, if any's."""
     from agro.rollout.blind import answer, key_of, write_sheet
     from agro.runs.rundata import load_run
 
@@ -70,25 +72,29 @@ def write_blind(
         "model": names[1],
         "run": None if ran is None else ran.values.get("run"),
         "step": None if ran is None else ran.steps,
+        "test": test,
     }
     write_sheet(sheet, answers, seed, about)
-    report = {
+    return {
         "sheet": str(sheet),
         "key": str(key_of(sheet)),
         "prompts": len(answers),
         "failed": len(prompts) - len(answers),
         "same": sum(a.start == a.result for a in answers),
     }
+
+
+def show_written(report: dict[str, Any], run: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
-    print(f"{sheet}: {report['prompts']} prompts; put left, right or tie into the column better of each")
+    print(f"{report['sheet']}: {report['prompts']} prompts; put left, right or tie into better of each")
     if report["same"]:
         print(f"{report['same']} of them have the same response on both sides: a tie")
     if report["failed"]:
         print(f"{report['failed']} prompts are left out, since their environment failed")
     of = f" {run}" if run else ""
-    print(f"{report['key']} says which side is whose; then: agro eval{of} --ratings {sheet}")
+    print(f"{report['key']} says which side is whose; then: agro eval{of} --ratings {report['sheet']}")
 
 
 def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
@@ -97,20 +103,15 @@ def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
 
     from agro.rollout.blind import read_key, read_ratings
     from agro.runs.card import write_cards
-    from agro.runs.rundata import load_run
     from agro.runs.verdict import Ratings, Verdict
 
     key = read_key(sheet)
     values = read_ratings(sheet)
     if np.isnan(values).all():
         raise Refused(f"{sheet}: none of its {len(values)} rows is rated; put left, right or tie into better")
-    ratings = Ratings.of(values, key["step"])
+    ratings = Ratings.of(values, key["step"], key["test"])
     if run is not None:
-        if key["against"] != "start" or key["run"] is None or load_run(run).values.get("run") != key["run"]:
-            raise Refused(
-                f"{sheet}: its ratings are of {key['model']} against {key['against']}, not of {run} against "
-                "its start; leave the run out to print what they say"
-            )
+        check_of(run, sheet, key)
         ratings.save(run)
         write_cards(run)
     against = "the start" if key["against"] == "start" else key["against"]
@@ -124,4 +125,15 @@ def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
         print(
             f"kept in {run / 'ratings.json'} and in the model cards; agro report {run} shows it",
             file=sys.stderr,
+        )
+
+
+def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:
+    """Raise `Refused` where a sheet isn't of the run's result against its start."""
+    from agro.runs.rundata import load_run
+
+    if key["against"] != "start" or key["run"] is None or load_run(run).values.get("run") != key["run"]:
+        raise Refused(
+            f"{sheet}: its ratings are of {key['model']} against {key['against']}, not of {run} against "
+            "its start; leave the run out to print what they say"
         )

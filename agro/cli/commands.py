@@ -53,6 +53,9 @@ eval eval_command:eval_ guide/getting-started.md
 off-policy off_policy_command:off_policy guide/is-it-better.md
     A model's value by a log that it didn't write, with intervals, or why there is none.
     runs/first --log runs/first/store.db
+rate rate_command:rate guide/is-it-better.md
+    A page on which a person rates blind pairs of start and result, until it is decided.
+    runs/first
 chat chat_command:chat guide/getting-started.md
     Talk to the result of a run, also blind beside its start, which makes judged pairs.
     runs/first --against start --temperature 0 < lines.txt

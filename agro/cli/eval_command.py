@@ -14,7 +14,7 @@ import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, Responses, RewardOption, Seed, end, options
 from agro.cli.models import EnvironmentName, MaxNew, MaxTurns, ModelOfRun, Temperature, environment_of
-from agro.cli.run_models import START, MeasuredModel, load_sets, model_path, working_in
+from agro.cli.run_models import START, MeasuredModel, load_sets, model_path
 from agro.errors import Refused
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def eval_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from agro.cli.blind import check_blind, check_ratings, read_blind, write_blind
+    from agro.cli.blind import check_blind, check_ratings, read_blind, show_written, write_blind
 
     if ratings is not None:
         check_ratings(context)
@@ -118,7 +118,8 @@ def eval_(
         rollouts = (subject.other(other), subject.rollout())
         loaded = [prompt for measured in sets for prompt in measured.prompts]
         own = run if model is None else None  # whose result it is
-        write_blind(blind, rollouts, loaded, sampler, seed, (against, subject.name), own, as_json)
+        written = write_blind(blind, rollouts, loaded, sampler, seed, (against, subject.name), own)
+        show_written(written, own, as_json)
         return
 
     from agro.cli.measuring import Measurement
@@ -185,17 +186,7 @@ def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]
     if paths:
         loaded_sets = zip(paths, load_sets(paths).items(), strict=True)
         return [MeasuredSet(name, prompts, file=path) for path, (name, prompts) in loaded_sets]
-    from agro.api.contamination import held_out_prompts
-
-    loaded, got = [], "neither"
-    if subject.run is not None and subject.ran is not None:
-        run = subject.run.absolute()
-        got = f"{run}, which has no data.eval_prompts and set none aside"
-        with working_in(subject.started):
-            loaded = held_out_prompts(run, subject.ran)
-    if not loaded:
-        raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
-    return [MeasuredSet(HELD_OUT, loaded)]
+    return [MeasuredSet(HELD_OUT, subject.held_out())]
 
 
 def _measure(

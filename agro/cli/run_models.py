@@ -114,6 +114,20 @@ class MeasuredModel:
             max_new = LONGEST if self.config is None else self.config.sampler.max_new
         return sampler_config(n=n, temperature=temperature, max_new=max_new)
 
+    def held_out(self) -> list[Prompt]:
+        """The held-out prompts of the run. Raises `Refused` where there are none."""
+        from agro.api.contamination import held_out_prompts
+
+        loaded, got = [], "neither"
+        if self.run is not None and self.ran is not None:
+            run = self.run.absolute()
+            got = f"{run}, which has no data.eval_prompts and set none aside"
+            with working_in(self.started):
+                loaded = held_out_prompts(run, self.ran)
+        if not loaded:
+            raise Refused(f"--prompts: expected it, or the folder of a run with held-out prompts, got {got}")
+        return loaded
+
     def reward(self, name: str | None, options: dict[str, Any]) -> RewardConfig:
         """The one that is named, or the run's."""
         from agro.config import RewardConfig

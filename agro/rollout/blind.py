@@ -11,10 +11,10 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from agro.io.terminal import csv_cell, plain, text_of_cell
 from agro.rollout import Rollout
 from agro.types import Prompt, Sample
 
+Test = Literal["sign", "sequential"]  # of ratings: after all of them, or by somebody who may stop at any time
 COLUMNS = ("prompt", "left", "right", "better")
 SIDES = ("left", "right")
 MEANING = {"left": "left", "1": "left", "right": "right", "2": "right", "tie": "tie", "0": "tie"}
@@ -79,9 +80,11 @@ def check_free(sheet: Path) -> None:
     key = key_of(sheet)
     if not sheet.exists():
         if key.exists():
-            raise Refused(f"{key}: there is the key of a sheet that is elsewhere; give another name")
+            raise Refused(
+                f"{key}: there is the key of a sheet that is elsewhere; give another name, or remove it"
+            )
         return
-    rated = sum(bool(row["better"].strip()) for row in _rows(sheet))
+    rated = sum(bool(row["better"].strip()) for row in read_sheet(sheet))
     if rated:
         raise Refused(f"{sheet}: {rated} rows of it are rated; give another name, or remove it")
 
@@ -115,10 +118,14 @@ def read_key(sheet: Path) -> dict[str, Any]:
     if not path.is_file():
         raise Refused(f"{path}: expected the key of {sheet} beside it, got no such file; put it there")
     try:
-        key = loads(path.read_bytes())
+        key = {"test": "sign"} | loads(path.read_bytes())
         sides = {row["result"] for row in key["rows"]}
         complete = {"model", "against", "run", "step"} <= key.keys() and sides <= set(SIDES)
-        complete = complete and all(isinstance(row["digest"], str) for row in key["rows"])
+        complete = (
+            complete
+            and key["test"] in get_args(Test)
+            and all(isinstance(row["digest"], str) for row in key["rows"])
+        )
     except (ValueError, TypeError, KeyError, AttributeError):
         complete = False
     if not complete:
@@ -131,7 +138,7 @@ def read_ratings(sheet: Path) -> NDArray[np.float64]:
 
     Raises `Refused` naming the row for another rating, and where a row isn't the one that was written.
     """
-    rows, written = _rows(sheet), read_key(sheet)["rows"]
+    rows, written = read_sheet(sheet), read_key(sheet)["rows"]
     if len(rows) != len(written):
         raise Refused(
             f"{sheet}: expected the {len(written)} rows that were written, got {len(rows)}; leave "
@@ -160,8 +167,22 @@ def read_ratings(sheet: Path) -> NDArray[np.float64]:
     return ratings
 
 
-def _rows(sheet: Path) -> list[dict[str, str]]:
-    """Columns that somebody added are left alone."""
+def rate_rows(sheet: Path, ratings: Mapping[int, str]) -> None:
+    """Put ratings of rows, which are counted from 0, into the sheet; they are on the disk afterwards."""
+    with sheet.open(encoding="utf-8-sig", newline="") as file:
+        table = [row for row in csv.reader(file) if row]
+    column = table[0].index("better")
+    for number, better in ratings.items():
+        row = table[number + 1]
+        row += [""] * (column + 1 - len(row))
+        row[column] = better
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(table)
+    write(sheet, text.getvalue())
+
+
+def read_sheet(sheet: Path) -> list[dict[str, str]]:
+    """Its rows by column. Columns that somebody added are left alone."""
     try:
         with sheet.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")

@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from agro.errors import Refused
 from agro.io.files import write
 from agro.io.numbers import chance, fixed, percent
 from agro.io.strictjson import loads
+from agro.rollout import sequential
+from agro.rollout.blind import Test
 from agro.rollout.evaluate import clopper_pearson
 from agro.rollout.off_policy import LEAST
 from agro.rollout.paired import LEVEL, Comparison, mcnemar, verdict_of
@@ -37,7 +39,8 @@ class Ratings:
     """Blind ratings, kept in ratings.json: on how many prompts the result was preferred (`wins`), the start,
     neither; `unrated`: rows left empty.
 
-    `step`: the run's, when the responses were sampled; None for a model that isn't the run's own.
+    `step`: the run's, when the responses were sampled; None for a model that isn't the run's own. `test`:
+    "sequential" where whoever rated saw after each rating what is known, and could stop (`agro rate`).
     """
 
     wins: int
@@ -45,12 +48,13 @@ class Ratings:
     ties: int
     unrated: int
     step: int | None = None
+    test: Test = "sign"
 
     @classmethod
-    def of(cls, ratings: NDArray[np.float64], step: int | None = None) -> Ratings:
+    def of(cls, ratings: NDArray[np.float64], step: int | None = None, test: Test = "sign") -> Ratings:
         """`ratings`: [M], 1, −1, 0 or NaN a prompt; see `agro.rollout.blind.read_ratings`."""
         wins, losses, ties = (int((ratings == value).sum()) for value in (1, -1, 0))
-        return cls(wins, losses, ties, int(np.isnan(ratings).sum()), step)
+        return cls(wins, losses, ties, int(np.isnan(ratings).sum()), step, test)
 
     @property
     def decided(self) -> int:
@@ -59,7 +63,9 @@ class Ratings:
 
     @property
     def p(self) -> float:
-        """Of no difference: the exact two-sided sign test over prompts without ties."""
+        """Of no difference over prompts without ties, two-sided: the exact sign test, or 1/E at any stop."""
+        if self.test == "sequential":
+            return sequential.p_value(self.wins, self.losses)
         if self.decided < 2:
             return 1.0
         return mcnemar(np.repeat([1.0, -1.0], [self.wins, self.losses]))
@@ -72,13 +78,14 @@ class Ratings:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % of that share, exact as the test: without ½ where p is below .05."""
-        return clopper_pearson(self.wins, self.decided) if self.decided else None
+        interval = sequential.interval if self.test == "sequential" else _of_sign_test
+        return interval(self.wins, self.losses) if self.decided else None
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, the share with its interval, and p; None where unknown."""
+        """Counts, the share with its interval, p and its test; None where unknown."""
         low, high = self.interval or (None, None)
         counts = {name: getattr(self, name) for name in COUNTS}
-        return {**counts, "share": self.share, "low": low, "high": high, "p": self.p}
+        return {**counts, "share": self.share, "low": low, "high": high, "p": self.p, "test": self.test}
 
     def save(self, folder: Path) -> None:
         write(folder / "ratings.json", json.dumps(asdict(self)) + "\n")
@@ -94,12 +101,13 @@ class Ratings:
             found = cls(**values)
             step, counts = found.step, [getattr(found, name) for name in COUNTS]
             right = all(type(x) is int and x >= 0 for x in counts) and (step is None or type(step) is int)
+            right = right and found.test in get_args(Test)
         except (ValueError, TypeError):
             right = False
         if not right:
             raise Refused(
-                f"{path}: expected whole numbers {', '.join(COUNTS)} and step; read the sheet again with "
-                "agro eval RUN --ratings"
+                f"{path}: expected whole numbers {', '.join(COUNTS)} and step, and a test; read the sheet "
+                "again with agro eval RUN --ratings"
             )
         return found
 
@@ -175,18 +183,18 @@ class Verdict:
 
 
 BY = {GAIN: "reward", LOGGED: "off-policy"}
+RATE = "agro rate RUN{} shows a person the answers of both, blind, and says when it is decided"
 ESTIMATED = (
     "This is an off-policy estimate from responses of the log, not of the model's own; agro eval RUN "
-    "--against start compares these, with a reward or blind"
+    f"--against start compares these with a reward, or {RATE.format('')}"
 )
 WAY_OUT = (
     "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start "
-    "--prompts FILE --reward NAME; without a reward rate both blind, with --blind sheet.csv in place of "
-    "--reward NAME"
+    f"--prompts FILE --reward NAME; without a reward {RATE.format(' --prompts FILE')}"
 )
 SET_ASIDE = (
-    "What to do: agro eval RUN --against start --reward NAME compares the answers to {} held-out prompts "
-    "that the run set aside; without a reward rate them blind, with --blind sheet.csv for --reward NAME"
+    "What to do: agro eval RUN --against start --reward NAME compares the answers to the {} held-out prompts "
+    f"that the run set aside; without a reward {RATE.format('')}"
 )
 
 
@@ -254,7 +262,12 @@ def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
         prefix = f"Not shown better{at}: preferred to {against}"
     share = f"{percent(preferred / ratings.decided)}, {percent(low)} to {percent(high)}"
     prompts = f"{preferred} of {ratings.decided} held-out prompts by blind ratings ({share})"
-    return f"{prefix} on {prompts}, {chance(ratings.p)}{rest}."
+    test = " by a test that holds at any stop" if ratings.test == "sequential" else ""
+    return f"{prefix} on {prompts}, {chance(ratings.p)}{test}{rest}."
+
+
+def _of_sign_test(wins: int, losses: int) -> tuple[float, float]:
+    return clopper_pearson(wins, wins + losses)
 
 
 def _times(count: int, noun: str) -> str:

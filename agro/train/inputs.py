@@ -73,7 +73,7 @@ def near_copies(
     """
     if recorded is not None:
         return recorded, []
-    texts = _texts(prompts, store)
+    texts = texts_of(prompts, store)
     clusters = clusters_in(texts.items(), data.near_copies)
     if not clusters:
         return {}, []
@@ -84,7 +84,7 @@ def near_copies(
     ]
 
 
-def _texts(prompts: Sequence[Prompt], store: Location | None) -> dict[str, Text]:
+def texts_of(prompts: Sequence[Prompt], store: Location | None) -> dict[str, Text]:
     """By id the texts of prompts, and those of a store."""
     texts = {prompt.id: prompt.text for prompt in prompts}
     if store is not None and exists(store):
@@ -98,7 +98,7 @@ def copies_of_training(
 ) -> list[str]:
     """A note on held-out prompts that are near-copies of prompts to train on: of `prompts`, and of the store
     that is drawn from."""
-    texts = _texts(prompts, store if data.draws_stored else None)
+    texts = texts_of(prompts, store if data.draws_stored else None)
     ids = {prompt.id for prompt in held_out}
     names = cluster_names(texts | {prompt.id: prompt.text for prompt in held_out}, data.near_copies)
     trained = {name for prompt_id, name in names.items() if prompt_id not in ids}

@@ -4,20 +4,22 @@ RUN/set_aside.jsonl, those of them that the start and the trained model answer."
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from agro.config import RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.numbers import count
+from agro.rollout.paired import LEAST
 from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.side_by_side import place
-from agro.store import Store
+from agro.store import Store, is_held_out
 from agro.store.draw_rules import noise
 from agro.store.location import Location, exists
 from agro.store.queries import chosen
@@ -86,6 +88,21 @@ def largest_share(ids: Iterable[str], clusters: Clusters, most: int) -> tuple[fl
     return (below + position) / 2**65, held  # between the last that is held out and the next
 
 
+def few_held_out(data: DataConfig, ids: Collection[str], clusters: Clusters) -> list[str]:
+    """A note where the share of `data.hold_out` holds out none of these prompts, or too few to tell much."""
+    held = sum(is_held_out(clusters.get(prompt_id, prompt_id), data.hold_out) for prompt_id in ids)
+    if held >= FEWEST or not ids:
+        return []
+    text = f"data.hold_out: by their hashes {held} of {count(len(ids))} prompts are held out"
+    if not held:
+        least = min(noise(0, 0, "hold_out", clusters.get(prompt_id, prompt_id)) for prompt_id in ids)
+        share = math.ceil(least / 2**64 * 1000 + 1) / 1000
+        way_out = f"data.hold_out={share} holds out some" if share < 1 else "data.eval_prompts gives others"
+        return [f"{text}, so that nothing compares the result with the start; {way_out}"]
+    shows = "nothing can be shown" if held < LEAST else "only a large difference can be shown"
+    return [f"{text}, of which {shows}; data.eval_prompts or a larger share gives more"]
+
+
 def _has_reference(config: RunConfig) -> bool:
     """Whether a run that holds nothing out has a reference, which stays the same."""
     phases = Phase.all(_holding(config, 0.0))
@@ -107,7 +124,7 @@ def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> Run
 
 
 def _without(config: RunConfig, reason: str) -> Budget:
-    way_out = "data.eval_prompts would compare the result with the start"
+    way_out = "data.eval_prompts, or agro rate RUN --prompts FILE, would compare the result with the start"
     return Budget(_holding(config, 0.0), (f"no prompts are held out, since {reason}; {way_out}",))
 
 

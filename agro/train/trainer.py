@@ -60,7 +60,7 @@ from agro.train.process_group import connect, joined, rank, take_device, world_s
 from agro.train.proposing import PropsSource
 from agro.train.publications import Publications
 from agro.train.searching import SearchingSource, of_turns
-from agro.train.set_aside import Budget, set_aside, within_budget, write_set_aside
+from agro.train.set_aside import Budget, few_held_out, set_aside, within_budget, write_set_aside
 from agro.train.source import InlineSource, PromptOrder, Source, UncertainOrder
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
@@ -200,11 +200,13 @@ class BaseTrainer:
         if recorded is None and self.budget is not None:
             recorded = self.budget.clusters
         self.clusters, copied = inputs.near_copies(data, self.prompts, path, recorded)
+        if self.budget is None and not self.resume and data.eval_prompts is None:
+            copied += few_held_out(data, inputs.texts_of(self.prompts, path), self.clusters)
         self.prompts, held_out = inputs.split_prompts(self.prompts, data, self.clusters)
         if data.eval_prompts is None:
             file = self.out / SET_ASIDE if self.resume else None
             self.set_aside = set_aside(self.config, held_out, path, self.clusters, file)
-        if not self.config.asks_held_out or data.eval_prompts is not None:
+        if not self.config.asks_held_out or data.eval_prompts is not None or not self.set_aside:
             return copied
         self.eval_prompts = self.set_aside
         asked = f"data.hold_out: the start and the trained model answer {len(self.set_aside)} of the held-out"
@@ -239,7 +241,8 @@ class BaseTrainer:
         if self.config.data.hold_out:
             self.store.split.keep(self.folder.id, self.clusters)
             write_clusters(self.out, self.clusters)
-            write_set_aside(self.out, self.set_aside)
+            if self.set_aside:
+                write_set_aside(self.out, self.set_aside)
         policy_notes = notes(self.policy, self.prompts, self.config)
         for note in [*self.notes, *policy_notes, *self.folder.notes]:
             self.progress.say(f"note: {note}")
@@ -384,8 +387,8 @@ class BaseTrainer:
         config, name = phase.config, phase.name
         try:
             groups = HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
-        except NothingToRank as error:
-            if not error.prompts or follows_log(config):
+        except NothingToRank:
+            if config.data.eval_store or follows_log(config):
                 raise
             self.progress.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
             return []

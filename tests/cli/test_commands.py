@@ -19,6 +19,8 @@ from agro.config import NewModel
 from agro.logs.interchange import read_samples
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.pages.run.rate import RateServer
+from agro.rollout.blind import read_key
 from agro.runs.verdict import Ratings
 from agro.store import Store
 from agro.types import Sample
@@ -391,7 +393,9 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     assert "give --model for a model" in refused("eval", model, *more)
 
 
-def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> None:
+def test_a_log_without_a_reward_is_judged_by_blind_ratings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, held_out = tmp_path / "log.jsonl", tmp_path / "held_out.jsonl"
     rated = [{"prompt": f"{i}>", "response": str(k), "reward": k % 2} for i in range(8) for k in range(4)]
     log.write_text("".join(json.dumps(row) + "\n" for row in rated))
@@ -403,9 +407,12 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
         f'[data]\nstore = "{tmp_path / "log.db"}"\nreplay = 1.0\ngroup_size = 4\n[sampler]\nmax_new = 4\n'
         '[objective]\nname = "agro"\nbeta = 0.1\n[train]\nsteps = 2\ngroups = 4\nlr = 0.05\n'
     )
-    trained = report_of("train", recipe, "--out", run)["verdict"]
+    ended = done("train", recipe, "--json", "--out", run)
+    trained = json.loads(ended.stdout)["verdict"]
     assert (trained["answer"], trained["ratings"]) == ("not measured", None)
-    assert "--blind" in trained["sentence"]
+    assert "agro rate RUN --prompts FILE" in trained["sentence"]
+    last = ended.stderr.splitlines()[-1]
+    assert last == f"did it get better? people can say, blind: agro rate {run} --prompts FILE"
 
     given = ("eval", run, "--prompts", held_out, "--against", "start", "--blind", sheet)
     assert "leave out --reward, -n" in refused(*given, "--reward", "exact", "-n", 8)
@@ -447,6 +454,33 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path) -> No
     Ratings(7, 0, 0, 2, step=1).save(run)  # as if the run went on afterwards
     found = report_of("report", run)["verdict"]
     assert found["sentence"].startswith("Preferred to the start at step 1 on 7 of 7")
+
+    assert "expected it, or the folder of a run with held-out prompts" in refused("rate", run)
+    clicks: list[str] = []
+
+    def click(server: RateServer, text: str) -> None:
+        """As a person does who prefers the result wherever it differs."""
+        print(text)
+        clicks.append(server.address)
+        for number, row in enumerate(read_key(server.rating.sheet)["rows"]):
+            server.rating.rate(number, row["result"])
+
+    monkeypatch.setattr(RateServer, "serve_until_interrupted", click)
+    rated = done("rate", run, "--prompts", held_out, "--pairs", 8)
+    assert "to 8 of 9 prompts" in rated.stderr
+    assert re.search(rf"^serving {clicks[0]}\?token=\S{{22}}$", rated.stdout, re.MULTILINE)
+    kept = Ratings.load(run)
+    assert kept is not None
+    assert (kept.wins + kept.ties, kept.losses, kept.unrated, kept.test) == (8, 0, 0, "sequential")
+    verdict = report_of("report", run)["verdict"]
+    assert (verdict["ratings"]["test"], verdict["ratings"]["p"]) == ("sequential", kept.p)
+    assert verdict["sentence"] in rated.stdout
+    assert report_of("eval", run, "--ratings", run / "rate.csv")["verdict"] == verdict
+    done("rate", run)  # goes on with its sheet, without sampling
+    assert "--pairs: " in refused("rate", run, "--pairs", 8)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "phase": "train"}) + "\n")
+    assert "expected answers of step 3 that agro rate sampled, got step 2" in refused("rate", run)
 
     assert "leave out --seed" in refused("eval", run, "--ratings", sheet, "--seed", 0)
     Path(written["key"]).write_text(json.dumps(key | {"run": "another"}))

@@ -15,7 +15,7 @@ import pytest
 from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.rollout import Rollout
-from agro.rollout.blind import Answers, answer, key_of, read_ratings, write_sheet
+from agro.rollout.blind import Answers, answer, key_of, read_key, read_ratings, write_sheet
 from agro.rollout.evaluate import clopper_pearson
 from agro.runs.verdict import Ratings, Verdict
 from agro.types import Prompt, Sample
@@ -156,7 +156,9 @@ def test_rows_that_werent_written_are_refused(sheet: Path) -> None:
 
 def test_a_key_that_is_missing_or_broken_is_refused(sheet: Path) -> None:
     key = key_of(sheet)
-    for text in ("", "[]", '{"rows": 1}', key.read_text().replace('"step"', '"other"')):
+    assert read_key(sheet)["test"] == "sign"  # as in sheets of earlier versions
+    other_test = key.read_text().replace("{", '{"test": "other",', 1)
+    for text in ("", "[]", '{"rows": 1}', key.read_text().replace('"step"', '"other"'), other_test):
         key.write_text(text)
         with pytest.raises(Refused, match="expected the key of a sheet"):
             read_ratings(sheet)
@@ -240,10 +242,13 @@ def test_the_sentence(ratings: Ratings, answer: str, sentence: str) -> None:
 
 def test_ratings_of_a_run_are_kept(tmp_path: Path) -> None:
     assert Ratings.load(tmp_path) is None
-    for ratings in (Ratings(3, 2, 1, 0, 6), Ratings(3, 2, 1, 0)):
+    for ratings in (Ratings(3, 2, 1, 0, 6), Ratings(3, 2, 1, 0), Ratings(3, 2, 1, 0, 6, "sequential")):
         ratings.save(tmp_path)
         assert Ratings.load(tmp_path) == ratings
-    for text in ("", "[]", "{}", '{"wins": -1, "losses": 0, "ties": 0, "unrated": 0, "step": 1}'):
+    counts = '{"wins": 1, "losses": 0, "ties": 0, "unrated": 0, "step": 1'
+    (tmp_path / "ratings.json").write_text(counts + "}")  # of an earlier version
+    assert Ratings.load(tmp_path) == Ratings(1, 0, 0, 0, 1, "sign")
+    for text in ("", "[]", "{}", counts.replace("1", "-1", 1) + "}", counts + ', "test": "other"}'):
         (tmp_path / "ratings.json").write_text(text)
         with pytest.raises(Refused, match=r"ratings\.json: expected whole numbers"):
             Ratings.load(tmp_path)

@@ -24,7 +24,7 @@ OPTIONS = (
     "--disable-extensions",
     "--disable-background-networking",
     "--disable-component-update",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-pipe",
 )
 # The pipe's ends become 3 and 4, where Chromium looks for them.
@@ -151,8 +151,8 @@ class Browser:
         elif event == "Page.loadEventFired":
             self.loaded = True
 
-    def open(self, path: Path, *, scheme: str = "light", width: int = 1400) -> None:
-        """Load a file into a window of this width under this color scheme."""
+    def open(self, page: Path | str, *, scheme: str = "light", width: int = 1400) -> None:
+        """Load a file, or an address, into a window of this width under this color scheme."""
         self.requests.clear()
         self.complaints.clear()
         self.blocked.clear()
@@ -165,9 +165,20 @@ class Browser:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
+        self.wait()
+
+    def wait(self) -> None:
+        """Until a page is loaded."""
         while not self.loaded:
             self._read()
+
+    def press(self, key: str) -> None:
+        """A key that leads to another page."""
+        self.loaded = False
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+        self.wait()
 
     def ask(self, script: str) -> Any:
         """The value of an expression in the page."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
-from agro.store import Store, is_held_out
+from agro.store import Pair, Store, is_held_out
 from agro.train.set_aside import largest_share, within_budget
 from agro.train.trainer import BaseTrainer
 from agro.types import Sample
@@ -141,7 +142,7 @@ def test_a_log_without_a_reward_ranks_and_names_the_prompts_to_ask(tmp_path: Pat
     assert metrics(run)[-1]["eval_auc_groups"] == 25
     assert metrics(run)[-1]["eval_reward"] is None
     sentence = Verdict.of(load_run(run)).sentence
-    assert "compares the answers to 25 held-out prompts that the run set aside" in sentence
+    assert "compares the answers to the 25 held-out prompts that the run set aside" in sentence
 
 
 def test_single_responses_are_set_aside_and_not_ranked(tmp_path: Path, capsys: Any) -> None:
@@ -172,6 +173,38 @@ def test_where_none_are_held_out(tmp_path: Path) -> None:
     assert share_and_note(learning(tmp_path, train__groups=225), tmp_path)[0] > 0
     share, note = share_and_note(learning(tmp_path, objective={"name": "sft"}), tmp_path)
     assert (share, "nothing else needs one" in note) == (0.0, True)
+
+
+@pytest.mark.parametrize("count", [2, 5, 20, 60])
+def test_of_few_pairs_a_prompt_is_held_out_or_a_line_says_why_not(
+    tmp_path: Path, count: int, capsys: Any
+) -> None:
+    """By prompt: each has two judged pairs. The share that the line names holds out a prompt."""
+    with Store.open(tmp_path / "pairs.db") as store:
+        for i in range(count):
+            ids = store.append(Sample(f"{i * 37:03d}>", answer) for answer in ("1", "2", "3"))
+            store.add_pairs([Pair(ids[0], ids[1]), Pair(ids[2], ids[1])])
+    data = {"store": str(tmp_path / "pairs.db"), "replay": 1.0, "group_size": 4, "hold_out": 0.1}
+    objective = {"name": "dpo", "beta": 0.1, "singletons": "drop"}
+    settings: dict[str, Any] = {"objective": objective, "reward": {}, "train__steps": 2, "train__groups": 1}
+    config = tiny(tmp_path, **settings, data=data)
+    for again in range(2):
+        run = tmp_path / f"run {again}"
+        BaseTrainer(config, run).run()
+        said, aside = capsys.readouterr().err, asked(run) if (run / SET_ASIDE).exists() else set()
+        held = len(aside)
+        assert f"by their hashes {held} of {count} prompts are held out" in said
+        assert aside.isdisjoint(drawn_prompts(tmp_path / "pairs.db", run))
+        named = re.search(r"data.hold_out=(0\.\d+) holds out some", said)
+        assert (named is None) == (held > 0)
+        if named is None:
+            break
+        config = tiny(tmp_path, **settings, data=data | {"hold_out": float(named[1])})
+    assert held > 0
+    sentence = Verdict.of(load_run(run)).sentence
+    assert sentence.endswith(
+        "agro rate RUN shows a person the answers of both, blind, and says when it is decided."
+    )
 
 
 def test_near_copies_that_are_more_than_the_budget_aren_t_held_out(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from agro.errors import Refused
+from agro.pages.local_server import LocalHandler, LocalServer
 from agro.pages.run.page import page
 from agro.pages.run.render import render, with_script
 from agro.pages.run.store_samples import SampleQuery, samples_page
@@ -18,8 +18,6 @@ from agro.place.status import TITLES, RunStatus
 from agro.runs.folder import STAGE
 from agro.runs.rundata import load_run
 
-HOST = "127.0.0.1"
-NAMES = ("127.0.0.1", "localhost")  # of this machine; another name in a request is somebody else's page
 REST = 10.0  # a new page waits this many times as long as the last one took, so that training isn't slowed
 # Replaces the contents where the page has changed; what was chosen, opened and scrolled to stays.
 SCRIPT = """
@@ -107,10 +105,8 @@ class LivePage:
         return with_script(text.replace("style-src ", "connect-src 'self'; style-src ", 1), SCRIPT)
 
 
-class PageServer(ThreadingHTTPServer):
+class PageServer(LocalServer):
     """Serves a run's page, at /, and its samples, at /samples, to this machine."""
-
-    daemon_threads = True
 
     def __init__(self, folder: Path, port: int) -> None:
         """`port` 0: a free one. Raises `Refused` where the folder or the port can't be used."""
@@ -120,31 +116,25 @@ class PageServer(ThreadingHTTPServer):
                 "model is loaded"
             )
         self.live = LivePage(folder)
-        try:
-            super().__init__((HOST, port), Handler)
-        except (OSError, OverflowError) as error:
-            raise Refused(
-                f"--port {port}: {error}; give another one, or leave it out for a free one"
-            ) from None
-
-    @property
-    def address(self) -> str:
-        return f"http://{HOST}:{self.server_address[1]}/"
+        super().__init__(Handler, port)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(LocalHandler):
     """GET / answers with the page, or with 304 where it hasn't changed; GET /samples with the store's."""
 
     server: PageServer
 
     def do_GET(self) -> None:
-        host = self.headers.get("Host", "").rpartition(":")[0]
-        if host not in NAMES:
-            self.send_error(403, "only for this machine")
+        if not self.is_for_us():
             return
         path, _, query = self.path.partition("?")
         if self.path == "/":
-            self._send_page(*self.server.live.current())
+            text, tag = self.server.live.current()
+            if self.headers.get("If-None-Match") == tag:
+                self.send_response(304)
+                self.end_headers()
+                return
+            self.send_page(text, {"ETag": tag})
         elif path == "/samples":
             self._send_samples(query)
         else:
@@ -155,32 +145,10 @@ class Handler(BaseHTTPRequestHandler):
             text = samples_page(self.server.live.folder, SampleQuery.parse(query))
         except Refused as error:
             text = render("waiting.html", name="samples", reason=str(error))
-        self._send_page(text)
-
-    def _send_page(self, text: str, tag: str = "") -> None:
-        if tag and self.headers.get("If-None-Match") == tag:
-            self.send_response(304)
-            self.end_headers()
-            return
-        body = text.encode("utf-8")
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        if tag:
-            self.send_header("ETag", tag)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a request every two seconds isn't news."""
+        self.send_page(text)
 
 
 def watch(folder: Path, port: int) -> None:
     """Serve the page of a run until the program is interrupted."""
     with PageServer(folder, port) as server:
-        print(f"{server.address} shows {folder} while it trains; Ctrl-C ends this", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return
+        server.serve_until_interrupted(f"{server.address} shows {folder} while it trains; Ctrl-C ends this")

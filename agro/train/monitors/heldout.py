@@ -43,11 +43,7 @@ TOGETHER = 64  # groups in one batch
 
 
 class NothingToRank(Refused):
-    """No held-out prompt has two scored responses. `prompts`: how many of data.hold_out there are."""
-
-    def __init__(self, text: str, prompts: int) -> None:
-        super().__init__(text)
-        self.prompts = prompts
+    """No held-out prompt has two scored responses."""
 
 
 class HeldOutGroups:
@@ -106,8 +102,7 @@ class HeldOutGroups:
                 f"data.{key}: {path}: expected groups of two or more scored responses, got none among "
                 f"{found} groups; dropped: {dict(valid.dropped) or 'nothing'}. "
                 f"What to do: remove data.{key}, or measure the model's own responses "
-                "(data.eval_prompts and a reward)",
-                found if data.hold_out else 0,
+                "(data.eval_prompts and a reward)"
             )
         return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))
 

@@ -1,0 +1,184 @@
+"""A page on which a person rates pairs of responses without knowing which model wrote which: `agro rate`."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from agro.errors import Refused
+from agro.io.numbers import chance
+from agro.io.terminal import text_of_cell
+from agro.pages.local_server import LocalHandler, LocalServer
+from agro.pages.run.render import render
+from agro.rollout import sequential
+from agro.rollout.blind import SIDES, rate_rows, read_ratings, read_sheet
+from agro.runs.verdict import Ratings, Verdict
+
+BODY_BYTES = 1000  # of a rating
+ASKED = (*SIDES, "tie")
+
+
+@dataclass
+class Rating:
+    """A sheet of RUN that is being rated, pair after pair in its order; the file has each rating at once.
+
+    It ends when the sequential test has decided: then the page says whose answers were better, and nothing
+    more can be rated or undone. Until then it doesn't say which side was whose.
+    """
+
+    run: Path
+    sheet: Path
+    step: int | None
+    _lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        """Answers that are the same are a tie, which nobody needs to be asked about."""
+        rows = read_sheet(self.sheet)
+        same = [i for i, row in enumerate(rows) if row["left"] == row["right"] and not row["better"].strip()]
+        if same:
+            rate_rows(self.sheet, dict.fromkeys(same, "tie"))
+        ratings = self.ratings()
+        if ratings.decided or not ratings.unrated:
+            ratings.save(self.run)  # which a kill may have kept from its last rating
+
+    def ratings(self) -> Ratings:
+        return Ratings.of(read_ratings(self.sheet), self.step, "sequential")
+
+    def rate(self, number: int, better: str) -> None:
+        """The pair that is asked; a second click on an earlier one changes nothing."""
+        with self._lock:
+            if number == self._state()["number"]:
+                rate_rows(self.sheet, {number: better})
+                self.ratings().save(self.run)  # for the run's verdict
+
+    def undo(self, number: int) -> None:
+        with self._lock:
+            if number == self._state()["undo"]:
+                rate_rows(self.sheet, {number: ""})
+                self.ratings().save(self.run)
+
+    def page(self, token: str, nonce: str) -> str:
+        with self._lock:
+            return render(
+                "rate.html", name=self.run.resolve().name, token=token, nonce=nonce, **self._state()
+            )
+
+    def _state(self) -> dict[str, Any]:
+        """What the page shows. `number`: of the row that is asked, and `undo`: of the one rated before it;
+        None where there is none."""
+        rows, values = read_sheet(self.sheet), read_ratings(self.sheet)
+        ratings = Ratings.of(values, self.step, "sequential")
+        decided = sequential.is_decided(ratings.wins, ratings.losses)
+        number = None if decided or not ratings.unrated else int(np.isnan(values).argmax())
+        before = [i for i, row in enumerate(rows[:number]) if row["left"] != row["right"]]
+        return {
+            "number": number,
+            "row": None if number is None else {name: text_of_cell(x) for name, x in rows[number].items()},
+            "undo": before[-1] if before and number is not None else None,
+            "rated": len(rows) - ratings.unrated,
+            "total": len(rows),
+            "decided": decided,
+            "status": Verdict.rated(ratings).sentence if number is None else outlook(ratings),
+        }
+
+
+def outlook(ratings: Ratings) -> str:
+    """What is known while it isn't decided, without whose answers are ahead, and what is still needed."""
+    left = ratings.unrated
+    least = sequential.fewest_more(ratings.wins, ratings.losses)
+    known = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
+    if least > left:
+        return f"{known}The pairs that are left ({left}) can't decide it any more, whatever you say of them."
+    needed = f"{known}Needed: {least} more at the earliest"
+    expected = sequential.expected_more(ratings.wins, ratings.losses, ratings.ties, left)
+    if expected is not None:
+        needed += f", about {max(expected, least)} if they go on as so far"
+    elif ratings.decided:
+        needed += ", if they go on as so far more than are left"
+    return f"{needed}, {left} at most: so many pairs are left."
+
+
+class RateServer(LocalServer):
+    """Serves the page at /, to whoever has the token."""
+
+    def __init__(self, rating: Rating, port: int, host: str) -> None:
+        self.rating, self.token = rating, secrets.token_urlsafe(16)
+        super().__init__(RateHandler, port, host)
+
+
+class RateHandler(LocalHandler):
+    server: RateServer
+
+    def do_GET(self) -> None:
+        if not self._may("/"):
+            return
+        nonce = secrets.token_urlsafe(16)
+        policy = (
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; form-action 'self'; "
+            "base-uri 'none'; frame-ancestors 'none'"
+        )
+        headers = {
+            "Content-Security-Policy": policy,
+            "Referrer-Policy": "same-origin",  # without a referrer the origin of a form would be null
+            "X-Content-Type-Options": "nosniff",
+        }
+        with self._readable():
+            self.send_page(self.server.rating.page(self.server.token, nonce), headers)
+
+    def do_POST(self) -> None:
+        """A form with number and better, or undo; then the next pair."""
+        if not self._may("/rate"):
+            return
+        origin, length = self.headers.get("Origin"), self.headers.get("Content-Length", "")
+        if origin is not None and origin != f"http://{self.headers['Host']}":
+            self.send_error(403, "only from this page")
+            return
+        if not length.isdecimal() or int(length) > BODY_BYTES:
+            self.send_error(413, "only a rating")
+            return
+        fields = parse_qs(self.rfile.read(int(length)).decode("latin-1"))
+        form = {name: values[-1] for name, values in fields.items()}
+        number = form.get("undo", form.get("number", ""))
+        is_rating = "undo" in form or form.get("better") in ASKED
+        if not (is_rating and number.isascii() and number.isdecimal()):
+            self.send_error(400, "expected number and better, or undo")
+            return
+        with self._readable():
+            if "undo" in form:
+                self.server.rating.undo(int(number))
+            else:
+                self.server.rating.rate(int(number), form["better"])
+            self.send_response(303)
+            self.send_header("Location", f"/?token={self.server.token}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Answers 409 where somebody changed the sheet meanwhile, so that it can't be read."""
+        try:
+            yield
+        except Refused as error:
+            self.send_error(409, "the sheet was changed", str(error))
+
+    def _may(self, path: str) -> bool:
+        """Answers 403 or 404 and returns False where not."""
+        if not self.is_for_us():
+            return False
+        asked = urlsplit(self.path)
+        token = parse_qs(asked.query).get("token", [""])[-1]
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self.send_error(403, "expected the token: open the URL that agro rate printed")
+            return False
+        if asked.path != path:
+            self.send_error(404)
+        return asked.path == path
