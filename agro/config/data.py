@@ -22,8 +22,8 @@ def _one_store(value: Any) -> Any:
     if isinstance(value, list | tuple):
         raise PydanticCustomError(
             "one_store",
-            "expected one store, a file or the URL of its owner, got several. What to do: end their owners, and "
-            "make one of the files: agro store join A.db B.db OUT.db",
+            "expected one store, a file or the URL of its owner, got several. What to do: end their owners, "
+            "and make one of the files: agro store join A.db B.db OUT.db",
         )
     return value
 

@@ -144,8 +144,9 @@ def _owner(config: RunConfig, out: Path, host: str, port: int) -> PlacedProcess:
     store = located(config.data.store, out)
     if not isinstance(store, Path):
         raise Refused(
-            f"--place: data.store is {store}, the URL of an owner, but --place starts an owner of its own. What to do: give the store's file, or start trainer and collectors yourself "
-            "(agro train, agro collect)"
+            f"--place: data.store is {store}, the URL of an owner, but --place starts an owner of its own. "
+            "What to do: give the store's file, or start trainer and collectors yourself (agro train, agro "
+            "collect)"
         )
     arguments = ("store", "serve", str(store), "--host", host, "--port", str(port))
     return PlacedProcess("owner", "owner", "agro", arguments)

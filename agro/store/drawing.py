@@ -147,8 +147,8 @@ class Draws(DrawReader):
         return Refused(
             f"{waited}{self._database.path}: expected {rule.groups} groups with {needed} eligible responses "
             f"to draw from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; "
-            f"{chosen:.0f} are of the requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What "
-            f"to do: request fewer groups, {add}, or widen the choice"
+            f"{chosen:.0f} are of the requested roles, sources and rewards{scores}; {fit:.0f} are "
+            f"eligible{stale}. What to do: request fewer groups, {add}, or widen the choice"
         )
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
@@ -292,8 +292,8 @@ class Draws(DrawReader):
         if foreign:
             raise Refused(
                 f"{self._database.path}: run {at.run} has drawn other samples at step {at.step}: the two "
-                f"draws differ in sample {foreign[0]}. What to do: draw at a later step, or take the run back "
-                "before this one (`ledger.rewind`)"
+                f"draws differ in sample {foreign[0]}. What to do: draw at a later step, or take the run "
+                "back before this one (`ledger.rewind`)"
             )
 
     def _choose_all(

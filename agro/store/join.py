@@ -40,8 +40,8 @@ def join(paths: Sequence[Path], out: Path) -> None:
             got = "one that is complete alone" if share is None else f"store {share[0] + 1} of {share[1]}"
             raise Refused(
                 f"{path}: expected store {number + 1} of {len(paths)} that were one together, got {got}. "
-                "What to do: give all of them, in the order of data.store. Of stores that never were one agro "
-                "export writes the samples, and agro import takes these files into one store"
+                "What to do: give all of them, in the order of data.store. Of stores that never were one "
+                "agro export writes the samples, and agro import takes these files into one store"
             )
     with writing(out), TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         new = Path(folder) / out.name

@@ -200,7 +200,6 @@ READS = named(
     imports="provenance",
     tables="check damage damaged",
     leases="alive",
-    clusters="of",
 )
 # These too: they bring an order of groups up to date, which can be made again.
 ORDERS = named(draws="pick")
