@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 HOSTS = {"agro-a": "10.77.0.1", "agro-b": "10.77.0.2"}  # network namespaces, joined by a pair of interfaces
 
