@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, WrapValidator
-from pydantic_core import PydanticCustomError
+from pydantic import WrapValidator
 
 from agro.config.schedule import checked_shares, last_step, shares_at
 from agro.config.section import Count, Positive, Section, field
@@ -16,16 +15,6 @@ from agro.types import ROLES, Role
 Shares = Annotated[float | dict[str, Any], WrapValidator(lambda value, _: checked_shares(value))]
 Paths = str | tuple[str, ...]
 Order = Literal["least_used", "uniform", "newest", "age_weighted", "closest"]
-
-
-def _one_store(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        raise PydanticCustomError(
-            "one_store",
-            "expected one store, a file or the URL of its owner, got several. What to do: end their owners, "
-            "and make one of the files: agro store join A.db B.db OUT.db",
-        )
-    return value
 
 
 class RewardScale(Section):
@@ -52,7 +41,7 @@ class DataConfig(Section):
     invalid_prompts: Literal["refuse", "drop"] = field("refuse", shared=True)
     """prompts, held-out ones too, that are there twice, that leave no room for a response in the model's
     context, or that the tokenizer can't encode: refuse the run before it starts, or drop and count them"""
-    store: Annotated[str | None, BeforeValidator(_one_store)] = field(None, shared=True)
+    store: str | None = field(None, shared=True)
     """the store, a file or the URL of its owner; RUN/store.db where it is not given"""
     eval_store: str | None = None
     """a store of held-out groups: how often log π/π_ref ranks the better response higher (metric eval_auc),

@@ -36,7 +36,8 @@ class Ledger:
         """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
         files."""
         with self._database.transaction():
-            self._append_commit(run, Commit(step, digest, self._tables.last_id(), dict(files or {})))
+            [(cursor,)] = self._database.run("SELECT ifnull(max(id), 0) FROM samples")
+            self._append_commit(run, Commit(step, digest, cursor, dict(files or {})))
 
     def commits(self, run: str) -> list[Commit]:
         """The commits of `run` that count, by rising step: a commit of an earlier step cancels the later

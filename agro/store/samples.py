@@ -369,7 +369,13 @@ class Experience(SampleReader):
                     raise self._tables.refusal(Damage(samples=[i])) from None
                 for earlier in ("reward_error", "reward_parts", "reward_details", "token_rewards"):
                     meta.pop(earlier, None)
-                current = scored_columns(i, reward, {**meta, **entries})
+                if reward is not None and not math.isfinite(reward):
+                    raise Refused(
+                        f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}"
+                    )
+                meta |= entries
+                text = encode_text(dumps(meta, f"sample {i}: meta"))
+                current = [state_of(reward, meta), None if reward is None else float(reward), text]
                 stored[i] = (*current, replace_reward(total, i, previous, current))
                 rows.append((*stored[i], i))
             self._database.run_many(
@@ -401,14 +407,6 @@ class Experience(SampleReader):
         end = cursor + PAGE_ENTRIES
         rows = self._tables.entries("pairs", "rowid > ? AND rowid <= ?", [cursor, end])
         return Page([Pair(*row) for row in rows], end if end < newest else None)
-
-
-def scored_columns(i: int, reward: float | None, meta: dict[str, Any]) -> list[Any]:
-    """The values of `REWARD` of sample `i`."""
-    if reward is not None and not math.isfinite(reward):
-        raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")
-    number = None if reward is None else float(reward)
-    return [state_of(reward, meta), number, encode_text(dumps(meta, f"sample {i}: meta"))]
 
 
 def _meta_condition(key: str, value: str) -> tuple[str, list[str]]:

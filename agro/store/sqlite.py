@@ -53,19 +53,30 @@ class Store:
         """Use `open`."""
         url = url_of(location)
         self.path: Location = Path(location) if url is None else url
-        if url is None:
-            self._open_file(Path(location), read_only, create, BUSY_TIMEOUT if timeout is None else timeout)
-        else:
-            self._connect(url, read_only, timeout)
-
-    def _open_file(self, path: Path, read_only: bool, create: bool, timeout: float) -> None:
-        database = Database(path, read_only=read_only, create=create, timeout=timeout)
+        if url is not None:
+            # Parts with the methods of those of a file, each of which asks the owner.
+            connection = Connection(url, read_only=read_only, timeout=timeout)
+            self.close = connection.close
+            self.tables = cast(Tables, RemotePart("tables", connection))
+            self.experience = cast(Experience, RemoteExperience("experience", connection))
+            self.survey = cast(Survey, RemoteSurvey("survey", connection))
+            self.clusters = cast(RunClusters, RemotePart("clusters", connection))
+            self.split = Split(self.survey, self.clusters)
+            self.draws = cast(Draws, RemoteDraws("draws", connection))
+            self.requests = cast(Requests, RemotePart("requests", connection))
+            self.ledger = cast(Ledger, RemotePart("ledger", connection))
+            self.imports = cast(Imports, RemotePart("imports", connection))
+            self.leases = cast(Leases, RemotePart("leases", connection))
+            return
+        database = Database(
+            location, read_only=read_only, create=create, timeout=BUSY_TIMEOUT if timeout is None else timeout
+        )
         self.close = database.close
         share = database.share()
         if share is not None:
             self.close()
             raise Refused(
-                f"{path}: expected a store that has all of its samples, got store {share[0] + 1} of "
+                f"{location}: expected a store that has all of its samples, got store {share[0] + 1} of "
                 f"{share[1]}, which an earlier version of agro had as one. What to do: agro store join makes "
                 "one of them, given all in order: agro store join A.db B.db OUT.db"
             )
@@ -79,21 +90,6 @@ class Store:
         self.ledger = Ledger(self.tables, self.draws)
         self.imports = Imports(self.tables, self.draws, self.ledger)
         self.leases = Leases(database)
-
-    def _connect(self, url: str, read_only: bool, timeout: float | None) -> None:
-        """Parts with the methods of those of a file, each of which asks the owner."""
-        connection = Connection(url, read_only=read_only, timeout=timeout)
-        self.close = connection.close
-        self.tables = cast(Tables, RemotePart("tables", connection))
-        self.experience = cast(Experience, RemoteExperience("experience", connection))
-        self.survey = cast(Survey, RemoteSurvey("survey", connection))
-        self.clusters = cast(RunClusters, RemotePart("clusters", connection))
-        self.split = Split(self.survey, self.clusters)
-        self.draws = cast(Draws, RemoteDraws("draws", connection))
-        self.requests = cast(Requests, RemotePart("requests", connection))
-        self.ledger = cast(Ledger, RemotePart("ledger", connection))
-        self.imports = cast(Imports, RemotePart("imports", connection))
-        self.leases = cast(Leases, RemotePart("leases", connection))
 
     @classmethod
     def open(
