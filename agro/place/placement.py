@@ -27,8 +27,8 @@ STARTED = (
     "source.kind=elsewhere the trainer; "
 )
 ELSEWHERE = {
-    "ssh": f"{STARTED}ssh HOST env AGRO_TOKEN=TOKEN agro collect URL starts a collector on another host",
-    "slurm": f"{STARTED}srun agro collect URL starts a collector on each node of a job",
+    "ssh": f"{STARTED}ssh HOST agro collect URL, with AGRO_TOKEN there, a collector on another host",
+    "slurm": f"{STARTED}srun agro collect URL a collector on each node of a job",
 }  # what stands in place of earlier forms
 
 

@@ -193,7 +193,7 @@ def named(**parts: str) -> frozenset[str]:
 READS = named(
     experience="samples_page last_id check_ids check_prompts find in_ledger rewards next_number "
     "pairs_page pairs_between",
-    survey="group_rows_page prompts_page begun_groups groups_page summaries_page counts scales meetings",
+    survey="group_rows_page prompts_page groups groups_page summaries_page counts scales meetings",
     draws="candidates require recorded_groups look drawn uses trained",
     requests="collectors ready backlog",
     ledger="commits committed knows fingerprint last_reference_logp reference_logp",
