@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from making import group, sample
 
+from agro.cli.store_command import Action
+from agro.cli.store_command import store as store_command
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
@@ -72,8 +74,11 @@ def content(store: Store) -> list[object]:
     ]
 
 
-def test_the_joined_store_is_that_of_which_they_were_parts(folder: Path) -> None:
-    join(parts(folder), folder / "again.db")
+def test_the_joined_store_is_that_of_which_they_were_parts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_command(Action.join, [*parts(folder), folder / "again.db"])
+    assert "again.db: 122 samples in 41 groups" in capsys.readouterr().out
     with Store.open(folder / "one.db") as one, Store.open(folder / "again.db") as again:
         found = content(again)
         assert found == content(one)
@@ -111,6 +116,21 @@ def test_nothing_is_written_over_and_an_import_that_was_cut_off_is_named(
     (folder / "3.db.replacing").unlink()
 
 
+@pytest.mark.parametrize(
+    ("action", "names", "options", "message"),
+    [
+        (Action.join, ["a.db", "b.db"], {}, r"expected two stores or more and the new one.*got a\.db b\.db"),
+        (Action.join, ["a.db", "b.db", "c.db"], {"port": 1}, "neither --host nor --port"),
+        (Action.serve, ["a.db", "b.db"], {}, "expected one store, got 2"),
+    ],
+)
+def test_other_arguments_are_refused(
+    action: Action, names: list[str], options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        store_command(action, list(map(Path, names)), **options)
+
+
 @pytest.mark.parametrize("read_only", [False, True])
 def test_one_of_several_is_refused_with_the_way_out(folder: Path, read_only: bool) -> None:
     with pytest.raises(Refused, match=r"2\.db: expected a store .* got store 3 of 12.*agro store join"):
@@ -118,5 +138,5 @@ def test_one_of_several_is_refused_with_the_way_out(folder: Path, read_only: boo
 
 
 def test_several_stores_in_a_configuration_are_refused_with_the_way_out() -> None:
-    with pytest.raises(Refused, match=r"data\.store: .*got \('a\.db', 'b\.db'\).*agro store join A\.db"):
+    with pytest.raises(Refused, match=r"data\.store: .*got \['a\.db', 'b\.db'\].*agro store join A\.db"):
         RunConfig.load("log", ['data.store=["a.db", "b.db"]'])
