@@ -16,6 +16,7 @@ from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.draw_rules import noise
+from agro.store.imports import ImportedFile
 from agro.store.join import join
 
 RULE = DrawRule(4, DataConfig(order="newest"), min_group=2)
@@ -36,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.ledger.commit("r", 3, "digest")
         store.requests.claim("r", "c", maximum=2, ahead=9)
         store.split.keep("r", {"a": "b"})
+        store.imports.note_import(ImportedFile("digest", "log.jsonl", {}))
     for number in range(COUNT):
         shutil.copyfile(folder / "one.db", folder / f"{number}.db")
         with Store.open(folder / f"{number}.db") as store, store.transaction():
@@ -63,6 +65,8 @@ def content(store: Store) -> list[object]:
         [(s.id, s) for s in store.samples()],
         sorted(map(astuple, store.pairs())),
         sorted(store.draws.drawn("r")),
+        [draw.step for draw in store.draws.drawn("r")],
+        store.imports.imported("digest"),
         store.ledger.commits("r"),
         store.requests.collectors("r"),
         dict(store.clusters.of("r") or {}),
