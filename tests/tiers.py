@@ -55,8 +55,6 @@ PLACES = {
             "store/test_processes.py",
             "store/test_same_answers.py",
             "store/test_serving.py",
-            "store/test_sharding.py",
-            "store/test_sharding_files.py",
             "store/test_sharing.py",
         ),
         *("test_flow.py", "test_install_hints.py", "test_recipes.py", "test_smooth.py"),

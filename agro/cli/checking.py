@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 
 
 def check(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="LOG-or-STORE...", help="A store, or a log of `agro formats`; or all shards of a store."
-        ),
+    path: Annotated[
+        Path, typer.Argument(metavar="LOG-or-STORE", help="A store, or a log of `agro formats`.")
     ],
     objective: Annotated[
         str | None,
@@ -80,8 +77,6 @@ def check(
 ) -> None:
     from dataclasses import replace
 
-    from agro.store.location import Shards
-
     if model is None and (reference is not None or setting):
         raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
     if reward is None and option:
@@ -95,7 +90,6 @@ def check(
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
         compared = None if reference is None else policy_config(reference, setting).model
         _look_at(config.policy.model, compared)
-    path = paths[0] if len(paths) == 1 else Shards(tuple(paths))
     with opened_log(path, workers) as store:
         from agro.pages.store import check_store  # here: a missing file is refused at once
 

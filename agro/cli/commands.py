@@ -96,7 +96,7 @@ forget forgetting:forget guide/your-data.md
     Delete samples for good, with their judgments, and name the runs that trained on them.
     logs.db --meta user=alice --yes
 store store_command:store guide/the-run.md
-    The owner of a store: serves it to a run's processes on other hosts (data.store = URL).
+    The owner of a store: serves it to a run's processes on other hosts (data.store = URL). Joins old stores.
     serve runs/first/store.db --port 8700
 recover stores:recover guide/the-run.md
     Copy all that is undamaged in a store into a new one, and report what is lost.

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from agro import config
     from agro.store import Store
-    from agro.store.location import Shards
 
 P = ParamSpec("P")
 
@@ -195,17 +194,16 @@ def licenses(store: Store) -> dict[str, str | None]:
 
 
 @contextmanager
-def opened_log(path: Path | Shards, workers: int = 1) -> Iterator[Store]:
-    """The store at `path`, all of its shards, or one in a temporary folder with what the log there has."""
+def opened_log(path: Path, workers: int = 1) -> Iterator[Store]:
+    """The store at `path`, or one in a temporary folder with what the log there has."""
     from agro.logs.importing import import_files
     from agro.store import Store
-    from agro.store.location import Shards, is_store
+    from agro.store.location import is_store
 
-    if isinstance(path, Shards) or is_store(path) or not path.exists():  # it refuses what doesn't exist
+    if is_store(path) or not path.exists():  # it refuses what doesn't exist
         if workers > 1:
             raise Refused(f"--workers are for a log, whose records are read; {path} is a store: leave it out")
         with Store.open(path, read_only=True) as store:
-            store.require_all()
             yield store
         return
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:

@@ -196,11 +196,11 @@ def _run_state(folder: Path, phases: tuple[str, ...]) -> dict[str, Any]:
 
 def _store_state(path: Location) -> tuple[dict[str, Any], list[str]]:
     from agro.store import Store
-    from agro.store.location import Shards, url_of
+    from agro.store.location import url_of
 
     state: dict[str, Any] = {"store": str(path), "mib": None}
     try:
-        if not isinstance(path, Shards) and url_of(path) is None:
+        if url_of(path) is None:
             state["mib"] = round(Path(path).stat().st_size / 2**20, 1)
         with Store.open(path, read_only=True) as store:
             state |= store.counts().to_json()

@@ -11,7 +11,6 @@ from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.config import RewardConfig, RunConfig
-    from agro.store.location import Location
 
 
 def look_at_run(
@@ -89,22 +88,14 @@ def look_at_begun(run: str) -> None:
 
 
 def _look_at_store(config: RunConfig) -> None:
-    from agro.store.location import Shards, check_made, location_of
+    from agro.store import Store
+    from agro.store.location import check_made, location_of, url_of
 
     if not config.data.store or config.phase(config.phase_names[0]).data.samples_fresh:
         return
     location = location_of(config.data.store)
     check_made(location)
-    for one in location.locations if isinstance(location, Shards) else (location,):
-        _open(one)
-
-
-def _open(location: Location) -> None:
-    """Refuse what is no store; an owner is asked later, which may have to be waited for."""
-    from agro.store import Store
-    from agro.store.location import exists, url_of
-
-    if url_of(location) is None and exists(location):
+    if url_of(location) is None:  # an owner is asked later, which may have to be waited for
         Store.open(location, read_only=True).close()
 
 

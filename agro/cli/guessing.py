@@ -20,7 +20,7 @@ DECIDED = ("mapping", "format", "reward_map", "choose", "join", "prompts")
 def proposed(
     files: Sequence[Path],
     arguments: Mapping[str, Any],
-    stores: Sequence[str],
+    store: str,
     *,
     guess: bool,
     yes: bool,
@@ -48,17 +48,17 @@ def proposed(
         return None
     can_be_taken = proposal and proposal.undefined is None
     if can_be_taken and (yes or (guess and (rewards or is_lower))):
-        print(f"{proposal}\n  {visible(proposal.command(*stores))}", file=sys.stderr)
+        print(f"{proposal}\n  {visible(proposal.command(store))}", file=sys.stderr)
         return proposal
     if as_json:
-        print(json.dumps(proposal.to_json(*stores), ensure_ascii=False))
+        print(json.dumps(proposal.to_json(store), ensure_ascii=False))
         raise SystemExit(2)
     if can_be_taken and sys.stdin.isatty() and sys.stdout.isatty():
-        return _asked(proposal, stores)
-    raise proposal.refusal(*stores)
+        return _asked(proposal, store)
+    raise proposal.refusal(store)
 
 
-def _asked(proposal: Proposal, stores: Sequence[str]) -> Proposal:
+def _asked(proposal: Proposal, store: str) -> Proposal:
     """As the person at the terminal says."""
     from agro.io.terminal import visible
     from agro.logs.guessing import propose
@@ -66,7 +66,7 @@ def _asked(proposal: Proposal, stores: Sequence[str]) -> Proposal:
     while True:
         print(proposal, file=sys.stderr)
         if proposal.undefined is not None:
-            raise proposal.refusal(*stores)
+            raise proposal.refusal(store)
         question = "Is the upper one better? y / n (lower is better) / another column / q: "
         if not proposal.is_judged:
             question = "Are these prompts and responses? y / a column that judges them / q: "
@@ -77,7 +77,7 @@ def _asked(proposal: Proposal, stores: Sequence[str]) -> Proposal:
         if answer.lower() in ("n", "no") and proposal.is_judged:
             return proposal.reversed()
         if answer.lower() in ("n", "no", "q", "quit"):
-            raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(*stores)}")
+            raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(store)}")
         try:
             proposal = (answer and propose(proposal.path, rewards={answer: 1.0})) or proposal
         except Refused as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,12 +23,8 @@ if TYPE_CHECKING:
 
 def import_(
     files: Annotated[list[Path], typer.Argument(help="Files and folders of `agro formats`.")],
-    stores: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--store",
-            help="The store; created where it is missing. Several times: its shards, in order (data.store).",
-        ),
+    store: Annotated[
+        Path | None, typer.Option("--store", help="The store; created where it is missing.")
     ] = None,
     format: Annotated[
         str | None, typer.Option("--format", help="The files' format, where it isn't recognized.")
@@ -137,22 +132,21 @@ def import_(
         "group_by": group_by,
         "center_by": center_by,
     }
-    stores = stores or []
-    names = [str(store) for store in stores] or [default_store(files[0])]
-    proposal = proposed(files, arguments, names, guess=guess or yes, yes=yes, as_json=as_json)
+    name = str(store or default_store(files[0]))
+    proposal = proposed(files, arguments, name, guess=guess or yes, yes=yes, as_json=as_json)
     if proposal is not None:
         arguments |= {"rewards": {}, **proposal.options(), "drop": [*(drop or ()), *proposal.drop]}
-        stores = stores or [Path(names[0])]
+        store = Path(name)
     if preview:
         _preview(files, arguments)
         return
-    if not stores:
+    if store is None:
         raise Refused("--store: expected the store to import into, or --preview, got neither")
     arguments |= {"replace": replace, "license": license, "workers": workers}
-    report, encoding = _into(stores, files, arguments, tokenizer, setting)
+    report, encoding = _into(store, files, arguments, tokenizer, setting)
     if as_json:
         more: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
-        more |= {} if proposal is None else {"proposed": proposal.to_json(*names)}
+        more |= {} if proposal is None else {"proposed": proposal.to_json(name)}
         print(json.dumps({**report.to_json(), **more}, ensure_ascii=False))
         return
 
@@ -162,7 +156,7 @@ def import_(
 
 
 def _into(
-    stores: list[Path],
+    store: Path,
     files: list[Path],
     arguments: dict[str, Any],
     tokenizer: str | None,
@@ -171,27 +165,23 @@ def _into(
     """What came of the files, and with a tokenizer of the encoding. A refused import leaves no new store."""
     from agro.logs.importing import import_files
     from agro.store import Store
-    from agro.store.location import Shards
-    from agro.store.sharding.files import joined
 
     encoder = None
     if tokenizer is not None:
         from agro.models.policy import Policy
 
         encoder = Policy.load(policy_config(tokenizer, setting)).encoder
-    arguments = {**arguments, "tokenizer": encoder, "refused_file": f"{stores[0]}.refused.jsonl"}
-    one = nullcontext(stores[0]) if len(stores) == 1 else joined(Shards(tuple(stores)))
-    with one as store:
-        is_new = not store.exists()
-        try:
-            with Store.open(store) as opened:
-                report = import_files(opened, files, **arguments)
-                return report, None if encoder is None else _encoding(opened, encoder)
-        except Refused:
-            if is_new and not _has_samples(store):
-                for suffix in ("", "-wal", "-shm"):
-                    Path(f"{store}{suffix}").unlink(missing_ok=True)
-            raise
+    arguments = {**arguments, "tokenizer": encoder, "refused_file": f"{store}.refused.jsonl"}
+    is_new = not store.exists()
+    try:
+        with Store.open(store) as opened:
+            report = import_files(opened, files, **arguments)
+            return report, None if encoder is None else _encoding(opened, encoder)
+    except Refused:
+        if is_new and not _has_samples(store):
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{store}{suffix}").unlink(missing_ok=True)
+        raise
 
 
 def _weights(rewards: list[str]) -> dict[str, float]:

@@ -126,7 +126,6 @@ def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
     dropped: Counter[str] = Counter()
     ratings: list[tuple[int, float, str]] = []
     with Store.open(path, read_only=True, create=False) as store:
-        store.require_all()
         pairs = [] if on in ("ratings", "groups") else list(store.pairs())
         on = on or ("pairs" if pairs else "groups")
         if on == "pairs":

@@ -60,7 +60,7 @@ def train(
         typer.Option(
             metavar="WHERE",
             help="Sample in other processes, and start again what dies: local:2 (two collectors beside the "
-            "trainer), ssh:HOSTS (a file of hosts), slurm, ray://HOST:PORT or ray:local.",
+            "trainer), ray://HOST:PORT or ray:local.",
         ),
     ] = None,
     owner: Annotated[

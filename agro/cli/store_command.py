@@ -1,5 +1,4 @@
-"""`agro store`: the owner of a store, for processes on other hosts; several stores from one, and one from
-several."""
+"""`agro store`: the owner of a store, for processes on other hosts, and one store of several old ones."""
 
 from __future__ import annotations
 
@@ -19,26 +18,21 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 class Action(Enum):
     serve = "serve"
-    split = "split"
-    merge = "merge"
+    join = "join"
 
 
 def store(
     action: Annotated[
         Action,
         typer.Argument(
-            help="serve: answer the processes that share the store; split: share its prompts out to several; "
-            "merge: make one of several."
+            help="serve: answer the processes that share the store; join: make one of several that earlier "
+            "versions had as one."
         ),
     ],
     files: Annotated[
         list[Path],
-        typer.Argument(help="The store; serve makes it where it is missing. merge: all, in order."),
+        typer.Argument(help="The store; serve makes it where it is missing. join: all, in order, and OUT."),
     ],
-    out: Annotated[
-        list[Path] | None,
-        typer.Option("--out", help="The new store; of split several times, in order."),
-    ] = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -49,33 +43,24 @@ def store(
         int | None, typer.Option(min=0, max=65535, help="Of serve: a free one where it isn't given, or 0.")
     ] = None,
 ) -> None:
-    expected = {Action.serve: (1, 0), Action.split: (1, 2), Action.merge: (2, 1)}[action]
-    out = out or []
-    is_many = {1: "one store", 2: "two stores or more"}
-    if (min(len(files), 2), min(len(out), 2)) != expected:
-        news = {0: "no --out", 1: "one --out", 2: "--out two times or more"}[expected[1]]
-        raise Refused(
-            f"agro store {action.value}: expected {is_many[expected[0]]} and {news}, got {len(files)} and "
-            f"{len(out)}"
-        )
     if action is Action.serve:
+        if len(files) > 1:
+            raise Refused(f"agro store serve: expected one store, got {len(files)}")
         _serve(files[0], host or LOOPBACK[0], port or 0)
         return
-    if (host, port) != (None, None):
-        raise Refused(f"agro store {action.value}: --host and --port are of serve; leave them out")
-    from agro.store.location import Shards
-    from agro.store.sharding.files import merge, split
-
-    if action is Action.split:
-        split(files[0], Shards(tuple(out)))
-    else:
-        merge(Shards(tuple(files)), out[0])
+    if len(files) < 3 or (host, port) != (None, None):
+        raise Refused(
+            "agro store join: expected two stores or more and the new one, A.db B.db OUT.db, and neither "
+            f"--host nor --port, got {' '.join(map(str, files))}"
+        )
     from agro.store import Store
+    from agro.store.join import join
 
-    for path in out:
-        with Store.open(path, read_only=True) as made:
-            counts = made.counts()
-            print(f"{path}: {counts.samples} samples in {counts.groups} groups")
+    *old, out = files
+    join(old, out)
+    with Store.open(out, read_only=True) as made:
+        counts = made.counts()
+        print(f"{out}: {counts.samples} samples in {counts.groups} groups")
 
 
 def _serve(file: Path, host: str, port: int) -> None:

@@ -58,7 +58,6 @@ def export(
     from agro.store import Store
 
     with Store.open(store, read_only=True) as opened:
-        opened.require_all()
         count = opened.export(file)
     print(json.dumps({"samples": count, "file": str(file)}) if as_json else f"{file}: {count} samples")
 

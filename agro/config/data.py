@@ -41,9 +41,8 @@ class DataConfig(Section):
     invalid_prompts: Literal["refuse", "drop"] = field("refuse", shared=True)
     """prompts, held-out ones too, that are there twice, that leave no room for a response in the model's
     context, or that the tokenizer can't encode: refuse the run before it starts, or drop and count them"""
-    store: Paths | None = field(None, shared=True)
-    """the store, a file or the URL of its owner; RUN/store.db where it is not given. Or a list of several,
-    its shards, each with a share of the prompts, always in the same order"""
+    store: str | None = field(None, shared=True)
+    """the store, a file or the URL of its owner; RUN/store.db where it is not given"""
     eval_store: str | None = None
     """a store of held-out groups: how often log π/π_ref ranks the better response higher (metric eval_auc),
     and at evaluate.beta or the β of an objective that is regularized toward the reference, ½ Var(R) within
@@ -144,7 +143,7 @@ class DataConfig(Section):
     arXiv 2402.10374)"""
 
     def paths(self, key: str) -> tuple[str, ...]:
-        """The files of `key`, "prompts", "eval_prompts" or "store"."""
+        """The files of `key`, "prompts" or "eval_prompts"."""
         value = getattr(self, key) or ()
         return (value,) if isinstance(value, str) else value
 

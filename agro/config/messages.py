@@ -17,6 +17,12 @@ from agro.io.nearest import nearest
 _ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, which of several types was tried
 
 
+SEVERAL_STORES = (
+    "Several stores as one aren't read any more. What to do: end their owners, and make one of the files: "
+    "agro store join A.db B.db OUT.db. Then name OUT.db here"
+)
+
+
 def check_values(value: Any, location: str, *keys: Any) -> None:
     """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity, and
     tensors no integers beyond 64 bits."""
@@ -46,7 +52,9 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
         location = "command line"
     if error["type"] != "extra_forbidden":
         problem = error["msg"][0].lower() + error["msg"][1:]
-        return f"{location}: {path}: {problem}, got {error['input']!r:.80}"
+        text = f"{location}: {path}: {problem}, got {error['input']!r:.80}"
+        is_several = path == "data.store" and isinstance(error["input"], list | tuple)
+        return f"{text}. {SEVERAL_STORES}" if is_several else text
     *sections, name = keys
     model = config
     for key in sections:

@@ -271,7 +271,7 @@ class PlaceConfig(Section):
     """how often a process that died is started again without a step of the run in between; one more death
     ends the run, which `--resume` continues"""
     address: str | None = field(None, resume=True, shared=True)
-    """name or IP address under which other hosts reach the owner of the store; found out where it isn't
-    given"""
+    """name or IP address under which other hosts reach the owner of the store. Where it isn't given, with
+    local this host alone does, and with ray it is that of the head"""
     port: int = field(0, resume=True, shared=True, ge=0, le=65535)
     """of the owner of the store; 0: a free one"""

@@ -25,7 +25,6 @@ class LocalProcess:
         log: Path | None,
         host: str,
         *,
-        stdin: int = subprocess.DEVNULL,
         death_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         """`log`: the file that its output is appended to; None: this process's own. `death_signal`: sent to
@@ -35,7 +34,7 @@ class LocalProcess:
             self._process = subprocess.Popen(
                 argv,
                 env=dict(environment),
-                stdin=stdin,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -43,7 +42,7 @@ class LocalProcess:
             )
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         return self._process.pid
 
     def poll(self) -> int | None:

@@ -113,11 +113,9 @@ class Proposal:
         )
         return replace(self, lower_is_better=not self.lower_is_better, best=best, worst=worst)
 
-    def command(self, *stores: str) -> str:
+    def command(self, store: str = "STORE.db") -> str:
         """The full command; of words whose worth is unknown with NUMBER in its place."""
-        parts = ["agro", "import", str(self.path)]
-        for store in stores or ("STORE.db",):
-            parts += ["--store", store]
+        parts = ["agro", "import", str(self.path), "--store", store]
         for name, column in self.mapping.items():
             parts += ["--map", f"{name}={column}"]
         for name, weight in self.rewards.items():
@@ -134,10 +132,10 @@ class Proposal:
         parts += ["--lower-is-better"] if self.lower_is_better else []
         return " ".join(map(shlex.quote, parts))
 
-    def to_json(self, *stores: str) -> dict[str, Any]:
+    def to_json(self, store: str) -> dict[str, Any]:
         return {
-            "command": self.command(*stores) if self else None,
-            "reversed": self.reversed().command(*stores) if self.best else None,
+            "command": self.command(store) if self else None,
+            "reversed": self.reversed().command(store) if self.best else None,
             "reward": self.judged or None,
             "lower_is_better": self.lower_is_better,
             "others": self.others,
@@ -180,9 +178,9 @@ class Proposal:
             lines += [f"  {cut(e.prompt, 50)} » {cut(e.response, 60)}" for e in self.best]
         return visible("\n".join(lines))
 
-    def refusal(self, *stores: str) -> Refused:
+    def refusal(self, store: str) -> Refused:
         """The proposal as evidence, with the ways to decide."""
-        file, store = shlex.quote(str(self.path)), " ".join(f"--store {shlex.quote(s)}" for s in stores)
+        file, quoted = shlex.quote(str(self.path)), shlex.quote(store)
         if not self:
             names = ", ".join(column.path for column in self.columns) or "none"
             return Refused(
@@ -190,13 +188,13 @@ class Proposal:
                 "response, or which of two is better; name them: --map prompt=COLUMN --map response=COLUMN "
                 f"--map reward=COLUMN (of pairs --map chosen=COLUMN --map rejected=COLUMN), of {names}"
             )
-        ways = [f"as proposed: {self.command(*stores)}"]
+        ways = [f"as proposed: {self.command(store)}"]
         if self.undefined is not None:
-            ways = [f"say what the words are worth: {self.command(*stores)}"]
+            ways = [f"say what the words are worth: {self.command(store)}"]
         elif self.is_judged:
-            ways.append(f"the other way round: {self.reversed().command(*stores)}")
+            ways.append(f"the other way round: {self.reversed().command(store)}")
         if self.is_judged:
-            ways.append(f"another column: agro import {file} --guess --reward COLUMN {store}")
+            ways.append(f"another column: agro import {file} --guess --reward COLUMN --store {quoted}")
         return Refused(
             f"{self.path}: nothing is imported until somebody says that this is right\n{self}\n"
             "What to do: look whether the upper ones are better, then give --yes (as proposed), "

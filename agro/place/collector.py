@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agro.config import RunConfig, check_texts
 from agro.errors import Refused
@@ -26,7 +26,7 @@ from agro.rollout.rollout import EpisodeReward, load_engine, load_rollout
 from agro.store import Store
 from agro.store.leases import trainer_of
 from agro.store.lifeline import leased
-from agro.store.location import Location, Shards, located, url_of
+from agro.store.location import Location, located, url_of
 from agro.store.sample_rows import ledger_of
 from agro.store.serving.http import OwnerHttp
 from agro.store.shared import LocalFolder
@@ -87,13 +87,12 @@ class Collector:
         if url is not None:
             publications = Publications.of(url, wait_for_trainer(url, activity), Path())
             _wait_for_record(publications, activity)
-            store = located(_store_of(publications), Path())
-            return cls(publications, store if isinstance(store, Shards) else url, activity, say, name)
+            return cls(publications, url, activity, say, name)
         folder = Path(run)
         publications = Publications(LocalFolder(folder))
-        run_id = str((publications.record() or {}).get("run"))
-        store = located(_store_of(publications), folder)
-        publications = Publications.of(store, run_id, folder)
+        record = publications.record() or {}
+        store = located(record.get("data", {}).get("store"), folder)
+        publications = Publications.of(store, str(record.get("run")), folder)
         if url_of(store) is not None:
             _wait_for_record(publications, activity)
         return cls(publications, store, activity, say, name)
@@ -243,11 +242,6 @@ class Collector:
             except (Refused, OSError) as error:
                 newest = self._newer(newest, error)
         return newest
-
-
-def _store_of(publications: Publications) -> Any:
-    """`data.store` of the run."""
-    return (publications.record() or {}).get("data", {}).get("store")
 
 
 def wait_for_trainer(url: str, activity: Activity) -> str:

@@ -24,13 +24,14 @@ from agro.errors import Refused
 from agro.io.processes import LocalProcess, free_port
 from agro.place.local import log_file
 from agro.place.placement import PlacedProcess, Placement
-from agro.place.remote import PASSED
 from agro.place.supervisor import LOST
 
 HEAD = {"node:__internal_head__": 0.001}  # a resource that the head alone has
 CONNECT_SECONDS = 10.0
 START_SECONDS = 120.0  # for the actors of owner and trainer to be placed
 PYTHON = "{python}"  # in a command: the Python of the node
+# Variables that nodes get as they are.
+PASSED = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "TMPDIR")
 
 
 class Runner:
@@ -53,7 +54,6 @@ class Runner:
         argv = [sys.executable if word == PYTHON else word for word in argv]
         environment = {**os.environ, **variables}
         self.process = LocalProcess(argv, environment, Path(log), self.host, death_signal=signal.SIGKILL)
-        assert self.process.pid is not None
         return self.host, self.process.pid
 
     def poll(self) -> int | None:

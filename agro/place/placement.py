@@ -18,10 +18,18 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store.location import located
 
-Kind = Literal["local", "ssh", "slurm", "ray"]
+Kind = Literal["local", "ray"]
 Role = Literal["owner", "server", "trainer", "collector"]
-FORMS = "local:N (N collectors), ssh:HOSTS (a file of hosts), slurm, ray://HOST:PORT or ray:local"
+FORMS = "local:N (N collectors), ray://HOST:PORT or ray:local"
 LOOPBACK = "127.0.0.1"
+STARTED = (
+    "agro store serve FILE --host 0.0.0.0 is the owner of the store, agro train CONFIG data.store=URL "
+    "source.kind=elsewhere the trainer; "
+)
+ELSEWHERE = {
+    "ssh": f"{STARTED}ssh HOST agro collect URL, with AGRO_TOKEN there, a collector on another host",
+    "slurm": f"{STARTED}srun agro collect URL a collector on each node of a job",
+}  # what stands in place of earlier forms
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class Placement:
     """Where the processes of a run are: `--place KIND:TARGET`."""
 
     kind: Kind
-    target: str = ""  # the file of hosts, the address of Ray's head; "local" for a Ray of this host alone
+    target: str = ""  # the address of Ray's head; "local" for a Ray of this host alone
     collectors: int | None = None  # None: place.collectors
 
     @classmethod
@@ -38,14 +46,11 @@ class Placement:
         kind, colon, target = text.partition(":")
         if kind == "local" and (not colon or (target.isascii() and target.isdigit() and int(target))):
             return cls("local", "", int(target) if target else None)
-        if kind == "ssh" and target:
-            return cls("ssh", target)
-        if text == "slurm":
-            return cls("slurm")
         address = target.removeprefix("//")
         if kind == "ray" and (address in ("local", "auto") or re.fullmatch(r"[\w.-]+:\d+", address)):
             return cls("ray", address)
-        raise Refused(f"--place {text}: expected {FORMS}")
+        way_out = f". What to do: {ELSEWHERE[kind]}" if kind in ELSEWHERE else ""
+        raise Refused(f"--place {text}: expected {FORMS}{way_out}")
 
     def __str__(self) -> str:
         if self.kind == "local":
@@ -99,12 +104,6 @@ class Plan:
         """`host`, `port`: where the owner of the store listens. Raises `Refused` for a run that can't be
         placed."""
         config = command.load()
-        if config.place.servers and placement.kind in ("ssh", "slurm"):
-            raise Refused(
-                f"--place {placement}: place.servers: they would be started on this host, but collectors on "
-                "others hand them weights as files of their own hosts. What to do: start a server on each of "
-                "these hosts, and name it as they do: engine.url = http://127.0.0.1:8000"
-            )
         url = f"http://{host}:{port}"
         count = placement.collectors or config.place.collectors
         changes = _changes(config)
@@ -145,9 +144,9 @@ def _owner(config: RunConfig, out: Path, host: str, port: int) -> PlacedProcess:
     store = located(config.data.store, out)
     if not isinstance(store, Path):
         raise Refused(
-            f"--place: data.store is {store}, the URL of an owner, or several stores, but --place starts an "
-            "owner of its own. What to do: give the store's file, or start trainer and collectors yourself "
-            "(agro train, agro collect)"
+            f"--place: data.store is {store}, the URL of an owner, but --place starts an owner of its own. "
+            "What to do: give the store's file, or start trainer and collectors yourself (agro train, agro "
+            "collect)"
         )
     arguments = ("store", "serve", str(store), "--host", host, "--port", str(port))
     return PlacedProcess("owner", "owner", "agro", arguments)

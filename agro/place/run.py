@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -14,11 +13,9 @@ from pathlib import Path
 
 from agro.errors import Refused
 from agro.io.processes import free_port
-from agro.place import slurm
 from agro.place.local import LocalLauncher
 from agro.place.placement import LOOPBACK, Placement, Plan, TrainCommand
 from agro.place.record import TOKEN, PlacedRecord, token_of
-from agro.place.remote import Host, RemoteLauncher, read_hosts
 from agro.place.supervisor import Launcher, Supervised, Supervisor
 
 LOGS = "logs"  # a folder in the run's, of the processes' output
@@ -26,37 +23,22 @@ LOGS = "logs"  # a folder in the run's, of the processes' output
 
 def place(placement: Placement, command: TrainCommand) -> int:
     """Run all processes until the trainer is done; the exit code of the run."""
-    config = command.config  # a file, or the name of a recipe
-    config = config.absolute() if config.is_file() else config  # processes may run in other folders
-    command = replace(command, config=config, out=command.out.absolute())
+    file = command.config  # or the name of a recipe
+    file = file.absolute() if file.is_file() else file  # processes may run in other folders
+    command = replace(command, config=file, out=command.out.absolute())
     if (command.out / "metrics.jsonl").exists() and not command.resume:
         raise Refused(
             f"{command.out}: there is a run in this folder; continue it with the same command and --resume, "
             "or set another --out"
         )
-    if placement.kind == "slurm" and not slurm.is_job():
-        slurm.submit(command, command.load().place, say)
-        return 0
     if placement.kind == "ray":
         return _on_ray(placement, command)
-    return _supervise(placement, command)
-
-
-def _supervise(placement: Placement, command: TrainCommand) -> int:
-    """Owner and trainer are processes of this host."""
-    hosts = _hosts(placement, command)
-    if hosts:
-        placement = replace(placement, collectors=sum(host.collectors for host in hosts))
     config = command.load().place
     before = PlacedRecord.read(command.out)
-    address = config.address or (_address(hosts[0].name) if hosts else LOOPBACK)
+    address = config.address or LOOPBACK
     port = config.port or (before.port if before else free_port(address))
     plan = Plan.of(placement, command, address, port)
-    variables = {TOKEN: token_of(command.out), "PYTHONUNBUFFERED": "1"}
-    logs = command.out / LOGS
-    launcher: Launcher = LocalLauncher(logs, variables)
-    if hosts:
-        launcher = RemoteLauncher(hosts, logs, variables, "srun" if placement.kind == "slurm" else "ssh")
+    launcher = LocalLauncher(command.out / LOGS, _variables(command.out))
     return supervise(plan, launcher, command.out, config.restarts)
 
 
@@ -70,13 +52,17 @@ def _on_ray(placement: Placement, command: TrainCommand) -> int:
         host, port = on_ray.owner_address(ray)
         address, port = config.address or host, config.port or port
         plan = Plan.of(placement, command, address, port)
-        variables = {TOKEN: token_of(command.out), "PYTHONUNBUFFERED": "1"}
         logs = command.out / LOGS
-        launcher = on_ray.RayLauncher(ray, plan.processes, config.ranks, logs, variables)
+        launcher = on_ray.RayLauncher(ray, plan.processes, config.ranks, logs, _variables(command.out))
         say(f"the trainer writes to {logs / 'trainer.log'}")
         return supervise(plan, launcher, command.out, config.restarts)
     finally:
         ray.shutdown()
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    """Those of the processes of a run."""
+    return {TOKEN: token_of(folder), "PYTHONUNBUFFERED": "1"}
 
 
 def supervise(plan: Plan, launcher: Launcher, folder: Path, restarts: int) -> int:
@@ -105,25 +91,3 @@ def furthest_step(folder: Path) -> int:
 
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
-
-
-def _hosts(placement: Placement, command: TrainCommand) -> list[Host]:
-    if placement.kind == "ssh":
-        return read_hosts(Path(placement.target))
-    if placement.kind == "slurm":
-        return slurm.hosts_of_job(command.load().place.collectors)
-    return []
-
-
-def _address(other: str) -> str:
-    """The address of this host as another one reaches it."""
-    name = other.rpartition("@")[2]
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-            probe.connect((name, 9))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise Refused(
-            f"--place: the address of this host, as {name} reaches it, can't be found out: {error}. What to "
-            "do: set place.address"
-        ) from None

@@ -16,7 +16,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.place.record import PlacedRecord
-from agro.store.location import Shards, located, url_of
+from agro.store.location import located, url_of
 from agro.store.serving.http import OwnerHttp
 from agro.store.shared import LocalFolder, beside
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
@@ -143,7 +143,7 @@ def publications_in(folder: Path) -> Publications:
     if record is None:
         raise Refused(f"{folder}: expected the folder of a run (with config.json); start it with agro train")
     store, run = located(record["data"].get("store"), folder), str(record["run"])
-    shared = None if isinstance(store, Shards) or url_of(store) else beside(Path(store)) / run
+    shared = None if url_of(store) else beside(Path(store)) / run
     if shared is not None and shared.is_dir():
         return Publications(LocalFolder(shared))
     return Publications.of(store, run, folder)

@@ -110,7 +110,7 @@ def _training(run: RunData) -> dict[str, str]:
         "reference": _distinct(_reference(c.phase(span.name).policy) for span in run.spans),
         "prompts": _files(c.data.paths("prompts")),
         "held-out prompts": _held_out(c.data),
-        "store": _files(c.data.paths("store")) if c.data.store else "the run's own",
+        "store": _files([c.data.store]) if c.data.store else "the run's own",
         "reward": reward,
         "tokens trained on": _total(run, "tokens"),
         "tokens sampled": _total(run, "sampled_tokens"),

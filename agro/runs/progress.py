@@ -29,7 +29,7 @@ from agro.errors import Interrupted
 from agro.io import numbers
 from agro.io.numbers import clock, duration, short, with_error
 from agro.io.terminal import cut, drawn, plain, visible
-from agro.store.location import Location, Shards, url_of
+from agro.store.location import Location, url_of
 from agro.types import Sample, Text
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -216,8 +216,8 @@ def _curve(values: Sequence[float | None]) -> str:
 
 
 def _store_size(store: Location) -> str:
-    """The size of a store's file and its write-ahead log; unknown where an owner has it, or several do."""
-    if isinstance(store, Shards) or url_of(store):
+    """The size of a store's file and its write-ahead log; unknown where an owner has it."""
+    if url_of(store):
         return numbers.UNKNOWN
     files = [file for file in (Path(store), Path(f"{store}-wal")) if file.exists()]
     return numbers.size(sum(f.stat().st_size for f in files)) if files else numbers.UNKNOWN

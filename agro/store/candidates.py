@@ -43,15 +43,6 @@ TABLES = (
 ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
 
 
-class PlacedGroup(NamedTuple):
-    """A group, and what groups are ordered by."""
-
-    prompt_id: str
-    uses: int
-    newest: int
-    place: int
-
-
 class Seen(NamedTuple):
     """Up to where the changes of a store were looked at. `number`: of the order."""
 
@@ -110,7 +101,7 @@ class Candidates:
             )
 
     def first(self, n: int) -> list[str]:
-        return [group.prompt_id for group in self.placed_first(n)]
+        return self._chosen(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
 
     def between(self, slots: Sequence[tuple[int, int, int]]) -> list[str | None]:
         group = (
@@ -125,24 +116,11 @@ class Candidates:
         return groups
 
     def of_version(self, version: int) -> list[str]:
-        return [group.prompt_id for group in self.placed_of_version(version)]
+        return self._chosen("WHERE newest = ? ORDER BY place, prompt_id", version)
 
-    def placed_first(self, n: int) -> list[PlacedGroup]:
-        """As `first` has them, with what they are ordered by; so do the next two."""
-        return self._placed(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
-
-    def placed_between(self, slots: Sequence[tuple[int, int, int]]) -> list[list[PlacedGroup]]:
-        """For each (low, high, n): the groups of `between` up to number `n`."""
-        clause = "WHERE place BETWEEN ? AND ? ORDER BY place, prompt_id LIMIT ?"
-        return [self._placed(clause, low, high, n + 1) for low, high, n in slots]
-
-    def placed_of_version(self, version: int) -> list[PlacedGroup]:
-        return self._placed("WHERE newest = ? ORDER BY place, prompt_id", version)
-
-    def _placed(self, clause: str, *args: int) -> list[PlacedGroup]:
-        sql = f"SELECT prompt_id, uses, newest, place FROM {self._table} {clause}"
-        rows = self._database.run(sql, args)
-        return [PlacedGroup(decode_text(prompt_id), *numbers) for prompt_id, *numbers in rows]
+    def _chosen(self, clause: str, value: int) -> list[str]:
+        sql = f"SELECT prompt_id FROM {self._table} {clause}"
+        return [decode_text(prompt_id) for (prompt_id,) in self._database.run(sql, [value])]
 
     @property
     def _table(self) -> str:

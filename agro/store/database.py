@@ -14,7 +14,6 @@ from typing import Any, NoReturn, Self
 from agro.errors import Refused, Unwritable
 from agro.store.location import SHORTEST
 from agro.store.paging import PAGE_BYTES, Page
-from agro.store.replacement import NOTE, complete
 from agro.store.sample_rows import SAMPLE
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
@@ -125,8 +124,6 @@ class Database:
         self.path = Path(path)
         self.timeout = timeout
         self.read_only = read_only
-        if os.path.exists(f"{path}{NOTE}"):
-            complete(self.path)
         try:
             _check_path(self.path, read_only, create)
         except OSError as error:
@@ -193,27 +190,28 @@ class Database:
             raise
         self.run("RELEASE part")
 
+    def share(self) -> tuple[int, int] | None:
+        """Which of how many, from 0, this is of stores that an earlier version of agro had as one."""
+        if not self.run("SELECT 1 FROM sqlite_master WHERE name = 'shard'"):
+            return None
+        [(number, count)] = self.run("SELECT number, count FROM shard")
+        return number, count
+
     def define(self, name: str, function: Callable[..., Any]) -> None:
         """Make a function of Python one of SQL in this connection."""
         self._connection.create_function(name, -1, function, deterministic=True)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Without a write-ahead log, which SQLite allows to the only connection. Raises `Refused` where
-        another process has the store open."""
+    def erasing(self) -> Iterator[None]:
+        """Overwriting what is deleted, without a write-ahead log, which SQLite allows to the only connection.
+        Raises `Refused` where another process has the store open."""
+        self.run("PRAGMA secure_delete = ON")
         self._end_log()
         try:
             yield
+            self.run("VACUUM")
         finally:
             self._begin_log()
-
-    @contextmanager
-    def erasing(self) -> Iterator[None]:
-        """Alone, and overwriting what is deleted."""
-        self.run("PRAGMA secure_delete = ON")
-        with self.alone():
-            yield
-            self.run("VACUUM")
 
     def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:

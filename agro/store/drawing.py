@@ -12,18 +12,16 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.store import queries
-from agro.store.candidates import Candidates, PlacedGroup
+from agro.store.candidates import Candidates
 from agro.store.draw_rules import (
     At,
     Candidate,
-    DrawableGroups,
     DrawRule,
     Selection,
     pick_groups,
     pick_pairs,
     pick_responses,
 )
-from agro.store.location import Location
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
 from agro.store.sample_rows import decode_text, encode_text, ledger_of
 from agro.store.samples import Experience
@@ -93,13 +91,13 @@ class DrawReader:
         return self.draw_picked(picks, at, made, joining)
 
 
-class DrawPicker(DrawReader):
-    """A draw of a store that is asked here: of one file, or of several stores together."""
+class Draws(DrawReader):
+    """What runs drew, and what they may draw."""
 
-    location: Location
-    candidates: Callable[[DrawRule, str, int], list[Candidate]]
-    tally: Callable[[DrawRule, At], list[float]]
-    _ordered: Callable[[DrawRule, At], DrawableGroups]
+    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
+        self._tables, self._database, self._experience = tables, tables.database, experience
+        self._split = split
+        self._orders: dict[str, Candidates] = {}  # by rule and run
 
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
@@ -123,7 +121,15 @@ class DrawPicker(DrawReader):
             raise self._too_few(rule, count, at)
 
     def _too_few(self, rule: DrawRule, got: int, at: At, waited: str = "") -> Refused:
-        rows, groups, chosen, unscored, failed, fit = self.tally(rule, at)
+        clause, args = queries.build_condition(**queries.chosen(rule.data))
+        fits, more = queries.eligible(rule, at.run, at.version)
+        sql = f"""
+            SELECT count(*), count(DISTINCT prompt_id), total({clause}),
+              total({clause} AND state = {queries.UNSCORED}), total({clause} AND state = {queries.FAILED}),
+              total({fits}) FROM samples WHERE NOT redone
+            """
+        [row] = self._database.run(sql, [*args, *args, *args, *more])
+        rows, groups, chosen, unscored, failed, fit = row
         needed, add = f"{rule.min_group} or more", "add samples"
         if rule.data.hold_out and rule.data.hold_out_most is None:
             add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
@@ -139,39 +145,11 @@ class DrawPicker(DrawReader):
         if rule.data.max_age is not None:
             stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
         return Refused(
-            f"{waited}{self.location}: expected {rule.groups} groups with {needed} eligible responses to "
-            f"draw from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; {chosen:.0f} "
-            f"are of the requested roles, sources and rewards{scores}; {fit:.0f} are eligible{stale}. What "
-            f"to do: request fewer groups, {add}, or widen the choice"
+            f"{waited}{self._database.path}: expected {rule.groups} groups with {needed} eligible responses "
+            f"to draw from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; "
+            f"{chosen:.0f} are of the requested roles, sources and rewards{scores}; {fit:.0f} are "
+            f"eligible{stale}. What to do: request fewer groups, {add}, or widen the choice"
         )
-
-
-class Draws(DrawPicker):
-    """What runs drew, and what they may draw."""
-
-    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
-        self._tables, self._database, self._experience = tables, tables.database, experience
-        self.location, self._split = tables.database.path, split
-        self._orders: dict[str, Candidates] = {}  # by rule and run
-
-    def count_groups(self, rule: DrawRule, at: At) -> dict[int, int]:
-        """How many groups `pick` chooses from, by the version of their newest samples."""
-        return dict(self._ordered(rule, at).versions)
-
-    def first_groups(self, rule: DrawRule, at: At, n: int) -> list[PlacedGroup]:
-        """The first groups in the order of the rule."""
-        return self._ordered(rule, at).placed_first(n)
-
-    def groups_between(
-        self, rule: DrawRule, at: At, slots: Sequence[tuple[int, int, int]]
-    ) -> list[list[PlacedGroup]]:
-        """For each (low, high, n) the groups up to number `n` (from 0) of those with places from `low` to
-        `high`, by place."""
-        return self._ordered(rule, at).placed_between(slots)
-
-    def groups_of_version(self, rule: DrawRule, at: At, version: int) -> list[PlacedGroup]:
-        """The groups whose newest samples have this version, by place."""
-        return self._ordered(rule, at).placed_of_version(version)
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from, found among all samples."""
@@ -281,7 +259,7 @@ class Draws(DrawPicker):
             rules = [picked.rule for picked in picks]
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
-        pairs.sort(key=samples_of)
+        pairs.sort(key=lambda pair: (pair.winner, pair.loser))
         return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
@@ -312,7 +290,11 @@ class Draws(DrawPicker):
         foreign = [i for i, row in recorded.items() if row.prompt_id not in groups]
         foreign += set(made) - recorded.keys()
         if foreign:
-            raise drawn_otherwise(self.location, at, foreign[0])
+            raise Refused(
+                f"{self._database.path}: run {at.run} has drawn other samples at step {at.step}: the two "
+                f"draws differ in sample {foreign[0]}. What to do: draw at a later step, or take the run "
+                "back before this one (`ledger.rewind`)"
+            )
 
     def _choose_all(
         self, picks: Sequence[Selection], at: At, made: Sequence[int], joining: DrawRule | None
@@ -394,32 +376,6 @@ class Draws(DrawPicker):
         for group, key in broken:
             del groups[group][key]
         return groups
-
-    def tally(self, rule: DrawRule, at: At) -> list[float]:
-        """What `pick` reports: rows, groups, chosen rows, of which unscored and failed, eligible rows."""
-        clause, args = queries.build_condition(**queries.chosen(rule.data))
-        fits, more = queries.eligible(rule, at.run, at.version)
-        [row] = self._database.run(
-            f"""
-            SELECT count(*), count(DISTINCT prompt_id), total({clause}),
-              total({clause} AND state = {queries.UNSCORED}), total({clause} AND state = {queries.FAILED}),
-              total({fits}) FROM samples WHERE NOT redone
-            """,
-            [*args, *args, *args, *more],
-        )
-        return list(row)
-
-
-def drawn_otherwise(location: Location, at: At, sample: int) -> Refused:
-    """A step isn't drawn a second time."""
-    return Refused(
-        f"{location}: run {at.run} has drawn other samples at step {at.step}: the two draws differ in sample "
-        f"{sample}. What to do: draw at a later step, or take the run back before this one (`ledger.rewind`)"
-    )
-
-
-def samples_of(pair: Pair) -> tuple[int, int]:
-    return pair.winner, pair.loser
 
 
 def _positions(pairs: Iterable[Pair], responses: Mapping[str | int, Sequence[int]]) -> list[tuple[int, int]]:

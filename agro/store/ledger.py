@@ -32,20 +32,11 @@ class Ledger:
     def __init__(self, tables: Tables, draws: Draws) -> None:
         self._tables, self._database, self._draws = tables, tables.database, draws
 
-    def commit(
-        self,
-        run: str,
-        step: int,
-        digest: str,
-        *,
-        files: Mapping[str, str] | None = None,
-        cursor: int | None = None,
-    ) -> None:
+    def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
         """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
-        files. `cursor`: the newest sample, where this store is one of several."""
+        files."""
         with self._database.transaction():
-            [(newest,)] = self._database.run("SELECT ifnull(max(id), 0) FROM samples")
-            cursor = newest if cursor is None else cursor
+            [(cursor,)] = self._database.run("SELECT ifnull(max(id), 0) FROM samples")
             self._append_commit(run, Commit(step, digest, cursor, dict(files or {})))
 
     def commits(self, run: str) -> list[Commit]:
@@ -127,15 +118,6 @@ class Ledger:
             )
             self._tables.note_changes(i for (i,) in [*samples, *again])
         return Rewind(len(draws), len(samples))
-
-    def follow(self, run: str, step: int | None, target: Commit | None) -> Rewind:
-        """`rewind`, where this store is one of several, whose first went back to its commit `target`."""
-        with self._database.transaction():
-            if target is None:
-                self._database.run("DELETE FROM commits WHERE run = ?", [encode_text(run)])
-            elif target not in self.commits(run):
-                self._append_commit(run, target)
-            return self.rewind(run, step, to=target)
 
     def last_reference_logp(self) -> int:
         """The number of the newest entry of the cache; see `reference_logp`."""
@@ -220,12 +202,6 @@ class Requests:
             claimed = [claim._replace(collector=collector) for claim in reclaimed] + new
             self._tables.put("requests", claimed)
         return [claim.number for claim in claimed]
-
-    def note(self, run: str, collector: str, numbers: Sequence[int]) -> None:
-        """Note the claims that another one of several stores gave: their samples wait to be fresh ones."""
-        name = encode_text(run)
-        with self._database.transaction():
-            self._tables.put("requests", [SamplingRequest(name, n, collector) for n in numbers])
 
     def collectors(self, run: str) -> list[str]:
         """Those that have claimed requests which aren't done."""

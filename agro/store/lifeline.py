@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
 from agro.errors import Refused
-from agro.store.location import Location, home
+from agro.store.location import Location
 from agro.store.sqlite import Store
 
 RENEWALS = 4  # of a lease before it runs out
@@ -17,10 +17,10 @@ RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others
 @contextmanager
 def leased(location: Location, name: str, seconds: float) -> Iterator[None]:
     """Have a lease of the store under `name` while the block runs. Raises `Refused` as `Store.open` does."""
-    with Store.open(home(location)) as store:
+    with Store.open(location) as store:
         store.leases.renew(name, seconds)
     ended = Event()
-    thread = Thread(target=_renew, args=(home(location), name, seconds, ended), daemon=True)
+    thread = Thread(target=_renew, args=(location, name, seconds, ended), daemon=True)
     thread.start()
     try:
         yield

@@ -160,7 +160,7 @@ def drawable(
 
 # An episode is one response, scored when all of its rows are.
 GROUPS = f"""
-SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward), min(first) FROM (
+SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) FROM (
   SELECT prompt_id, min(id) AS first, min(state) = {SCORED} AS scored,
     CASE WHEN min(state) = {SCORED} THEN min(reward) END AS reward
   FROM samples WHERE {{where}} GROUP BY prompt_id, ifnull(episode, id)

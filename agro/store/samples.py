@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import repeat
 from typing import Any, NamedTuple, Unpack
 
 from agro.errors import Refused
@@ -30,7 +29,6 @@ from agro.store.sample_rows import (
     replace_reward,
     state_of,
 )
-from agro.store.shard_record import ShardRecord
 from agro.store.tables import Tables
 from agro.types import Sample, Text
 
@@ -57,10 +55,7 @@ class AppendTransaction:
         self._new = {prompt_id for prompt_id in prompt_ids if prompt_id.isascii() and prompt_id.isprintable()}
         rows = database.run(queries.STORED_PROMPTS, [json.dumps(list(self._new))])
         self._new -= {prompt_id for (prompt_id,) in rows}
-        [(self._newest, self._is_shard)] = database.run(
-            "SELECT (SELECT ifnull(max(id), 0) FROM samples), "
-            "EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'shard')"
-        )
+        [(self._newest,)] = database.run("SELECT ifnull(max(id), 0) FROM samples")
         self._group_prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
 
@@ -70,18 +65,14 @@ class AppendTransaction:
         run: str | None = None,
         step: int | None = None,
         origins: Sequence[Origin] | None = None,
-        ids: Sequence[int] | None = None,
     ) -> list[int]:
         """The ids of these samples, which `write` will store; all or none of them.
 
         Raises `OtherPrompt` where a prompt_id names another prompt, in the store or among what is added.
-        `origins`: in place of the samples' own. `ids`: of this store as a shard, else the next ones. Prompts
-        are decoded only where one is written otherwise than that of its group is.
+        `origins`: in place of the samples' own. Prompts are decoded only where one is written otherwise than
+        that of its group is.
         """
-        if ids is None:
-            if self._is_shard:
-                raise ShardRecord(self._database).refusal()
-            ids = range(self._newest + 1, self._newest + 1 + len(samples))
+        ids = range(self._newest + 1, self._newest + 1 + len(samples))
         prompts: dict[str, _GroupPrompt] = {}
         rows: list[tuple[Any, ...]] = []
         for i, sample in zip(ids, samples, strict=True):
@@ -96,7 +87,7 @@ class AppendTransaction:
             rows.append(sample.placed(i, group_prompt.columns, run, step, origin))
         self._group_prompts.update(prompts)
         self._rows += rows
-        self._newest = max(self._newest, *ids) if ids else self._newest
+        self._newest += len(samples)
         return list(ids)
 
     def write(self) -> list[int]:
@@ -197,12 +188,11 @@ class Experience(SampleReader):
         run: str | None = None,
         step: int | None = None,
         origins: Sequence[Origin] | None = None,
-        ids: Sequence[int] | None = None,
     ) -> list[int]:
         """Add samples, all or none, and return their ids. Raises `OtherPrompt` as `check_prompts` does.
 
         `origins`: of each sample. One whose origin is stored isn't added again: its id is that of the stored
-        sample, so that an append can be repeated. `ids`: of each sample, where this store is a shard.
+        sample, so that an append can be repeated.
         """
         # Before the lock is taken.
         rows = [s if isinstance(s, SampleRow) else SampleRow.of(s, sealed=False) for s in samples]
@@ -211,15 +201,12 @@ class Experience(SampleReader):
             stored, keys = dict[Any, int](), origins or range(len(rows))
             if origins is not None:
                 stored |= self._ids_of(origins)
-            new: dict[Any, tuple[SampleRow, int]] = {}
-            for key, row, i in zip(keys, rows, ids or repeat(0, len(rows)), strict=True):
+            new: dict[Any, SampleRow] = {}
+            for key, row in zip(keys, rows, strict=True):
                 if key not in stored:
-                    new.setdefault(key, (row, i))
-            given = None if ids is None else [i for _, i in new.values()]
-            append.add([row for row, _ in new.values()], run, step, origins and list(new), given)
+                    new.setdefault(key, row)
+            append.add(list(new.values()), run, step, origins and list(new))
             stored |= zip(new, append.write())
-            if ids is not None:  # there may be higher ones already, so that they don't show what is new
-                self._tables.note_changes(stored.values())
             return [stored[key] for key in keys]
 
     def begin_append(self, prompt_ids: Collection[str]) -> AppendTransaction:
@@ -233,16 +220,6 @@ class Experience(SampleReader):
     def check_ids(self, ids: list[int]) -> None:
         """Raise `Refused` for ids that aren't there."""
         self._tables.check_ids(ids)
-
-    def known_ids(self, ids: Sequence[int]) -> list[int]:
-        """Those of the ids that samples have."""
-        sql = "SELECT value FROM json_each(?) WHERE value IN (SELECT id FROM samples)"
-        return [i for (i,) in self._database.run(sql, [json.dumps(list(ids))])]
-
-    def ids_of(self, origins: Sequence[Origin]) -> list[int | None]:
-        """The ids of the samples that are stored with these origins; None where none is."""
-        stored = self._ids_of(origins)
-        return [stored.get(origin) for origin in origins]
 
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
         """The ids of the samples that are stored with these origins."""
@@ -392,7 +369,13 @@ class Experience(SampleReader):
                     raise self._tables.refusal(Damage(samples=[i])) from None
                 for earlier in ("reward_error", "reward_parts", "reward_details", "token_rewards"):
                     meta.pop(earlier, None)
-                current = scored_columns(i, reward, {**meta, **entries})
+                if reward is not None and not math.isfinite(reward):
+                    raise Refused(
+                        f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}"
+                    )
+                meta |= entries
+                text = encode_text(dumps(meta, f"sample {i}: meta"))
+                current = [state_of(reward, meta), None if reward is None else float(reward), text]
                 stored[i] = (*current, replace_reward(total, i, previous, current))
                 rows.append((*stored[i], i))
             self._database.run_many(
@@ -424,14 +407,6 @@ class Experience(SampleReader):
         end = cursor + PAGE_ENTRIES
         rows = self._tables.entries("pairs", "rowid > ? AND rowid <= ?", [cursor, end])
         return Page([Pair(*row) for row in rows], end if end < newest else None)
-
-
-def scored_columns(i: int, reward: float | None, meta: dict[str, Any]) -> list[Any]:
-    """The values of `REWARD` of sample `i`."""
-    if reward is not None and not math.isfinite(reward):
-        raise Refused(f"sample {i}: reward: expected a finite number, or None where unknown, got {reward}")
-    number = None if reward is None else float(reward)
-    return [state_of(reward, meta), number, encode_text(dumps(meta, f"sample {i}: meta"))]
 
 
 def _meta_condition(key: str, value: str) -> tuple[str, list[str]]:

@@ -6,19 +6,25 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from agro.errors import AgroWarning, Refused
-from agro.store.database import Database
+from agro.store.database import BUSY_TIMEOUT, Database
 from agro.store.draw_rules import At, DrawRule
+from agro.store.drawing import Draws
 from agro.store.export import write_samples
-from agro.store.location import Location, Shards, url_of
-from agro.store.parts import Parts, parts_of_file
+from agro.store.imports import Imports
+from agro.store.leases import Leases
+from agro.store.ledger import Ledger, Requests
+from agro.store.location import Location, url_of
 from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
 from agro.store.sample_rows import Origin
-from agro.store.serving.remote import parts_of_owner
-from agro.store.sharding.parts import parts_of_shards
+from agro.store.samples import Experience
+from agro.store.serving.remote import Connection, RemoteDraws, RemoteExperience, RemotePart, RemoteSurvey
+from agro.store.split import RunClusters, Split
+from agro.store.survey import Survey
+from agro.store.tables import Tables
 from agro.types import Sample
 
 
@@ -34,7 +40,7 @@ class Store:
 
     - `experience`: samples, and judgments of them
     - `survey`: what there is, without the samples themselves
-    - `split`: which prompts are held out, and which are trained on
+    - `split`: which prompts are held out, and which are trained on; `clusters`: of runs, by which it does
     - `draws`: what runs drew, and what they may draw
     - `requests`: prompts that collectors sample
     - `ledger`: what runs committed, and going back to a commit
@@ -43,20 +49,47 @@ class Store:
     - `leases`: which processes are alive
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, location: Location, *, read_only: bool, create: bool, timeout: float | None) -> None:
         """Use `open`."""
-        self.path = parts.location
-        self.close = parts.close
-        self.experience = parts.experience
-        self.survey = parts.survey
-        self.split = parts.split
-        self.draws = parts.draws
-        self.requests = parts.requests
-        self.ledger = parts.ledger
-        self.imports = parts.imports
-        self.tables = parts.tables
-        self.leases = parts.leases
-        self._shard = parts.shard
+        url = url_of(location)
+        self.path: Location = Path(location) if url is None else url
+        if url is not None:
+            # Parts with the methods of those of a file, each of which asks the owner.
+            connection = Connection(url, read_only=read_only, timeout=timeout)
+            self.close = connection.close
+            self.tables = cast(Tables, RemotePart("tables", connection))
+            self.experience = cast(Experience, RemoteExperience("experience", connection))
+            self.survey = cast(Survey, RemoteSurvey("survey", connection))
+            self.clusters = cast(RunClusters, RemotePart("clusters", connection))
+            self.split = Split(self.survey, self.clusters)
+            self.draws = cast(Draws, RemoteDraws("draws", connection))
+            self.requests = cast(Requests, RemotePart("requests", connection))
+            self.ledger = cast(Ledger, RemotePart("ledger", connection))
+            self.imports = cast(Imports, RemotePart("imports", connection))
+            self.leases = cast(Leases, RemotePart("leases", connection))
+            return
+        database = Database(
+            location, read_only=read_only, create=create, timeout=BUSY_TIMEOUT if timeout is None else timeout
+        )
+        self.close = database.close
+        share = database.share()
+        if share is not None:
+            self.close()
+            raise Refused(
+                f"{location}: expected a store that has all of its samples, got store {share[0] + 1} of "
+                f"{share[1]}, which an earlier version of agro had as one. What to do: agro store join makes "
+                "one of them, given all in order: agro store join A.db B.db OUT.db"
+            )
+        self.tables = Tables(database)
+        self.experience = Experience(self.tables)
+        self.survey = Survey(self.tables)
+        self.clusters = RunClusters(database)
+        self.split = Split(self.survey, self.clusters)
+        self.draws = Draws(self.tables, self.experience, self.split)
+        self.requests = Requests(self.tables, self.experience)
+        self.ledger = Ledger(self.tables, self.draws)
+        self.imports = Imports(self.tables, self.draws, self.ledger)
+        self.leases = Leases(database)
 
     @classmethod
     def open(
@@ -72,26 +105,12 @@ class Store:
         Raises `Refused` for what isn't a store, has another schema, can't be written to, or is missing.
 
         Args:
-            location: a file; or the URL of the store's owner, which `agro store serve` prints; or several of
-                them, `Shards`. The token of owners is in AGRO_TOKEN. What imports and forgets needs the file.
+            location: a file; or the URL of the store's owner, which `agro store serve` prints; its token is
+                in AGRO_TOKEN. What imports and forgets needs the file.
             timeout: seconds to wait for another writer, 30 where it isn't given; for an owner that doesn't
                 answer, 120.
         """
-        if isinstance(location, Shards):
-            return cls(parts_of_shards(location, read_only=read_only, create=create, timeout=timeout))
-        url = url_of(location)
-        if url is None:
-            return cls(parts_of_file(Path(location), read_only=read_only, create=create, timeout=timeout))
-        return cls(parts_of_owner(url, read_only=read_only, timeout=timeout))
-
-    def require_all(self) -> None:
-        """Raise `Refused` where this is one of several stores alone, so that samples are missing."""
-        place = None if isinstance(self.path, Shards) else self._shard.place()
-        if place is not None:
-            raise Refused(
-                f"{self.path}: is store {place[0] + 1} of {place[1]}: expected all of them. What to do: agro "
-                "store merge makes one of them; agro check takes all, in order"
-            )
+        return cls(location, read_only=read_only, create=create, timeout=timeout)
 
     @property
     def _database(self) -> Database:

@@ -80,7 +80,6 @@ class SurveyReader:
     groups_page: Callable[..., Page[Group]]
     summaries_page: Callable[..., Page[SampleSummary]]
     scales: Callable[[], list[Scale]]
-    begun_groups: Callable[..., list[tuple[int, Group]]]
 
     def each_group_rows(self) -> Iterator[list[SurveyRow]]:
         """The rows of each group, by prompt_id, without checking that they are as they were written."""
@@ -93,10 +92,6 @@ class SurveyReader:
     def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
         """The groups of the chosen samples by prompt_id."""
         return read_pages(lambda cursor: self.groups_page(cursor, **chosen))
-
-    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
-        """The groups of the chosen samples in the order in which they began."""
-        return [group for _, group in self.begun_groups(**chosen)]
 
     def summaries(self, **chosen: Unpack[Filter]) -> list[SampleSummary]:
         """What is known of each of the chosen samples, without reading it."""
@@ -138,11 +133,11 @@ class Survey(SurveyReader):
             prompts[i] = decode_text(name), text
         return Page([prompts[i] for i in ids], following)
 
-    def begun_groups(self, **chosen: Unpack[Filter]) -> list[tuple[int, Group]]:
-        """Groups as `groups` has them, each with the id of its first sample before it."""
+    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
+        """The groups of the chosen samples in the order in which they began."""
         clause, args = queries.build_condition(**chosen)
         rows = self._database.run(queries.GROUPS.format(where=clause, order="min(first)"), args)
-        return [(row[-1], _to_group(row)) for row in rows]
+        return list(map(_to_group, rows))
 
     def groups_page(self, cursor: int, **chosen: Unpack[Filter]) -> Page[Group]:
         """Groups as `each_group` has them, those after the group of the sample `cursor`."""
@@ -220,7 +215,7 @@ class Survey(SurveyReader):
 
 
 def _to_group(row: tuple[Any, ...]) -> Group:
-    prompt_id, *numbers, _ = row
+    prompt_id, *numbers = row
     return Group(decode_text(prompt_id), *numbers)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from network import HOSTS, LossyProxy, has_namespaces, plug, two_hosts
+from network import HOSTS, LossyProxy, has_namespaces, on_host, plug, two_hosts
 from placed import ENVIRONMENT, PATIENCE, PlacedRun, configuration, findings, last_step, tail, wait
 
 from agro.io.processes import LocalProcess, free_port
@@ -162,13 +162,21 @@ def cut_cable(folder: Path, count: int) -> Result:
     """Owner and trainer on one host, collectors on another (network namespaces); the cable is pulled."""
     assert has_namespaces(), "network namespaces need root"
     failure = Failure("cable between collectors and owner cut", "HTTP")
-    recipe = configuration(folder, ENDLESS, max_age=2)
-    (folder / "hosts.txt").write_text("agro-b collectors=2\n")
-    with two_hosts(folder) as programs:
-        path = f"{programs}:{os.environ['PATH']}"
-        command = [sys.executable, "-m", "agro", "train", str(recipe), "--out", str(folder / "run")]
-        command += [f"place.address={HOSTS['agro-a']}", "--place", f"ssh:{folder / 'hosts.txt'}"]
-        run = PlacedRun.of(folder, ["ip", "netns", "exec", "agro-a", *command], {"PATH": path})
+    recipe, out = str(configuration(folder, ENDLESS, max_age=2)), folder / "run"
+    environment = {**ENVIRONMENT, "AGRO_TOKEN": "benchmark"}
+    out.mkdir()
+    address, port = HOSTS["agro-a"], str(free_port("127.0.0.1"))
+    url = f"http://{address}:{port}"
+    serve = ("store", "serve", str(out / "store.db"), "--host", address, "--port", port)
+    with two_hosts():
+        owner = _agro(folder, environment, 0, *serve, host="agro-a")
+        train = (sys.executable, "-m", "agro", "train", recipe, "--out", str(out), "--owner", url)
+        run = PlacedRun.of(folder, on_host("agro-a", *train), environment)
+        names = ("collector-1", "collector-2")
+        collectors = [
+            _agro(folder, environment, number, "collect", url, "--name", name, host="agro-b")
+            for number, name in enumerate(names, 1)
+        ]
         run.wait_for(3)
         for _ in range(count):
             step = run.step()
@@ -179,11 +187,17 @@ def cut_cable(folder: Path, count: int) -> Result:
             note(failure, steps, run.wait_for(before + 2))
         run.process.stop()
         assert run.end(120) == 130, tail(run.log)
+        for process in (*collectors, owner):
+            process.stop()
+            wait(process, 60)
     return Result("cut cable", [failure], findings(run.folder, last_step(run.folder)))
 
 
-def _agro(folder: Path, environment: dict[str, str], number: int, *words: str) -> LocalProcess:
+def _agro(
+    folder: Path, environment: dict[str, str], number: int, *words: str, host: str = ""
+) -> LocalProcess:
     command = [sys.executable, "-m", "agro", *words]
+    command = on_host(host, *command) if host else command
     return LocalProcess(command, environment, folder / f"{number}.log", "")
 
 

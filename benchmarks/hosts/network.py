@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import http.client
 import os
-import stat
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 HOSTS = {"agro-a": "10.77.0.1", "agro-b": "10.77.0.2"}  # network namespaces, joined by a pair of interfaces
-# Runs a command in the namespace that has the host's name, as ssh would on the host.
-SSH = """#!/bin/sh
-while [ "$1" = -o ]; do shift 2; done
-host=$1
-shift
-exec ip netns exec "$host" sh -c "$*"
-"""
 
 
 class LossyProxy(ThreadingHTTPServer):
@@ -88,8 +79,8 @@ def has_namespaces() -> bool:
 
 
 @contextmanager
-def two_hosts(folder: Path) -> Iterator[Path]:
-    """Two network namespaces with a cable; a folder for PATH whose `ssh` reaches them."""
+def two_hosts() -> Iterator[None]:
+    """Two network namespaces with a cable."""
     with _removed():
         for name in HOSTS:
             _ip("netns", "add", name)
@@ -98,11 +89,12 @@ def two_hosts(folder: Path) -> Iterator[Path]:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", f"agro-v{name[-1]}")
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", f"agro-v{name[-1]}", "up")
-        ssh = folder / "bin" / "ssh"
-        ssh.parent.mkdir()
-        ssh.write_text(SSH)
-        ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
-        yield ssh.parent
+        yield
+
+
+def on_host(name: str, *command: str) -> list[str]:
+    """A command that runs another one there."""
+    return ["ip", "netns", "exec", name, *command]
 
 
 def plug(is_in: bool) -> None:

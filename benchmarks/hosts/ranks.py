@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from failures import ENDLESS, Failure, Result, note
-from network import HOSTS, has_namespaces, plug, two_hosts
+from network import HOSTS, has_namespaces, on_host, plug, two_hosts
 from placed import ENVIRONMENT, HERE, PATIENCE, PlacedRun, configuration, findings, last_step, tail, wait
 
 from agro.io.processes import LocalProcess, free_port
@@ -68,7 +68,7 @@ def cut_ranks(folder: Path, count: int) -> Result:
     failure = Failure("cable between ranks cut", "gloo")
     recipe = configuration(folder, ENDLESS, max_age=0, source={"kind": "inline"})
     run = folder / "run"
-    with two_hosts(folder):
+    with two_hosts():
         ranks = start_ranks(folder, recipe)
         for _ in range(count):
             wait_for_step(ranks, run, last_step(run) + 4)
@@ -99,7 +99,7 @@ def start_ranks(folder: Path, recipe: Path, *words: str) -> list[LocalProcess]:
     for rank, host in enumerate(HOSTS):
         numbers = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(len(HOSTS))}
         environment = ENVIRONMENT | master | numbers | {"GLOO_SOCKET_IFNAME": f"agro-v{host[-1]}"}
-        command = ["ip", "netns", "exec", host, sys.executable, "-m", "agro", "train", str(recipe)]
+        command = on_host(host, sys.executable, "-m", "agro", "train", str(recipe))
         command += [f"train.rank_seconds={RANK_SECONDS}", "--out", str(folder / "run"), *words]
         started.append(LocalProcess(command, environment, logs(folder)[rank], host))
     return started

@@ -19,7 +19,7 @@ import yaml
 from agro.cli.program import command
 from agro.config import RunConfig
 from agro.config.override import override
-from agro.place.placement import Placement
+from agro.store import Store
 
 RECIPE = """
 [policy]
@@ -44,10 +44,10 @@ REWARD = """
 def share(completions, answer, **_):
     return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer)]
 """
-SSH = """#!/bin/sh
-while [ "$1" = -o ]; do shift 2; done
+SRUN = """#!/bin/sh
 shift
-exec sh -c "$*"
+for i in 0 1; do SLURM_PROCID=$i "$@" & done
+wait
 """
 HOST = "127.0.0.1"
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
@@ -71,7 +71,8 @@ def strings(value: Any) -> Iterator[str]:
 
 def commands(name: str) -> list[list[str]]:
     found = []
-    for document in yaml.safe_load_all((FOLDER / name).read_text()):
+    text = (FOLDER / name).read_text()
+    for document in yaml.safe_load_all(text) if name.endswith(".yaml") else [text]:
         for text in strings(document):
             for statement in STATEMENTS.split(text.replace("\\\n", " ")):
                 words = shlex.split(statement, comments=True)
@@ -82,7 +83,11 @@ def commands(name: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("name", "called"),
-    [("kubernetes.yaml", ["store", "train", "collect"]), ("skypilot.yaml", ["train"])],
+    [
+        ("kubernetes.yaml", ["store", "train", "collect"]),
+        ("skypilot.yaml", ["store", "train", "collect"]),
+        ("slurm.sh", ["store", "train"]),
+    ],
 )
 def test_commands_and_their_options_exist(name: str, called: list[str]) -> None:
     assert [words[0] for words in commands(name)] == called
@@ -93,8 +98,6 @@ def test_commands_and_their_options_exist(name: str, called: list[str]) -> None:
         for word in words:
             if re.match(r"\w+\.\w+=", word):
                 override({}, word, RunConfig)
-        if "--place" in words:
-            Placement.parse(words[words.index("--place") + 1])
 
 
 def test_documents_of_kubernetes_refer_to_each_other() -> None:
@@ -112,12 +115,12 @@ def test_documents_of_kubernetes_refer_to_each_other() -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a shell's command in a folder with a recipe, where `agro` is this one and `ssh` a stand-in."""
+    """Starts a shell's command in a folder with a recipe, where `agro` is this one and `srun` a stand-in."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     (tmp_path / "reward.py").write_text(REWARD)
     rows = ({"prompt": f"{i:03d}>", "answer": str(i % 10)} for i in range(40))
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, text in (("agro", f'#!/bin/sh\nexec {sys.executable} -m agro "$@"\n'), ("ssh", SSH)):
+    for name, text in (("agro", f'#!/bin/sh\nexec {sys.executable} -m agro "$@"\n'), ("srun", SRUN)):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(text)
@@ -166,12 +169,27 @@ def test_the_containers_of_kubernetes_train_and_go_on(tmp_path: Path, start: Any
         time.sleep(0.1)
 
 
+def finish(folder: Path, job: subprocess.Popen[bytes]) -> None:
+    """The job has ended, with a model, and two collectors have sampled for it."""
+    assert job.wait(200) == 0
+    assert (folder / "runs" / "cluster" / "model" / "model.safetensors").exists()
+    with Store.open(folder / "runs" / "cluster" / "store.db", read_only=True) as store:
+        assert store.counts().samples >= 3 * 4 * 3
+        claims = store._database.run("SELECT DISTINCT collector FROM requests")
+    assert {name for (name,) in claims} <= {"collector-0", "collector-1"}
+
+
 @pytest.mark.nightly
-def test_the_first_machine_of_skypilot_starts_all(tmp_path: Path, start: Any) -> None:
-    text = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())["run"]
-    machines = "127.0.0.1\nlocalhost"
-    assert start(text, SKYPILOT_NODE_RANK="1", SKYPILOT_NODE_IPS=machines).wait(60) == 0
-    assert start(text, SKYPILOT_NODE_RANK="0", SKYPILOT_NODE_IPS=machines).wait(200) == 0
-    placed = json.loads((tmp_path / "runs" / "cluster" / "place.json").read_text())
-    hosts = [process["host"] for process in placed["processes"] if process["role"] == "collector"]
-    assert hosts == machines.split()
+def test_the_machines_of_skypilot_train(tmp_path: Path, start: Any) -> None:
+    text = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())["run"].replace("8700", "18732")
+    first, second = (
+        start(text, SKYPILOT_NODE_RANK=rank, SKYPILOT_NODE_IPS=f"{HOST}\nlocalhost") for rank in "01"
+    )
+    finish(tmp_path, first)
+    assert second.wait(60) == 0
+
+
+@pytest.mark.nightly
+def test_the_job_of_slurm_trains(tmp_path: Path, start: Any) -> None:
+    text = (FOLDER / "slurm.sh").read_text().replace("8700", "18733").replace("$(hostname)", HOST)
+    finish(tmp_path, start(text))

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agro.config import PlaceConfig
 from agro.errors import Refused
 from agro.place.placement import Placement, Plan, TrainCommand
-from agro.place.slurm import script
 
 URL = "http://127.0.0.1:8700"
 
@@ -19,8 +17,6 @@ URL = "http://127.0.0.1:8700"
     [
         ("local:2", Placement("local", "", 2)),
         ("local", Placement("local")),
-        ("ssh:hosts.txt", Placement("ssh", "hosts.txt")),
-        ("slurm", Placement("slurm")),
         ("ray://head:6379", Placement("ray", "head:6379")),
         ("ray:local", Placement("ray", "local")),
         ("ray:auto", Placement("ray", "auto")),
@@ -40,9 +36,6 @@ def test_the_forms(text: str, placement: Placement) -> None:
         "local:x",
         "local:-1",
         "local:²",
-        "ssh",
-        "ssh:",
-        "slurm:2",
         "ray",
         "ray://head",
         "k8s",
@@ -50,6 +43,20 @@ def test_the_forms(text: str, placement: Placement) -> None:
 )
 def test_other_forms_are_refused(text: str) -> None:
     with pytest.raises(Refused, match=r"expected local:N .*ray://HOST:PORT"):
+        Placement.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "way_out"),
+    [
+        ("ssh:hosts.txt", r"agro store serve FILE .* ssh HOST .*agro collect URL"),
+        ("ssh://host", r"agro store serve FILE .* ssh HOST .*agro collect URL"),
+        ("slurm", r"agro store serve FILE .* srun agro collect URL"),
+        ("slurm:4", r"agro store serve FILE .* srun agro collect URL"),
+    ],
+)
+def test_earlier_forms_are_refused_with_the_commands_to_use(text: str, way_out: str) -> None:
+    with pytest.raises(Refused, match=rf"--place {text}: expected local:N .*What to do: {way_out}"):
         Placement.parse(text)
 
 
@@ -144,20 +151,3 @@ def test_ranks_and_servers(tmp_path: Path) -> None:
 def test_runs_that_cannot_be_placed(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(Refused, match=message):
         plan(command(tmp_path, text))
-
-
-@pytest.mark.parametrize("where", ["ssh:hosts.txt", "slurm"])
-def test_servers_are_on_the_host_of_their_collectors(tmp_path: Path, where: str) -> None:
-    with pytest.raises(Refused, match=r"start a server on each .* engine\.url = http://127\.0\.0\.1:8000"):
-        plan(command(tmp_path, '[place]\nservers = ["serve"]'), where)
-
-
-def test_the_script_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/a b")
-    text = script(command(tmp_path, "", "train.steps=3"), PlaceConfig(collectors=4))
-    assert text.startswith("#!/bin/sh\n")
-    assert "#SBATCH --nodes=4\n" in text
-    assert "export PYTHONPATH='/a b'\n" in text
-    run = tmp_path / "run"
-    assert f"[ -e {run}/metrics.jsonl ] && resume=--resume\n" in text
-    assert f"-m agro train {tmp_path}/recipe.toml train.steps=3 --out {run} --place slurm $resume\n" in text

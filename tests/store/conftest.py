@@ -1,4 +1,4 @@
-"""The store of most tests here: a file, the same behind its owner, and several stores as one."""
+"""The store of most tests here: a file, and the same behind its owner."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import ONE, TOKEN, served
+from serving import TOKEN, served
 
 from agro.store import Store
 from agro.store.database import Database
-from agro.store.location import Shards
 
 
 @pytest.fixture
@@ -18,12 +17,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s.db"
 
 
-@pytest.fixture(params=[*ONE, "shards"])
+@pytest.fixture(params=["file", pytest.param("owner", marks=pytest.mark.test)])
 def store(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """A store at `path`; its `_database` is a connection to the file, which shards don't have."""
-    if request.param != "owner":
-        shards = Shards((path, path.with_name("s1.db"), path.with_name("s2.db")))
-        with Store.open(path if request.param == "file" else shards) as store:
+    """A store at `path`; its `_database` is a connection to the file."""
+    if request.param == "file":
+        with Store.open(path) as store:
             yield store
         return
     monkeypatch.setenv("AGRO_TOKEN", TOKEN)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import pytest
 import uvicorn
 
 from agro.store.serving.app import BODY_BYTES, Application, listening, url_to
@@ -16,8 +15,6 @@ from agro.store.serving.owner import Owner
 from agro.store.shared import beside
 
 TOKEN = "a token of the tests"
-ONE = ["file", pytest.param("owner", marks=pytest.mark.test)]
-of_one_file = pytest.mark.parametrize("store", ONE, indirect=True)  # for tests that look into it
 
 
 @contextmanager

@@ -183,10 +183,10 @@ def test_orders_in_use_are_kept_and_one_that_another_connection_renewed_is_count
             store.draws.pick(rule, At(run, 1, 0, 0))
         assert store._database.run("SELECT count(*) FROM orders") == [(4,)]
         at = At("r", 1, 0, 0)
-        assert store.draws.count_groups(rule, at) == {-1: 1}
+        assert store.draws._ordered(rule, at).versions == {-1: 1}
         other.append([sample("b", reward=1.0)])
         assert len(other.draws.pick(rule, at)) == 2
-        assert store.draws.count_groups(rule, at) == {-1: 2}
+        assert store.draws._ordered(rule, at).versions == {-1: 2}
 
 
 def test_a_change_that_was_missed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

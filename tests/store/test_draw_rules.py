@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from making import Listed, group, sample
-from serving import of_one_file
 
 from agro.config import DataConfig
 from agro.errors import Refused
@@ -222,7 +221,6 @@ def test_what_a_resumed_run_left_behind_is_not_drawn(store: Store) -> None:
         draw(store, DrawRule(2))
 
 
-@of_one_file
 def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     store.append([*group("p", [1.0, 0.0]), *group("q", [1.0, None]), *group("r", [1.0, 1.0], role="policy")])
     store.append([sample("q", "x", None, meta={"reward_error": "x"})])
@@ -282,7 +280,6 @@ def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
     assert [[s.id for s in d] for d in got] != [[s.id for s in d] for d in expected]
 
 
-@of_one_file
 @pytest.mark.test
 def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     """10,000 samples with 256 kB of tokens a hundred: a draw looks at an index, not at the rows."""
@@ -372,7 +369,6 @@ def test_the_best_episode_is_one_response(store: Store) -> None:
     assert draw(store, DrawRule(1, DataConfig(best_of_group=True, group_size=1)), step=2) == drawn
 
 
-@of_one_file
 @pytest.mark.test
 def test_the_best_of_a_large_group_are_found_in_an_index(store: Store) -> None:
     """10,000 responses to one prompt: each is compared with the better ones alone, of which one is enough."""

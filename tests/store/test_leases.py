@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from making import group
-from serving import of_one_file
 
 from agro.store import Origin, Store, lifeline
 from agro.store.database import Database
@@ -45,7 +44,6 @@ def test_a_clock_that_is_set_back_ends_the_leases_of_before(path: Path) -> None:
         assert leases.alive(["a"]) == ["a"]
 
 
-@of_one_file
 def test_a_process_has_its_lease_for_as_long_as_the_block_runs(store: Store, monkeypatch) -> None:
     """It is renewed every 0.05 s: the time at which it would run out is put off again and again."""
     monkeypatch.setattr(lifeline, "RENEWALS", 1200)

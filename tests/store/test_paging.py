@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from making import group, sample
-from serving import of_one_file
 
 from agro.errors import Refused
 from agro.store import Pair, Store
@@ -49,7 +48,6 @@ def small_pages(monkeypatch) -> None:
             monkeypatch.setattr(f"agro.store.{module}.{name}", rows, raising=False)
 
 
-@of_one_file
 @pytest.mark.parametrize("name", RESULTS)
 def test_nothing_is_held_between_two_pages(store: Store, small_pages: None, name: str) -> None:
     """A query that is open keeps SQLite from emptying the write-ahead log (busy is 1 then)."""

@@ -1,11 +1,10 @@
-"""Any sequence of calls has the same answers from a file, from its owner, and from its shards."""
+"""Any sequence of calls has the same answers from a file and from its owner."""
 
 from __future__ import annotations
 
 import random
-import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -19,21 +18,12 @@ from serving import TOKEN, served
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, Commit, DrawRule, Origin, Pair, Selection, Store
-from agro.store.location import Shards
 from agro.store.serving.remote import Connection
-from agro.store.serving.wire import METHODS, named
+from agro.store.serving.wire import METHODS
 
 Operation = Callable[[Store, random.Random], Any]
 RUNS, LEDGER = ("r", "ö"), "run:r"
 CALLS = 150
-OF_SHARDS = named(  # methods that only they ask for
-    experience="known_ids ids_of",
-    draws="tally count_groups first_groups groups_between groups_of_version",
-    requests="note",
-    ledger="follow",
-    clusters="of",
-    shard="fits place plan join agree drop_plan reserve",
-)
 
 
 def some_ids(store: Store, r: random.Random) -> list[int]:
@@ -139,12 +129,7 @@ def pairs(store: Store, r: random.Random) -> Any:
         prompts = [sample.prompt_id for sample in store.samples(ids=ids[:1])]
         ids = [i for prompt_id in prompts for i in store.experience.find(prompt_id=prompt_id)]
     store.add_pairs(Pair(a, b, r.choice([None, 0.5]), 0.5) for a, b in pairwise(ids) if a != b)
-    return listed(store.pairs()), listed(store.pairs(some_ids(store, r)))
-
-
-def listed(records: Iterable[Any]) -> list[Any]:
-    """Several stores have judgments and recorded draws by store."""
-    return sorted(records, key=repr)
+    return list(store.pairs()), list(store.pairs(some_ids(store, r)))
 
 
 OPERATIONS: list[Operation] = [
@@ -166,9 +151,9 @@ OPERATIONS: list[Operation] = [
     lambda store, r: store.draws.candidates(some_rule(r), r.choice(RUNS), 2),
     lambda store, r: store.draws.require(some_rule(r), some_at(r)),
     lambda store, r: store.split.keep(r.choice(RUNS), {"prompt 1": "prompt 0", "prompt 0": "prompt 0"}),
-    lambda store, r: listed(store.draws.recorded_groups(some_at(r))),
+    lambda store, r: store.draws.recorded_groups(some_at(r)),
     lambda store, r: store.draws.record(r.choice(RUNS), r.randint(41, 50), some_ids(store, r)),
-    lambda store, r: listed(store.draws.drawn(r.choice(RUNS), {step: step + 1 for step in range(40)})),
+    lambda store, r: store.draws.drawn(r.choice(RUNS), {step: step + 1 for step in range(40)}),
     lambda store, r: (store.draws.uses(some_ids(store, r)), store.draws.trained(some_ids(store, r))),
     lambda store, r: (store.ledger.knows(r.choice("rx")), len(store.ledger.fingerprint()) % 65),
     lambda store, r: store.imports.provenance(),
@@ -223,32 +208,8 @@ def test_any_calls_have_the_same_answers(tmp_path: Path, methods: set[str], monk
                 refused += isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], type)
             assert file.ledger.fingerprint() == remote.ledger.fingerprint()
         assert content(here) == content(there)
-    assert methods == METHODS - OF_SHARDS | {"protocol"}  # each one was called
+    assert methods == METHODS | {"protocol"}  # each one was called
     assert 20 < refused < 4 * CALLS / 2
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_shards_answer_as_one_store(tmp_path: Path, seed: int, count: int) -> None:
-    """Also their ids, and the order of samples, are the same."""
-    here, there = tmp_path / "one.db", [tmp_path / f"{number}.db" for number in range(count)]
-    refused = 0
-    with Store.open(here) as file, Store.open(Shards(tuple(there))) as shards:
-        expected = answers(file, str(here), seed)
-        for number, (a, b) in enumerate(zip(expected, answers(shards, str(shards.path), seed), strict=True)):
-            assert _plain(a, [here]) == _plain(b, there), number
-            refused += isinstance(a, tuple) and len(a) == 2 and isinstance(a[0], type)
-    assert 5 < refused < CALLS / 2
-
-
-def _plain(answer: Any, files: list[Path]) -> Any:
-    """Without what names one of the files, or one of several samples that are wrong in the same way."""
-    if not isinstance(answer, tuple) or not isinstance(answer[0], type):
-        return answer
-    text = answer[1]
-    for file in files:
-        text = text.replace(str(file), "STORE")
-    return answer[0], re.sub(r"(differ in sample) \d+", r"\1", text)
 
 
 def test_what_needs_the_file_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

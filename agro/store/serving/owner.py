@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from agro.errors import Refused
-from agro.store.parts import parts_of_file
 from agro.store.sample_rows import SampleRow
 from agro.store.serving.wire import METHODS, ONCE, ORDERS, PROTOCOL, WRITES, pack, unpack
+from agro.store.sqlite import Store
 
 TOGETHER = 64  # calls that one transaction has at most
 KEPT_SECONDS = 7 * 86400.0  # of the last answer to a client that says nothing any more
@@ -94,13 +94,13 @@ class Owner:
 
     def close(self) -> None:
         """Answer what waits, and close the store."""
-        self._thread.submit(self._parts.close).result()
+        self._thread.submit(self._store.close).result()
         self._thread.shutdown()
 
     def _open(self, path: Path) -> None:
-        self._parts = parts_of_file(path, read_only=False, create=True, timeout=None)
-        self._database = self._parts.tables.database
-        self._parts.tables.read_samples = lambda rows: list(map(SampleRow, rows))
+        self._store = Store.open(path)
+        self._database = self._store.tables.database
+        self._store.tables.read_samples = lambda rows: list(map(SampleRow, rows))
         with self._database.transaction():
             self._database.run(ANSWERS)
             self._database.run("DELETE FROM answers WHERE answered < ?", [time.time() - KEPT_SECONDS])
@@ -165,7 +165,7 @@ class Owner:
 
     def _result(self, call: Call) -> bytes:
         part_name, name = call.method.split(".")
-        part = getattr(self._parts, part_name)
+        part = getattr(self._store, part_name)
         try:
             _signature(getattr(type(part), name)).bind(part, *call.args, **call.kwargs)
             return pack(getattr(part, name)(*call.args, **call.kwargs))

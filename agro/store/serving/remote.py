@@ -9,22 +9,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any
 
 from agro.errors import Refused, Unwritable
-from agro.store.drawing import DrawReader, Draws
-from agro.store.imports import Imports
-from agro.store.leases import Leases
-from agro.store.ledger import Ledger, Requests
-from agro.store.parts import Parts
+from agro.store.drawing import DrawReader
 from agro.store.records import OtherPrompt
-from agro.store.samples import Experience, SampleReader
+from agro.store.samples import SampleReader
 from agro.store.serving.http import PATIENCE, OwnerHttp, Reply
 from agro.store.serving.wire import METHODS, PROTOCOL, WRITES, pack, unpack
-from agro.store.shard_record import ShardRecord
-from agro.store.split import RunClusters, Split
-from agro.store.survey import Survey, SurveyReader
-from agro.store.tables import Tables
+from agro.store.survey import SurveyReader
 
 ERRORS: dict[str, type[Refused]] = {error.__name__: error for error in (Refused, Unwritable, OtherPrompt)}
 
@@ -77,18 +70,10 @@ class Connection:
         return error
 
 
-class Asked(Protocol):
-    """Who does what the methods of a store's parts say."""
-
-    url: str  # in messages
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any: ...
-
-
 class RemotePart:
     """A part of a store, each of whose methods asks the owner."""
 
-    def __init__(self, name: str, connection: Asked) -> None:
+    def __init__(self, name: str, connection: Connection) -> None:
         self._name, self._connection = name, connection
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -114,25 +99,3 @@ class RemoteSurvey(RemotePart, SurveyReader): ...
 
 
 class RemoteDraws(RemotePart, DrawReader): ...
-
-
-def parts_of_owner(url: str, *, read_only: bool, timeout: float | None) -> Parts:
-    """Parts with the methods of those of a file. Raises `Refused` as `Connection` does."""
-    connection = Connection(url, read_only=read_only, timeout=timeout)
-    survey = RemoteSurvey("survey", connection)
-    clusters = cast(RunClusters, RemotePart("clusters", connection))
-    return Parts(
-        location=url,
-        close=connection.close,
-        experience=cast(Experience, RemoteExperience("experience", connection)),
-        survey=cast(Survey, survey),
-        split=Split(survey, clusters),
-        clusters=clusters,
-        draws=cast(Draws, RemoteDraws("draws", connection)),
-        requests=cast(Requests, RemotePart("requests", connection)),
-        ledger=cast(Ledger, RemotePart("ledger", connection)),
-        imports=cast(Imports, RemotePart("imports", connection)),
-        tables=cast(Tables, RemotePart("tables", connection)),
-        leases=cast(Leases, RemotePart("leases", connection)),
-        shard=cast(ShardRecord, RemotePart("shard", connection)),
-    )

@@ -23,7 +23,6 @@ from pydantic import TypeAdapter, ValidationError
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import records
-from agro.store.candidates import PlacedGroup
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection
 from agro.store.imports import Provenance
 from agro.store.paging import Page
@@ -31,13 +30,13 @@ from agro.store.sample_rows import Origin, SampleRow, from_rows
 from agro.store.survey import Scale, SurveyRow
 from agro.types import Sample
 
-PROTOCOL = 4  # of the calls and answers; another one isn't understood
+PROTOCOL = 5  # of the calls and answers; another one isn't understood
 # MessagePack's codes of what it doesn't have itself
 TUPLE, SET, RECORD, ARRAY, SAMPLE, DATA, INTEGER = CODES = range(7)
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
-        *(At, Candidate, DrawRule, Origin, Page, PlacedGroup, Provenance, Scale, Selection, SurveyRow),
+        *(At, Candidate, DrawRule, Origin, Page, Provenance, Scale, Selection, SurveyRow),
         *(records.Commit, records.Counts, records.Damage, records.DamagedSample, records.Draw),
         *(records.DrawnGroups, records.Group, records.LedgerSample, records.Pair, records.Rewind),
         *(records.RunUse, records.SampleSummary),
@@ -193,34 +192,29 @@ def named(**parts: str) -> frozenset[str]:
 # These may simply be repeated.
 READS = named(
     experience="samples_page last_id check_ids check_prompts find in_ledger rewards next_number "
-    "pairs_page pairs_between known_ids ids_of",
-    survey="group_rows_page prompts_page begun_groups groups_page summaries_page counts scales meetings",
-    draws="candidates require recorded_groups look drawn uses trained tally",
+    "pairs_page pairs_between",
+    survey="group_rows_page prompts_page groups groups_page summaries_page counts scales meetings",
+    draws="candidates require recorded_groups look drawn uses trained",
     requests="collectors ready backlog",
     ledger="commits committed knows fingerprint last_reference_logp reference_logp",
     imports="provenance",
     tables="check damage damaged",
     leases="alive",
-    clusters="of",
-    shard="fits place plan",
 )
 # These too: they bring an order of groups up to date, which can be made again.
-ORDERS = named(draws="pick count_groups first_groups groups_between groups_of_version")
+ORDERS = named(draws="pick")
 # These too: what they write is their answer. A step has one draw, a run its clusters, a name one lease.
 REPEATABLE = named(
     draws="draw_picked",
     clusters="keep",
     leases="renew release",
-    shard="join agree drop_plan",
-    requests="note",
 )
 # The answers of these are kept in the transaction that writes, and given again.
 ONCE = named(
     experience="append set_rewards add_pairs",
     draws="record",
     requests="claim finish take reopen",
-    ledger="commit rewind follow keep_reference_logp",
-    shard="reserve",
+    ledger="commit rewind keep_reference_logp",
 )
 WRITES = REPEATABLE | ONCE
 METHODS = READS | ORDERS | WRITES
