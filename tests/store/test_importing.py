@@ -79,6 +79,7 @@ def test_interchange_records(store: Store, folder: Path) -> None:
         "normalized": "",
         "refused": [],
         "refused_count": 0,
+        "lower_is_better": False,
     }
     a, b, c = store.samples()
     assert (a.reward, a.source, a.role, a.meta) == (1.0, "gpt", "log", {"answer": "18", "level": 3})

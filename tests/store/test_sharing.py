@@ -124,7 +124,9 @@ def test_json_lines_with_all_that_may_be_wrong(tmp_path: Path, read_here: list[A
     lines = rows(200)
     files = [pack(tmp_path / "a.jsonl", lines), pack(tmp_path / "b.jsonl.gz", lines[50:70])]
     report = compared(tmp_path, files)
-    assert len(read_here) == 29 + 3  # where this process is alone; two others leave nothing to it
+    # Where this process is alone; of two others it reads again what they were reading before it was known
+    # that the rewards are numbers, not shares.
+    assert 29 + 3 <= len(read_here) <= 29 + 3 + 5
     numbers = [int(refusal["where"].rpartition(":")[2]) for refusal in report["refused"]]
     of_first = [n for n, r in zip(numbers, report["refused"], strict=True) if "a.jsonl" in r["where"]]
     assert of_first == sorted(of_first)
