@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import RewardConfig, RunConfig
+    from agro.config import RunConfig
     from agro.store.location import Location
 
 
@@ -32,7 +32,10 @@ def look_at_run(
     if config.data.hold_out_most is None:
         check_config(config)
     else:  # data.hold_out is known later, and with it what the settings come to
-        _look_at_objectives(config)
+        from agro.train.phases import Phase, options_at
+
+        for phase in Phase.all(config):
+            phase.resolved(options_at(phase.config.objective.options, 0))
     look_at_inputs(config, owner)
 
 
@@ -47,15 +50,10 @@ def look_at_inputs(config: RunConfig, owner: str | None = None) -> None:
     if config.policy.model is not None and config.policy.new is None:
         look_at_model(config.policy.model)
     if config.scores:
-        _look_at_reward(config.reward)
+        from agro.rewards import check_name
 
-
-def _look_at_objectives(config: RunConfig) -> None:
-    """Refuse wrong names and options, of each phase."""
-    from agro.train.phases import Phase, options_at
-
-    for phase in Phase.all(config):
-        phase.resolved(options_at(phase.config.objective.options, 0))
+        if config.reward.name is not None and not config.reward.functions and config.reward.meaning is None:
+            check_name(config.reward.name)
 
 
 def look_at_prompts(paths: Sequence[str]) -> None:
@@ -106,11 +104,3 @@ def _open(location: Location) -> None:
 
     if url_of(location) is None and exists(location):
         Store.open(location, read_only=True).close()
-
-
-def _look_at_reward(config: RewardConfig) -> None:
-    """Of one reward; several are told apart where they are loaded."""
-    from agro.rewards import check_name
-
-    if config.name is not None and not config.functions and config.meaning is None:
-        check_name(config.name)

@@ -41,7 +41,8 @@ def write_gguf(run: Path, file: Path) -> None:
         raise Refused(f"{file}: there is such a file; give another one, or remove it")
     merged = file.with_name(f"{file.stem}-merged")
     write_merged(run, merged)
-    converter = _converter()
+    of_folder = Path(os.environ.get("LLAMA_CPP", "")) / CONVERTER
+    converter = str(of_folder) if of_folder.is_file() else shutil.which(CONVERTER)
     program = converter or f"llama.cpp/{CONVERTER}"
     command = [program, str(merged), "--outfile", str(file), "--outtype", "bf16"]
     if converter is None:
@@ -55,8 +56,3 @@ def write_gguf(run: Path, file: Path) -> None:
             f"--gguf: {converter} failed: {done.stderr.strip()[-500:]}\nThe merged model is in {merged}"
         )
     shutil.rmtree(merged)
-
-
-def _converter() -> str | None:
-    of_folder = Path(os.environ.get("LLAMA_CPP", "")) / CONVERTER
-    return str(of_folder) if of_folder.is_file() else shutil.which(CONVERTER)

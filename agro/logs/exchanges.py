@@ -189,7 +189,8 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
         if kind == "message":
             message["content"] += plain(item.get("content"), f"{name}.content")
         elif kind == "reasoning":
-            thought = _reasoning(item, name)
+            parts = listed(item.get("content"), f"{name}.content")
+            thought = "".join(text(part.get("text"), f"{name}.content.text") for part in parts)
             if thought:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
         else:
@@ -205,12 +206,6 @@ def _current(parsed: list[Message], *, new: bool) -> Message:
         message = {"role": "assistant", "content": ""}
         parsed.append(message)
     return message
-
-
-def _reasoning(item: Mapping[str, Any], name: str) -> str:
-    """The text of the model's reasoning, which may be encrypted instead."""
-    parts = listed(item.get("content"), f"{name}.content")
-    return "".join(text(part.get("text"), f"{name}.content.text") for part in parts)
 
 
 def _output(value: Any, name: str) -> str:

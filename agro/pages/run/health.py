@@ -21,13 +21,6 @@ from agro.runs.rundata import RunData
 def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
     """`problems`: of the run."""
     explained = [Fact(p.title, p.value, p.detail, bad=True) for p in problems if p.detail]
-    return {
-        "facts": [*explained, *_counts(run, experience), _equal_groups(run), *_signal(run)],
-        "panels": present([_gradient(run), _difference(run)]),
-    }
-
-
-def _counts(run: RunData, experience: RunExperience) -> list[Fact]:
     reasons: Counter[str] = Counter()
     for row in run.rows:
         reasons.update(row.get("dropped_reasons") or {})
@@ -40,7 +33,20 @@ def _counts(run: RunData, experience: RunExperience) -> list[Fact]:
         if name == "rewards_failed":
             note = "; ".join(f"{count(k)} × {cut(error, 200)}" for error, k in experience.failures[:3])
         facts.append(Fact(title, None if n is None else count(n), note, bad=bool(n)))
-    return facts
+    norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
+    measured = np.isfinite(norm)
+    text = caption("grad_norm", "grad_norm_clipped")
+    if measured.any():
+        clipped = clipped_norm[measured] < norm[measured]
+        text += f" Clipped at {percent(float(np.mean(clipped)))} of the steps."
+        if clipped.all():
+            middle = float(np.median(norm[measured]))
+            text += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
+    series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
+    return {
+        "facts": [*explained, *facts, _equal_groups(run), *_signal(run)],
+        "panels": present([panel(run, "Gradient norm", series, text, Look(log=True)), _difference(run)]),
+    }
 
 
 def _equal_groups(run: RunData) -> Fact:
@@ -65,20 +71,6 @@ def _signal(run: RunData) -> list[Fact]:
         note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
         facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
     return facts
-
-
-def _gradient(run: RunData) -> Panel | None:
-    norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
-    measured = np.isfinite(norm)
-    text = caption("grad_norm", "grad_norm_clipped")
-    if measured.any():
-        clipped = clipped_norm[measured] < norm[measured]
-        text += f" Clipped at {percent(float(np.mean(clipped)))} of the steps."
-        if clipped.all():
-            middle = float(np.median(norm[measured]))
-            text += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
-    series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
-    return panel(run, "Gradient norm", series, text, Look(log=True))
 
 
 def _difference(run: RunData) -> Panel | None:

@@ -29,12 +29,48 @@ MECHANISMS = {
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
     """What the template's section about the training data shows."""
+    # A row per phase and source, the most frequent source of a phase first.
+    phase = {row["step"]: row["phase"] for row in run.rows}
+    draws_of: dict[str, dict[str, list[Draw]]] = {span.name: {} for span in run.spans}
+    for draw, source in zip(experience.draws, experience.sources, strict=True):
+        draws_of[phase[draw.step]].setdefault(source, []).append(draw)
+    rows = []
+    for name, source_draws in draws_of.items():
+        total = sum(map(len, source_draws.values()))
+        for source, draws in sorted(source_draws.items(), key=lambda item: -len(item[1])):
+            rows.append({"phase": name, "source": source, "share": len(draws) / total, **_row(draws)})
+    width = smoothing(len(run.rows))
+    mean = f" Running mean over {width} steps." if width > 1 else ""
+    length, truncated = (training(run, m, smooth=width) for m in ("length_mean", "truncated_share"))
+    staleness = [
+        training(run, "staleness_max", "maximum", color=SECOND),
+        training(run, "staleness_mean", "mean"),
+    ]
+    again = [training(run, "asked_again", "asked again"), training(run, "groups", "all", color=SECOND)]
+    share, tokens, steps = Look(percent=True), Look("tokens"), Look(METRICS["staleness_mean"].unit)
+    panels = [
+        _sources_panel(run, experience),
+        _distribution("Rewards", "reward", experience.steps, experience.rewards),
+        _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True),
+        panel(run, "Length over steps", [length], caption("length_mean") + mean, tokens),
+    ]
+    if run.total("truncated_share"):
+        panels.append(
+            panel(run, "Truncated responses", [truncated], caption("truncated_share") + mean, share)
+        )
+    if run.measures("asked_again"):
+        panels.append(panel(run, "Groups asked again", again, caption("asked_again"), Look("groups")))
+    if run.total("staleness_max"):
+        panels.append(panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps))
+    for metric, title in MECHANISMS.items():
+        look = Look(METRICS[metric].unit)
+        panels.append(panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look))
     return {
         "facts": _facts(run),
-        "sources": _sources(run, experience),
+        "sources": rows,
         "phased": len(run.spans) > 1,
         "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
-        "panels": _panels(run, experience),
+        "panels": present([*panels, _critic_panel(run)]),
     }
 
 
@@ -66,20 +102,6 @@ def _facts(run: RunData) -> list[Fact]:
     return facts
 
 
-def _sources(run: RunData, experience: RunExperience) -> list[dict[str, Any]]:
-    """A row per phase and source, the most frequent source of a phase first."""
-    phase = {row["step"]: row["phase"] for row in run.rows}
-    draws_of: dict[str, dict[str, list[Draw]]] = {span.name: {} for span in run.spans}
-    for draw, source in zip(experience.draws, experience.sources, strict=True):
-        draws_of[phase[draw.step]].setdefault(source, []).append(draw)
-    rows = []
-    for name, source_draws in draws_of.items():
-        total = sum(map(len, source_draws.values()))
-        for source, draws in sorted(source_draws.items(), key=lambda item: -len(item[1])):
-            rows.append({"phase": name, "source": source, "share": len(draws) / total, **_row(draws)})
-    return rows
-
-
 def _row(draws: list[Draw]) -> dict[str, Any]:
     rewards = [d.reward for d in draws if d.reward is not None]
     staleness = [d.staleness for d in draws if d.staleness is not None]
@@ -90,36 +112,6 @@ def _row(draws: list[Draw]) -> dict[str, Any]:
         "staleness": sum(staleness) / len(staleness) if staleness else None,
         "stalest": max(staleness, default=None),
     }
-
-
-def _panels(run: RunData, experience: RunExperience) -> list[Panel]:
-    width = smoothing(len(run.rows))
-    mean = f" Running mean over {width} steps." if width > 1 else ""
-    length, truncated = (training(run, m, smooth=width) for m in ("length_mean", "truncated_share"))
-    staleness = [
-        training(run, "staleness_max", "maximum", color=SECOND),
-        training(run, "staleness_mean", "mean"),
-    ]
-    again = [training(run, "asked_again", "asked again"), training(run, "groups", "all", color=SECOND)]
-    share, tokens, steps = Look(percent=True), Look("tokens"), Look(METRICS["staleness_mean"].unit)
-    panels = [
-        _sources_panel(run, experience),
-        _distribution("Rewards", "reward", experience.steps, experience.rewards),
-        _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True),
-        panel(run, "Length over steps", [length], caption("length_mean") + mean, tokens),
-    ]
-    if run.total("truncated_share"):
-        panels.append(
-            panel(run, "Truncated responses", [truncated], caption("truncated_share") + mean, share)
-        )
-    if run.measures("asked_again"):
-        panels.append(panel(run, "Groups asked again", again, caption("asked_again"), Look("groups")))
-    if run.total("staleness_max"):
-        panels.append(panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps))
-    for metric, title in MECHANISMS.items():
-        look = Look(METRICS[metric].unit)
-        panels.append(panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look))
-    return present([*panels, _critic_panel(run)])
 
 
 def _critic_panel(run: RunData) -> Panel | None:

@@ -26,6 +26,21 @@ from agro.types import Sample, Text
 def page(run: RunData) -> str:
     """The page as text."""
     experience, report, shown = RunExperience.of(run), problems(run), held_out_samples(run)
+    facts = [Fact("seed", str(run.config.train.seed))]
+    if run.config.data.hold_out:
+        note = f"never trained on (data.hold_out); set_aside.jsonl has {run.set_aside} of them"
+        facts.append(Fact("held-out prompts", percent(run.config.data.hold_out, 1), note))
+    if run.best_model is not None:
+        best = run.best_model.measured
+        value = fixed(best.value)
+        if best.se is not None:
+            value = with_error(best.value, best.se)
+        note = f"{FOLLOWED[run.best_model.metric].title}, step {best.step}"
+        facts.append(Fact("best model, kept in best/", value, note))
+    for name, epochs in (run.values.get("epochs") or {}).items():
+        if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:
+            note = f"passes over {count(epochs['groups'])} stored groups, {count(epochs['steps'])} steps"
+            facts.append(Fact(f"epochs of {name}", f"{epochs['epochs']:g}", note))
     text = render(
         "page.html",
         run=run,
@@ -42,7 +57,7 @@ def page(run: RunData) -> str:
         experience=experience,
         late=LATE,
         longest=LONGEST,
-        facts=_facts(run),
+        facts=facts,
         config=json.dumps(run.values, indent=2, ensure_ascii=False),
         summarize=summarize,
         prompt_text=prompt_text,
@@ -55,25 +70,6 @@ def _model(run: RunData) -> str:
     if policy.new is None:
         return policy.model or "A model"
     return f"A new model ({policy.new.layers} layers of {policy.new.hidden})"
-
-
-def _facts(run: RunData) -> list[Fact]:
-    facts = [Fact("seed", str(run.config.train.seed))]
-    if run.config.data.hold_out:
-        note = f"never trained on (data.hold_out); set_aside.jsonl has {run.set_aside} of them"
-        facts.append(Fact("held-out prompts", percent(run.config.data.hold_out, 1), note))
-    if run.best_model is not None:
-        best = run.best_model.measured
-        value = fixed(best.value)
-        if best.se is not None:
-            value = with_error(best.value, best.se)
-        note = f"{FOLLOWED[run.best_model.metric].title}, step {best.step}"
-        facts.append(Fact("best model, kept in best/", value, note))
-    for name, epochs in (run.values.get("epochs") or {}).items():
-        if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:
-            note = f"passes over {count(epochs['groups'])} stored groups, {count(epochs['steps'])} steps"
-            facts.append(Fact(f"epochs of {name}", f"{epochs['epochs']:g}", note))
-    return facts
 
 
 def summarize(sample: Sample) -> str:
