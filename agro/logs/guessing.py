@@ -27,10 +27,8 @@ from agro.logs.column_kinds import (
     TEXTS,
     Column,
     as_literal,
-    assistants_of,
     best_named,
     columns_of,
-    dialog_keys,
     quoted,
     step_of,
 )
@@ -346,20 +344,6 @@ def _few(items: Sequence[tuple[str, Any]]) -> list[Any]:
     return shown + [item for _, item in items if item not in shown][: EXAMPLES - len(shown)]
 
 
-def _as_messages(column: Column) -> str:
-    """The turns of a dialog as messages."""
-    dialogs = [unpacked(value) for value in column.values]
-    keys = dialog_keys(dialogs[0])
-    assert keys is not None
-    who, said = map(quoted, keys)
-    names = dict.fromkeys(turn[keys[0]] for dialog in dialogs for turn in dialog)
-    assistants = {name for dialog in dialogs for name in assistants_of({turn[keys[0]] for turn in dialog})}
-    roles = [f"({who} == {as_literal(n)} && 'assistant')" for n in names if n in assistants]
-    roles += [f"({who} == {as_literal(n)} && 'system')" for n in names if n.casefold() == "system"]
-    path = step_of(column)
-    return f"{path}[].{{role: {' || '.join(roles)} || 'user', content: {said}}}"
-
-
 def _guesses(
     path: Path,
     columns: tuple[Column, ...],
@@ -447,16 +431,11 @@ def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
         said, right = _said([c for c in others if not _is_verdict(c)])
         response = best_named([c for c in said if c.type != "word" or c.is_spoken] or said, "response")
         if response is not None and (response.is_spoken or not has_whole_dialogs):
-            mapping = {"prompt": _asked_in(prompt, texts), "response": response.path, **right}
+            mapping = {"prompt": prompt.path, "response": response.path, **right}
             yield Judged(mapping, "prompt and response by their names")
     if dialogs:
         dialog = best_named(dialogs, "messages") or dialogs[0]
         yield Judged({"messages": dialog.path}, f"{dialog.path} has messages, the last one of the assistant")
-    for column in columns:
-        if column.type == "transcript":
-            yield Judged({"messages": column.path}, f"{column.path} has the turns of a dialog in one text")
-        if column.type == "dialog":
-            yield Judged({"messages": _as_messages(column)}, f"{column.path} has the turns of a dialog")
     yield from _by_content(prompt, texts, columns)
 
 
@@ -487,16 +466,6 @@ def _by_content(
 
 def _is_verdict(column: Column) -> bool:
     return column.type == "word" and bool(column.named("reward")) and worth_in(column) is not None
-
-
-def _asked_in(prompt: Column, texts: Sequence[Column]) -> str:
-    """The path of a prompt; of a title with its body both."""
-    owner, dot, name = prompt.path.rpartition(".")
-    bodies = [c for c in texts if c.path in (f"{owner}{dot}body", f"{owner}{dot}selftext")]
-    if name != "title" or not bodies:
-        return prompt.path
-    body = bodies[0].path.rpartition(".")[2]
-    return f'{owner}{dot}join(`"\\n\\n"`, [title, {body}])'
 
 
 def _said(texts: Sequence[Column]) -> tuple[list[Column], dict[str, str]]:
