@@ -1,4 +1,4 @@
-"""What to train instead, where an objective refuses a log: the commands for the kind of log that it is."""
+"""What kind of log a store has, and the recipe for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from agro.config import RunConfig
 from agro.store import Store
 
 Kind = Literal["log", "feedback", "pairs"]  # also the name of the recipe for it
@@ -27,34 +26,13 @@ def kind_of(store: Store) -> tuple[Kind, int]:
     return ("feedback" if is_single else "log"), len(scored)
 
 
-def instead(config: RunConfig, store: Store, log: Path | None = None) -> str:
-    """What to do, then commands, one a line; "" for a log that has groups with rewards to compare.
-
-    `config`: of the run that is refused, which says the model. `log`: the file that the store was filled from
-    for a look, which the commands import first.
-    """
-    kind, prompts = kind_of(store)
+def instead(store: Store) -> str:
+    """The recipe for a log of another kind; "" for one that has groups with rewards to compare."""
+    kind, _ = kind_of(store)
     if kind == "log":
         return ""
-
-    def command(recipe: str, *changes: str) -> str:
-        """With steps of as many prompts as there are, where the recipe takes more."""
-        if prompts < RunConfig.load(recipe).train.groups:
-            changes = (*changes, f"train.groups={prompts}")
-        return train_command(recipe, config.policy.model, store, log, changes)
-
-    if kind == "pairs":
-        return f"train on the judged pairs:\n  {command('pairs')}\n"
-    spread = store.survey.spread_of_rewards()
-    assert spread is not None  # it has scored groups
-    low, high = spread
-    commands = [
-        command("feedback"),
-        command("dro", "data.replay=1"),
-        command("kto", f"objective.threshold={(low + high) / 2:g}"),
-    ]
-    told = ["train on single responses, first by feedback, which compares them:"]
-    return "\n".join([*told, *(f"  {each}" for each in commands), ""])
+    what = "judged pairs" if kind == "pairs" else "single responses"
+    return f"recipe {kind}, which trains on {what} (agro check {store.path} prints its command)"
 
 
 def judged_prompts(store: Store) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from pathlib import Path
 
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
@@ -68,13 +67,11 @@ def check_stores(
             Store.open(data.eval_store, read_only=True, create=False).close()
 
 
-def check_enough(
-    phases: Sequence[Phase], path: Location, log: Path | None = None, clusters: Clusters | None = None
-) -> None:
+def check_enough(phases: Sequence[Phase], path: Location, clusters: Clusters | None = None) -> None:
     """Raise `Refused` where the store has fewer groups than a step draws, before anything adds to it.
 
     Of the first phases, up to one that samples. Staleness, by which groups come and go, is left to the step.
-    `log`: as of `instead`. `clusters`: the run's.
+    `clusters`: the run's.
     """
     for phase in takewhile(lambda phase: not phase.config.data.samples_fresh, phases):
         data = phase.config.data
@@ -87,8 +84,8 @@ def check_enough(
                 for rule in phase.rules(0):
                     store.draws.require(rule, At("", 0, 0, 0))
             except Refused as error:
-                way_out = instead(phase.config, store, log)
-                raise Refused(f"{error}, or {way_out.strip()}" if way_out else str(error)) from None
+                way_out = instead(store)
+                raise Refused(f"{error}, or {way_out}" if way_out else str(error)) from None
 
 
 def check_names(data: DataConfig, counts: Counts, path: Location, *, adds: bool) -> None:
@@ -126,18 +123,15 @@ def _check_named(
         )
 
 
-def check_store(
-    phase: Phase, store: Store, *, fills: bool | None = None, log: Path | None = None
-) -> list[str]:
+def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> list[str]:
     """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest.
 
     `fills`: whether a run adds samples where there are none to draw; by default where some step samples.
-    `log`: as of `instead`.
     """
     config, data = phase.config, phase.config.data
     fills = data.samples_fresh if fills is None else fills
     options = options_at(config.objective.options, 0)
-    check = _StoreCheck(config, store, phase.entry.needed(options), log)
+    check = _StoreCheck(config, store, phase.entry.needed(options))
     check.samples()
     if not check.total and fills:
         return ["the store is empty: all groups are sampled until it isn't"]
@@ -174,7 +168,6 @@ class _StoreCheck:
     config: RunConfig
     store: Store
     needs: Set[Need]
-    log: Path | None = None  # that the store was filled from for a look
     notes: list[str] = field(default_factory=list)  # what isn't drawn
     total: int = 0  # samples
     in_episodes: list[SampleSummary] = field(default_factory=list)
@@ -185,9 +178,9 @@ class _StoreCheck:
 
     @property
     def otherwise(self) -> str:
-        """Commands that train on the log, and "or" before other ways; "" where it isn't of another kind."""
-        way_out = instead(self.config, self.store, self.log)
-        return f"{way_out}or " if way_out else ""
+        """The recipe for the log, and "or" before other ways; "" where it isn't of another kind."""
+        way_out = instead(self.store)
+        return f"{way_out}, or " if way_out else ""
 
     @cached_property
     def is_drawn(self) -> Callable[[str], bool]:

@@ -19,7 +19,6 @@ from agro.pages.store.verdicts import DataVerdict, verdicts
 from agro.store import Counts, Store
 from agro.store.location import Location
 from agro.train import trainable
-from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
 from agro.train.reward_scales import find_scale_conflicts
 
@@ -99,9 +98,9 @@ def check_store(
     problem = ""
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
-        trainable.check_store(phase, store, fills=False, log=log)
+        trainable.check_store(phase, store, fills=False)
         if not config.data.samples_fresh:  # else the default number of groups, which nobody chose
-            trainable.check_enough([phase], store.path, log)
+            trainable.check_enough([phase], store.path)
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
@@ -120,7 +119,6 @@ def check_store(
         explaining=explaining(store) if uses_rewards and is_single else None,
         recipe=recipe,
         ranking=ranking,
-        instead=instead(config, store, log).strip(),
     )
 
 

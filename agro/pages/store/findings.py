@@ -35,7 +35,6 @@ class Findings:
     explaining: Explaining | None = None  # what explains the rewards of single responses
     recipe: str = ""  # that was found for the data, where none was asked for
     ranking: Ranking | None = None  # what can train on it
-    instead: str = ""  # what to do with a log of single responses or of judged pairs
 
     @property
     def trainable(self) -> bool:

@@ -105,19 +105,15 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             "note",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
             "(objective.singletons=drop).",
-            _otherwise(report) + "data.complete_groups = 3 samples fresh ones to these prompts.",
+            "data.complete_groups = 3 samples fresh ones to these prompts.",
         )
     elif alone and compares:
         yield DataVerdict(
             "warning",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
             "compares the responses to a prompt.",
-            _otherwise(report) + "data.complete_groups=3 samples fresh ones to these prompts;"
-            f" objective.singletons=drop leaves them out:{_dropping(report)}",
-        )
-    elif PAIRS not in needs and report.counts.pairs and _otherwise(report):
-        yield DataVerdict(
-            "note", f"The log has {count(report.counts.pairs)} judged pairs.", _otherwise(report)
+            "data.complete_groups=3 samples fresh ones to these prompts; objective.singletons=drop leaves "
+            "them out.",
         )
     if 0 < survey.groups < FEW_GROUPS:
         yield DataVerdict(
@@ -125,17 +121,6 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
-
-
-def _dropping(report: Findings) -> str:
-    """The command that leaves groups of one response out; "" where nothing else is left."""
-    ranked = () if report.ranking is None else (*report.ranking.recommended, *report.ranking.possible)
-    names = ("log", report.objective)
-    found = [each.command for name in names for each in ranked if each.name == name]
-    if not found:
-        return " nothing is left then."
-    extra = "" if " log " in found[0] or "singletons=drop" in found[0] else " objective.singletons=drop"
-    return f"\n  {found[0]}{extra}"
 
 
 def _raters(report: Findings) -> Iterator[DataVerdict]:
@@ -160,13 +145,6 @@ def _copies(report: Findings) -> Iterator[DataVerdict]:
             "data.hold_out holds out all of a cluster or none; held-out prompts in a file of their own "
             "shouldn't be copies of these.",
         )
-
-
-def _otherwise(report: Findings) -> str:
-    """Commands for a log of this kind, unless the problem has them already."""
-    if not report.instead or report.instead in report.problem:
-        return ""
-    return f"{report.instead[0].upper()}{report.instead[1:]}\n"
 
 
 def _rewards(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
