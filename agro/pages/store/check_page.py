@@ -142,9 +142,9 @@ def _texts(report: Report) -> Iterator[Panel | None]:
 def _panel(title: str, text: str, series: dict[str, Spread], unit: str, *, log: bool = False) -> Panel | None:
     if not series:
         return None
-    more = len(series) - figures.MOST
+    more = len(series) - MOST
     if more > 0:
-        text += f" The {figures.MOST} largest sources; {more} more aren't shown."
+        text += f" The {MOST} largest sources; {more} more aren't shown."
     return Panel(title, text, spreads(series, unit, title, log=log), key(series))
 
 
