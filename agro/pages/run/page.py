@@ -115,7 +115,23 @@ def write_page(folder: Path) -> Path:
 
 def course(run: RunData) -> dict[str, Any]:
     """What the template's section about the optimization shows."""
-    return {"facts": _facts(run), "panels": present([loss(run), _learning_rate(run), _speed(run)])}
+    facts = []
+    seconds, tokens = (
+        run.total("seconds"),
+        (run.total("tokens") or 0.0) + (run.total("sampled_tokens") or 0.0),
+    )
+    if seconds:
+        facts.append(Fact("time of all steps", duration(seconds), "without loading and evaluations"))
+        facts.append(Fact("tokens per second", short(tokens / seconds), "mean over the run"))
+        titles = {"seconds_sample": "drawing, sampling and scoring", "seconds_train": "training"}
+        for name, title in titles.items():
+            part = run.total(name)
+            if part is not None:
+                facts.append(Fact(title, percent(part / seconds), "of the time"))
+    rates = _rates(run)
+    if len(rates) == 1:
+        facts.append(Fact("learning rate", f"{rates.pop():.3g}", "constant"))
+    return {"facts": facts, "panels": present([loss(run), _learning_rate(run), _speed(run)])}
 
 
 def loss(run: RunData) -> Panel | None:
@@ -140,26 +156,6 @@ def _speed(run: RunData) -> Panel | None:
     series = [training(run, "tokens_per_second", smooth=smoothing(len(run.rows)))]
     text = "Tokens sampled and trained on, by the time of the step."
     return panel(run, "Speed", series, text, Look(METRICS["tokens_per_second"].unit))
-
-
-def _facts(run: RunData) -> list[Fact]:
-    facts = []
-    seconds, tokens = (
-        run.total("seconds"),
-        (run.total("tokens") or 0.0) + (run.total("sampled_tokens") or 0.0),
-    )
-    if seconds:
-        facts.append(Fact("time of all steps", duration(seconds), "without loading and evaluations"))
-        facts.append(Fact("tokens per second", short(tokens / seconds), "mean over the run"))
-        titles = {"seconds_sample": "drawing, sampling and scoring", "seconds_train": "training"}
-        for name, title in titles.items():
-            part = run.total(name)
-            if part is not None:
-                facts.append(Fact(title, percent(part / seconds), "of the time"))
-    rates = _rates(run)
-    if len(rates) == 1:
-        facts.append(Fact("learning rate", f"{rates.pop():.3g}", "constant"))
-    return facts
 
 
 def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
