@@ -13,7 +13,7 @@ from agro.objectives import get
 from agro.objectives.options import described
 from agro.store import Store
 from agro.store.location import exists, location_of
-from agro.train.instead import kind_of
+from agro.train.trainable import kind_of
 
 # The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. It goes with the rewards, and with 1/length
 # of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/arguments.py).

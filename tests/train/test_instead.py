@@ -15,7 +15,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.instead import instead
+from agro.train.trainable import instead
 
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from running import agro, done
