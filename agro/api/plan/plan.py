@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from agro.api.plan.measure import Rates, Work, measured, most_new, step_seconds, unknown_sampling, work
-from agro.api.plan.memory import memory_by_purpose, peak
+from agro.api.plan.memory import peak
 from agro.config import RunConfig
 from agro.io.numbers import UNKNOWN, count, duration, size
 from agro.models.policy import Policy
@@ -143,7 +143,6 @@ class Machine:
         policy.checkpoint_gradients(config.train.gradient_checkpointing)
         relative = 1.0 if reference is None else parameters(reference.model) / parameters(policy.model)
         parts = step_seconds(phase, policy, step, rates, relative)
-        memory = memory_by_purpose(policy, reference, config, step, rates)
         # Upper bounds of the seconds of a phase, as far as they are known, and tokens per second.
         sampled, trained = sum(row.learned for row in step.fresh), sum(len(row.tokens) for row in step.rows)
         computing = [parts[name] for name in ("reference", "training", "update")]
@@ -168,8 +167,7 @@ class Machine:
             "step_seconds": parts,
             "step_unknown": unknown_sampling(config),
             **totals,
-            "memory": memory,
-            "peak": peak(memory, self.loaded, len(step.passes), heap=policy.device.type == "cpu"),
+            "peak": peak(policy, config, step, rates, self.loaded),
         }
 
 
@@ -277,7 +275,6 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
         trained = count(p["responses_trained"])
     if p["peak"] is not None:
         peak = f"{size(p['peak'])}, with the process's own"
-    memory = [f"{key.replace('_', ' ')} {size(n)}" for key, n in p["memory"].items() if n]
     known = {name: p[f"{name}_tokens_per_second"] for name in ("sampled", "trained")}
     speeds = [f"{name} {count(speed)} tokens/s" for name, speed in known.items() if speed]
     merged = ""
@@ -303,6 +300,5 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
         f"  held-out: {p['evaluations']} evaluations, {count(p['responses_evaluated'])} responses",
         f"  speed on this machine: {', '.join(speeds) or UNKNOWN}",
         line,
-        f"  memory: {', '.join(memory)}",
         f"  peak of all memory: {peak}",
     ]

@@ -60,14 +60,39 @@ def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
         subject = f"Recipe {report.recipe}" if report.recipe else report.objective
         yield DataVerdict("note", f"{subject} can train on this.")
     yield from _groups(report, entry)
-    yield from _raters(report)
+    found = report.explaining
+    if found is not None:
+        yield DataVerdict(
+            "note",
+            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
+            f"{count(found.values)} values of {found.field}.",
+            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
+            f"--center-by {found.field} compares a response with what else they rated.",
+        )
     yield from _rewards(report, entry)
     is_reported = report.problem.startswith("rewards of different scales")
     yield from map(_scales, report.scales_apart[int(is_reported) :])
-    yield from _repeats(report)
+    survey = report.survey
+    near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
+    if near > MANY_REPEATS:
+        yield DataVerdict(
+            "warning",
+            f"{percent(near)} of the responses nearly repeat an earlier one to the same prompt "
+            f"(of {count(survey.inspected)} compared).",
+            "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
+            "another source, covers more.",
+        )
     yield from _truncated(report)
     yield from _held_out(report)
-    yield from _copies(report)
+    copies = report.survey.copies
+    if copies is not None and copies.prompts:
+        yield DataVerdict(
+            "note",
+            f"{count(copies.prompts)} of {count(report.survey.groups)} prompts are near-copies of others, in "
+            f"{count(copies.clusters)} clusters: {copies.named}.",
+            "data.hold_out holds out all of a cluster or none; held-out prompts in a file of their own "
+            "shouldn't be copies of these.",
+        )
     yield from _unknown(report, entry)
 
 
@@ -120,30 +145,6 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             "warning",
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
-        )
-
-
-def _raters(report: Findings) -> Iterator[DataVerdict]:
-    found = report.explaining
-    if found is not None:
-        yield DataVerdict(
-            "note",
-            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
-            f"{count(found.values)} values of {found.field}.",
-            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
-            f"--center-by {found.field} compares a response with what else they rated.",
-        )
-
-
-def _copies(report: Findings) -> Iterator[DataVerdict]:
-    copies = report.survey.copies
-    if copies is not None and copies.prompts:
-        yield DataVerdict(
-            "note",
-            f"{count(copies.prompts)} of {count(report.survey.groups)} prompts are near-copies of others, in "
-            f"{count(copies.clusters)} clusters: {copies.named}.",
-            "data.hold_out holds out all of a cluster or none; held-out prompts in a file of their own "
-            "shouldn't be copies of these.",
         )
 
 
@@ -201,19 +202,6 @@ def _scales(difference: ScaleConflict) -> DataVerdict:
         f"{high.highest:g}.",
         "Map both to one scale (data.reward_scale), or train on one of them (data.sources).",
     )
-
-
-def _repeats(report: Findings) -> Iterator[DataVerdict]:
-    survey = report.survey
-    near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
-    if near > MANY_REPEATS:
-        yield DataVerdict(
-            "warning",
-            f"{percent(near)} of the responses nearly repeat an earlier one to the same prompt "
-            f"(of {count(survey.inspected)} compared).",
-            "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
-            "another source, covers more.",
-        )
 
 
 def _truncated(report: Findings) -> Iterator[DataVerdict]:
