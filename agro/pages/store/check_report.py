@@ -12,10 +12,9 @@ from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives.needs import REWARD
 from agro.pages.store.check_survey import StoreSurvey, survey
-from agro.pages.store.findings import Findings
 from agro.pages.store.ranking import rank
 from agro.pages.store.raters import explaining
-from agro.pages.store.verdicts import DataVerdict, verdicts
+from agro.pages.store.verdicts import DataVerdict, Findings, verdicts
 from agro.store import Counts, Store
 from agro.store.location import Location
 from agro.train import trainable
