@@ -406,6 +406,18 @@ def noise(request: Request, seed: int) -> int:
     return (seed + 1_000_003 * request.number + request.position) % (1 << SEED_BITS)
 
 
+def _common(sampler: SamplerConfig, eos_ids: list[int]) -> dict[str, Any]:
+    """Settings of the same name in all dialects."""
+    return {
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k or -1,
+        "min_p": sampler.min_p,
+        "stop": list(sampler.stop) or None,
+        "stop_token_ids": eos_ids,
+    }
+
+
 class _Unaborted(Strict):
     """A server that pauses or restarts aborts responses, whatever they say: they are sampled again."""
 
@@ -457,18 +469,8 @@ class Completions:
         return {"model": served, "prompt": request.ids, "return_token_ids": True, **settings}
 
     def _settings(self, request: Request, sampler: SamplerConfig, seed: int) -> dict[str, Any]:
-        return {
-            "max_tokens": request.room,
-            "temperature": sampler.temperature,
-            "top_p": sampler.top_p,
-            "top_k": sampler.top_k or -1,
-            "min_p": sampler.min_p,
-            "stop": list(sampler.stop) or None,
-            "include_stop_str_in_output": True,
-            "stop_token_ids": self.eos_ids,
-            "seed": noise(request, seed),
-            "logprobs": 0,
-        }
+        own = {"max_tokens": request.room, "include_stop_str_in_output": True, "logprobs": 0}
+        return {**own, **_common(sampler, self.eos_ids), "seed": noise(request, seed)}
 
     def read(self, content: Any) -> Reply:
         choice = Choices[CompletionChoice].model_validate(content).choices[0]
@@ -556,18 +558,8 @@ class SGLang:
     def sampling(
         self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
     ) -> dict[str, Any]:
-        settings = {
-            "max_new_tokens": request.room,
-            "temperature": sampler.temperature,
-            "top_p": sampler.top_p,
-            "top_k": sampler.top_k or -1,
-            "min_p": sampler.min_p,
-            "stop": list(sampler.stop) or None,
-            "no_stop_trim": True,
-            "stop_token_ids": self.eos_ids,
-            "sampling_seed": noise(request, seed),
-        }
-        return self._body(request.ids, settings, -1, served)
+        own = {"max_new_tokens": request.room, "no_stop_trim": True, "sampling_seed": noise(request, seed)}
+        return self._body(request.ids, {**own, **_common(sampler, self.eos_ids)}, -1, served)
 
     def _body(
         self, ids: Sequence[int], settings: Mapping[str, Any], start: int, served: str | None
