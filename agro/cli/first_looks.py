@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import RunConfig
+    from agro.config import RewardConfig, RunConfig
     from agro.store.location import Location
 
 
@@ -32,10 +32,7 @@ def look_at_run(
     if config.data.hold_out_most is None:
         check_config(config)
     else:  # data.hold_out is known later, and with it what the settings come to
-        from agro.train.phases import Phase, options_at
-
-        for phase in Phase.all(config):
-            phase.resolved(options_at(phase.config.objective.options, 0))
+        _look_at_objectives(config)
     look_at_inputs(config, owner)
 
 
@@ -50,10 +47,15 @@ def look_at_inputs(config: RunConfig, owner: str | None = None) -> None:
     if config.policy.model is not None and config.policy.new is None:
         look_at_model(config.policy.model)
     if config.scores:
-        from agro.rewards import check_name
+        _look_at_reward(config.reward)
 
-        if config.reward.name is not None and not config.reward.functions and config.reward.meaning is None:
-            check_name(config.reward.name)
+
+def _look_at_objectives(config: RunConfig) -> None:
+    """Refuse wrong names and options, of each phase."""
+    from agro.train.phases import Phase, options_at
+
+    for phase in Phase.all(config):
+        phase.resolved(options_at(phase.config.objective.options, 0))
 
 
 def look_at_prompts(paths: Sequence[str]) -> None:
@@ -104,3 +106,11 @@ def _open(location: Location) -> None:
 
     if url_of(location) is None and exists(location):
         Store.open(location, read_only=True).close()
+
+
+def _look_at_reward(config: RewardConfig) -> None:
+    """Of one reward; several are told apart where they are loaded."""
+    from agro.rewards import check_name
+
+    if config.name is not None and not config.functions and config.meaning is None:
+        check_name(config.name)

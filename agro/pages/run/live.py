@@ -146,13 +146,16 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/":
             self._send_page(*self.server.live.current())
         elif path == "/samples":
-            try:
-                text = samples_page(self.server.live.folder, SampleQuery.parse(query))
-            except Refused as error:
-                text = render("waiting.html", name="samples", reason=str(error))
-            self._send_page(text)
+            self._send_samples(query)
         else:
             self.send_error(404)
+
+    def _send_samples(self, query: str) -> None:
+        try:
+            text = samples_page(self.server.live.folder, SampleQuery.parse(query))
+        except Refused as error:
+            text = render("waiting.html", name="samples", reason=str(error))
+        self._send_page(text)
 
     def _send_page(self, text: str, tag: str = "") -> None:
         if tag and self.headers.get("If-None-Match") == tag:
