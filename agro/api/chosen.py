@@ -13,7 +13,7 @@ from agro.objectives import get
 from agro.objectives.options import described
 from agro.store import Store
 from agro.store.location import exists, location_of
-from agro.train.instead import kind_of
+from agro.train.trainable import kind_of
 
 # The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. It goes with the rewards, and with 1/length
 # of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/arguments.py).
@@ -35,7 +35,17 @@ def choose(values: Mapping[str, Any]) -> Chosen:
     chosen = Chosen({}, [])
     recipe = _recipe(config)
     if recipe:
-        chosen.settings.update(_method(recipe, config))
+        # What a recipe says of the method, but for β and what is given, by dotted key.
+        theirs = RunConfig.load(recipe)
+        options = {name: value for name, value in theirs.objective.options.items() if name != "beta"}
+        found = {f"objective.{name}": value for name, value in options.items()}
+        for section, names in OF_METHOD.items():
+            given = getattr(config, section).model_fields_set
+            said = getattr(theirs, section).model_fields_set
+            for name in names:
+                if name in said and name not in given:
+                    found[f"{section}.{name}"] = getattr(getattr(theirs, section), name)
+        chosen.settings.update(found)
         chosen.notes.append(f"the method is that of recipe {recipe}")
     entry = get(config.objective.name)
     is_asked = described(entry.options).get("beta", {}).get("required", False)
@@ -64,20 +74,6 @@ def _recipe(config: RunConfig) -> str:
     if kind == "log" and share < 1:
         return "mixed"
     return kind if kind in ("log", "feedback") else ""
-
-
-def _method(recipe: str, config: RunConfig) -> dict[str, Any]:
-    """What a recipe says of the method, but for β and what is given, by dotted key."""
-    theirs = RunConfig.load(recipe)
-    options = {name: value for name, value in theirs.objective.options.items() if name != "beta"}
-    found = {f"objective.{name}": value for name, value in options.items()}
-    for section, names in OF_METHOD.items():
-        given = getattr(config, section).model_fields_set
-        said = getattr(theirs, section).model_fields_set
-        for name in names:
-            if name in said and name not in given:
-                found[f"{section}.{name}"] = getattr(getattr(theirs, section), name)
-    return found
 
 
 def _length(config: RunConfig) -> tuple[float, str]:

@@ -97,16 +97,6 @@ def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:
         if tokenizer is not None:
             raise Refused(f"tokenizer: {model} has its own; leave it out, or load the model and give both")
         return str(model)
-    _check_model(model)
-    if not hasattr(tokenizer, "save_pretrained"):
-        raise Refused(f"tokenizer: expected the tokenizer of the model object, got {tokenizer!r:.80}")
-    with complete_folder(folder) as unfinished, without_bars():
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-    return str(folder)
-
-
-def _check_model(model: Any) -> None:
     if hasattr(model, "peft_config"):
         raise Refused(
             "model: expected a model without an adapter. What to do: give model.merge_and_unload(), or the "
@@ -117,3 +107,9 @@ def _check_model(model: Any) -> None:
             "model: expected a folder, a hub name, or a causal language model of transformers with its "
             f"tokenizer, got {type(model).__name__}"
         )
+    if not hasattr(tokenizer, "save_pretrained"):
+        raise Refused(f"tokenizer: expected the tokenizer of the model object, got {tokenizer!r:.80}")
+    with complete_folder(folder) as unfinished, without_bars():
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+    return str(folder)

@@ -159,17 +159,13 @@ def _talk(conversation: Conversation, choose: Callable[[Sequence[Answer]], Sampl
         print("the model has no chat template: each line is a prompt of its own", file=sys.stderr)
     with suppress(EOFError):
         while (line := input("> ")) != "/quit":
-            _take_turn(conversation, line, choose)
+            if line == "/new":
+                conversation.messages.clear()
+            elif line:
+                answers = conversation.answer(line)
+                for number, answer in enumerate(answers, 1):
+                    label = f"{number}: " if len(answers) > 1 else ""
+                    print(f"{label}{answer.sample.response}")
+                conversation.go_on(line, choose(answers))
         return
     print()  # ends the line of the question
-
-
-def _take_turn(conversation: Conversation, line: str, choose: Callable[[Sequence[Answer]], Sample]) -> None:
-    if line == "/new":
-        conversation.messages.clear()
-    elif line:
-        answers = conversation.answer(line)
-        for number, answer in enumerate(answers, 1):
-            label = f"{number}: " if len(answers) > 1 else ""
-            print(f"{label}{answer.sample.response}")
-        conversation.go_on(line, choose(answers))

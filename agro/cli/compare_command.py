@@ -27,7 +27,6 @@ from agro.errors import Refused
 if TYPE_CHECKING:
     from agro.config import RewardConfig
     from agro.logs.results import Result
-    from agro.pages.run.compare import RunComparison
     from agro.pages.run.paired_results import PairedResults, PairedSets
     from agro.types import Prompt
 
@@ -166,13 +165,6 @@ def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool
     if as_json:
         print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
         return
-    _say_curves(comparison)
-    if comparison.paired is not None:
-        _say(comparison.paired)
-    print("\n".join(map(str, paths)))
-
-
-def _say_curves(comparison: RunComparison) -> None:
     from agro.pages.run.compare_page import (
         BANDS,
         difference_words,
@@ -202,6 +194,9 @@ def _say_curves(comparison: RunComparison) -> None:
     ]:
         console.print(text)
     console.print("")
+    if comparison.paired is not None:
+        _say(comparison.paired)
+    print("\n".join(map(str, paths)))
 
 
 def _say(paired: PairedSets) -> None:

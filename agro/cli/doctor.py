@@ -49,22 +49,18 @@ def doctor(
         print(json.dumps(report, ensure_ascii=False))
         return
     for key, value in report.items():
-        _show(key, value)
+        if isinstance(value, dict):
+            print(f"{key}:")
+            for name, inner in value.items():
+                print(f"  {name}: {'not installed' if inner is None and key == 'libraries' else inner}")
+        elif value is None:
+            print(f"{key}: not set")
+        elif key == "off":
+            print("off: " + ("\n  ".join(["", *value]) if value else "nothing"))
+        else:
+            print(f"{key}: {value}")
     if not ask_torch:
         print("threads and GPUs are those of variables and nvidia-smi; agro doctor --torch asks torch")
-
-
-def _show(key: str, value: Any) -> None:
-    if isinstance(value, dict):
-        print(f"{key}:")
-        for name, inner in value.items():
-            print(f"  {name}: {'not installed' if inner is None and key == 'libraries' else inner}")
-    elif value is None:
-        print(f"{key}: not set")
-    elif key == "off":
-        print("off: " + ("\n  ".join(["", *value]) if value else "nothing"))
-    else:
-        print(f"{key}: {value}")
 
 
 def _versions() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
@@ -14,17 +14,13 @@ from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
 from agro.logs.column_names import (
     ASIDE,
-    ASSISTANTS,
-    USERS,
     has,
     is_missing,
     likeness,
-    plain,
     steps_of,
     worth_of,
 )
 from agro.logs.labels import count_in, number_in, share_in
-from agro.logs.transcripts import turns_in
 
 SHOWN = 3
 DEEP = 4  # levels of objects
@@ -33,8 +29,6 @@ OTHER_WORDS = 3  # among judgments, different ones at most, and a sixth of the v
 
 Type = Literal[
     "messages",
-    "dialog",
-    "transcript",
     "texts",
     "numbers",
     "number",
@@ -48,8 +42,6 @@ Type = Literal[
 TEXTS = ("text", "word", "texts")
 JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
 
-SPEAKERS = ("role", "speaker", "sender", "from", "author", "who", "rolle", "sprecher", "type")
-SAID = ("content", "text", "message", "value", "utterance", "body", "msg", "texto", "texte", "nachricht")
 DATE = re.compile(
     r"(\d{4}-\d\d-\d\d|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|[A-Z][a-z]{2,8}\.? \d{1,2},? \d{4})([T ,]+.*\d.*)?"
     r"|\d{1,2}:\d\d(:\d\d)?"
@@ -80,12 +72,10 @@ class Column:
             return "empty"
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
-            ("dialog", lambda x: dialog_keys(unpacked(x)) is not None),
             ("numbers", lambda x: isinstance(x, list) and all(map(_may_be_in_numbers, x))),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
             ("number", is_number),
-            ("transcript", lambda x: isinstance(x, str) and isinstance(turns_in(x), list)),
             ("date", lambda x: isinstance(x, str) and DATE.fullmatch(x.strip()) is not None),
         )
         for name, test in tests:
@@ -203,7 +193,7 @@ def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, 
         for name, item in parsed.items():
             longer = f"{step}.{quoted(name)}"
             yield from _leaves(longer, longer, item, deep - 1)
-    elif _are_objects(parsed) and deep and not are_messages(parsed) and dialog_keys(parsed) is None:
+    elif _are_objects(parsed) and deep and not are_messages(parsed):
         for item in parsed:
             yield from _leaves(f"{step}[*]", f"{step}[*]", item, deep - 1)
     else:
@@ -228,28 +218,6 @@ def _by_key(value: Mapping[str, Any]) -> bool:
 def quoted(name: str) -> str:
     """As a step of an expression."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
-
-
-def dialog_keys(value: Any) -> tuple[str, str] | None:
-    """The keys of who speaks and of what is said, in the turns of a dialog that aren't messages."""
-    if not _are_objects(value):
-        return None
-    keys = set.intersection(*(set(turn) for turn in value))
-    who = next((key for key in SPEAKERS if key in keys), None)
-    said = next((key for key in SAID if key in keys), None)
-    if who is None or said is None or not all(isinstance(turn[who], str) for turn in value):
-        return None
-    speakers = {turn[who] for turn in value}
-    return (who, said) if assistants_of(speakers) not in (set(), speakers) else None
-
-
-def assistants_of(speakers: Collection[str]) -> set[str]:
-    """Those who are the assistant by a word of their name; else the one who isn't a user."""
-    called = {name: set(re.findall(r"[^\W_]+", plain(name))) for name in speakers}
-    users = {name for name, said in called.items() if said & USERS}
-    known = {name for name, said in called.items() if said & ASSISTANTS} - users
-    others = {name for name in speakers if plain(name) not in ("system", "tool")} - users
-    return others if not known and len(others) == 1 and users else known
 
 
 def _are_objects(value: Any) -> bool:

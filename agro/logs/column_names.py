@@ -80,18 +80,6 @@ WORSE = words(
     "worse worst reject bad los loses loser lost lose schlecht pire peor peggio pior slecht verlier "
     "perd inferior weaker"
 )
-USERS = frozenset(
-    words(
-        "user human customer client kunde kundin cliente usuario utilisateur utente guest gast "
-        "passenger rider caller patient student visitor you me nutzer nutzerin klant citizen member "
-        "tenant shopper buyer parent"
-    )
-)
-ASSISTANTS = frozenset(
-    words(
-        "assistant bot gpt ai ki ia model agent chatbot support assistent asistente agente advisor operator"
-    )
-)
 
 
 def plain(text: str) -> str:

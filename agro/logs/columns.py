@@ -5,9 +5,10 @@ A place is a path as in `--map`: the name of a column, or a JMESPath expression.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 from agro.errors import Refused
@@ -15,8 +16,7 @@ from agro.io.column_paths import value_at
 from agro.io.json_values import entry, is_unknown, objects, omit, text
 from agro.logs.fields import exchange, integer, number, parsed, rewarded, scores, split, total
 from agro.logs.mapping import heads
-from agro.logs.protocol import Context, Item, Judgment, Row, Votes
-from agro.logs.rankings import rank_judgments, score_votes
+from agro.logs.protocol import TIE, Context, Item, Judgment, Row, Votes
 
 Parser = Callable[[Any, str], Any]  # of the value at a path, whose name is for messages
 
@@ -309,3 +309,42 @@ def _named(row: Row, paths: Mapping[str, str], side: str = "") -> dict[str, Any]
 def _number(row: Row, path: str, context: Context) -> float | None:
     value = _at(row, path)
     return number(parsed(value, path) if context.is_text and isinstance(value, str) else value, path)
+
+
+def score_votes(a: float | None, b: float | None) -> Votes:
+    """The votes for two responses with these scores: equal scores are a tie, others no number of votes."""
+    return TIE if a is not None and a == b else (None, None)
+
+
+def rank_judgments(ranks: Sequence[float | None]) -> tuple[Judgment, ...]:
+    """Of every two responses with a rank the one with the lower rank is better; equal ranks are a tie."""
+    judgments = []
+    for (i, a), (j, b) in combinations(enumerate(ranks), 2):
+        if a is None or b is None:
+            continue
+        if a == b:
+            judgments.append(Judgment(i, j, TIE))
+        else:
+            judgments.append(Judgment(i, j) if a < b else Judgment(j, i))
+    return tuple(judgments)
+
+
+def tally(judgments: Iterable[Judgment]) -> tuple[Judgment, ...]:
+    """The judgments of several annotators as one of every two responses, with the votes for both.
+
+    A tie is half a vote for each.
+    """
+    votes: dict[tuple[int, int], list[float]] = {}
+    for judgment in judgments:
+        pair = (min(judgment[:2]), max(judgment[:2]))
+        counts = votes.setdefault(pair, [0.0, 0.0])
+        if judgment.votes == TIE:
+            counts[0] += 0.5
+            counts[1] += 0.5
+        else:
+            counts[pair.index(judgment.winner)] += 1.0
+    total = []
+    for (i, j), (a, b) in votes.items():
+        ahead = a >= b
+        total.append(Judgment(i, j, (a, b)) if ahead else Judgment(j, i, (b, a)))
+    return tuple(total)

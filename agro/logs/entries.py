@@ -106,7 +106,10 @@ class EntryWriter:
         Returns those that are refused, with their number: their prompt isn't that of their group.
         """
         refused = []
-        self._number_repeats(entries)
+        repeats = list({id(entry.same): entry.same for entry in entries if entry.same}.values())
+        if repeats:
+            for repeat, number in zip(repeats, self._counts.add([r.key for r in repeats]), strict=True):
+                repeat.number = number
         with self._store.transaction():
             new = self._new(entries, self._store.imports.origins(self._digest, *numbers))
             pairs = list[Pair]()
@@ -139,13 +142,6 @@ class EntryWriter:
         """Count the groups of what was added of these files, and the responses that equal an earlier one of
         their group."""
         self._report.groups, self._report.repeats = self._store.imports.repeats(digests, self._last)
-
-    def _number_repeats(self, entries: Sequence[Entry]) -> None:
-        """Number what records of the file repeat."""
-        repeats = list({id(entry.same): entry.same for entry in entries if entry.same}.values())
-        if repeats:
-            for repeat, number in zip(repeats, self._counts.add([r.key for r in repeats]), strict=True):
-                repeat.number = number
 
     def _new(self, entries: Sequence[Entry], stored: set[Origin]) -> Sequence[Entry]:
         if not stored:

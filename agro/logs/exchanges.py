@@ -185,32 +185,22 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
         role = "system" if item["role"] == "developer" else item["role"]
         parsed.append({"role": role, "content": plain(item.get("content"), f"{name}.content")})
     else:
-        message = _current(parsed, new=kind != "message" and kind not in _CALLS)
+        new = kind != "message" and kind not in _CALLS
+        message = parsed[-1] if parsed and parsed[-1]["role"] == "assistant" else None
+        if message is None or (new and (message["content"] or message.get("tool_calls"))):
+            message = {"role": "assistant", "content": ""}
+            parsed.append(message)
         if kind == "message":
             message["content"] += plain(item.get("content"), f"{name}.content")
         elif kind == "reasoning":
-            thought = _reasoning(item, name)
+            parts = listed(item.get("content"), f"{name}.content")
+            thought = "".join(text(part.get("text"), f"{name}.content.text") for part in parts)
             if thought:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
         else:
             tool = item.get("name") or kind.removesuffix("_call")
             converted = call(tool, item.get(_CALLS[kind]), item.get("call_id"))
             message.setdefault("tool_calls", []).append(converted)
-
-
-def _current(parsed: list[Message], *, new: bool) -> Message:
-    """The assistant's message that an item belongs to. Reasoning begins another one after text or calls."""
-    message = parsed[-1] if parsed and parsed[-1]["role"] == "assistant" else None
-    if message is None or (new and (message["content"] or message.get("tool_calls"))):
-        message = {"role": "assistant", "content": ""}
-        parsed.append(message)
-    return message
-
-
-def _reasoning(item: Mapping[str, Any], name: str) -> str:
-    """The text of the model's reasoning, which may be encrypted instead."""
-    parts = listed(item.get("content"), f"{name}.content")
-    return "".join(text(part.get("text"), f"{name}.content.text") for part in parts)
 
 
 def _output(value: Any, name: str) -> str:

@@ -42,7 +42,7 @@ def guessed_pairs(
                 can_judge.append((column, sides))
         can_judge.sort(key=lambda each: (each[0].named("preference"), bool(_in_name(*each))), reverse=True)
         for column, sides in can_judge:
-            won = _models_named(column, sides, columns) or _read(column, sides)
+            won = _read(column, sides)
             if won is not None:
                 lower = is_negated(column.tokens, WORSE) and len(sides) == 2
                 yield Judged(*_preferred(prompt, column, *won), column, lower)
@@ -166,21 +166,6 @@ def _side_of(text: str, sides: Mapping[str, Column]) -> str | None:
 
 def _is_tie(text: str) -> bool:
     return not TIES.isdisjoint(re.findall(r"\w+|=", plain(text)))
-
-
-def _models_named(winner: Column, sides: Mapping[str, Column], columns: Sequence[Column]) -> Won | None:
-    """As `_read`, where winners are named by their models, which have columns of their own."""
-    values = dict.fromkeys(str(value) for value in winner.values if str(value) not in winner.unrated)
-    ties = [value for value in values if _is_tie(value)]
-    for alike in sides_of(columns):
-        models = {mark: alike[mark] for mark in sides if mark in alike}
-        if models.keys() != sides.keys() or winner in models.values() or models == sides:
-            continue
-        names = {str(value) for column in models.values() for value in column.values}
-        if names and values.keys() - set(ties) <= names:
-            won = [(sides[mark], f"{step_of(winner)} == {step_of(model)}") for mark, model in models.items()]
-            return won, _is_one_of(winner, ties) if ties else ""
-    return None
 
 
 def _is_one_of(column: Column, values: Iterable[Any]) -> str:

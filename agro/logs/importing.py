@@ -68,7 +68,15 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             del block, found
             gc.collect(0)
         writer.finish([digest for _, digest in files])
-        _note(report, total, mapped=bool(options.get("mapping")))
+        # Set what the records of all files were recognized as and counted by.
+        mapped = bool(options.get("mapping"))
+        kinds = " and ".join(f"{kind} records" for kind in sorted(total.kinds))
+        report.recognized = kinds + (", mapped" if mapped else "")
+        report.left_out, report.without_column = total.left_out, total.without_column
+        report.columns_left = list(total.columns_left)
+        report.dropped, report.redacted = total.dropped, total.redacted
+        report.tokens_dropped = total.tokens_dropped
+        report.cut, report.unknown_ends = total.cut, total.unknown_ends
         report.unused = _unused(report, paths, options.get("mapping") or {})
         if limit is None:
             _check_used(options, total, has_words=readers.has_words)
@@ -123,17 +131,6 @@ def _first(blocks: Iterator[Block], limit: int) -> Iterator[Block]:
             yield RecordBlock(records)
         if not limit:
             return
-
-
-def _note(report: ImportReport, found: Found, *, mapped: bool) -> None:
-    """Set what the records of all files were recognized as and counted by."""
-    kinds = " and ".join(f"{kind} records" for kind in sorted(found.kinds))
-    report.recognized = kinds + (", mapped" if mapped else "")
-    report.left_out, report.without_column = found.left_out, found.without_column
-    report.columns_left = list(found.columns_left)
-    report.dropped, report.redacted = found.dropped, found.redacted
-    report.tokens_dropped = found.tokens_dropped
-    report.cut, report.unknown_ends = found.cut, found.unknown_ends
 
 
 def _encodings(paths: Sequence[Path]) -> dict[str, str]:

@@ -110,7 +110,13 @@ def from_record(
     if "tokens" in fields and "mask" not in fields and "action" not in fields:
         fields |= _after_prompt(fields, tokenizer)
     elif fields["prompt"] == "" and "prompt_id" not in fields:
-        _check_prompt_is_empty(fields)
+        actions = fields.get("action", fields.get("mask"))
+        prompt_length = 0 if actions is None or not actions.any() else int(actions.argmax())
+        if prompt_length > 1:
+            raise Refused(
+                f"prompt: expected the text of the {prompt_length} tokens before the response, got an empty "
+                "text; decode them, or give the prompt_id"
+            )
     if not is_json:
         for name in ("prompt", "sampling", "meta"):
             if fields.get(name) and not isinstance(fields[name], str):
@@ -178,17 +184,6 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
         "tokenizer": tokenizer.fingerprint,
     }
     return changes | sequence
-
-
-def _check_prompt_is_empty(fields: Mapping[str, Any]) -> None:
-    """Raise `Refused` for prompts that only the tokens have: without ids all of them would be one group."""
-    actions = fields.get("action", fields.get("mask"))
-    prompt_length = 0 if actions is None or not actions.any() else int(actions.argmax())
-    if prompt_length > 1:
-        raise Refused(
-            f"prompt: expected the text of the {prompt_length} tokens before the response, got an empty "
-            "text; decode them, or give the prompt_id"
-        )
 
 
 def _meta(fields: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,7 +112,11 @@ def fit(
     model.model.train()
     for update, some in enumerate(_batches(items, options, random), 1):
         if is_pairs:
-            loss = _pairs_loss(model, judged, some)
+            places = [place for c in some for place in (c.first, c.second)]
+            scores = model.logits([judged.rows[place] for place in places])[:, 0].view(-1, 2)
+            difference = scores[:, 0] - scores[:, 1]
+            p = torch.tensor([c.p for c in some], device=difference.device)
+            loss = -(p * logsigmoid(difference) + (1 - p) * logsigmoid(-difference)).mean()
         else:
             loss = _rating_loss(model, judged, some, mean, std)
         optimizer.zero_grad()
@@ -130,14 +134,6 @@ def _batches(items: Sequence[Any], options: Fitting, random: torch.Generator) ->
         order = torch.randperm(len(items), generator=random).tolist()
         for start in range(0, len(order), options.batch):
             yield [items[i] for i in order[start : start + options.batch]]
-
-
-def _pairs_loss(model: RewardModel, judged: Judged, some: Sequence[Comparison]) -> torch.Tensor:
-    places = [place for c in some for place in (c.first, c.second)]
-    scores = model.logits([judged.rows[place] for place in places])[:, 0].view(-1, 2)
-    difference = scores[:, 0] - scores[:, 1]
-    p = torch.tensor([c.p for c in some], device=difference.device)
-    return -(p * logsigmoid(difference) + (1 - p) * logsigmoid(-difference)).mean()
 
 
 def _rating_loss(

@@ -214,12 +214,7 @@ class Episode:
     ) -> list[Sample]:
         """One sample, or several under the episode's `name` where a template rewrote history."""
         reward, rows = self.reward(), self.transcript.rows
-        meta = {**self.prompt.columns, **meta, **self._outcome(last_turn)}
-        episode = name if len(rows) > 1 else None
-        return [self._sample(row, i, meta, reward, episode, sampling) for i, row in enumerate(rows)]
-
-    def _outcome(self, last_turn: str) -> dict[str, Any]:
-        """How the episode went, for `meta` of its samples."""
+        # How the episode went, for `meta` of its samples.
         outcome = {
             "finish": self.finish,
             "turns": len(self.turns),
@@ -232,7 +227,9 @@ class Episode:
             outcome["reward_error"] = self.error
         if thought := thought_in(self.encoder.render(self.prompt.text), last_turn):
             outcome["thought"] = thought
-        return outcome
+        meta = {**self.prompt.columns, **meta, **outcome}
+        episode = name if len(rows) > 1 else None
+        return [self._sample(row, i, meta, reward, episode, sampling) for i, row in enumerate(rows)]
 
     def _sample(
         self,
@@ -244,7 +241,15 @@ class Episode:
         sampling: dict[str, Any],
     ) -> Sample:
         kept, kept_count = flat(row.kept) if self.records_kept else (None, None)
-        observations = self._observations(row)
+        # Where the environment's turns stand in the response: [start, end] in characters.
+        length, context = len(row.tokens), row.tokens[: row.context]
+        ends = [i for i in range(row.context + 1, length) if row.action[i] != row.action[i - 1]]
+        observations, start = [], 0
+        for end in [*ends, length]:
+            stop = len(self.encoder.decode(row.tokens[row.context : end], context))
+            if not row.action[end - 1]:
+                observations.append([start, stop])
+            start = stop
         versions = {v for v, action in zip(row.version, row.action, strict=True) if action}
         return Sample(
             prompt=self.prompt.text,
@@ -265,15 +270,3 @@ class Episode:
             role="policy",
             source="policy",
         )
-
-    def _observations(self, row: EpisodeRow) -> list[list[int]]:
-        """Where the environment's turns stand in the response: [start, end] in characters."""
-        length, context = len(row.tokens), row.tokens[: row.context]
-        ends = [i for i in range(row.context + 1, length) if row.action[i] != row.action[i - 1]]
-        observations, start = [], 0
-        for end in [*ends, length]:
-            stop = len(self.encoder.decode(row.tokens[row.context : end], context))
-            if not row.action[end - 1]:
-                observations.append([start, stop])
-            start = stop
-        return observations

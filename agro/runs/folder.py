@@ -140,12 +140,7 @@ class Run:
             values = "; ".join(f"{key} was {old}, now it is {new}" for key, old, new in different)
             raise Refused(f"{self.folder}: --resume expects the same configuration, but {values}")
         record: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
-        self._check_inputs(record.get("inputs", {}), inputs, accept)
-        return record
-
-    def _check_inputs(
-        self, recorded: Mapping[str, str], inputs: Mapping[str, str], accept: Sequence[str]
-    ) -> None:
+        recorded = record.get("inputs", {})
         names = list({**recorded, **inputs})
         allowed = ", ".join(names)
         for name in accept:
@@ -168,6 +163,7 @@ class Run:
             )
         if changed:
             self.notes.append(f"what {', '.join(changed)} names has changed since the run began (--accept)")
+        return record
 
     def has_steps(self) -> bool:
         """Whether the metrics of a step were logged, besides the measurement before the first one."""

@@ -62,33 +62,7 @@ class AdversarialSource(Monitor):
         every_one = is_due or self.config.data.draws_stored
         ids = sorted({*self.newest, *filled.ids}) if every_one else filled.ids
         samples = list(self.store.samples(ids=ids, skip_damaged=True))
-        experts = self._experts_of(samples)
-        numbers = {name: i for i, name in enumerate(dict.fromkeys(s.prompt_id for s in samples))}
-        own = Pool.of(self.policy, samples, self.learned.layer, numbers)
-        theirs = Pool.of(self.policy, experts, self.learned.layer, numbers)
-        held_out = torch.tensor([is_held_out(name) for name in numbers], device=own.prompts.device)
-        if not (torch.isin(own.prompts, theirs.prompts) & ~held_out[own.prompts]).any():
-            held_out[:] = False  # it is fitted to all, and not measured
-        if is_due:
-            self._fit(samples, own, theirs, held_out)
-        assert self.discriminator is not None
-        values = self.discriminator.values(own.states).tolist()
-        self.store.set_rewards(self._scored(s, value) for s, value in zip(samples, values, strict=True))
-        auc = self.discriminator.auc(own.select(held_out[own.prompts]), theirs)
-        return replace(filled, measured={**filled.measured, "learned_auc": auc})
-
-    def state(self) -> Any:
-        if self.discriminator is None:
-            return None
-        tensors = to_text(self.discriminator.tensors())
-        return {"fitted": self.fitted, "newest": self.newest, "tensors": tensors}
-
-    def restore(self, state: Any) -> None:
-        self.fitted, self.newest = state["fitted"], state["newest"]
-        self.discriminator = Discriminator.load(from_text(state["tensors"])).to(self.policy.device)
-
-    def _experts_of(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The encoded demonstrations to the prompts of these samples. Raises `Refused` without any."""
+        # The encoded demonstrations to the prompts of these samples. Raises `Refused` without any.
         experts = []
         for prompt_id in dict.fromkeys(sample.prompt_id for sample in samples):
             if prompt_id not in self.experts:
@@ -106,19 +80,38 @@ class AdversarialSource(Monitor):
                 f"(for one: prompt {samples[0].prompt_id}). What to do: import some for data.prompts (agro "
                 "import FILE --store STORE, with a column role), and set data.store"
             )
-        return experts
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(s.prompt_id for s in samples))}
+        own = Pool.of(self.policy, samples, self.learned.layer, numbers)
+        theirs = Pool.of(self.policy, experts, self.learned.layer, numbers)
+        held_out = torch.tensor([is_held_out(name) for name in numbers], device=own.prompts.device)
+        if not (torch.isin(own.prompts, theirs.prompts) & ~held_out[own.prompts]).any():
+            held_out[:] = False  # it is fitted to all, and not measured
+        if is_due:
+            # Fit to the responses to prompts that have a demonstration and aren't held out.
+            rows = torch.isin(own.prompts, theirs.prompts) & ~held_out[own.prompts]
+            if self.discriminator is None:
+                seed = derive(self.config.train.seed, "discriminator")
+                self.discriminator = Discriminator(own.states.shape[1], seed)
+            options = self.learned
+            seed = derive(self.config.train.seed, "fit", self.version)
+            fit = Fit(options.loss, options.penalty, options.slope, options.steps, seed)
+            self.discriminator.fit(own.select(rows), self._weights(samples)[rows.cpu()], theirs, fit)
+            self.fitted = self.version
+        assert self.discriminator is not None
+        values = self.discriminator.values(own.states).tolist()
+        self.store.set_rewards(self._scored(s, value) for s, value in zip(samples, values, strict=True))
+        auc = self.discriminator.auc(own.select(held_out[own.prompts]), theirs)
+        return replace(filled, measured={**filled.measured, "learned_auc": auc})
 
-    def _fit(self, samples: Sequence[Sample], own: Pool, experts: Pool, held_out: Tensor) -> None:
-        """Fit to the responses to prompts that have a demonstration and aren't held out."""
-        rows = torch.isin(own.prompts, experts.prompts) & ~held_out[own.prompts]
+    def state(self) -> Any:
         if self.discriminator is None:
-            seed = derive(self.config.train.seed, "discriminator")
-            self.discriminator = Discriminator(own.states.shape[1], seed)
-        options = self.learned
-        seed = derive(self.config.train.seed, "fit", self.version)
-        fit = Fit(options.loss, options.penalty, options.slope, options.steps, seed)
-        self.discriminator.fit(own.select(rows), self._weights(samples)[rows.cpu()], experts, fit)
-        self.fitted = self.version
+            return None
+        tensors = to_text(self.discriminator.tensors())
+        return {"fitted": self.fitted, "newest": self.newest, "tensors": tensors}
+
+    def restore(self, state: Any) -> None:
+        self.fitted, self.newest = state["fitted"], state["newest"]
+        self.discriminator = Discriminator.load(from_text(state["tensors"])).to(self.policy.device)
 
     def _weights(self, samples: Sequence[Sample]) -> Tensor:
         """[N] as replay weighs its draws: with data.order = "age_weighted" by (1 − age_decay)^staleness.

@@ -44,7 +44,16 @@ def check_followed(phases: Sequence[Phase]) -> None:
             if value != unset and not any(map(measures_followed, phases)):
                 raise _nothing_to_follow(key, value, config)
     if any(config.evaluate.metric == "eval_consistency" for config in configs):
-        _check_one_beta(phases)
+        # ½ Var(R) under another β is another measure, in which no best can be chosen.
+        measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
+        betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
+        values = [beta for beta in betas if beta is not None]
+        changes = [beta for beta in values if isinstance(beta, Mapping) or beta != values[0]]
+        if changes:
+            raise Refused(
+                "evaluate.metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but "
+                f"objective.beta changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta"
+            )
     targets = [config.evaluate.target_kl for config in configs if config.evaluate.target_kl is not None]
     if targets and not any(map(measures_heldout_kl, configs)):
         raise Refused(
@@ -104,19 +113,6 @@ def _nothing_to_follow(key: str, value: Any, phase: RunConfig) -> Refused:
         f"evaluate.metric = {name} is measured on {FOLLOWED[name].needs}, and no phase has that; set it, "
         "follow another metric, or remove evaluate.metric"
     )
-
-
-def _check_one_beta(phases: Sequence[Phase]) -> None:
-    """½ Var(R) under another β is another measure, in which no best can be chosen."""
-    measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
-    betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
-    values = [beta for beta in betas if beta is not None]
-    changes = [beta for beta in values if isinstance(beta, Mapping) or beta != values[0]]
-    if changes:
-        raise Refused(
-            "evaluate.metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but "
-            f"objective.beta changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta"
-        )
 
 
 def check_phase(phase: Phase, prefix: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
@@ -31,7 +33,6 @@ from agro.store.location import Location, check_made, exists
 from agro.store.queries import chosen
 from agro.store.split import Clusters
 from agro.train.collate import total_reward
-from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
 from agro.train.reward_scales import check_scales
 from agro.types import ROLES, Prompt, Sample
@@ -68,13 +69,11 @@ def check_stores(
             Store.open(data.eval_store, read_only=True, create=False).close()
 
 
-def check_enough(
-    phases: Sequence[Phase], path: Location, log: Path | None = None, clusters: Clusters | None = None
-) -> None:
+def check_enough(phases: Sequence[Phase], path: Location, clusters: Clusters | None = None) -> None:
     """Raise `Refused` where the store has fewer groups than a step draws, before anything adds to it.
 
     Of the first phases, up to one that samples. Staleness, by which groups come and go, is left to the step.
-    `log`: as of `instead`. `clusters`: the run's.
+    `clusters`: the run's.
     """
     for phase in takewhile(lambda phase: not phase.config.data.samples_fresh, phases):
         data = phase.config.data
@@ -87,8 +86,8 @@ def check_enough(
                 for rule in phase.rules(0):
                     store.draws.require(rule, At("", 0, 0, 0))
             except Refused as error:
-                way_out = instead(phase.config, store, log)
-                raise Refused(f"{error}, or {way_out.strip()}" if way_out else str(error)) from None
+                way_out = instead(store)
+                raise Refused(f"{error}, or {way_out}" if way_out else str(error)) from None
 
 
 def check_names(data: DataConfig, counts: Counts, path: Location, *, adds: bool) -> None:
@@ -126,18 +125,15 @@ def _check_named(
         )
 
 
-def check_store(
-    phase: Phase, store: Store, *, fills: bool | None = None, log: Path | None = None
-) -> list[str]:
+def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> list[str]:
     """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest.
 
     `fills`: whether a run adds samples where there are none to draw; by default where some step samples.
-    `log`: as of `instead`.
     """
     config, data = phase.config, phase.config.data
     fills = data.samples_fresh if fills is None else fills
     options = options_at(config.objective.options, 0)
-    check = _StoreCheck(config, store, phase.entry.needed(options), log)
+    check = _StoreCheck(config, store, phase.entry.needed(options))
     check.samples()
     if not check.total and fills:
         return ["the store is empty: all groups are sampled until it isn't"]
@@ -174,7 +170,6 @@ class _StoreCheck:
     config: RunConfig
     store: Store
     needs: Set[Need]
-    log: Path | None = None  # that the store was filled from for a look
     notes: list[str] = field(default_factory=list)  # what isn't drawn
     total: int = 0  # samples
     in_episodes: list[SampleSummary] = field(default_factory=list)
@@ -185,9 +180,9 @@ class _StoreCheck:
 
     @property
     def otherwise(self) -> str:
-        """Commands that train on the log, and "or" before other ways; "" where it isn't of another kind."""
-        way_out = instead(self.config, self.store, self.log)
-        return f"{way_out}or " if way_out else ""
+        """The recipe for the log, and "or" before other ways; "" where it isn't of another kind."""
+        way_out = instead(self.store)
+        return f"{way_out}, or " if way_out else ""
 
     @cached_property
     def is_drawn(self) -> Callable[[str], bool]:
@@ -376,3 +371,48 @@ def named(id: int | None, prompt_id: str, truncation: str) -> str:
     """A sample in messages."""
     sampled = f", sampled with {truncation}" if truncation else ""
     return f"sample {id} (prompt {prompt_id}{sampled})"
+
+
+Kind = Literal["log", "feedback", "pairs"]  # also the name of the recipe for it
+MANY = 0.5  # of the prompts with a reward, which have one response
+
+
+def kind_of(store: Store) -> tuple[Kind, int]:
+    """What a store has, by the recipe that trains on it, and at how many prompts.
+
+    log: rewards of several responses a prompt; feedback: of one; pairs: judgments, and no such rewards.
+    """
+    scored = [group.scored for group in store.survey.each_group() if group.scored]
+    judged = judged_prompts(store)
+    if judged and not any(size > 1 for size in scored):
+        return "pairs", judged
+    is_single = len(scored) > 1 and scored.count(1) >= MANY * len(scored)
+    return ("feedback" if is_single else "log"), len(scored)
+
+
+def instead(store: Store) -> str:
+    """The recipe for a log of another kind; "" for one that has groups with rewards to compare."""
+    kind, _ = kind_of(store)
+    if kind == "log":
+        return ""
+    what = "judged pairs" if kind == "pairs" else "single responses"
+    return f"recipe {kind}, which trains on {what} (agro check {store.path} prints its command)"
+
+
+def judged_prompts(store: Store) -> int:
+    """How many prompts have a judgment with a winner."""
+    if not store.counts().pairs:
+        return 0
+    prompts = {row.id: row.prompt_id for row in store.survey.each_summary()}
+    return len({prompts.get(pair.winner) for pair in store.pairs() if not pair.is_tie})
+
+
+def train_command(
+    recipe: str, model: str | None, store: Store, log: Path | None, changes: Sequence[str] = ()
+) -> str:
+    """`agro train RECIPE …`, after `agro import` where the store was filled from a file for a look."""
+    path = store.path if log is None else Path(log.name.split(".")[0] + ".db")
+    parts = [] if log is None else ["agro", "import", str(log), "--store", str(path), "&&"]
+    parts += ["agro", "train", recipe, f"policy.model={model or 'MODEL'}", f"data.store={path}", *changes]
+    quoted = [part if part == "&&" else shlex.quote(part) for part in [*parts, "--out", f"runs/{recipe}"]]
+    return " ".join(quoted)

@@ -35,7 +35,6 @@ from agro.train.asking_again import AskingAgainSource, without_hint
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import follows_log, samples_kl
 from agro.train.collate import StoredValues, TrackedValues, recording
-from agro.train.drafting import DraftSource
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
@@ -51,13 +50,15 @@ from agro.train.monitors.heldout import (
     HeldOutPrompts,
     NothingToRank,
     RewardParts,
+    SampledKL,
+    first_prompts,
+    prompts_for_kl,
 )
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
-from agro.train.monitors.sampled_kl import SampledKL, first_prompts, prompts_for_kl
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
-from agro.train.proposing import PropsSource
+from agro.train.proposing import DraftSource, PropsSource
 from agro.train.publications import Publications
 from agro.train.searching import SearchingSource, of_turns
 from agro.train.set_aside import Budget, few_held_out, set_aside, within_budget, write_set_aside

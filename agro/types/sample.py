@@ -349,15 +349,11 @@ def _same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
-        return _same_array(a, b)
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if a.dtype != np.float32:
+            return bool((a == b).all())
+        return bool(((a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))).all())
     if isinstance(a, (float, dict, list)):  # JSON tells 0.0 from -0.0, and 1 from 1.0 and true
         return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     return bool(a == b)
-
-
-def _same_array(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.dtype != np.float32:
-        return bool((a == b).all())
-    return bool(((a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))).all())

@@ -15,8 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from running import done, refused
 from tiny_runs import tiny, write_prompts
 
-from agro.api.candidates import candidates, default_for, settings_of
-from agro.api.race import ENOUGH, NOTHING, Race, conclusion, key_values
+from agro.api.race import ENOUGH, NOTHING, Race, candidates, conclusion, default_for, key_values, settings_of
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig, override
 from agro.errors import Refused

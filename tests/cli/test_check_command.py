@@ -162,10 +162,3 @@ def test_equal_rewards_teach_nothing(tmp_path):
     assert "in all 3 groups the rewards are equal" in run(tmp_path, by_prompt).stderr
     assert run(tmp_path, by_prompt, "--recipe", "feedback").exit_code == 2  # fewer than it takes, see below
     assert "nothing to learn" not in run(tmp_path, by_prompt, "--recipe", "feedback").stderr
-
-
-def test_leaving_out_prompts_with_one_response_is_a_command(tmp_path):
-    rows = [*rows_of("groups"), *({"prompt": f"alone {i}", "response": "r", "reward": i} for i in range(3))]
-    said = run(tmp_path, rows, "--objective", "agro").output
-    assert "objective.singletons=drop leaves them out:" in said
-    assert "agro train log policy.model=MODEL data.store=log.db" in said

@@ -8,8 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from agro.rollout.evaluate import Heldout
-from agro.rollout.majority import answer_of, majority_of_k
+from agro.rollout.evaluate import Heldout, answer_of, majority_of_k
 from agro.types import Sample
 
 

@@ -18,7 +18,6 @@ from agro.logs.column_names import worth_of
 from agro.logs.guessing import propose
 from agro.logs.importing import import_files
 from agro.logs.labels import parse_words, share_in, written_words
-from agro.logs.transcripts import turns_in
 from agro.store import Store
 
 SIX = range(6)
@@ -125,7 +124,6 @@ def test_what_is_taken_as_unknown_is_said(tmp_path: Path) -> None:
         (("A is much better", "B is better", "about the same", "A is better", "Both bad", "B is better"), 4),
         (("1", "2", "1", "2", "tie", "2"), 5),
         (("first", "second", "first", "second", "first", ""), 5),
-        (("gpt", "own", "gpt", "own", "gpt", "tie"), 5),  # by the models' names, of which sides change
         (("A > B", "B > A", "A < B", "A = B", "A > B", "B > A"), 5),
     ],
 )
@@ -146,7 +144,6 @@ def test_lists_inside_of_lists_keep_in_step(tmp_path: Path) -> None:
     items = [
         {
             "title": QUESTIONS[i],
-            "body": "Details: " + QUESTIONS[i],
             "score": 7,
             "answers": [{"body": ANSWERS[i], "score": i}, {"body": WORSE[i], "score": None if i else -2}],
         }
@@ -161,7 +158,7 @@ def test_lists_inside_of_lists_keep_in_step(tmp_path: Path) -> None:
     proposal = propose(path)
     assert proposal is not None
     assert proposal.mapping["reward"] == "items[*].answers[*].score"
-    assert "title, body" in proposal.mapping["prompt"]
+    assert proposal.mapping["prompt"] == "items[*].title"
 
 
 def test_an_item_without_its_rating_or_response_leaves_the_others_alone(tmp_path: Path) -> None:
@@ -181,7 +178,7 @@ def test_several_responses_in_a_row_with_their_stars(tmp_path: Path) -> None:
     assert taken(path)["rewards"] == (0.2,) * 6 + (0.8,) * 6
 
 
-def test_parts_of_text_and_speakers_of_any_name(tmp_path: Path) -> None:
+def test_parts_of_text(tmp_path: Path) -> None:
     path = tmp_path / "parts.jsonl"
     part = [{"type": "text", "text": "Where"}, {"type": "text", "text": " to?"}]
     turns = [{"role": "user", "content": part}, {"role": "assistant", "content": part}]
@@ -189,26 +186,6 @@ def test_parts_of_text_and_speakers_of_any_name(tmp_path: Path) -> None:
         path
     )
     assert taken(path)["rewards"] == (0, 0, 0, 1, 1, 1)
-    path = tmp_path / "dialog.jsonl"
-    turns = [{"speaker": "guest", "text": "Late?"}, {"speaker": "Emma from the desk", "text": "Until ten."}]
-    lines([{"turns": turns, "final_rating": i} for i in SIX])(path)
-    assert taken(path)["rewards"] == (0, 1, 2, 3, 4, 5)
-
-
-def test_a_dialog_in_one_text(tmp_path: Path) -> None:
-    """Names without a part in the dialog, such as Note, belong to what is said."""
-    path, store = tmp_path / "calls.csv", tmp_path / "calls.db"
-    said = "Customer: Late?\nNote: until when?\nSales bot: Until ten.\n"
-    said += "**Customer:** So late?\nSales bot: Yes: ten."
-    table([["ref", "transcript", "coach_score"], *[[f"C-{i}", said, i] for i in SIX]])(path)
-    assert taken(path)["rewards"] == (0, 1, 2, 3, 4, 5)
-    with Store.open(store, read_only=True) as opened:
-        sample = next(iter(opened.samples()))
-    assert sample.response == "Yes: ten."
-    assert [turn["role"] for turn in sample.prompt] == ["user", "assistant", "user"]
-    assert sample.prompt[0]["content"] == "Late?\nNote: until when?"
-    for text in ("Customer: alone", "Hello. Customer: a\nBot: b", "Note: a\nBot: b", "no turns", 3):
-        assert turns_in(text) == text
 
 
 def test_words_with_more_than_two_steps(tmp_path: Path) -> None:

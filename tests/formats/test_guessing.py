@@ -312,22 +312,6 @@ def test_other_names_and_cells(name: str, tmp_path: Path) -> None:
     assert f", {scored} with a reward" in proposal.tried
 
 
-def test_turns_with_other_keys_become_messages(tmp_path: Path) -> None:
-    path, store = tmp_path / "turns.jsonl", tmp_path / "s.db"
-    lines(
-        [
-            {"turns": [{"speaker": "customer", "text": q}, {"speaker": "agent", "text": a}], "csat": 4}
-            for q, a in zip(QUESTIONS, ANSWERS, strict=True)
-        ]
-    )(path)
-    run(path, "--guess", "--yes", "--store", store)
-    with Store.open(store, read_only=True) as opened:
-        found = [(sample.prompt, sample.response, sample.reward) for sample in opened.samples()]
-    assert found == [
-        ([{"role": "user", "content": q}], a, 4.0) for q, a in zip(QUESTIONS, ANSWERS, strict=True)
-    ]
-
-
 def judged(key: str, value: Any = None) -> list[dict[str, Any]]:
     rows = [{"question": q, "pred": a} for q, a in zip(QUESTIONS, ANSWERS, strict=True)]
     return [row | {key: i % 3 if value is None else value(i)} for i, row in enumerate(rows)]

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from agro.api.candidates import default_for
-from agro.api.race import key_values
+from agro.api.race import default_for, key_values
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store

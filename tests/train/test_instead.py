@@ -1,4 +1,4 @@
-"""Logs of single responses and of judged pairs: refusals name commands that train on them as they stand."""
+"""Logs of single responses and of judged pairs: `agro check` prints commands, refusals a recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
-from agro.train.instead import instead
+from agro.train.trainable import instead
 
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from running import agro, done
@@ -49,10 +49,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("rows", "names", "changes"),
     [
         (single(12), ["dro", "kto", "feedback"], []),
-        (single(12), ["feedback", "dro", "kto"], ["--recipe", "log"]),
-        (single(12), ["feedback", "dro", "kto"], ["--objective", "dpo"]),
+        (single(12), ["dro", "kto", "feedback"], ["--recipe", "log"]),
         (judged(6), ["dpo", "pairs"], []),
-        (judged(6), ["pairs"], ["--objective", "grpo"]),
+        (judged(6), ["dpo", "pairs"], ["--objective", "grpo"]),
     ],
 )
 def test_check_prints_commands_that_run(
@@ -67,11 +66,13 @@ def test_check_prints_commands_that_run(
     log = write_log(tmp_path / "my log.jsonl", rows)  # the name has to be quoted
     found = agro("check", log.name, "--model", model, *changes)
     assert found.exit_code == (2 if changes else 0)
-    printed = commands(found.stderr if changes else found.stdout)
+    printed = commands(found.stdout)
     assert [
         shlex.split(line)[8] for line in printed
     ] == names  # agro import LOG --store DB && agro train NAME
     if changes:
+        assert f"recipe {names[-1]}, which trains on" in found.stderr
+        assert f"(agro check {log.name} prints" in found.stderr
         return
     for line in printed:
         for part in line.split(" && "):
@@ -82,16 +83,15 @@ def test_check_prints_commands_that_run(
     assert RunConfig.load(tmp_path / "runs" / names[-1] / "config.json").train.groups == len(rows)
 
 
-def test_training_is_refused_with_the_same_commands(tmp_path: Path) -> None:
+def test_training_is_refused_with_the_recipe(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", single(6))
     done("import", log, "--store", tmp_path / "log.db")
     changes = {"data__prompts": None, "data__store": str(tmp_path / "log.db"), "data__replay": 1.0}
     config = write_toml(tmp_path / "recipe.json", tiny(tmp_path, **changes))
     found = agro("train", config, "--out", tmp_path / "run")
     assert found.exit_code == 2
-    first = f"agro train feedback policy.model=MODEL data.store={tmp_path}/log.db train.groups=6"
-    assert commands(found.stderr)[0].startswith(first)
-    assert "objective.threshold=3 " in commands(found.stderr)[2]
+    assert "recipe feedback, which trains on single responses" in found.stderr
+    assert f"(agro check {tmp_path}/log.db prints its command)" in found.stderr
 
 
 def test_too_few_groups_beside_many_single_responses(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_too_few_groups_beside_many_single_responses(tmp_path: Path) -> None:
     fill_store(tmp_path / "log.db", groups=1)
     done("import", write_log(tmp_path / "log.jsonl", single(9)[1:]), "--store", tmp_path / "log.db")
     values = {"data__prompts": None, "data__store": str(tmp_path / "log.db"), "data__replay": 1.0}
-    with pytest.raises(Refused, match=r"expected 4 groups(.|\n)*agro train feedback .*train.groups=9"):
+    with pytest.raises(Refused, match=r"expected 4 groups(.|\n)*, or recipe feedback"):
         Trainer(tiny(tmp_path, **values, objective__singletons="drop"), tmp_path / "run").run()
 
 
@@ -108,22 +108,4 @@ def test_groups_are_compared_as_they_are(tmp_path: Path) -> None:
     done("import", write_log(tmp_path / "log.jsonl", single(7)[4:]), "--store", tmp_path / "log.db")
     with Store.open(tmp_path / "log.db", read_only=True) as store:
         assert store.counts().groups == 7  # three of them of one response: not half
-        assert instead(RunConfig(), store) == ""
-
-
-def test_the_page_and_the_verdicts_name_them_once(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.jsonl", [*single(12), single(1)[0] | {"response": "7", "reward": 9}])
-    page = tmp_path / "page"
-    found = done("check", log, "--set", "objective.singletons=drop", "--out", page)
-    assert [shlex.split(line)[8] for line in commands(before_ranking(found.stdout))] == [
-        "feedback",
-        "dro",
-        "kto",
-    ]
-    assert "agro train feedback" in (page / "check.html").read_text()
-    found = done("check", write_log(tmp_path / "pairs.jsonl", judged(6)), "--objective", "sft")
-    assert before_ranking(found.stdout).count("agro train pairs") == 1
-
-
-def before_ranking(said: str) -> str:
-    return said.partition("\nalso ")[0].partition("\nrecommended")[0]
+        assert instead(store) == ""

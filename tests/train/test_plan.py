@@ -11,12 +11,14 @@ import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
 from agro.api.plan.measure import StepSequence, _saved_for_backward, _within, positions
+from agro.api.plan.memory import peak
 from agro.api.plan.plan import describe
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.models.pretrained import parameters
 from agro.store import Store
+from agro.train.phases import Phase
 from agro.types import Sample
 
 CALCULATOR = f"{Path(__file__).parents[2]}/examples/environments/calculator.py:Calculator"
@@ -67,17 +69,19 @@ def test_responses_for_the_kl_on_a_log_are_counted(tmp_path: Path, every: int, k
     assert (phase["evaluations"], phase["responses_evaluated"]) == (measured, measured * kl_samples)
 
 
-def test_memory_of_a_model_whose_sizes_are_known(tmp_path: Path) -> None:
-    """float32: 4 bytes a parameter; AdamW has two moments; the reference is a copy."""
-    found = Trainer(tiny(tmp_path), tmp_path / "run").plan()
-    held = found["phases"][0]["memory"]
-    assert held["weights"] == held["gradients"] == held["reference"] == 4 * found["parameters"]
-    assert held["optimizer"] == 8 * found["parameters"]
-    assert held["average"] == 0
-    averaged = Trainer(tiny(tmp_path, train__weights_average=0.9), tmp_path / "run").plan()
-    assert averaged["phases"][0]["memory"]["average"] == 4 * found["parameters"]
-    # keys and values: 12 responses of at most 5 + 3 tokens (BOS, "000>"), 1 layer, 2 heads of 8
-    assert held["keys_and_values"] == 2 * 12 * found["phases"][0]["longest_sequence"] * 1 * 2 * 8 * 4
+def test_an_average_of_the_weights_is_in_the_peak(tmp_path: Path) -> None:
+    """float32: 4 bytes a parameter. What is loaded, sampled and computed is the same."""
+    trainer = Trainer(tiny(tmp_path), tmp_path / "run")
+    with trainer.loaded() as machine:
+        [phase] = Phase.all(trainer.config)
+        step, rates = machine.work(phase), machine.rates(phase)
+        averaged = tiny(tmp_path, train__weights_average=0.9)
+        without, with_it = (
+            peak(machine.policy, config, step, rates, 1000) for config in (trainer.config, averaged)
+        )
+    assert without is not None
+    assert with_it == without + 4 * parameters(machine.policy.model)
+    assert peak(machine.policy, averaged, step, rates, None) is None
 
 
 def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:
@@ -96,9 +100,8 @@ def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:
         assert (parts["sampling"] is None) == bool(reason)
         assert f"unknown: sampling ({reason})" in describe(found) or not reason
         assert min(parts[name] for name in ("reference", "training", "update")) > 0
-        if phase["peak"] is not None:  # the model and the optimizer, and at least what a pass keeps
-            held = phase["memory"]
-            assert phase["peak"] > 3 * held["weights"] + held["optimizer"] + held["activations"]
+        if phase["peak"] is not None:  # model, gradients and reference, and two moments of each weight
+            assert phase["peak"] > 5 * 4 * found["parameters"]
 
 
 def test_what_a_pass_keeps_is_counted_without_the_weights() -> None:
@@ -135,20 +138,6 @@ def test_turns_of_an_environment_are_counted(tmp_path: Path) -> None:
     )
     assert (one["longest_sequence"], four["longest_sequence"]) == (8, 17)
     assert four["tokens_sampled_at_most"] == 4 * one["tokens_sampled_at_most"]
-
-
-def test_memory_of_a_reference_of_another_size(tmp_path: Path) -> None:
-    small, large = (tiny(tmp_path, policy__new__layers=n).policy for n in (1, 2))
-    Policy.load(small).save(tmp_path / "small")
-    Policy.load(large).save(tmp_path / "large")
-    policy = {
-        "model": str(tmp_path / "small"),
-        "reference": "model",
-        "reference_model": str(tmp_path / "large"),
-    }
-    config = RunConfig.of({**tiny(tmp_path).model_dump(), "policy": policy})
-    held = Trainer(config, tmp_path / "run").plan()["phases"][0]["memory"]
-    assert held["reference"] == sum(p.nbytes for p in Policy.load(large).model.parameters()) > held["weights"]
 
 
 def test_measuring_a_slow_step_takes_seconds_and_says_so(tmp_path: Path, capsys) -> None:

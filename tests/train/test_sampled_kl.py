@@ -17,7 +17,7 @@ from agro.models.policy import Policy
 from agro.rollout.rollout import embedded, load_rollout
 from agro.store import Store, is_held_out
 from agro.train.check_objective import samples_kl
-from agro.train.monitors.sampled_kl import prompts_for_kl
+from agro.train.monitors.heldout import prompts_for_kl
 from agro.train.phases import derive
 from agro.types import Prompt, Sample, prompt_hash
 

@@ -86,7 +86,15 @@ def work(
     """Of the last step of a phase. `group_size`: responses of a stored group, None where that is unknown."""
     config = phase.config
     groups = phase.stored_groups(phase.steps - 1)
-    fresh = _fresh(config, policy, prompts, config.train.groups - groups)
+    # The longest prompts come first, with random responses as long as they may be.
+    random, limit = np.random.default_rng(0), min(policy.context, config.train.max_length or policy.context)
+    encoded = sorted((policy.encode_prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
+    fresh = []
+    for group in range((config.train.groups - groups) if encoded else 0):
+        ids = encoded[group % len(encoded)]
+        new = max(0, min(most_new(config), limit - len(ids)))
+        for _ in range(config.sampler.n):
+            fresh.append(StepSequence(ids + random.integers(0, policy.vocab_size, new).tolist(), new, group))
     stored: list[StepSequence] = []
     if groups and store is not None and group_size is not None:
         stored = _stored(config, policy, store, round(groups * group_size), round(group_size))
@@ -106,19 +114,6 @@ def work(
 def most_new(config: RunConfig) -> int:
     """An upper bound of the tokens in a response that the policy samples."""
     return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
-
-
-def _fresh(config: RunConfig, policy: Policy, prompts: Sequence[Prompt], groups: int) -> list[StepSequence]:
-    """The longest prompts come first, with random responses as long as they may be."""
-    random, limit = np.random.default_rng(0), min(policy.context, config.train.max_length or policy.context)
-    encoded = sorted((policy.encode_prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
-    rows = []
-    for group in range(groups if encoded else 0):
-        ids = encoded[group % len(encoded)]
-        new = max(0, min(most_new(config), limit - len(ids)))
-        for _ in range(config.sampler.n):
-            rows.append(StepSequence(ids + random.integers(0, policy.vocab_size, new).tolist(), new, group))
-    return rows
 
 
 def _stored(config: RunConfig, policy: Policy, store: Store, count: int, size: int) -> list[StepSequence]:

@@ -1,4 +1,4 @@
-"""The memory of a step by purpose, and the largest sum that exists at once. `docs/scaling.md` explains it."""
+"""The memory of a step. `docs/scaling.md` explains it."""
 
 from __future__ import annotations
 
@@ -28,56 +28,35 @@ def resident(device: torch.device) -> int | None:
     return int(pages.read_text().split()[1]) * 4096
 
 
-def memory_by_purpose(
-    policy: Policy, reference: Policy | None, config: RunConfig, step: Work, rate: Rates | None
-) -> dict[str, int | None]:
-    """Bytes. Activations are those of the largest pass; None: the step's sequences are unknown."""
-    trained = sum(w.nbytes for w in policy.trained().values())
-    moments = trained
-    if config.train.optimizer == "adamw_8bit":
-        moments = sum(w.numel() for w in policy.trained().values())
-    average = 0
+def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, loaded: int | None) -> int | None:
+    """The most bytes at once: while responses are sampled, or in a pass. None where a part is unknown.
+
+    In the only pass of a step, gradients come as activations go. On a CPU the C library keeps what sampling
+    and a pass of activations used, in pieces that seldom fit again, so both count besides a pass.
+
+    Args:
+        loaded: bytes that are allocated when everything is loaded.
+    """
+    if loaded is None or rate is None:
+        return None
+    trained = policy.trained().values()
+    gradients = sum(w.nbytes for w in trained)
+    is_8bit = config.train.optimizer == "adamw_8bit"
+    constant = loaded + 2 * (sum(w.numel() for w in trained) if is_8bit else gradients)
     if config.train.weights_average is not None:
-        average = sum(w.numel() * max(w.itemsize, 4) for w in policy.trained().values())
+        constant += sum(w.numel() * max(w.itemsize, 4) for w in trained)
     head = policy.model.get_output_embeddings().weight
     head_gradient = head.numel() * sum_dtype(head).itemsize if head.requires_grad else 0
     learned = max((sum(row.learned for row in rows) for rows in step.passes), default=0)
     logits = min(KEPT, learned * policy.vocab_size) + 4 * config.policy.chunk * min(TILE, policy.vocab_size)
-    return {
-        "weights": sum(p.nbytes for p in policy.model.parameters()),
-        "float32_weights": 0 if policy.masters is None else trained,
-        "gradients": trained,
-        "optimizer": 2 * moments,
-        "average": average,
-        "reference": 0 if reference is None else sum(w.nbytes for w in reference.weights().values()),
-        "keys_and_values": _keys_and_values(policy, config, step),
-        "sampler": _sampler_bytes(policy, config, step),
-        "activations": _activations(policy, config, step, rate),
-        "logits": head_gradient + 4 * logits,
-    }
-
-
-def peak(purposes: dict[str, int | None], loaded: int | None, passes: int, *, heap: bool) -> int | None:
-    """The largest sum at once: while responses are sampled, or in a pass. None where a part is unknown.
-
-    In the only pass of a step, gradients come as activations go. On a CPU (`heap`) the C library keeps what
-    sampling and a pass of activations used, in pieces that seldom fit again, so both count besides a pass.
-
-    Args:
-        loaded: bytes that are allocated when everything is loaded.
-        passes: of a step.
-    """
-    if loaded is None or purposes["activations"] is None:
-        return None
-    size = {name: count or 0 for name, count in purposes.items()}
-    constant = loaded + size["optimizer"] + size["average"]
-    sampling = size["keys_and_values"] + size["sampler"]
-    in_pass = size["activations"] + size["logits"]
-    if heap:
-        return constant + size["gradients"] + sampling + in_pass + size["activations"]
-    if passes > 1:
-        in_pass += size["gradients"]
-    return constant + max(size["gradients"] + sampling, in_pass)
+    sampling = _keys_and_values(policy, config, step) + _sampler_bytes(policy, config, step)
+    activations = _activations(policy, config, step, rate)
+    in_pass = activations + head_gradient + 4 * logits
+    if policy.device.type == "cpu":
+        return constant + gradients + sampling + in_pass + activations
+    if len(step.passes) > 1:
+        in_pass += gradients
+    return constant + max(gradients + sampling, in_pass)
 
 
 def _batch(config: RunConfig, step: Work) -> int:
@@ -116,10 +95,8 @@ def _sampler_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
     return count
 
 
-def _activations(policy: Policy, config: RunConfig, step: Work, rate: Rates | None) -> int | None:
+def _activations(policy: Policy, config: RunConfig, step: Work, rate: Rates) -> int:
     """Of the largest pass, with one layer's more for its backward pass."""
-    if rate is None:
-        return None
     largest = max(positions(policy, rows) for rows in step.passes)
     layers: int = policy.model.config.get_text_config().num_hidden_layers
     activations = rate.saved * largest

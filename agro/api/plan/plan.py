@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from agro.api.plan.measure import Rates, Work, measured, most_new, step_seconds, unknown_sampling, work
-from agro.api.plan.memory import memory_by_purpose, peak
+from agro.api.plan.memory import peak
 from agro.config import RunConfig
 from agro.io.numbers import UNKNOWN, count, duration, size
 from agro.models.policy import Policy
@@ -143,16 +143,31 @@ class Machine:
         policy.checkpoint_gradients(config.train.gradient_checkpointing)
         relative = 1.0 if reference is None else parameters(reference.model) / parameters(policy.model)
         parts = step_seconds(phase, policy, step, rates, relative)
-        memory = memory_by_purpose(policy, reference, config, step, rates)
+        # Upper bounds of the seconds of a phase, as far as they are known, and tokens per second.
+        sampled, trained = sum(row.learned for row in step.fresh), sum(len(row.tokens) for row in step.rows)
+        computing = [parts[name] for name in ("reference", "training", "update")]
+        training = None if None in computing else sum(filter(None, computing))
+        totals: dict[str, float | None] = {
+            "sampled_tokens_per_second": None,
+            "trained_tokens_per_second": None,
+        }
+        if parts["sampling"]:
+            totals["sampled_tokens_per_second"] = sampled / parts["sampling"]
+            totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
+        if rates is not None and rates.sampling is not None:
+            tokens = counts["responses_evaluated"] * most_new(phase.config)
+            totals["seconds_evaluating_at_most"] = tokens * (rates.sampling + rates.scoring)
+        if training and counts["responses_trained"] is not None:
+            totals["trained_tokens_per_second"] = trained * phase.config.train.updates / training
+            totals["seconds_training_at_most"] = phase.steps * training
         return {
             "phase": phase.name,
             **counts,
             "longest_sequence": step.width,
             "step_seconds": parts,
             "step_unknown": unknown_sampling(config),
-            **_totals(phase, counts, parts, step, rates),
-            "memory": memory,
-            "peak": peak(memory, self.loaded, len(step.passes), heap=policy.device.type == "cpu"),
+            **totals,
+            "peak": peak(policy, config, step, rates, self.loaded),
         }
 
 
@@ -192,26 +207,6 @@ def load_average() -> float | None:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return None
-
-
-def _totals(
-    phase: Phase, counts: dict[str, Any], parts: dict[str, float | None], step: Work, rates: Rates | None
-) -> dict[str, float | None]:
-    """Upper bounds of the seconds of a phase, as far as they are known, and tokens per second."""
-    sampled, trained = sum(row.learned for row in step.fresh), sum(len(row.tokens) for row in step.rows)
-    computing = [parts[name] for name in ("reference", "training", "update")]
-    training = None if None in computing else sum(filter(None, computing))
-    totals: dict[str, float | None] = {"sampled_tokens_per_second": None, "trained_tokens_per_second": None}
-    if parts["sampling"]:
-        totals["sampled_tokens_per_second"] = sampled / parts["sampling"]
-        totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
-    if rates is not None and rates.sampling is not None:
-        tokens = counts["responses_evaluated"] * most_new(phase.config)
-        totals["seconds_evaluating_at_most"] = tokens * (rates.sampling + rates.scoring)
-    if training and counts["responses_trained"] is not None:
-        totals["trained_tokens_per_second"] = trained * phase.config.train.updates / training
-        totals["seconds_training_at_most"] = phase.steps * training
-    return totals
 
 
 def describe(plan: dict[str, Any]) -> str:
@@ -280,7 +275,6 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
         trained = count(p["responses_trained"])
     if p["peak"] is not None:
         peak = f"{size(p['peak'])}, with the process's own"
-    memory = [f"{key.replace('_', ' ')} {size(n)}" for key, n in p["memory"].items() if n]
     known = {name: p[f"{name}_tokens_per_second"] for name in ("sampled", "trained")}
     speeds = [f"{name} {count(speed)} tokens/s" for name, speed in known.items() if speed]
     merged = ""
@@ -289,6 +283,14 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
             f", {p['groups_per_step_at_least']} to {p['groups_per_step']} groups a step: a prompt that is "
             "both sampled and drawn is one group"
         )
+    # The time of a step and of its parts.
+    measured = {name: part for name, part in p["step_seconds"].items() if part}
+    listed = ", ".join(f"{name} {duration(part)}" for name, part in measured.items())
+    line = f"  a step: {duration(sum(measured.values()))} at the maximal lengths ({listed}), without rewards"
+    missing = [name for name, part in p["step_seconds"].items() if part is None]
+    if missing:
+        reason = f" ({p['step_unknown']})" if p["step_unknown"] else ""
+        line += f"; unknown: {', '.join(missing)}{reason}"
     return [
         f"{p['phase']}: {p['objective']}, {count(p['steps'])} steps, {count(p['updates'])} updates{merged}",
         f"  sampled: {count(p['responses_sampled'])} responses to {count(p['fresh_groups'])} prompts, "
@@ -297,19 +299,6 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
         f"of up to {count(p['longest_sequence'])} tokens",
         f"  held-out: {p['evaluations']} evaluations, {count(p['responses_evaluated'])} responses",
         f"  speed on this machine: {', '.join(speeds) or UNKNOWN}",
-        _step_line(p),
-        f"  memory: {', '.join(memory)}",
+        line,
         f"  peak of all memory: {peak}",
     ]
-
-
-def _step_line(p: dict[str, Any]) -> str:
-    """The time of a step and of its parts."""
-    measured = {name: part for name, part in p["step_seconds"].items() if part}
-    listed = ", ".join(f"{name} {duration(part)}" for name, part in measured.items())
-    line = f"  a step: {duration(sum(measured.values()))} at the maximal lengths ({listed}), without rewards"
-    missing = [name for name, part in p["step_seconds"].items() if part is None]
-    if missing:
-        reason = f" ({p['step_unknown']})" if p["step_unknown"] else ""
-        line += f"; unknown: {', '.join(missing)}{reason}"
-    return line

@@ -24,11 +24,11 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs.column_kinds import Column
+from agro.logs.columns import rank_judgments, tally
 from agro.logs.fields import a_list, listed, number, one_of
 from agro.logs.formats.declared import declared
 from agro.logs.formats.model_calls import scored
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
-from agro.logs.rankings import rank_judgments, tally
 from agro.types import Text
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
@@ -339,22 +339,18 @@ def _answer(result: Mapping[str, Any], names: list[str]) -> Any:
     """What a result says, in the terms of `annotations`."""
     kind, value = result.get("type"), entry(result.get("value"), "result.value")
     if kind == "pairwise":
-        return _selected(value, result, names)
+        # The name of the response on the side that was selected. The left one is the first of those that the
+        # control names; of the names' order where it names itself.
+        sides = [name.strip() for name in str(result.get("to_name")).split(",")]
+        if not set(sides) <= set(names) or len(sides) != 2:
+            sides = names
+        if len(sides) != 2:
+            raise Refused(f"pairwise: expected two responses in data, got {', '.join(names) or 'none'}")
+        return one_of(value.get("selected"), dict(zip(("left", "right"), sides)), "pairwise.selected")
     if kind == "ranker":
         return _order(value.get("ranker"))
     answer = value.get("text") if kind == "textarea" else value.get(str(kind), value)
     return answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
-
-
-def _selected(value: Mapping[str, Any], result: Mapping[str, Any], names: list[str]) -> str:
-    """The name of the response on the side that was selected. The left one is the first of those that the
-    control names; of the names' order where it names itself."""
-    sides = [name.strip() for name in str(result.get("to_name")).split(",")]
-    if not set(sides) <= set(names) or len(sides) != 2:
-        sides = names
-    if len(sides) != 2:
-        raise Refused(f"pairwise: expected two responses in data, got {', '.join(names) or 'none'}")
-    return one_of(value.get("selected"), dict(zip(("left", "right"), sides)), "pairwise.selected")
 
 
 def _order(ranker: Any) -> Any:

@@ -54,19 +54,7 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
         raise Refused("steps: expected one of the user or the system before the first of the agent")
     if all(step.tokens is not None for step in new):
         return _token_records(steps, context)
-    return _text_records(steps)
-
-
-def _messages(steps: Sequence[AtifStep]) -> list[Message]:
-    return [message for step in steps for message in (step.message, *step.observed)]
-
-
-def _first_own(steps: Sequence[AtifStep]) -> int:
-    return next((i for i, step in enumerate(steps) if step.is_own), len(steps))
-
-
-def _text_records(steps: Sequence[AtifStep]) -> list[dict[str, Any]]:
-    """A row up to each turn of the assistant that isn't its own; what is before it is the row's prompt."""
+    # A row up to each turn of the assistant that isn't its own; what is before it is the row's prompt.
     records, begin = [], _first_own(steps)
     while begin < len(steps):
         inserted = (i for i, s in enumerate(steps) if i > begin and not s.is_own and _is_assistant(s.message))
@@ -75,6 +63,14 @@ def _text_records(steps: Sequence[AtifStep]) -> list[dict[str, Any]]:
         records.append(record | {"meta": record.get("meta", {}) | _meta(steps[begin:end])})
         begin = end + _first_own(steps[end:])
     return records
+
+
+def _messages(steps: Sequence[AtifStep]) -> list[Message]:
+    return [message for step in steps for message in (step.message, *step.observed)]
+
+
+def _first_own(steps: Sequence[AtifStep]) -> int:
+    return next((i for i, step in enumerate(steps) if step.is_own), len(steps))
 
 
 def _is_assistant(message: Message) -> bool:
@@ -161,7 +157,10 @@ def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[st
     agent = entry(row.get("agent"), "agent")
     meta = omit(row, _COLUMNS) | {"agent": omit(agent, ())}
     parts = list[tuple[str, dict[str, Any]]]()
-    for i, record in enumerate(records(_steps(row), context)):
+    values = objects(row["steps"], "steps")
+    calls = [step.get("llm_call_count") for step in values]
+    merged = any(integer(count, "llm_call_count") > 1 for count in calls if count is not None)
+    for i, record in enumerate(records([_step(step, i, merged) for i, step in enumerate(values)], context)):
         record["meta"] = record["meta"] | meta
         record["model"] = agent.get("model_name")
         parts.append((f"{name}[{i}]", record))
@@ -184,13 +183,6 @@ def _episode(row: Row, rows: int) -> str | None:
     return session if continues or rows > 1 or row.get("continued_trajectory_ref") else None
 
 
-def _steps(row: Row) -> list[AtifStep]:
-    values = objects(row["steps"], "steps")
-    calls = [step.get("llm_call_count") for step in values]
-    merged = any(integer(count, "llm_call_count") > 1 for count in calls if count is not None)
-    return [_step(step, i, merged) for i, step in enumerate(values)]
-
-
 def _step(step: Row, i: int, merged: bool) -> AtifStep:
     """`merged`: several calls are one step somewhere, so that the tokens of calls can't be trusted."""
     name = f"steps[{i}]"
@@ -205,16 +197,6 @@ def _step(step: Row, i: int, merged: bool) -> AtifStep:
             raise Refused(f"{name}.{wrong}: expected only in steps of the agent, got one of the {role}")
     is_own = role == "assistant" and not step.get("is_copied_context") and step.get("llm_call_count") != 0
     metrics = entry(step.get("metrics"), f"{name}.metrics")
-    return AtifStep(
-        _message(step, role, name),
-        _observed(step, role, name),
-        is_own,
-        None if merged or not is_own else _tokens(metrics, f"{name}.metrics"),
-        omit(step, _STEP) | omit(metrics, _IDS),
-    )
-
-
-def _message(step: Row, role: str, name: str) -> Message:
     message: Message = {"role": role, "content": plain(step.get("message"), f"{name}.message")}
     if step.get("reasoning_content") is not None:
         message["reasoning_content"] = text(step["reasoning_content"], f"{name}.reasoning_content")
@@ -223,7 +205,13 @@ def _message(step: Row, role: str, name: str) -> Message:
         message["tool_calls"] = [
             call(c.get("function_name"), c.get("arguments"), c.get("tool_call_id")) for c in calls
         ]
-    return message
+    return AtifStep(
+        message,
+        _observed(step, role, name),
+        is_own,
+        None if merged or not is_own else _tokens(metrics, f"{name}.metrics"),
+        omit(step, _STEP) | omit(metrics, _IDS),
+    )
 
 
 def _observed(step: Row, role: str, name: str) -> list[Message]:

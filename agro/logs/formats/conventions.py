@@ -55,7 +55,20 @@ def read_genai(
             "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT)"
         )
     if _GENAI_OUTPUT in attributes:
-        prompt, replies = _new(attributes)
+        prompt = []
+        system = unpacked(attributes.get(_SYSTEM))
+        if isinstance(system, str):
+            prompt.append({"role": "system", "content": system})
+        elif system is not None:
+            prompt += _messages({"role": "system", "parts": system}, _SYSTEM)
+        for i, message in enumerate(objects(unpacked(attributes.get(_GENAI_INPUT)), _GENAI_INPUT)):
+            prompt += _messages(message, f"{_GENAI_INPUT}[{i}]")
+        replies = []
+        for i, message in enumerate(objects(unpacked(attributes[_GENAI_OUTPUT]), _GENAI_OUTPUT)):
+            parsed = _messages(message, f"{_GENAI_OUTPUT}[{i}]")
+            if len(parsed) != 1:
+                raise Refused(f"{_GENAI_OUTPUT}[{i}]: expected one message, got {len(parsed)}")
+            replies.append(parsed[0] | {"finish_reason": message.get("finish_reason")})
     else:
         prompt, replies = _old(attributes)
     request = {name: attributes.get(f"gen_ai.request.{name}") for name in _SAMPLING}
@@ -73,24 +86,6 @@ def read_genai(
 def _meta(attributes: Mapping[str, Any]) -> dict[str, Any]:
     extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
     return {name: value for name, value in extras.items() if not name.startswith(_OLD)}
-
-
-def _new(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    prompt = []
-    system = unpacked(attributes.get(_SYSTEM))
-    if isinstance(system, str):
-        prompt.append({"role": "system", "content": system})
-    elif system is not None:
-        prompt += _messages({"role": "system", "parts": system}, _SYSTEM)
-    for i, message in enumerate(objects(unpacked(attributes.get(_GENAI_INPUT)), _GENAI_INPUT)):
-        prompt += _messages(message, f"{_GENAI_INPUT}[{i}]")
-    replies = []
-    for i, message in enumerate(objects(unpacked(attributes[_GENAI_OUTPUT]), _GENAI_OUTPUT)):
-        parsed = _messages(message, f"{_GENAI_OUTPUT}[{i}]")
-        if len(parsed) != 1:
-            raise Refused(f"{_GENAI_OUTPUT}[{i}]: expected one message, got {len(parsed)}")
-        replies.append(parsed[0] | {"finish_reason": message.get("finish_reason")})
-    return prompt, replies
 
 
 def _messages(message: Mapping[str, Any], name: str) -> list[Message]:

@@ -67,7 +67,17 @@ def _experience(row: Row, context: Context, name: str) -> Item:
     if version is not None:
         common["version"] = integer(version, "info.model_version")
     if row.get("chosen_messages") is not None:
-        return _pair(row, meta)
+        # Both have the prompt inside.
+        chosen = objects(row["chosen_messages"], "chosen_messages")
+        rejected = objects(row["rejected_messages"], "rejected_messages")
+        same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected))
+        prompt = [message for message, _ in same]
+        if not prompt:
+            raise Refused("chosen_messages, rejected_messages: expected both to begin with the same messages")
+        better, worse = (
+            split({"messages": turns, "prompt": prompt, "meta": meta}) for turns in (chosen, rejected)
+        )
+        return Item.pair(better, worse)
     record = _texts(row, context)
     record = {**common, **record, "meta": meta | record.get("meta", {})}
     if row.get("tokens") is not None:
@@ -100,20 +110,6 @@ def _texts(row: Row, context: Context) -> dict[str, Any]:
         )
     ids, n = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
     return {"prompt": context.tokenizer.decode(ids[:n]), "response": context.tokenizer.decode(ids[n:])}
-
-
-def _pair(row: Row, meta: dict[str, Any]) -> Item:
-    """Both have the prompt inside."""
-    chosen = objects(row["chosen_messages"], "chosen_messages")
-    rejected = objects(row["rejected_messages"], "rejected_messages")
-    same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected))
-    prompt = [message for message, _ in same]
-    if not prompt:
-        raise Refused("chosen_messages, rejected_messages: expected both to begin with the same messages")
-    better, worse = (
-        split({"messages": turns, "prompt": prompt, "meta": meta}) for turns in (chosen, rejected)
-    )
-    return Item.pair(better, worse)
 
 
 def _tokens(row: Row) -> dict[str, Any]:

@@ -94,9 +94,23 @@ def _tensorzero_read(row: Row, context: Context) -> list[Item]:
     if row.get("output") is None:
         raise Refused("output: expected the model's, got none; export with output_source inference")
     request = entry(unpacked(row["input"]), "input")
-    prompt = _prompt(request)
+    system = request.get("system")
+    prompt = list[Message]()
+    if system is not None:
+        prompt.append({"role": "system", "content": _rendered(system, "input.system")})
+    for i, message in enumerate(objects(request.get("messages"), "input.messages")):
+        location = f"input.messages[{i}]"
+        content_blocks = list[dict[str, Any]]()
+        for block in blocks(message.get("content"), location):
+            if block.get("type") == "tool_result":
+                result = text(block.get("result"), f"{location}.result")
+                prompt.append({"role": "tool", "tool_call_id": block.get("id"), "content": result})
+            else:
+                content_blocks.append(block)
+        if content_blocks:
+            prompt.append(_message(message.get("role"), content_blocks, location))
     params = entry(unpacked(row.get("inference_params")), "inference_params")
-    scores = _feedback(row, context)
+    scores = joined_scores(context, "metrics", row.get("inference_id", row.get("id")), row.get("episode_id"))
     common = {
         "reward": scored(scores, context),
         "model": row.get("variant_name"),
@@ -107,25 +121,6 @@ def _tensorzero_read(row: Row, context: Context) -> list[Item]:
     worse = [_reply(value, "dispreferred_outputs") for value in row.get("dispreferred_outputs") or []]
     rejected = responses(prompt, worse, "dispreferred_outputs", common) if worse else []
     return [Item.pair(item.records[0], other.records[0]) for other in rejected] or [item]
-
-
-def _prompt(request: Row) -> list[Message]:
-    system = request.get("system")
-    messages = list[Message]()
-    if system is not None:
-        messages.append({"role": "system", "content": _rendered(system, "input.system")})
-    for i, message in enumerate(objects(request.get("messages"), "input.messages")):
-        location = f"input.messages[{i}]"
-        content_blocks = list[dict[str, Any]]()
-        for block in blocks(message.get("content"), location):
-            if block.get("type") == "tool_result":
-                result = text(block.get("result"), f"{location}.result")
-                messages.append({"role": "tool", "tool_call_id": block.get("id"), "content": result})
-            else:
-                content_blocks.append(block)
-        if content_blocks:
-            messages.append(_message(message.get("role"), content_blocks, location))
-    return messages
 
 
 def _rendered(value: Any, name: str) -> str:
@@ -165,11 +160,6 @@ def _reply(value: Any, name: str) -> str | Message:
     if isinstance(value, dict):
         return text(value.get("raw"), f"{name}.raw")
     return _message("assistant", objects(value, name), name)
-
-
-def _feedback(row: Row, context: Context) -> dict[str, list[Any]]:
-    """The values of the named metrics, of the inference or of its episode."""
-    return joined_scores(context, "metrics", row.get("inference_id", row.get("id")), row.get("episode_id"))
 
 
 def _tensorzero_fits(row: Row) -> bool:

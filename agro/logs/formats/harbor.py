@@ -49,7 +49,13 @@ def _records(path: Path) -> Iterator[Line]:
 
 def _trial(trial: Path) -> dict[str, Any]:
     result = _json(trial / "result.json")
-    return result | {"trajectories": _trajectories(trial, result)}
+    # Those of the agent, each with the ones that continue it; of each step where the task has several.
+    names = [str(s.get("step_name")) for s in listed(result.get("step_results"), "step_results")]
+    roots = [trial, *(trial / "steps" / name for name in names)]
+    folders = [p / "agent" for p in roots if (p / "agent" / "trajectory.json").is_file()]
+    if not folders:
+        raise Refused("agent/trajectory.json: missing; the agent wrote none, so there is no text")
+    return result | {"trajectories": [row for folder in folders for row in _continued(folder)]}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -58,16 +64,6 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise Refused(f"{path.name}: can't be read: {error}") from None
     return entry(value, path.name)
-
-
-def _trajectories(trial: Path, result: Row) -> list[dict[str, Any]]:
-    """Those of the agent, each with the ones that continue it; of each step where the task has several."""
-    names = [str(s.get("step_name")) for s in listed(result.get("step_results"), "step_results")]
-    roots = [trial, *(trial / "steps" / name for name in names)]
-    folders = [p / "agent" for p in roots if (p / "agent" / "trajectory.json").is_file()]
-    if not folders:
-        raise Refused("agent/trajectory.json: missing; the agent wrote none, so there is no text")
-    return [row for folder in folders for row in _continued(folder)]
 
 
 def _continued(folder: Path) -> Iterator[dict[str, Any]]:
@@ -112,17 +108,12 @@ def _reward(row: Row, context: Context) -> tuple[float | None, str]:
     rewards = _rewards(row)
     if not rewards:
         return None, "the verifier gave no reward"
-    for name in _exceptions(row):
+    results = [row, *listed(row.get("step_results"), "step_results")]
+    exceptions = [entry(result.get("exception_info"), "exception_info") for result in results]
+    for name in [str(one.get("exception_type")) for one in exceptions if one]:
         if name not in _AGENT_EXCEPTIONS:
             return None, f"{name}: the trial failed, so the verifier's reward isn't of what the agent did"
     return total(rewards, list(rewards), context.rewards), ""
-
-
-def _exceptions(row: Row) -> list[str]:
-    """Types of the trial's exception, and of its steps'."""
-    results = [row, *listed(row.get("step_results"), "step_results")]
-    exceptions = [entry(result.get("exception_info"), "exception_info") for result in results]
-    return [str(one.get("exception_type")) for one in exceptions if one]
 
 
 def _with_tokens(rows: list[dict[str, Any]], result: Row) -> Sequence[dict[str, Any]]:

@@ -39,7 +39,11 @@ def _samples(row: Row, context: Context) -> list[Item]:
 
     A metric is of the row: where it has several responses, theirs are unknown, unless it is a list of them.
     """
-    _check_filter(row, context)
+    name = row.get("filter")
+    initial = context.notes.setdefault("filter", name)
+    wanted = context.choose.get("filter", initial)
+    if name != wanted:
+        raise SkipRecord(f"of the filter {name}; taken is {wanted} (--choose filter=NAME)")
     prompt, gen_kwargs = _arguments(row["arguments"])
     responses = _responses(row["resps"])
     metrics = _metrics(row, len(responses), context.rewards)
@@ -56,14 +60,6 @@ def _samples(row: Row, context: Context) -> list[Item]:
         }
         items.append(Item.of(record, f"resps[0][{index}]"))
     return items
-
-
-def _check_filter(row: Row, context: Context) -> None:
-    name = row.get("filter")
-    initial = context.notes.setdefault("filter", name)
-    wanted = context.choose.get("filter", initial)
-    if name != wanted:
-        raise SkipRecord(f"of the filter {name}; taken is {wanted} (--choose filter=NAME)")
 
 
 def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:

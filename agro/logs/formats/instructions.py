@@ -124,22 +124,17 @@ def _prompt(row: Row) -> Any:
     if name != "input" and row.get("input"):
         instruction += "\n" + text(row["input"], "input")
     system = row.get("system") or row.get("system_prompt")
-    history = _history(row)
-    if not system and not history:
-        return instruction
-    opening = [{"role": "system", "content": text(system, "system")}] if system else []
-    return [*opening, *history, user(instruction)]
-
-
-def _history(row: Row) -> list[dict[str, Any]]:
-    messages = []
+    history = []
     for i, turns in enumerate(a_list(unpacked(row.get("history")) or None, "history")):
         if not isinstance(turns, list) or len(turns) != 2:
             raise Refused(
                 f"history[{i}]: expected a text of the user and one of the assistant, got {turns!r:.80}"
             )
-        messages += [user(text(turns[0], f"history[{i}]")), assistant(text(turns[1], f"history[{i}]"))]
-    return messages
+        history += [user(text(turns[0], f"history[{i}]")), assistant(text(turns[1], f"history[{i}]"))]
+    if not system and not history:
+        return instruction
+    opening = [{"role": "system", "content": text(system, "system")}] if system else []
+    return [*opening, *history, user(instruction)]
 
 
 def _is_unpaired(row: Row) -> bool:

@@ -11,7 +11,6 @@ from agro.logs.formats.declared import declared
 from agro.logs.interchange import PREFERENCE
 from agro.logs.labels import number_in
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.transcripts import turns_in
 from agro.logs.values import typed_fields
 
 _NO_TEXT = {  # fields that aren't text
@@ -70,7 +69,7 @@ def _preference(row: Row, context: Context) -> list[Item]:
 
 
 def _conversation(row: Row, context: Context) -> list[Item]:
-    record = _typed(dict(row) | {"messages": turns_in(row["messages"])}, context)
+    record = _typed(row, context)
     messages = record["messages"] = messages_in(record["messages"])
     if isinstance(messages, list) and any(isinstance(m, dict) and "loss" in m for m in messages):
         raise Refused("messages: some say with `loss` what is learned from; give --format swift-turns")

@@ -199,17 +199,13 @@ def _judged(
     if winner == "tie":
         return [Item.pair(records[0], records[1], TIE)]
     if winner in _BOTH_BAD:
-        return _bad(records, context)
+        choice = context.choose.get("both_bad", "none")
+        if choice not in ("none", "zero"):
+            raise Refused(f"--choose both_bad={choice}: expected none, or zero for a reward of 0")
+        reward = 0.0 if choice == "zero" else None
+        return [Item.of(record | {"reward": reward}, name) for record, name in zip(records, _SIDES)]
     better, worse = (0, 1) if winner == "model_a" else (1, 0)
     return [Item.pair(records[better], records[worse])]
-
-
-def _bad(records: list[dict[str, Any]], context: Context) -> list[Item]:
-    choice = context.choose.get("both_bad", "none")
-    if choice not in ("none", "zero"):
-        raise Refused(f"--choose both_bad={choice}: expected none, or zero for a reward of 0")
-    reward = 0.0 if choice == "zero" else None
-    return [Item.of(record | {"reward": reward}, name) for record, name in zip(records, _SIDES)]
 
 
 declared("arena", _conversations, lambda row: row.keys() >= {*_SIDES, "winner"})

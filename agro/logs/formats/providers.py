@@ -35,7 +35,13 @@ _FINE_TUNING = {"messages", "tools", "parallel_tool_calls", "functions"}
 def _batch(row: Row, context: Context) -> list[Item]:
     """The order of results is arbitrary: the request with the same `custom_id` is in the input file."""
     name = text(row["custom_id"], "custom_id")
-    body = _answer(row)
+    # The body of a successful response.
+    response = entry(row["response"], "response")
+    error, code = row.get("error"), response.get("status_code")
+    if error is not None or code != 200:
+        cause = error if error is not None else entry(response.get("body"), "response.body").get("error")
+        raise Refused(f"response.status_code: expected 200, got {code}: the request failed: {cause!r:.200}")
+    body = entry(response.get("body"), "response.body")
     request = entry(_joined_request(name, "the batch's input file", context)["body"], "body")
     meta = omit(row, ("custom_id", "response", "error")) | {"custom_id": name}
     return list(choices(body, openai_prompt(request), request, meta))
@@ -48,16 +54,6 @@ def _joined_request(name: str, file: str, context: Context) -> Row:
         raise Refused(f"custom_id: {name!r} is there twice in this file; keep one of the results")
     context.notes[name] = True
     return request
-
-
-def _answer(row: Row) -> dict[str, Any]:
-    """The body of a successful response."""
-    response = entry(row["response"], "response")
-    error, code = row.get("error"), response.get("status_code")
-    if error is not None or code != 200:
-        cause = error if error is not None else entry(response.get("body"), "response.body").get("error")
-        raise Refused(f"response.status_code: expected 200, got {code}: the request failed: {cause!r:.200}")
-    return entry(response.get("body"), "response.body")
 
 
 def _completion(row: Row, context: Context) -> list[Item]:

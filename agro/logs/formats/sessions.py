@@ -213,7 +213,15 @@ def _codex(row: Row, context: Context) -> list[Item]:
             _add_items(seen, objects(payload.get("replacement_history"), location), location)
             rollout.rewrite(seen, [])
         elif kind == "event_msg":
-            _codex_event(rollout, payload, location)
+            if payload.get("type") in ("task_started", "turn_started"):
+                rollout.turns.append(len(rollout.messages))
+            elif payload.get("type") == "thread_rolled_back":
+                back = integer(payload.get("num_turns"), f"{location}.num_turns")
+                if not 0 < back <= len(rollout.turns):
+                    raise Refused(
+                        f"{location}.num_turns: expected 1 to {len(rollout.turns)} turns, got {back}"
+                    )
+                rollout.rewrite(rollout.messages[: rollout.turns[-back]], rollout.turns[:-back])
     meta = {name: rollout.session[name] for name in _SESSION_KEYS if rollout.session.get(name) is not None}
     return responses([*rollout.past, rollout.history()], rollout.session.get("id"), meta)
 
@@ -222,17 +230,6 @@ def _add_items(messages: list[Message], items: list[dict[str, Any]], name: str) 
     for item in items:
         if item.get("type") not in _NO_MESSAGES:
             exchanges.add_item(messages, item, name)
-
-
-def _codex_event(rollout: _Rollout, payload: Row, name: str) -> None:
-    """Where turns begin, and that the last ones were taken back."""
-    if payload.get("type") in ("task_started", "turn_started"):
-        rollout.turns.append(len(rollout.messages))
-    elif payload.get("type") == "thread_rolled_back":
-        back = integer(payload.get("num_turns"), f"{name}.num_turns")
-        if not 0 < back <= len(rollout.turns):
-            raise Refused(f"{name}.num_turns: expected 1 to {len(rollout.turns)} turns, got {back}")
-        rollout.rewrite(rollout.messages[: rollout.turns[-back]], rollout.turns[:-back])
 
 
 def _instructions(value: Any) -> list[Message]:

@@ -64,7 +64,8 @@ def _pair(row: Row, context: Context) -> list[Item]:
     if "rejected_messages" in row:
         rejected = _without_loss(objects(row["rejected_messages"], "rejected_messages"))
     elif isinstance(row["rejected_response"], list):
-        rejected = _prompt(messages) + _without_loss(objects(row["rejected_response"], "rejected_response"))
+        prompt: list[dict[str, Any]] = split({"messages": _without_loss(messages)})["prompt"]
+        rejected = prompt + _without_loss(objects(row["rejected_response"], "rejected_response"))
     else:
         response = text(row["rejected_response"], "rejected_response")
         rejected = [*_without_loss(messages[:-1]), {"role": "assistant", "content": response}]
@@ -75,11 +76,6 @@ def _pair(row: Row, context: Context) -> list[Item]:
     for record in (chosen, worse):
         record["meta"] |= meta
     return [Item.pair(chosen, worse)]
-
-
-def _prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    prompt: list[dict[str, Any]] = split({"messages": _without_loss(messages)})["prompt"]
-    return prompt
 
 
 def _without_loss(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

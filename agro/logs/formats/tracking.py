@@ -88,6 +88,10 @@ def _mlflow_span(span: Row, scores: dict[Any, spans.Scores], name: str) -> spans
     context = entry(span.get("context"), f"{name}.context")
     span_id = span.get("span_id", context.get("span_id"))
     inputs = request if isinstance(request, dict) else {}
+    status = span.get("status")
+    code, message = span.get("status_code", status), span.get("status_message")
+    if isinstance(status, dict):
+        code, message = status.get("code"), status.get("message")
     return spans.TraceSpan(
         id=span_id,
         parent=span.get("parent_span_id", span.get("parent_id")),
@@ -95,7 +99,7 @@ def _mlflow_span(span: Row, scores: dict[Any, spans.Scores], name: str) -> spans
         output=_attribute(attributes, "mlflow.spanOutputs"),
         is_call=kind in _CALLS,
         is_judge=kind == "EVALUATOR",
-        error=_error(span),
+        error=str(message or code) if str(code).endswith("ERROR") else None,
         model=_attribute(attributes, "mlflow.llm.model") or inputs.get("model"),
         sampling=settings(inputs),
         scores=scores.get(span_id, {}),
@@ -111,14 +115,6 @@ def _attribute(attributes: Row, name: str) -> Any:
         return loads(value)
     except ValueError:
         return value
-
-
-def _error(span: Row) -> str | None:
-    status = span.get("status")
-    code, message = span.get("status_code", status), span.get("status_message")
-    if isinstance(status, dict):
-        code, message = status.get("code"), status.get("message")
-    return str(message or code) if str(code).endswith("ERROR") else None
 
 
 def _fits(row: Row) -> bool:

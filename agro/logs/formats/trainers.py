@@ -44,7 +44,11 @@ def _dump(row: Row, context: Context) -> list[Item]:
             )
     record = DUMP.record(row, context)
     if row.get("uid") is not None:
-        sample, rollout = _uid(row["uid"])
+        uid = row["uid"]
+        parts = uid.rsplit("_", 2) if isinstance(uid, str) else []
+        if len(parts) != 3:
+            raise Refused(f"uid: expected SAMPLE_ROLLOUT_OUTPUT, got {uid!r:.80}")
+        sample, rollout = parts[0], parts[1]
         file = f"{context.path.parent.name}/{context.path.name}"
         record |= {"prompt_id": f"{file}:{sample}", "episode": f"{file}:{sample}_{rollout}"}
     return [Item.of(record, "output")]
@@ -57,13 +61,6 @@ def _validated(row: Row) -> str:
     """
     step_columns = ("step", "uid", "request_id") if "reward" in row else ()
     return digest({name: value for name, value in row.items() if name not in step_columns})
-
-
-def _uid(uid: Any) -> tuple[str, str]:
-    parts = uid.rsplit("_", 2) if isinstance(uid, str) else []
-    if len(parts) != 3:
-        raise Refused(f"uid: expected SAMPLE_ROLLOUT_OUTPUT, got {uid!r:.80}")
-    return parts[0], parts[1]
 
 
 declared("verl-rollouts", _dump, identity=_validated)

@@ -147,30 +147,23 @@ def _records(
             continue
         branch = branch[: branch.index(new[-1]) + 1]
         prompt = prompt or _messages_of(takewhile(lambda node: not node.sampled, branch))
-        record = _record(branch, new, prompt, location)
+        has_tokens = all(any(node.action) for node in branch if node.sampled)
+        record = _tokens_record(branch, new, prompt) if has_tokens else _text_record(branch, new, location)
+        calls = [node.call for node in new if node.call is not None]
+        sampling = _sampling(calls)
+        if has_tokens and any(x is not None for x in record["behavior_logp"]):
+            sampling["logp_decimals"] = DECIMALS
+        if sampling:
+            record["sampling"] = sampling
+        if calls and calls[-1].get("finish_reason") is not None:
+            record["meta"]["finish"] = calls[-1]["finish_reason"]
+        if calls and isinstance(calls[-1].get("model"), str):
+            record["model"] = calls[-1]["model"]
         if "tokens" in record:
             record = fingerprinted(record, context)
         records.append((f"branch[{position}]", record))
         learned.update(new)
     return records
-
-
-def _record(
-    branch: list[_TraceNode], new: list[_TraceNode], prompt: Messages, location: str
-) -> dict[str, Any]:
-    has_tokens = all(any(node.action) for node in branch if node.sampled)
-    record = _tokens_record(branch, new, prompt) if has_tokens else _text_record(branch, new, location)
-    calls = [node.call for node in new if node.call is not None]
-    sampling = _sampling(calls)
-    if has_tokens and any(x is not None for x in record["behavior_logp"]):
-        sampling["logp_decimals"] = DECIMALS
-    if sampling:
-        record["sampling"] = sampling
-    if calls and calls[-1].get("finish_reason") is not None:
-        record["meta"]["finish"] = calls[-1]["finish_reason"]
-    if calls and isinstance(calls[-1].get("model"), str):
-        record["model"] = calls[-1]["model"]
-    return record
 
 
 def _text_record(branch: list[_TraceNode], new: list[_TraceNode], location: str) -> dict[str, Any]:
@@ -236,7 +229,19 @@ def _episode(row: Row, context: Context) -> list[Item]:
             skipped.append(f"{location}: of {agent.get('name', 'an agent')}, which isn't trained")
             continue
         records = _records(value, location, skipped, context)
-        common = _common(row, value, location, context)
+        # What the records of a trace share.
+        meta = {name: row[name] for name in _EPISODE_FIELDS if row.get(name) is not None}
+        meta |= {name: value[name] for name in _TRACE_FIELDS if value.get(name) not in (None, [], {})}
+        meta |= {"trace": value.get("id"), "agent": entry(value.get("agent"), "agent").get("name", "agent")}
+        common: dict[str, Any] = {"reward": _reward(value, location, context), "meta": meta}
+        data = entry(entry(row.get("task"), "task").get("data"), "task.data")
+        if data.get("answer") is not None:
+            common["answer"] = data["answer"]
+        work = entry(entry(row.get("run"), "run").get("work"), "run.work")
+        policy = entry(work.get("policy"), "run.work.policy")
+        start = policy.get("start")
+        if isinstance(start, int) and start == policy.get("end"):  # else the weights changed in between
+            common["version"] = start
         for name, record in records:
             items.append(
                 Item.of(_complete_record(record, common, row, len(records) > 1), f"{location}.{name}")
@@ -247,23 +252,6 @@ def _episode(row: Row, context: Context) -> list[Item]:
         for item in items:
             item.records[0]["meta"]["left_out"] = skipped
     return items
-
-
-def _common(row: Row, trace: dict[str, Any], location: str, context: Context) -> dict[str, Any]:
-    """What the records of a trace share."""
-    meta = {name: row[name] for name in _EPISODE_FIELDS if row.get(name) is not None}
-    meta |= {name: trace[name] for name in _TRACE_FIELDS if trace.get(name) not in (None, [], {})}
-    meta |= {"trace": trace.get("id"), "agent": entry(trace.get("agent"), "agent").get("name", "agent")}
-    common: dict[str, Any] = {"reward": _reward(trace, location, context), "meta": meta}
-    data = entry(entry(row.get("task"), "task").get("data"), "task.data")
-    if data.get("answer") is not None:
-        common["answer"] = data["answer"]
-    work = entry(entry(row.get("run"), "run").get("work"), "run.work")
-    policy = entry(work.get("policy"), "run.work.policy")
-    start = policy.get("start")
-    if isinstance(start, int) and start == policy.get("end"):  # else the weights changed in between
-        common["version"] = start
-    return common
 
 
 def _complete_record(

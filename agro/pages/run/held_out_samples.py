@@ -86,7 +86,9 @@ def held_out_samples(run: RunData) -> HeldOutSamples | None:
     every = sorted({step for p in prompts for step in p.responses})
     if best not in every:
         best = None
-    steps = _thinned(every, best, prompts)
+    size = sum(len(a.response) for p in prompts for a in p.responses.values())
+    stride = max(1, math.ceil(size / TOTAL))
+    steps = [s for i, s in enumerate(every) if i % stride == 0 or s in (best, every[-1])]
     about = []
     if evaluated:
         about.append(
@@ -148,10 +150,3 @@ def _with_log(evaluated: list[PromptResponses], beside: SideBySide | None) -> li
             PromptResponses(row.prompt, {k: a for k, a in answers.items() if a is not None}, log=row.log)
         )
     return prompts
-
-
-def _thinned(steps: list[int], best: int | None, prompts: list[PromptResponses]) -> list[int]:
-    """The first, the best and the last step, and of the others as many as fit, evenly."""
-    size = sum(len(a.response) for p in prompts for a in p.responses.values())
-    stride = max(1, math.ceil(size / TOTAL))
-    return [s for i, s in enumerate(steps) if i % stride == 0 or s in (best, steps[-1])]

@@ -42,52 +42,44 @@ def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
     curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
-        curves = _curves(run, experience)
+        # The learning curve by the name of its axis: those axes that were measured.
+        axes = {"steps": Axis.steps(run)}
+        time = Axis.time(run)
+        if time is not None:
+            axes["time"] = time
+        if experience.draws:
+            axes["responses"] = Axis(experience.seen(run), "responses drawn")
+        curves = {
+            name: (_curve(run, name, axis, WIDE), _curve(run, name, axis, NARROW))
+            for name, axis in axes.items()
+        }
+        if kl_pairs(run):
+            curves["KL"] = (against_kl(run, WIDE), against_kl(run, NARROW))
     panels = (_ranking(run), _best_and_worst(run), _stored(run), _own(run), _regret(run))
     parts = [_parts(run, metric, title) for metric, title in PARTS.items()]
+    # The decays of train.weights_average; empty where no phase has one.
+    phases = {name: run.config.phase(name) for name in run.config.phase_names}
+    decays = {name: phase.train.weights_average for name, phase in phases.items()}
+    texts = {name: f"train.weights_average = {decay:g}" for name, decay in decays.items() if decay}
+    if len(phases) > 1:
+        texts = {name: f"{text} in phase {name}" for name, text in texts.items()}
     return {
         "curves": curves,
         "stored_only": stored_only,
         "width": smoothing(len(run.rows)),
         "evaluated": run.heldout(0, run.steps) is not None,
         "ring": ring(run, run.mark("eval_reward")),
-        "averages": _averages(run),
+        "averages": ", ".join(texts.values()),
         "reference": REFERENCES[run.config.policy.reference],
         "phases": [_phase(run, span) for span in run.spans],
         "panels": present([*panels, *parts]),
     }
 
 
-def _curves(run: RunData, experience: RunExperience) -> dict[str, tuple[Markup, Markup]]:
-    """The learning curve by the name of its axis: those axes that were measured."""
-    axes = {"steps": Axis.steps(run)}
-    time = Axis.time(run)
-    if time is not None:
-        axes["time"] = time
-    if experience.draws:
-        axes["responses"] = Axis(experience.seen(run), "responses drawn")
-    curves = {
-        name: (_curve(run, name, axis, WIDE), _curve(run, name, axis, NARROW)) for name, axis in axes.items()
-    }
-    if kl_pairs(run):
-        curves["KL"] = (against_kl(run, WIDE), against_kl(run, NARROW))
-    return curves
-
-
 def _curve(run: RunData, name: str, axis: Axis, size: Size) -> Markup:
     figure = learning_curve(run, size, axis=axis)
     values = columns(run, reward_series(run), axis)
     return svg(figure, f"Reward against {name} {size}", hover(figure.axes[0], values))
-
-
-def _averages(run: RunData) -> str:
-    """The decays of train.weights_average; empty where no phase has one."""
-    phases = {name: run.config.phase(name) for name in run.config.phase_names}
-    decays = {name: phase.train.weights_average for name, phase in phases.items()}
-    texts = {name: f"train.weights_average = {decay:g}" for name, decay in decays.items() if decay}
-    if len(phases) > 1:
-        texts = {name: f"{text} in phase {name}" for name, text in texts.items()}
-    return ", ".join(texts.values())
 
 
 def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agro.io.files import write
-from agro.io.numbers import count, fixed, percent, with_error
-from agro.pages.run.course import course
-from agro.pages.run.experience import RunExperience
-from agro.pages.run.health import health
+from agro.io.numbers import count, duration, fixed, percent, short, with_error
+from agro.pages.run.axes import COLORS, FIRST, MUTED, SECOND, css, cut
+from agro.pages.run.curves import smoothing
+from agro.pages.run.experience import RunExperience, begin_and_end
+from agro.pages.run.figures import Look, Series, svg
 from agro.pages.run.held_out_samples import LONGEST, held_out_samples
 from agro.pages.run.learning import learning, nearness
-from agro.pages.run.material import material
-from agro.pages.run.render import Fact, render, script, with_script
+from agro.pages.run.panels import caption, panel, present, training
+from agro.pages.run.render import Fact, Panel, render, script, with_script
 from agro.pages.run.responses import LATE
-from agro.runs.metrics import FOLLOWED
-from agro.runs.problems import problems
-from agro.runs.rundata import Outcome, RunData, load_run
+from agro.pages.run.shares import histogram, sources
+from agro.runs.metrics import FOLLOWED, METRICS
+from agro.runs.problems import COUNTED, Problem, problems, steps_of, way_out, without_share, without_signal
+from agro.runs.rundata import Outcome, RunData, Values, load_run
 from agro.runs.verdict import Verdict
+from agro.store import Draw
 from agro.types import Sample, Text
 
 
 def page(run: RunData) -> str:
     """The page as text."""
     experience, report, shown = RunExperience.of(run), problems(run), held_out_samples(run)
+    facts = [Fact("seed", str(run.config.train.seed))]
+    if run.config.data.hold_out:
+        note = f"never trained on (data.hold_out); set_aside.jsonl has {run.set_aside} of them"
+        facts.append(Fact("held-out prompts", percent(run.config.data.hold_out, 1), note))
+    if run.best_model is not None:
+        best = run.best_model.measured
+        value = fixed(best.value)
+        if best.se is not None:
+            value = with_error(best.value, best.se)
+        note = f"{FOLLOWED[run.best_model.metric].title}, step {best.step}"
+        facts.append(Fact("best model, kept in best/", value, note))
+    for name, epochs in (run.values.get("epochs") or {}).items():
+        if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:
+            note = f"passes over {count(epochs['groups'])} stored groups, {count(epochs['steps'])} steps"
+            facts.append(Fact(f"epochs of {name}", f"{epochs['epochs']:g}", note))
     text = render(
         "page.html",
         run=run,
@@ -42,7 +64,7 @@ def page(run: RunData) -> str:
         experience=experience,
         late=LATE,
         longest=LONGEST,
-        facts=_facts(run),
+        facts=facts,
         config=json.dumps(run.values, indent=2, ensure_ascii=False),
         summarize=summarize,
         prompt_text=prompt_text,
@@ -55,25 +77,6 @@ def _model(run: RunData) -> str:
     if policy.new is None:
         return policy.model or "A model"
     return f"A new model ({policy.new.layers} layers of {policy.new.hidden})"
-
-
-def _facts(run: RunData) -> list[Fact]:
-    facts = [Fact("seed", str(run.config.train.seed))]
-    if run.config.data.hold_out:
-        note = f"never trained on (data.hold_out); set_aside.jsonl has {run.set_aside} of them"
-        facts.append(Fact("held-out prompts", percent(run.config.data.hold_out, 1), note))
-    if run.best_model is not None:
-        best = run.best_model.measured
-        value = fixed(best.value)
-        if best.se is not None:
-            value = with_error(best.value, best.se)
-        note = f"{FOLLOWED[run.best_model.metric].title}, step {best.step}"
-        facts.append(Fact("best model, kept in best/", value, note))
-    for name, epochs in (run.values.get("epochs") or {}).items():
-        if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:
-            note = f"passes over {count(epochs['groups'])} stored groups, {count(epochs['steps'])} steps"
-            facts.append(Fact(f"epochs of {name}", f"{epochs['epochs']:g}", note))
-    return facts
 
 
 def summarize(sample: Sample) -> str:
@@ -109,3 +112,246 @@ def write_page(folder: Path) -> Path:
     path = folder / "report.html"
     write(path, page(load_run(folder)))
     return path
+
+
+def course(run: RunData) -> dict[str, Any]:
+    """What the template's section about the optimization shows."""
+    facts = []
+    seconds, tokens = (
+        run.total("seconds"),
+        (run.total("tokens") or 0.0) + (run.total("sampled_tokens") or 0.0),
+    )
+    if seconds:
+        facts.append(Fact("time of all steps", duration(seconds), "without loading and evaluations"))
+        facts.append(Fact("tokens per second", short(tokens / seconds), "mean over the run"))
+        titles = {"seconds_sample": "drawing, sampling and scoring", "seconds_train": "training"}
+        for name, title in titles.items():
+            part = run.total(name)
+            if part is not None:
+                facts.append(Fact(title, percent(part / seconds), "of the time"))
+    rates = _rates(run)
+    if len(rates) == 1:
+        facts.append(Fact("learning rate", f"{rates.pop():.3g}", "constant"))
+    return {"facts": facts, "panels": present([loss(run), _learning_rate(run), _speed(run)])}
+
+
+def loss(run: RunData) -> Panel | None:
+    """The loss of each step."""
+    text = "Loss of the objective on the responses of each step. Losses of two objectives can't be compared."
+    return panel(run, "Loss", [training(run, "loss", smooth=smoothing(len(run.rows)))], text)
+
+
+def _learning_rate(run: RunData) -> Panel | None:
+    """Where it changed; a constant one is a fact."""
+    if len(_rates(run)) < 2:
+        return None
+    return panel(run, "Learning rate", [training(run, "lr")], caption("lr"))
+
+
+def _rates(run: RunData) -> set[float]:
+    rates = run.column("lr")
+    return set(rates[np.isfinite(rates)].tolist())
+
+
+def _speed(run: RunData) -> Panel | None:
+    series = [training(run, "tokens_per_second", smooth=smoothing(len(run.rows)))]
+    text = "Tokens sampled and trained on, by the time of the step."
+    return panel(run, "Speed", series, text, Look(METRICS["tokens_per_second"].unit))
+
+
+def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
+    """`problems`: of the run."""
+    explained = [Fact(p.title, p.value, p.detail, bad=True) for p in problems if p.detail]
+    reasons: Counter[str] = Counter()
+    for row in run.rows:
+        reasons.update(row.get("dropped_reasons") or {})
+    facts = []
+    for name, title in COUNTED.items():
+        n = run.total(name)
+        note = ""
+        if name == "dropped":
+            note = ", ".join(f"{reason}: {count(k)}" for reason, k in reasons.most_common())
+        if name == "rewards_failed":
+            note = "; ".join(f"{count(k)} × {cut(error, 200)}" for error, k in experience.failures[:3])
+        facts.append(Fact(title, None if n is None else count(n), note, bad=bool(n)))
+    norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
+    measured = np.isfinite(norm)
+    text = caption("grad_norm", "grad_norm_clipped")
+    if measured.any():
+        clipped = clipped_norm[measured] < norm[measured]
+        text += f" Clipped at {percent(float(np.mean(clipped)))} of the steps."
+        if clipped.all():
+            middle = float(np.median(norm[measured]))
+            text += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
+    series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
+    return {
+        "facts": [*explained, *facts, _equal_groups(run), *_signal(run)],
+        "panels": present([panel(run, "Gradient norm", series, text, Look(log=True)), _difference(run)]),
+    }
+
+
+def _equal_groups(run: RunData) -> Fact:
+    title = "groups of equal rewards"
+    groups, equal = run.total("groups"), run.total("groups_equal")
+    if not groups or equal is None:
+        return Fact(title, None)
+    text = f"{count(equal)} of {count(groups)} ({percent(equal / groups)})"
+    return Fact(title, text, bad=equal > groups / 2)
+
+
+def _signal(run: RunData) -> list[Fact]:
+    signal, share = without_signal(run), without_share(run)
+    facts = []
+    if signal is None:
+        facts.append(Fact("steps without a signal", None))
+    else:
+        data = run.config.phase(run.spans[-1].name).data
+        ways = [f"{reason}: {way_out(reason, data)}" for reason in signal.reasons]
+        facts.append(Fact("steps without a signal", steps_of(signal), ". ".join(ways), bad=signal.is_said))
+    if share is not None and share.count:
+        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
+        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
+    return facts
+
+
+def _difference(run: RunData) -> Panel | None:
+    series = [
+        training(run, "logp_diff_max", "maximum", color=SECOND),
+        training(run, "logp_diff_mean", "mean"),
+    ]
+    text = caption("logp_diff_mean", "logp_diff_max")
+    if np.isfinite(run.column("push_error")).any():
+        series.append(training(run, "push_error", "after a push", color=MUTED))
+        text += f" {caption('push_error')}"
+    return panel(run, "Sampler and trainer", series, text, Look("nats per token", log=True))
+
+
+# Of what learns or lags beside the policy, where a run has it.
+MECHANISMS = {
+    "sampler_version": "Version of the sampler",
+    "learned_auc": "AUC of the learned reward",
+    "aggregate_kl": "KL of responses together",
+    "draft_accepted": "Draft tokens accepted",
+}
+
+
+def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
+    """What the template's section about the training data shows."""
+    # A row per phase and source, the most frequent source of a phase first.
+    phase = {row["step"]: row["phase"] for row in run.rows}
+    draws_of: dict[str, dict[str, list[Draw]]] = {span.name: {} for span in run.spans}
+    for draw, source in zip(experience.draws, experience.sources, strict=True):
+        draws_of[phase[draw.step]].setdefault(source, []).append(draw)
+    rows = []
+    for name, source_draws in draws_of.items():
+        total = sum(map(len, source_draws.values()))
+        for source, draws in sorted(source_draws.items(), key=lambda item: -len(item[1])):
+            rows.append({"phase": name, "source": source, "share": len(draws) / total, **_row(draws)})
+    width = smoothing(len(run.rows))
+    mean = f" Running mean over {width} steps." if width > 1 else ""
+    length, truncated = (training(run, m, smooth=width) for m in ("length_mean", "truncated_share"))
+    staleness = [
+        training(run, "staleness_max", "maximum", color=SECOND),
+        training(run, "staleness_mean", "mean"),
+    ]
+    again = [training(run, "asked_again", "asked again"), training(run, "groups", "all", color=SECOND)]
+    share, tokens, steps = Look(percent=True), Look("tokens"), Look(METRICS["staleness_mean"].unit)
+    panels = [
+        _sources_panel(run, experience),
+        _distribution("Rewards", "reward", experience.steps, experience.rewards),
+        _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True),
+        panel(run, "Length over steps", [length], caption("length_mean") + mean, tokens),
+    ]
+    if run.total("truncated_share"):
+        panels.append(
+            panel(run, "Truncated responses", [truncated], caption("truncated_share") + mean, share)
+        )
+    if run.measures("asked_again"):
+        panels.append(panel(run, "Groups asked again", again, caption("asked_again"), Look("groups")))
+    if run.total("staleness_max"):
+        panels.append(panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps))
+    for metric, title in MECHANISMS.items():
+        look = Look(METRICS[metric].unit)
+        panels.append(panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look))
+    return {
+        "facts": _facts(run),
+        "sources": rows,
+        "phased": len(run.spans) > 1,
+        "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
+        "panels": present([*panels, _critic_panel(run)]),
+    }
+
+
+def _facts(run: RunData) -> list[Fact]:
+    totals = {
+        "tokens trained on": run.total("tokens"),
+        "tokens sampled": run.total("sampled_tokens"),
+        "held-out responses": run.latest("eval_n"),
+    }
+    prompts = ", ".join(run.config.data.paths("prompts"))
+    facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
+    for name, value in totals.items():
+        facts.append(Fact(name, None if value is None else count(value)))
+    if run.total("truncated_share") == 0:
+        facts.append(Fact("truncated responses", "none"))
+    if run.measures("asked_again"):
+        answers = count((run.total("hinted") or 0) + (run.total("experts") or 0))
+        facts.append(
+            Fact("groups asked again", count(run.total("asked_again") or 0), f"{answers} trained on")
+        )
+    if run.measures("searched"):
+        facts.append(Fact("states searched", count(run.total("searched") or 0), "turns were tried in them"))
+    if run.measures("same_meaning"):
+        alike = count(run.total("same_meaning") or 0)
+        facts.append(Fact("responses that mean the same", alike, "as another one to their prompt"))
+    if run.measures("draft_accepted"):
+        accepted = float(np.nanmean(run.column("draft_accepted")))
+        facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
+    return facts
+
+
+def _row(draws: list[Draw]) -> dict[str, Any]:
+    rewards = [d.reward for d in draws if d.reward is not None]
+    staleness = [d.staleness for d in draws if d.staleness is not None]
+    return {
+        "drawn": len(draws),
+        "distinct": len({d.sample for d in draws}),
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "staleness": sum(staleness) / len(staleness) if staleness else None,
+        "stalest": max(staleness, default=None),
+    }
+
+
+def _critic_panel(run: RunData) -> Panel | None:
+    """Of an objective with a critic, whose metric it is."""
+    explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
+    text = "Share of the variance of the value's targets that the value explained before the step. 0 is no "
+    series = Series("training", np.array(explained, dtype=np.float64))
+    return panel(run, "Variance explained by the critic", [series], f"{text}better than a constant.")
+
+
+def _sources_panel(run: RunData, experience: RunExperience) -> Panel | None:
+    names = experience.source_names
+    if len(names) < 2:  # the table says it all
+        return None
+    labels = [names.index(n) for n in experience.sources]
+    title = "Sources over steps"
+    figure = svg(sources(run, experience.steps, labels, len(names)), title)
+    key = tuple((css(COLORS[i]), name[:60]) for i, name in enumerate(names))
+    return Panel(title, "Where the responses of a step came from.", figure, key)
+
+
+def _distribution(
+    title: str, unit: str, steps: Values, values: Values, *, integer: bool = False
+) -> Panel | None:
+    windows = begin_and_end(steps, values)
+    if windows is None:
+        return None
+    begin, end = windows
+    key = []
+    for color, w in ((MUTED, begin), (FIRST, end)):
+        key.append((css(color), f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}"))
+    counts = f"{count(len(begin.values))} and {count(len(end.values))}"
+    text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
+    figure = svg(histogram(begin.values, end.values, unit, integer=integer), title)
+    return Panel(title, text, figure, tuple(key))

@@ -118,23 +118,6 @@ class PairedResults:
             text += f" So many show a difference of {fixed(x.detectable)} or more four times out of five."
         if self.family > 1:
             text += f" p is adjusted for {self.family} comparisons (Holm); alone {chance(x.p)}."
-        notes = [text, *self._not_compared(), *self._scored()]
-        if answer == "not shown" and x.low * x.high > 0:
-            notes.append(
-                f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
-            )
-        if max(self.a.seeds, self.b.seeds) > 1:
-            notes.append(
-                f"Rewards are means over seeds ({self.a.seeds} and {self.b.seeds}): the interval is that of "
-                "the prompts, and the table has the seeds."
-            )
-        elif self.a.step is not None or self.b.step is not None:
-            notes.append(
-                "This is about these two models: what another seed would give isn't in the interval."
-            )
-        return notes
-
-    def _not_compared(self) -> list[str]:
         found = self.matching
         texts = []
         for keys, what in (
@@ -152,7 +135,21 @@ class PairedResults:
                 f"{len(found.other_text)} of these have the same id on both sides, but another text "
                 f"({', '.join(found.other_text[:NAMED])})."
             )
-        return texts
+        notes = [text, *texts, *self._scored()]
+        if answer == "not shown" and x.low * x.high > 0:
+            notes.append(
+                f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
+            )
+        if max(self.a.seeds, self.b.seeds) > 1:
+            notes.append(
+                f"Rewards are means over seeds ({self.a.seeds} and {self.b.seeds}): the interval is that of "
+                "the prompts, and the table has the seeds."
+            )
+        elif self.a.step is not None or self.b.step is not None:
+            notes.append(
+                "This is about these two models: what another seed would give isn't in the interval."
+            )
+        return notes
 
     def _scored(self) -> list[str]:
         texts = []

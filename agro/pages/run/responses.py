@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agro.store import Store
@@ -31,14 +30,8 @@ def choose(store: Store, run: str | None) -> Responses:
     ids: list[int] = []
     if run is not None:
         ids = _latest(store, run)
-    return _extremes(list(store.samples(ids=ids or _latest(store, None))), bool(ids))
-
-
-def _latest(store: Store, run: str | None) -> list[int]:
-    return [row.id for row in store.survey.summaries(run=run) if row.scored][-LATE:]
-
-
-def _extremes(samples: Sequence[Sample], sampled: bool) -> Responses:
+    samples = list(store.samples(ids=ids or _latest(store, None)))
+    sampled = bool(ids)
     top: dict[str, Sample] = {}
     bottom: dict[str, Sample] = {}
     for s in samples:  # of equal ones the later
@@ -51,6 +44,10 @@ def _extremes(samples: Sequence[Sample], sampled: bool) -> Responses:
     remaining = [s for s in bottom.values() if s.id not in shown and _reward(s) < _reward(best[0])]
     worst = heapq.nsmallest(SHOWN, remaining, key=lambda s: (_reward(s), -(s.id or 0)))
     return Responses(best, worst, len(samples), sampled)
+
+
+def _latest(store: Store, run: str | None) -> list[int]:
+    return [row.id for row in store.survey.summaries(run=run) if row.scored][-LATE:]
 
 
 def _reward(sample: Sample) -> float:

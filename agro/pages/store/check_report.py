@@ -12,14 +12,12 @@ from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives.needs import REWARD
 from agro.pages.store.check_survey import StoreSurvey, survey
-from agro.pages.store.findings import Findings
 from agro.pages.store.ranking import rank
 from agro.pages.store.raters import explaining
-from agro.pages.store.verdicts import DataVerdict, verdicts
+from agro.pages.store.verdicts import DataVerdict, Findings, verdicts
 from agro.store import Counts, Store
 from agro.store.location import Location
 from agro.train import trainable
-from agro.train.instead import instead
 from agro.train.phases import Phase, options_at
 from agro.train.reward_scales import find_scale_conflicts
 
@@ -99,9 +97,9 @@ def check_store(
     problem = ""
     try:
         trainable.check_names(config.data, counts, store.path, adds=config.data.samples)
-        trainable.check_store(phase, store, fills=False, log=log)
+        trainable.check_store(phase, store, fills=False)
         if not config.data.samples_fresh:  # else the default number of groups, which nobody chose
-            trainable.check_enough([phase], store.path, log)
+            trainable.check_enough([phase], store.path)
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
@@ -120,7 +118,6 @@ def check_store(
         explaining=explaining(store) if uses_rewards and is_single else None,
         recipe=recipe,
         ranking=ranking,
-        instead=instead(config, store, log).strip(),
     )
 
 

@@ -17,8 +17,8 @@ from agro.objectives.needs import PAIRS, REWARD, grouping
 from agro.store import Store
 from agro.train import trainable
 from agro.train.check import check_config
-from agro.train.instead import judged_prompts, kind_of, train_command
 from agro.train.phases import Phase, options_at
+from agro.train.trainable import judged_prompts, kind_of, train_command
 
 FRESH = "fresh samples, which a log has none of"
 EQUAL = "rewards that differ: they can run, with nothing to learn"

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from agro.io.numbers import count, percent, with_error
 from agro.objectives import Objective, get
 from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, REWARD, grouping
-from agro.pages.store.findings import Findings
+from agro.pages.store.check_survey import StoreSurvey
 from agro.pages.store.texts import RUN
+from agro.store import Counts
+from agro.store.location import Location
 from agro.train.reward_scales import ScaleConflict
 
+if TYPE_CHECKING:
+    from agro.pages.store.measurements import Measurements
+    from agro.pages.store.own_reward import OwnReward
+    from agro.pages.store.ranking import Ranking
+    from agro.pages.store.raters import Explaining
 Level = Literal["problem", "warning", "note"]
 
 # Shares from which something is worth a warning. They are rules of thumb, not theorems.
@@ -60,14 +67,39 @@ def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
         subject = f"Recipe {report.recipe}" if report.recipe else report.objective
         yield DataVerdict("note", f"{subject} can train on this.")
     yield from _groups(report, entry)
-    yield from _raters(report)
+    found = report.explaining
+    if found is not None:
+        yield DataVerdict(
+            "note",
+            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
+            f"{count(found.values)} values of {found.field}.",
+            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
+            f"--center-by {found.field} compares a response with what else they rated.",
+        )
     yield from _rewards(report, entry)
     is_reported = report.problem.startswith("rewards of different scales")
     yield from map(_scales, report.scales_apart[int(is_reported) :])
-    yield from _repeats(report)
+    survey = report.survey
+    near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
+    if near > MANY_REPEATS:
+        yield DataVerdict(
+            "warning",
+            f"{percent(near)} of the responses nearly repeat an earlier one to the same prompt "
+            f"(of {count(survey.inspected)} compared).",
+            "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
+            "another source, covers more.",
+        )
     yield from _truncated(report)
     yield from _held_out(report)
-    yield from _copies(report)
+    copies = report.survey.copies
+    if copies is not None and copies.prompts:
+        yield DataVerdict(
+            "note",
+            f"{count(copies.prompts)} of {count(report.survey.groups)} prompts are near-copies of others, in "
+            f"{count(copies.clusters)} clusters: {copies.named}.",
+            "data.hold_out holds out all of a cluster or none; held-out prompts in a file of their own "
+            "shouldn't be copies of these.",
+        )
     yield from _unknown(report, entry)
 
 
@@ -105,19 +137,15 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             "note",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
             "(objective.singletons=drop).",
-            _otherwise(report) + "data.complete_groups = 3 samples fresh ones to these prompts.",
+            "data.complete_groups = 3 samples fresh ones to these prompts.",
         )
     elif alone and compares:
         yield DataVerdict(
             "warning",
             f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
             "compares the responses to a prompt.",
-            _otherwise(report) + "data.complete_groups=3 samples fresh ones to these prompts;"
-            f" objective.singletons=drop leaves them out:{_dropping(report)}",
-        )
-    elif PAIRS not in needs and report.counts.pairs and _otherwise(report):
-        yield DataVerdict(
-            "note", f"The log has {count(report.counts.pairs)} judged pairs.", _otherwise(report)
+            "data.complete_groups=3 samples fresh ones to these prompts; objective.singletons=drop leaves "
+            "them out.",
         )
     if 0 < survey.groups < FEW_GROUPS:
         yield DataVerdict(
@@ -125,48 +153,6 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
-
-
-def _dropping(report: Findings) -> str:
-    """The command that leaves groups of one response out; "" where nothing else is left."""
-    ranked = () if report.ranking is None else (*report.ranking.recommended, *report.ranking.possible)
-    names = ("log", report.objective)
-    found = [each.command for name in names for each in ranked if each.name == name]
-    if not found:
-        return " nothing is left then."
-    extra = "" if " log " in found[0] or "singletons=drop" in found[0] else " objective.singletons=drop"
-    return f"\n  {found[0]}{extra}"
-
-
-def _raters(report: Findings) -> Iterator[DataVerdict]:
-    found = report.explaining
-    if found is not None:
-        yield DataVerdict(
-            "note",
-            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
-            f"{count(found.values)} values of {found.field}.",
-            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
-            f"--center-by {found.field} compares a response with what else they rated.",
-        )
-
-
-def _copies(report: Findings) -> Iterator[DataVerdict]:
-    copies = report.survey.copies
-    if copies is not None and copies.prompts:
-        yield DataVerdict(
-            "note",
-            f"{count(copies.prompts)} of {count(report.survey.groups)} prompts are near-copies of others, in "
-            f"{count(copies.clusters)} clusters: {copies.named}.",
-            "data.hold_out holds out all of a cluster or none; held-out prompts in a file of their own "
-            "shouldn't be copies of these.",
-        )
-
-
-def _otherwise(report: Findings) -> str:
-    """Commands for a log of this kind, unless the problem has them already."""
-    if not report.instead or report.instead in report.problem:
-        return ""
-    return f"{report.instead[0].upper()}{report.instead[1:]}\n"
 
 
 def _rewards(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
@@ -223,19 +209,6 @@ def _scales(difference: ScaleConflict) -> DataVerdict:
         f"{high.highest:g}.",
         "Map both to one scale (data.reward_scale), or train on one of them (data.sources).",
     )
-
-
-def _repeats(report: Findings) -> Iterator[DataVerdict]:
-    survey = report.survey
-    near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
-    if near > MANY_REPEATS:
-        yield DataVerdict(
-            "warning",
-            f"{percent(near)} of the responses nearly repeat an earlier one to the same prompt "
-            f"(of {count(survey.inspected)} compared).",
-            "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
-            "another source, covers more.",
-        )
 
 
 def _truncated(report: Findings) -> Iterator[DataVerdict]:
@@ -358,3 +331,32 @@ def _beta(values: dict[str, Any]) -> Iterator[DataVerdict]:
         f"groups; median {beta['middle']:.2g}) {meaning}.",
         "Below it the rewards lead, above it the reference.",
     )
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a store has, whether an objective can train on it, and what a model says of it."""
+
+    path: Location
+    objective: str
+    counts: Counts
+    survey: StoreSurvey
+    problem: str = ""  # why the objective can't train on it
+    scales_apart: list[ScaleConflict] = field(default_factory=list)  # sources of different scales
+    licenses: dict[str, str | None] = field(default_factory=dict)
+    measured: Measurements | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
+    completes: int | None = None  # data.complete_groups
+    own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
+    explaining: Explaining | None = None  # what explains the rewards of single responses
+    recipe: str = ""  # that was found for the data, where none was asked for
+    ranking: Ranking | None = None  # what can train on it
+
+    @property
+    def trainable(self) -> bool:
+        return not self.problem
+
+    @property
+    def sources(self) -> list[str]:
+        """The most frequent first."""
+        return sorted(self.survey.sources, key=lambda name: (-self.survey.sources[name].rows, name))

@@ -8,23 +8,25 @@ log-probs of fixed tokens are compared with the learner's: by rounding, those in
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, RootModel, StrictFloat, StrictInt, ValidationError, model_validator
+from safetensors import safe_open
 
 from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.io.files import digest
 from agro.models.encoding import Encoder
 from agro.models.published import ROUNDING, Probe
-from agro.rollout.engines.connection import Away, Broken, Connection, Lost, Missing
-from agro.rollout.engines.dialects import Dialect, dialect_of
+from agro.rollout.engines.connection import Away, Broken, Connection, Failed, Lost, Missing
 from agro.rollout.engines.protocol import Continuation, Request
-from agro.rollout.engines.pushing import Adapter, Push, push_of
-from agro.rollout.engines.replies import Reply, problem_of, wrong_field
+from agro.rollout.engines.replies import Reply, Span, Strict, problem_of, wrong_field
 
 PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
 Scores = list[list[float]]  # of the sequences of a probe, for each token but the first
@@ -217,3 +219,368 @@ def unfit(found: Gap, allowed: float, way: str, scores: Scores, before: Scores |
         f"those of the trainer (at most {found.largest:.3g}), above engine.push_error = {allowed:g}. Likely: "
         f"{likely}"
     )
+
+
+ADAPTER = "adapter_config.json"  # the file by which the folder of an adapter is known
+KEPT = 2  # adapters on a server: responses to an earlier one may still be under way for another process
+
+
+class Push(Protocol):
+    """Brings weights to one server. `needs`: how a server is started for it."""
+
+    needs: str
+
+    async def push(self, server: Connection, weights: Path, version: int) -> str | None:
+        """Returns the name that the server has them under; None: that of its model.
+
+        Raises `Lost` where a request fails, and `Refused` for one that the server refuses. Then the server
+        may have any mixture of weights.
+        """
+        ...
+
+
+def push_of(settings: config.EngineConfig, weights: Path) -> type[Push]:
+    """The way of a folder of published weights."""
+    is_adapter = (weights / ADAPTER).exists()
+    if settings.dialect == "sglang":
+        return SGLangAdapter if is_adapter else SGLangReload
+    if is_adapter:
+        return Adapter
+    return Transfer if settings.push == "transfer" else Reload
+
+
+class Reload:
+    """vLLM's workers read the folder again (VLLM_SERVER_DEV_MODE=1).
+
+    They load what they find, be it half of a model.
+    """
+
+    needs = "VLLM_SERVER_DEV_MODE=1"
+
+    async def push(self, server: Connection, weights: Path, version: int) -> str | None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.resolve())}}
+        await server.command("/collective_rpc", body, retries=0)
+        await server.command("/reset_prefix_cache", {})
+        if server.settings.api == "generate":  # whose replies name the version
+            await server.command("/update_weight_version", {"new_version": str(version)})
+        return None
+
+
+class Transfer:
+    """vLLM's protocol for new weights, with a backend that reads files: examples/vllm_weights.
+
+    Requests are frozen meanwhile, and continue with the new weights. After /finish_weight_update failed, the
+    server still waits for it: the next push fails in all three requests, which ends that, and the one after
+    it works. So all three are always sent.
+    """
+
+    needs = "VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config (see examples/vllm_weights)"
+
+    async def push(self, server: Connection, weights: Path, version: int) -> str | None:
+        files = {str(file.resolve()): digest(file) for file in sorted(weights.glob("*.safetensors"))}
+        names = [name for file in files for name in names_in(file)]
+        await server.command("/init_weight_transfer_engine", {"init_info": {"names": names}}, retries=0)
+        await server.command("/pause?mode=keep", {})
+        try:
+            failed = [
+                await _failure(server, "/start_weight_update", {}),
+                await _failure(server, "/update_weights", {"update_info": {"files": files}}),
+                await _failure(server, "/finish_weight_update", {"weight_version": str(version)}),
+            ]
+            await server.command("/reset_prefix_cache", {})
+        finally:
+            await server.command("/resume", {})
+        for failure in failed:
+            if failure is not None:
+                raise failure
+        return None
+
+
+async def _failure(server: Connection, path: str, body: Mapping[str, Any]) -> Lost | None:
+    try:
+        await server.command(path, body, retries=0)
+    except Lost as error:
+        return error
+    return None
+
+
+class Adapter:
+    """An adapter of peft's format under a name of its own, which requests then ask for.
+
+    The name contains the adapter's hash: a server that has the name has the adapter.
+    """
+
+    needs = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora, or set engine.push = reload"
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    async def push(self, server: Connection, weights: Path, version: int) -> str | None:
+        name = f"agro@{version}-{digest(weights / 'adapter_model.safetensors')[:12]}"
+        there = _names(await server.get("/v1/models"))
+        if name not in there:
+            await server.command(self.load, {"lora_name": name, "lora_path": str(weights.resolve())})
+        if name not in self.loaded:
+            self.loaded.append(name)
+        for earlier in self.loaded[:-KEPT]:
+            self.loaded.remove(earlier)
+            if earlier in there:
+                await server.command(self.unload, {"lora_name": earlier})
+        return name
+
+
+class SGLangReload:
+    """SGLang's workers read the folder again. Tried with a stand-in alone."""
+
+    needs = "SGLang 0.5 or newer"
+
+    async def push(self, server: Connection, weights: Path, version: int) -> str | None:
+        body = {"model_path": str(weights.resolve()), "weight_version": str(version)}
+        await server.command("/update_weights_from_disk", body, retries=0)
+        await server.command("/flush_cache", {})
+        return None
+
+
+class SGLangAdapter(Adapter):
+    """SGLang's adapters (--enable-lora). Tried with a stand-in alone."""
+
+    needs = "--enable-lora"
+    load, unload = "/load_lora_adapter", "/unload_lora_adapter"
+
+
+def names_in(file: str) -> list[str]:
+    """The tensors of a safetensors file."""
+    with safe_open(file, framework="numpy") as tensors:
+        return list(tensors.keys())
+
+
+def _names(models: Any) -> set[str]:
+    """Of a server's models and adapters."""
+    try:
+        return {str(model["id"]) for model in models["data"]}
+    except (KeyError, TypeError):
+        raise Refused(f"/v1/models: expected a list of models in data, got {models!r:.80}") from None
+
+
+C = TypeVar("C", bound=BaseModel)
+SEED_BITS = 31  # servers take a 32-bit signed integer
+ABORTED = 'finish_reason "abort": the server gave the response up'
+
+
+class Dialect(Protocol):
+    """Requests for responses and for log-probs of given tokens.
+
+    `read` and `scores` raise pydantic's `ValidationError` for a reply that says something else.
+    """
+
+    path: str  # of requests for responses
+    scoring_path: str
+    advice: str  # where a reply lacks something
+
+    def sampling(
+        self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
+    ) -> dict[str, Any]:
+        """The body of a request for one response."""
+        ...
+
+    def read(self, content: Any) -> Reply: ...
+
+    def scoring(self, ids: Sequence[int], served: str | None) -> dict[str, Any]:
+        """The body of a request for the log-probs of these tokens, at temperature 1."""
+        ...
+
+    def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
+        """Of each token but the first."""
+        ...
+
+
+def dialect_of(settings: config.EngineConfig, eos_ids: Sequence[int]) -> Dialect:
+    if settings.dialect == "sglang":
+        return SGLang(eos_ids)
+    return Generate(eos_ids) if settings.api == "generate" else Completions(eos_ids)
+
+
+def noise(request: Request, seed: int) -> int:
+    """The seed of a request."""
+    return (seed + 1_000_003 * request.number + request.position) % (1 << SEED_BITS)
+
+
+def _common(sampler: SamplerConfig, eos_ids: list[int]) -> dict[str, Any]:
+    """Settings of the same name in all dialects."""
+    return {
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k or -1,
+        "min_p": sampler.min_p,
+        "stop": list(sampler.stop) or None,
+        "stop_token_ids": eos_ids,
+    }
+
+
+class _Unaborted(Strict):
+    """A server that pauses or restarts aborts responses, whatever they say: they are sampled again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _was_completed(cls, choice: Any) -> Any:
+        if isinstance(choice, dict) and choice.get("finish_reason") == "abort":
+            raise Failed(ABORTED)
+        return choice
+
+
+class Choices(Strict, Generic[C]):
+    """A reply with the one response that was asked for."""
+
+    choices: Annotated[list[C], Field(min_length=1, max_length=1)]
+
+
+class TokenLogProbs(Strict):
+    token_logprobs: list[float | None]
+
+
+class CompletionChoice(_Unaborted):
+    finish_reason: str
+    token_ids: list[int]
+    logprobs: TokenLogProbs
+
+
+class LogProb(Strict):
+    logprob: float
+
+
+class ScoredChoice(Strict):
+    prompt_logprobs: list[dict[str, LogProb] | None]
+
+
+class Completions:
+    """vLLM's /v1/completions with a prompt of token ids."""
+
+    path = scoring_path = "/v1/completions"
+    advice = "use a server that supports return_token_ids (vLLM 0.10 or newer)"
+
+    def __init__(self, eos_ids: Sequence[int]) -> None:
+        self.eos_ids = list(eos_ids)
+
+    def sampling(
+        self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
+    ) -> dict[str, Any]:
+        settings = self._settings(request, sampler, seed)
+        return {"model": served, "prompt": request.ids, "return_token_ids": True, **settings}
+
+    def _settings(self, request: Request, sampler: SamplerConfig, seed: int) -> dict[str, Any]:
+        own = {"max_tokens": request.room, "include_stop_str_in_output": True, "logprobs": 0}
+        return {**own, **_common(sampler, self.eos_ids), "seed": noise(request, seed)}
+
+    def read(self, content: Any) -> Reply:
+        choice = Choices[CompletionChoice].model_validate(content).choices[0]
+        return Reply(choice.token_ids, choice.logprobs.token_logprobs, choice.finish_reason)
+
+    def scoring(self, ids: Sequence[int], served: str | None) -> dict[str, Any]:
+        body = {"model": served, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0}
+        return {**body, "prompt_logprobs": 0}
+
+    def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
+        scored = Choices[ScoredChoice].model_validate(content).choices[0].prompt_logprobs
+        return [_of_token(entry, token) for entry, token in zip(scored[1:], ids[1:], strict=True)]
+
+
+def _of_token(entry: Mapping[str, LogProb] | None, token: int) -> float:
+    if entry is None or str(token) not in entry:
+        raise ValueError(f"prompt_logprobs: expected the log-prob of token {token}, got {entry!r:.80}")
+    return entry[str(token)].logprob
+
+
+class GeneratedLogProbs(Strict):
+    content: list[LogProb]
+
+
+class GeneratedChoice(_Unaborted):
+    finish_reason: str
+    token_ids: list[int]
+    logprobs: GeneratedLogProbs
+    weight_versions: list[Span] | None = None
+
+
+class Generate(Completions):
+    """vLLM's /inference/v1/generate, which says with which weights each token was sampled."""
+
+    path = "/inference/v1/generate"
+    advice = "start vLLM 0.32 or newer with --enable-scale-out, or set engine.api = completions"
+
+    def sampling(
+        self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
+    ) -> dict[str, Any]:
+        settings = self._settings(request, sampler, seed)
+        return {"model": served, "token_ids": request.ids, "sampling_params": settings}
+
+    def read(self, content: Any) -> Reply:
+        choice = Choices[GeneratedChoice].model_validate(content).choices[0]
+        logprobs: list[float | None] = [entry.logprob for entry in choice.logprobs.content]
+        return Reply(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
+
+
+class SGLangEntry(RootModel[tuple[StrictFloat | None, StrictInt, Any]]):
+    """Log-prob, token id, text."""
+
+
+class SGLangFinish(Strict):
+    type: str
+
+
+class SGLangMeta(Strict):
+    finish_reason: SGLangFinish
+    output_token_logprobs: list[SGLangEntry]
+
+
+class SGLangReply(Strict):
+    output_ids: list[int]
+    meta_info: SGLangMeta
+
+
+class SGLangScoredMeta(Strict):
+    input_token_logprobs: list[SGLangEntry]
+
+
+class SGLangScored(Strict):
+    meta_info: SGLangScoredMeta
+
+
+class SGLang:
+    """SGLang's /generate, as of its documentation for 0.5: it wasn't tried with a server."""
+
+    path = scoring_path = "/generate"
+    advice = "use SGLang 0.5, or vLLM (engine.dialect = vllm)"
+
+    def __init__(self, eos_ids: Sequence[int]) -> None:
+        self.eos_ids = list(eos_ids)
+
+    def sampling(
+        self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
+    ) -> dict[str, Any]:
+        own = {"max_new_tokens": request.room, "no_stop_trim": True, "sampling_seed": noise(request, seed)}
+        return self._body(request.ids, {**own, **_common(sampler, self.eos_ids)}, -1, served)
+
+    def _body(
+        self, ids: Sequence[int], settings: Mapping[str, Any], start: int, served: str | None
+    ) -> dict[str, Any]:
+        body = {"input_ids": list(ids), "sampling_params": settings, "return_logprob": True}
+        adapter = {} if served is None else {"lora_path": served}
+        return {**body, "logprob_start_len": start, **adapter}
+
+    def read(self, content: Any) -> Reply:
+        reply = SGLangReply.model_validate(content)
+        finish = reply.meta_info.finish_reason.type
+        if finish == "abort":
+            raise Failed(ABORTED)
+        return Reply(reply.output_ids, [e.root[0] for e in reply.meta_info.output_token_logprobs], finish)
+
+    def scoring(self, ids: Sequence[int], served: str | None) -> dict[str, Any]:
+        return self._body(ids, {"max_new_tokens": 1, "temperature": 1.0}, 0, served)
+
+    def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
+        entries = SGLangScored.model_validate(content).meta_info.input_token_logprobs
+        found = [entry.root[:2] for entry in entries]
+        if [token for _, token in found] != list(ids) or any(logp is None for logp, _ in found[1:]):
+            raise ValueError(f"input_token_logprobs: expected one for each of {len(ids)} tokens, got others")
+        return [logp for logp, _ in found[1:] if logp is not None]

@@ -26,7 +26,12 @@ def play(request: dict[str, Any], name: str, options: dict[str, Any]) -> Any:
     "over" are the numbers of episodes that have ended.
     """
     if request["do"] == "open":
-        return _open(name, options)
+        try:
+            _opened[:] = [make_environment(name, options)]
+        except Refused as error:
+            return {"refused": str(error)}
+        made = _opened[0]
+        return {"name": made.name, "stop": list(made.stop), "maximum": getattr(made, "maximum", None)}
     if not _opened:
         return LOST
     for number in request["over"]:
@@ -39,15 +44,6 @@ def play(request: dict[str, Any], name: str, options: dict[str, Any]) -> Any:
         return LOST
     turn = checked(_opened[0].step(_states[number], request["text"]), cut=True)
     return {**vars(turn), "info": dict(turn.info)}
-
-
-def _open(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    try:
-        _opened[:] = [make_environment(name, options)]
-    except Refused as error:
-        return {"refused": str(error)}
-    made = _opened[0]
-    return {"name": made.name, "stop": list(made.stop), "maximum": getattr(made, "maximum", None)}
 
 
 def make_environment(name: str, options: dict[str, Any]) -> Environment:

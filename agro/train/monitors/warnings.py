@@ -210,7 +210,16 @@ class Warnings(Monitor):
     def after(self, view: View) -> None:
         self._of_method(view)
         self._of_clip(view)
-        self._of_problems(view)
+        # What the page, too, would say of the phase if it ended here.
+        config = view.phase.config
+        evaluated = any(v is not None for k, v in view.metrics.items() if k.startswith("eval_"))
+        self.rows.append(view.metrics)
+        read = config.train.warmup + config.evaluate.every + 2 * WINDOW  # rows, by `phase_problems`
+        if len(self.rows) > read:
+            del self.rows[1]
+        if evaluated or view.at % WINDOW == 0:
+            for problem in phase_problems(self.rows, config):
+                self._warn(problem.title, view.step, problem.detail)
 
     def _of_method(self, view: View) -> None:
         """What the method says; and of the spread of βρ, unless the method warns of its β itself, or the
@@ -239,18 +248,6 @@ class Warnings(Monitor):
                 "gradients differ"
             )
             self._warn("clip", view.step, text)
-
-    def _of_problems(self, view: View) -> None:
-        """What the page, too, would say of the phase if it ended here."""
-        config = view.phase.config
-        evaluated = any(v is not None for k, v in view.metrics.items() if k.startswith("eval_"))
-        self.rows.append(view.metrics)
-        read = config.train.warmup + config.evaluate.every + 2 * WINDOW  # rows, by `phase_problems`
-        if len(self.rows) > read:
-            del self.rows[1]
-        if evaluated or view.at % WINDOW == 0:
-            for problem in phase_problems(self.rows, config):
-                self._warn(problem.title, view.step, problem.detail)
 
     def _warn(self, topic: str, step: int, text: str | None) -> None:
         if text and topic not in self.given:
