@@ -145,7 +145,6 @@ def test_extreme_values(name: str, options: dict[str, Any], needs: set[str]) -> 
 
 @pytest.mark.test
 @pytest.mark.parametrize("kind", ["tensor", "array", "list"])
-@pytest.mark.parametrize("seed", some([0, 1], every=2))
 @pytest.mark.parametrize("dtype", ["float64", "float32", pytest.param("float16", marks=pytest.mark.nightly)])
 @by_objective([VARIANTS[i] for i in FIRST])
 def test_kind_and_dtype_are_those_of_logp(
@@ -253,6 +252,7 @@ DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "
 
 
 @pytest.mark.test
+@pytest.mark.parametrize("seed", some([0, 1], every=2))
 @by_objective(
     [
         (n, o, needs)
