@@ -19,6 +19,7 @@ from agro.models.reference import is_shard, replaced
 from agro.objectives import NotFinite
 
 SMALL = 1 << 16  # elements below which a copy costs more than it frees
+PART = 1 << 22  # elements that are float64 at a time
 
 
 @contextmanager
@@ -130,6 +131,24 @@ class Optimizer:
             self._move_state(torch.device("cpu"))
         if self.policy.masters is not None:
             self.policy.masters.round()
+
+    @torch.no_grad()
+    def along_gradient(self) -> Tensor:
+        """[] ⟨g, θ⟩ of the policy's clipped gradient and what is trained, summed over ranks.
+
+        What it falls by in a move is −⟨g, Δθ⟩, of whatever the optimizer did and without a copy of the
+        weights. In float64, since it is the small difference of two such sums.
+        """
+        sums = [torch.zeros((), dtype=torch.float64, device=self.policy.device)]
+        weights = [w for w in self.policy.trained().values() if w.grad is not None]
+        for weight in weights:
+            pair = (weight, weight.grad)
+            parts = [(x.to_local() if is_shard(x) else x).flatten().split(PART) for x in pair]
+            sums += [w.double().dot(g.double()) for w, g in zip(*parts, strict=True)]
+        total = torch.stack(sums).sum()
+        if any(map(is_shard, weights)):
+            torch.distributed.all_reduce(total)
+        return total
 
     @contextmanager
     def taken_back(self) -> Iterator[None]:

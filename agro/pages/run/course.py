@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 
 from agro.io.numbers import duration, percent, short
+from agro.pages.run.axes import SECOND
 from agro.pages.run.curves import smoothing
 from agro.pages.run.figures import Look
 from agro.pages.run.panels import caption, panel, present, training
 from agro.pages.run.render import Fact, Panel
 from agro.runs.metrics import METRICS
+from agro.runs.problems import kept_share
 from agro.runs.rundata import RunData
 
 
 def course(run: RunData) -> dict[str, Any]:
     """What the template's section about the optimization shows."""
-    return {"facts": _facts(run), "panels": present([loss(run), _learning_rate(run), _speed(run)])}
+    return {"facts": _facts(run), "panels": present([loss(run), _learning_rate(run), _kept(run), _speed(run)])}
 
 
 def loss(run: RunData) -> Panel | None:
@@ -31,6 +33,14 @@ def _learning_rate(run: RunData) -> Panel | None:
     if len(_rates(run)) < 2:
         return None
     return panel(run, "Learning rate", [training(run, "lr")], caption("lr"))
+
+
+def _kept(run: RunData) -> Panel | None:
+    text, share = caption("promised", "kept"), kept_share(run.rows)
+    if share is not None:
+        text += f" The median of the last steps kept {percent(share)}."
+    series = [training(run, "promised", "promised", color=SECOND), training(run, "kept", "kept")]
+    return panel(run, "Promised and kept", series, text)
 
 
 def _rates(run: RunData) -> set[float]:
