@@ -266,8 +266,8 @@ def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
 def kept_share(rows: Sequence[Row]) -> float | None:
     """The median of what the last steps kept of what their gradients promised; None where too few are known.
 
-    Along a step of length α the gain is αp − ½κα², of which αp was promised: the share is 1 − ακ/2p, and a half
-    where the gain is largest. The median, since a promise near 0, of a step along older gradients, has any share.
+    A step of length α gains αp − ½κα² of the αp that was promised: the share is 1 − ακ/2p, a half where the
+    gain is largest. The median, since a promise near 0, of a step along older gradients, has any share.
     """
     known = [row for row in rows[-WINDOW:] if row.get("kept") is not None and row["promised"] > 0]
     return median(row["kept"] / row["promised"] for row in known) if len(known) >= FEW else None
@@ -278,9 +278,9 @@ def _overshoot(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     if share is None or share >= HALF:
         return None
     detail = (
-        f"the median of the last steps kept {share:.2g} of what its gradient promised (kept / promised), and the "
-        f"best single step keeps {HALF}: a shorter one gains more. What to do: a lower train.lr (now "
-        f"{config.train.lr}) or train.step_kl (now {config.train.step_kl:g})"
+        f"the last steps kept {share:.2g} of what their gradients promised (the median of kept / promised), and "
+        f"the best single step keeps {HALF}: shorter ones gain more. What to do: a lower train.lr (now "
+        f"{config.train.lr}) or train.step_kl (now {config.train.step_kl})"
     )
     return Problem("steps overshoot", f"{share:.2g} of what they promise is kept", detail)
 

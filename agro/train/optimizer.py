@@ -97,7 +97,15 @@ class Optimizer:
         groups: list[dict[str, Any]] = [{"params": list(policy.trained().values()), "is_value": False}]
         value = list(policy.value_weights().values())
         groups.append({"params": value, "is_value": True, "weight_decay": 0.0})
-        self.adam = _adamw([g for g in groups if g["params"]], policy, config)
+        groups = [g for g in groups if g["params"]]
+        settings: dict[str, Any] = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps}
+        settings["weight_decay"] = config.weight_decay
+        self.adam: torch.optim.Optimizer
+        if config.optimizer == "adamw_8bit":
+            self.adam = adamw_8bit(groups, policy.device, **settings)
+        else:
+            is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel
+            self.adam = torch.optim.AdamW(groups, **settings, fused=not is_sharded)
 
     def clip(self) -> float:
         """Clip the gradients to norm `train.clip`; returns the policy's norm before that.
@@ -140,13 +148,12 @@ class Optimizer:
         weights. In float64, since it is the small difference of two such sums.
         """
         sums = [torch.zeros((), dtype=torch.float64, device=self.policy.device)]
-        weights = [w for w in self.policy.trained().values() if w.grad is not None]
-        for weight in weights:
-            pair = (weight, weight.grad)
+        pairs = [(w, w.grad) for w in self.policy.trained().values() if w.grad is not None]
+        for pair in pairs:
             parts = [(x.to_local() if is_shard(x) else x).flatten().split(PART) for x in pair]
             sums += [w.double().dot(g.double()) for w, g in zip(*parts, strict=True)]
         total = torch.stack(sums).sum()
-        if any(map(is_shard, weights)):
+        if any(is_shard(weight) for weight, _ in pairs):
             torch.distributed.all_reduce(total)
         return total
 
@@ -173,12 +180,3 @@ class Optimizer:
             for name, value in state.items():
                 if isinstance(value, Tensor) and name != "step":  # which lies on the CPU anyway
                     state[name] = value.to(device or parameter.device)
-
-
-def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) -> torch.optim.Optimizer:
-    settings: dict[str, Any] = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps}
-    settings["weight_decay"] = config.weight_decay
-    if config.optimizer == "adamw_8bit":
-        return adamw_8bit(groups, policy.device, **settings)
-    is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel
-    return torch.optim.AdamW(groups, **settings, fused=not is_sharded)

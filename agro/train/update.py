@@ -128,11 +128,8 @@ class Updates:
 
     def _judge(self, view: View) -> Action:
         """The first action of a monitor other than to continue."""
-        for monitor in self.monitors:
-            action = monitor.judge(view)
-            if action.kind != "go":
-                return action
-        return GO
+        actions = (monitor.judge(view) for monitor in self.monitors)
+        return next((action for action in actions if action.kind != "go"), GO)
 
     def _act(self, action: Action, view: View, position: Position) -> Position:
         if action.kind == "skip":
@@ -194,9 +191,9 @@ def change(logp_BT: Tensor, step: Step) -> float:
 def kept(logp_BT: Tensor, step: Step) -> float | None:
     """What of its promise −⟨g, Δθ⟩ a step kept, by the log-probs after it; in units of the objective.
 
-    With a = −∂loss/∂log π of a token and Δ the change of its log-prob: Σ a Δ of the responses that were pushed
-    up, and of those pushed down Σ a (e^Δρ − 1), Δρ being the change of the response: what was improbable
-    already can't lose more. Where a differs within a response its Σ a Δ is scaled by (e^Δρ − 1)/Δρ. None where
+    With a = −∂loss/∂log π of a token and Δ the change of its log-prob: Σ a Δ of the responses that were
+    pushed up, and Σ a (e^Δρ − 1) of those pushed down, Δρ being the change of the response: what is improbable
+    can't lose more. Where a differs within a response its Σ a Δ is scaled by (e^Δρ − 1)/Δρ. None where
     the policy was moved by more than log-probs, such as an exact KL.
     """
     others = step.evaluation.grads.keys() - {"logp", "value", "prefix_value"}

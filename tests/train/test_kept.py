@@ -12,13 +12,16 @@ from tiny_runs import metrics, tiny
 from torch import Tensor
 
 from agro import objectives
-from agro.api.reporting_trainer import Trainer
+from agro.io.numbers import percent
 from agro.models.policy import Policy
 from agro.objectives import Evaluation
+from agro.pages.run.course import course
 from agro.runs.problems import kept_share, phase_problems
+from agro.runs.rundata import load_run
 from agro.train.learner import Local
 from agro.train.micro import MicroBatch
 from agro.train.step import Step
+from agro.train.trainer import BaseTrainer
 from agro.train.update import kept
 from agro.types import Batch
 
@@ -33,9 +36,9 @@ def step_of(push: Tensor, logp: Tensor, response: list[int] | None = None, **str
 
 @pytest.mark.parametrize("rate", [0.01, 0.5, 1.0, 1.5])
 def test_the_share_of_a_quadratic_gain_is_exact(rate: float) -> None:
-    """A normal policy of mean θ, log π(y) = −½(y − θ)²: Δρ = (y − θ)δ − ½δ², so with pushes a > 0 a step δ = α p
-    along p = Σ a (y − θ) promises αp², keeps αp² − ½κ(αp)² with κ = Σ a, and the share is 1 − ακ/2: a half
-    where K is largest, at α = 1/κ. Here κ = 1."""
+    """A normal policy of mean θ, log π(y) = −½(y − θ)²: Δρ = (y − θ)δ − ½δ², so with pushes a > 0 a step
+    δ = α p along p = Σ a (y − θ) promises αp² and keeps αp² − ½κ(αp)² with κ = Σ a. The share is 1 − ακ/2,
+    a half where K is largest, at α = 1/κ. Here κ = 1."""
     y, a, theta = torch.tensor([0.5, 2.0, -1.0]).double(), torch.tensor([0.25, 0.5, 0.25]).double(), 0.3
     p = float((a * (y - theta)).sum())
     before, after = (-0.5 * (y - at)[:, None].square() for at in (theta, theta + rate * p))
@@ -44,8 +47,8 @@ def test_the_share_of_a_quadratic_gain_is_exact(rate: float) -> None:
 
 
 def test_what_falls_loses_no_more_than_its_probability() -> None:
-    """By hand: a table, logits (0, 0) to (δ, −δ), so Δρ = ±δ − log cosh δ. The first is pushed up by .5, the second
-    down by .5; twice the second as two tokens that share its change, and as two rows of one response."""
+    """By hand: a table, logits (0, 0) to (δ, −δ), so Δρ = ±δ − log cosh δ. The first is pushed up by .5, the
+    second down by .5; also as two tokens that share the change, and as two rows of one response."""
     delta = 0.7
     up, down = delta - math.log(math.cosh(delta)), -delta - math.log(math.cosh(delta))
     expected = 0.5 * up - 0.5 * math.expm1(down)
@@ -86,7 +89,9 @@ def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tup
     before = learner.along_gradient()
     learner.move(rate)
     fall = float(before - learner.along_gradient())
-    by_hand = -sum(float((w.grad * (w.detach() - w0)).double().sum()) for w, w0 in zip(weights, first, strict=True))
+    by_hand = -sum(
+        float((w.grad * (w.detach() - w0)).double().sum()) for w, w0 in zip(weights, first, strict=True)
+    )
     found = kept(learner.logp(batch), step)
     assert found is not None
     return by_hand, fall, found * config.train.clip / step.norm
@@ -96,7 +101,7 @@ def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tup
 def test_the_promise_is_that_of_the_weights_and_a_short_step_keeps_it(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """`mixed`: of the float32 weights that are trained; their rounding decides what is kept of a short step."""
+    """`mixed`: of the float32 weights that are trained; their rounding decides what a short step keeps."""
     by_hand, fall, found = stepped(tmp_path, 4, **changes)
     assert fall == pytest.approx(by_hand, rel=1e-4)
     assert fall > 0
@@ -109,14 +114,16 @@ def test_the_promise_is_that_of_the_weights_and_a_short_step_keeps_it(
 def test_a_run_has_both_with_the_bound_alone(tmp_path: Path) -> None:
     """At a rate of .1 a tiny policy's steps overshoot; without train.step_kl nothing is measured."""
     config = tiny(tmp_path, train__lr=0.1, train__step_kl=1e6, train__steps=12)
-    rows = metrics(Trainer(config, tmp_path / "run").run())
+    rows = metrics(BaseTrainer(config, tmp_path / "run").run())
     share = kept_share(rows)
     assert share is not None
     assert share < 0.5
     assert "steps overshoot" in [problem.title for problem in phase_problems(rows, config)]
-    [panel] = [panel for panel in course(read_run(tmp_path / "run"))["panels"] if panel.title == "Promised and kept"]
+    [panel] = [
+        panel for panel in course(load_run(tmp_path / "run"))["panels"] if panel.title == "Promised and kept"
+    ]
     assert panel.text.endswith(f"The median of the last steps kept {percent(share)}.")
-    free = metrics(Trainer(tiny(tmp_path, train__steps=1), tmp_path / "free").run())
+    free = metrics(BaseTrainer(tiny(tmp_path, train__steps=1), tmp_path / "free").run())
     assert [(row["promised"], row["kept"]) for row in free] == [(None, None)]
 
 

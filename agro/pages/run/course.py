@@ -19,7 +19,10 @@ from agro.runs.rundata import RunData
 
 def course(run: RunData) -> dict[str, Any]:
     """What the template's section about the optimization shows."""
-    return {"facts": _facts(run), "panels": present([loss(run), _learning_rate(run), _kept(run), _speed(run)])}
+    return {
+        "facts": _facts(run),
+        "panels": present([loss(run), _learning_rate(run), _kept(run), _speed(run)]),
+    }
 
 
 def loss(run: RunData) -> Panel | None:
