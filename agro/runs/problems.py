@@ -278,8 +278,8 @@ def _overshoot(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     if share is None or share >= HALF:
         return None
     detail = (
-        f"the last steps kept {share:.2g} of what their gradients promised (the median of kept / promised), and "
-        f"the best single step keeps {HALF}: shorter ones gain more. What to do: a lower train.lr (now "
+        f"the last steps kept {share:.2g} of what their gradients promised (the median of kept / promised). "
+        f"The best single step keeps {HALF}, so shorter ones gain more. What to do: a lower train.lr (now "
         f"{config.train.lr}) or train.step_kl (now {config.train.step_kl})"
     )
     return Problem("steps overshoot", f"{share:.2g} of what they promise is kept", detail)

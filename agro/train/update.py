@@ -192,9 +192,9 @@ def kept(logp_BT: Tensor, step: Step) -> float | None:
     """What of its promise −⟨g, Δθ⟩ a step kept, by the log-probs after it; in units of the objective.
 
     With a = −∂loss/∂log π of a token and Δ the change of its log-prob: Σ a Δ of the responses that were
-    pushed up, and Σ a (e^Δρ − 1) of those pushed down, Δρ being the change of the response: what is improbable
-    can't lose more. Where a differs within a response its Σ a Δ is scaled by (e^Δρ − 1)/Δρ. None where
-    the policy was moved by more than log-probs, such as an exact KL.
+    pushed up, and Σ a (e^Δρ − 1) of those pushed down, Δρ being the change of the response: what is
+    improbable can't lose more. Where a differs within a response its Σ a Δ is scaled by (e^Δρ − 1)/Δρ.
+    None where the policy was moved by more than log-probs, such as an exact KL.
     """
     others = step.evaluation.grads.keys() - {"logp", "value", "prefix_value"}
     if any(step.evaluation.grads[stream].any() for stream in others):

@@ -29,9 +29,15 @@ from agro.types import Batch
 def step_of(push: Tensor, logp: Tensor, response: list[int] | None = None, **streams: Tensor) -> Step:
     """Rows of their own responses, all of one group, whose loss has the gradient −`push` in log-probs."""
     rows = len(push)
-    mask = torch.ones_like(push, dtype=torch.bool)
+    push, logp = (torch.cat([torch.zeros(rows, 1), x], 1) for x in (push, logp))  # the prompt
+    mask = (torch.arange(push.shape[1]) > 0).expand(push.shape)
     batch = Batch.of(mask=mask, reward=[0.0] * rows, group=[0] * rows, response=response)
     return Step(Evaluation(0.0, {"logp": -push, **streams}, {}), {"logp": logp}, batch)
+
+
+def after(logp: Tensor) -> Tensor:
+    """As the learner gives them: with the prompt."""
+    return torch.cat([torch.zeros(len(logp), 1), logp], 1)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.5, 1.0, 1.5])
@@ -41,8 +47,8 @@ def test_the_share_of_a_quadratic_gain_is_exact(rate: float) -> None:
     a half where K is largest, at α = 1/κ. Here κ = 1."""
     y, a, theta = torch.tensor([0.5, 2.0, -1.0]).double(), torch.tensor([0.25, 0.5, 0.25]).double(), 0.3
     p = float((a * (y - theta)).sum())
-    before, after = (-0.5 * (y - at)[:, None].square() for at in (theta, theta + rate * p))
-    found = kept(after, step_of(a[:, None], before))
+    first, then = (-0.5 * (y - at)[:, None].square() for at in (theta, theta + rate * p))
+    found = kept(after(then), step_of(a[:, None], first))
     assert found == pytest.approx(rate * p * p * (1 - rate / 2), rel=1e-12)
 
 
@@ -55,19 +61,19 @@ def test_what_falls_loses_no_more_than_its_probability() -> None:
     push = torch.tensor([[0.5], [-0.5]]).double()
     before = torch.full((2, 1), -math.log(2)).double()
     change = torch.tensor([[up], [down]]).double()
-    assert kept(before + change, step_of(push, before)) == pytest.approx(expected, rel=1e-12)
+    assert kept(after(before + change), step_of(push, before)) == pytest.approx(expected, rel=1e-12)
     halves = torch.stack([change[:, 0] / 4, change[:, 0] * 3 / 4], 1)
     tokens = step_of(push.expand(2, 2), torch.zeros(2, 2).double())
-    assert kept(halves, tokens) == pytest.approx(expected, rel=1e-12)
+    assert kept(after(halves), tokens) == pytest.approx(expected, rel=1e-12)
     rows = step_of(push[[0, 1, 1]], torch.zeros(3, 1).double(), response=[0, 1, 1])
     thirds = torch.tensor([[up], [down / 3], [down * 2 / 3]]).double()
-    assert kept(thirds, rows) == pytest.approx(expected, rel=1e-12)
+    assert kept(after(thirds), rows) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_gradient_that_isnt_of_log_probs_alone_is_unknown() -> None:
     push = torch.tensor([[1.0]]).double()
-    assert kept(push, step_of(push, push, kl=torch.zeros(1, 1), value=torch.ones(1))) == 0.0
-    assert kept(push, step_of(push, push, kl=torch.ones(1, 1))) is None
+    assert kept(after(push), step_of(push, push, kl=torch.zeros(1, 1), value=torch.ones(1))) == 0.0
+    assert kept(after(push), step_of(push, push, kl=torch.ones(1, 1))) is None
 
 
 def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tuple[float, float, float]:
@@ -122,7 +128,7 @@ def test_a_run_has_both_with_the_bound_alone(tmp_path: Path) -> None:
     [panel] = [
         panel for panel in course(load_run(tmp_path / "run"))["panels"] if panel.title == "Promised and kept"
     ]
-    assert panel.text.endswith(f"The median of the last steps kept {percent(share)}.")
+    assert panel.caption.endswith(f"The median of the last steps kept {percent(share)}.")
     free = metrics(BaseTrainer(tiny(tmp_path, train__steps=1), tmp_path / "free").run())
     assert [(row["promised"], row["kept"]) for row in free] == [(None, None)]
 
