@@ -17,9 +17,10 @@ the estimate stays that of E_μ[w g 1{within bounds}]. Divided by the kept token
 more are masked, and a response's tokens would weigh more the more of them are wrong.
 
 A baseline of a group is what its R are compared with. Every mean Σ_j c_j R_j with weights c_j ≥ 0 that don't
-read rewards leaves π* the only stationary point, with noisy rewards too. The least variance has c ∝ w g, g
-the squared norm of ∇log π (Greensmith et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A choice between
-two such means that other groups make keeps this too ("crossfit"). See docs/guide/weights.md.
+read rewards leaves π* the only stationary point of a table, with noisy rewards too; where responses share
+parameters, a weight may add others. The least variance has c ∝ w g, g the squared norm of ∇log π (Greensmith
+et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A choice between two such means that other groups make
+keeps this too ("crossfit"). See docs/guide/weights.md.
 
 Ratios of the trained policy to what the samples were drawn from.
 """
