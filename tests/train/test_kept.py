@@ -45,7 +45,7 @@ def test_the_share_of_a_quadratic_gain_is_exact(rate: float) -> None:
     """A normal policy of mean θ, log π(y) = −½(y − θ)²: Δρ = (y − θ)δ − ½δ², so with pushes a > 0 a step
     δ = α p along p = Σ a (y − θ) promises αp² and keeps αp² − ½κ(αp)² with κ = Σ a. The share is 1 − ακ/2,
     a half where K is largest, at α = 1/κ. Here κ = 1."""
-    y, a, theta = torch.tensor([0.5, 2.0, -1.0]).double(), torch.tensor([0.25, 0.5, 0.25]).double(), 0.3
+    y, a, theta = torch.tensor([0.5, 2.0, -1.0]).double(), torch.tensor([0.25, 0.5, 0.25]).double(), 0.25
     p = float((a * (y - theta)).sum())
     first, then = (-0.5 * (y - at)[:, None].square() for at in (theta, theta + rate * p))
     found = kept(after(then), step_of(a[:, None], first))
@@ -59,14 +59,14 @@ def test_what_falls_loses_no_more_than_its_probability() -> None:
     up, down = delta - math.log(math.cosh(delta)), -delta - math.log(math.cosh(delta))
     expected = 0.5 * up - 0.5 * math.expm1(down)
     push = torch.tensor([[0.5], [-0.5]]).double()
-    before = torch.full((2, 1), -math.log(2)).double()
-    change = torch.tensor([[up], [down]]).double()
+    before = torch.full((2, 1), -math.log(2), dtype=torch.float64)
+    change = torch.tensor([[up], [down]], dtype=torch.float64)
     assert kept(after(before + change), step_of(push, before)) == pytest.approx(expected, rel=1e-12)
     halves = torch.stack([change[:, 0] / 4, change[:, 0] * 3 / 4], 1)
     tokens = step_of(push.expand(2, 2), torch.zeros(2, 2).double())
     assert kept(after(halves), tokens) == pytest.approx(expected, rel=1e-12)
     rows = step_of(push[[0, 1, 1]], torch.zeros(3, 1).double(), response=[0, 1, 1])
-    thirds = torch.tensor([[up], [down / 3], [down * 2 / 3]]).double()
+    thirds = torch.tensor([[up], [down / 3], [down * 2 / 3]], dtype=torch.float64)
     assert kept(after(thirds), rows) == pytest.approx(expected, rel=1e-12)
 
 
