@@ -196,6 +196,7 @@ class Local:
             assert self.config.train.weights_average is not None
             self.average.update(self.config.train.weights_average)
 
+    @denormals_as_zero()
     def along_gradient(self) -> Tensor:
         return self.optimizer.along_gradient()
 

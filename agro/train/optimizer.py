@@ -19,7 +19,6 @@ from agro.models.reference import is_shard, replaced
 from agro.objectives import NotFinite
 
 SMALL = 1 << 16  # elements below which a copy costs more than it frees
-PART = 1 << 22  # elements that are float64 at a time
 
 
 @contextmanager
@@ -145,15 +144,18 @@ class Optimizer:
         """[] ⟨g, θ⟩ of the policy's clipped gradient and what is trained, summed over ranks.
 
         What it falls by in a move is −⟨g, Δθ⟩, of whatever the optimizer did and without a copy of the
-        weights. In float64, since it is the small difference of two such sums.
+        weights. The sum is float64, since that is the small difference of two; roundings of products average
+        out.
         """
         sums = [torch.zeros((), dtype=torch.float64, device=self.policy.device)]
-        pairs = [(w, w.grad) for w in self.policy.trained().values() if w.grad is not None]
-        for pair in pairs:
-            parts = [(x.to_local() if is_shard(x) else x).flatten().split(PART) for x in pair]
-            sums += [w.double().dot(g.double()) for w, g in zip(*parts, strict=True)]
+        weights = [w for group in self.adam.param_groups if not group["is_value"] for w in group["params"]]
+        for weight in weights:
+            if weight.grad is not None:
+                w, g = (x.to_local() if is_shard(x) else x for x in (weight, weight.grad))
+                dtype = torch.promote_types(w.dtype, torch.float32)
+                sums.append((w.to(dtype) * g.to(dtype)).sum(dtype=torch.float64))
         total = torch.stack(sums).sum()
-        if any(is_shard(weight) for weight, _ in pairs):
+        if any(map(is_shard, weights)):
             torch.distributed.all_reduce(total)
         return total
 
