@@ -1,146 +1,318 @@
-"""What a step promised and what it kept of it: exact cases by hand, and in runs."""
+"""Ratios of truncated samples: with kept sets their mean is 1, without them it is the kept mass."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tiny_runs import metrics, tiny
+from rounding import rounding
+from tiny_runs import logp_rounding, metrics, tiny
 from torch import Tensor
+from typer.testing import CliRunner
 
-from agro import objectives
-from agro.io.numbers import percent
+from agro.api.reporting_trainer import Trainer
+from agro.cli import app
+from agro.config import PolicyConfig, SamplerConfig
+from agro.errors import Refused
+from agro.logs.importing import import_files
 from agro.models.policy import Policy
-from agro.objectives import Evaluation
-from agro.pages.run.course import course
-from agro.runs.problems import kept_share, phase_problems
-from agro.runs.rundata import load_run
-from agro.train.learner import Local
+from agro.objectives import differentiate, get
+from agro.rollout import Rollout
+from agro.rollout.engines.hf import HF
+from agro.store import Store
+from agro.train.collate import OVER_KEPT, collate, describe, recording
 from agro.train.micro import MicroBatch
-from agro.train.step import Step
-from agro.train.trainer import BaseTrainer
-from agro.train.update import kept
-from agro.types import Batch
+from agro.train.phases import Phase
+from agro.train.step import Passes, backward, streams_of
+from agro.types import Batch, Prompt, Sample
+
+SETTINGS: list[dict[str, Any]] = [
+    {"top_p": 0.8},
+    {"top_k": 3},
+    {"min_p": 0.3},
+    {"top_k": 6, "top_p": 0.9, "min_p": 0.05},
+]
+WORDS = {
+    "alphabet": "0123456789>",
+    "hidden": 16,
+    "layers": 2,
+    "heads": 2,
+    "context": 24,
+}
+PASSES = Passes(MicroBatch(sequences=4))
 
 
-def step_of(push: Tensor, logp: Tensor, response: list[int] | None = None, **streams: Tensor) -> Step:
-    """Rows of their own responses, all of one group, whose loss has the gradient −`push` in log-probs."""
-    rows = len(push)
-    push, logp = (torch.cat([torch.zeros(rows, 1), x], 1) for x in (push, logp))  # the prompt
-    mask = (torch.arange(push.shape[1]) > 0).expand(push.shape)
-    batch = Batch.of(mask=mask, reward=[0.0] * rows, group=[0] * rows, response=response)
-    return Step(Evaluation(0.0, {"logp": -push, **streams}, {}), {"logp": logp}, batch)
+def policy(seed: int = 0, temperature: float = 1.0) -> Policy:
+    """Random weights, large enough for unequal probabilities."""
+    made = Policy.load(PolicyConfig(new=WORDS, temperature=temperature), seed=seed)
+    with torch.no_grad():
+        for weight in made.weights().values():
+            weight.mul_(3)
+    return made
 
 
-def after(logp: Tensor) -> Tensor:
-    """As the learner gives them: with the prompt."""
-    return torch.cat([torch.zeros(len(logp), 1), logp], 1)
+def sampled(made: Policy, n: int = 8, **options: Any) -> list[Sample]:
+    prompts = [Prompt(f"{i}>") for i in range(4)]
+    sampler = SamplerConfig(max_new=8, keep_sets=True, **options)
+    samples = Rollout(made.encoder, HF(made)).sample(prompts, n, sampler, seed=1)
+    in_order = sorted(samples, key=lambda s: s.meta["index"])
+    return [s.replace(id=i, reward=float(i % 3)) for i, s in enumerate(in_order, 1)]
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.5, 1.0, 1.5])
-def test_the_share_of_a_quadratic_gain_is_exact(rate: float) -> None:
-    """A normal policy of mean θ, log π(y) = −½(y − θ)²: Δρ = (y − θ)δ − ½δ², so with pushes a > 0 a step
-    δ = α p along p = Σ a (y − θ) promises αp² and keeps αp² − ½κ(αp)² with κ = Σ a. The share is 1 − ακ/2,
-    a half where K is largest, at α = 1/κ. Here κ = 1."""
-    y, a, theta = torch.tensor([0.5, 2.0, -1.0]).double(), torch.tensor([0.25, 0.5, 0.25]).double(), 0.25
-    p = float((a * (y - theta)).sum())
-    first, then = (-0.5 * (y - at)[:, None].square() for at in (theta, theta + rate * p))
-    found = kept(after(then), step_of(a[:, None], first))
-    assert found == pytest.approx(rate * p * p * (1 - rate / 2), rel=1e-12)
+def logits(made: Policy, batch: Batch) -> Tensor:
+    """[B,T,V] of all positions at once, at the policy's temperature, for the token at each."""
+    assert batch.tokens is not None
+    z = made.model(input_ids=batch.tokens).logits.double() / made.temperature
+    return torch.cat([torch.zeros_like(z[:, :1]), z[:, :-1]], 1)
 
 
-def test_what_falls_loses_no_more_than_its_probability() -> None:
-    """By hand: a table, logits (0, 0) to (δ, −δ), so Δρ = ±δ − log cosh δ. The first is pushed up by .5, the
-    second down by .5; also as two tokens that share the change, and as two rows of one response."""
-    delta = 0.7
-    up, down = delta - math.log(math.cosh(delta)), -delta - math.log(math.cosh(delta))
-    expected = 0.5 * up - 0.5 * math.expm1(down)
-    push = torch.tensor([[0.5], [-0.5]]).double()
-    before = torch.full((2, 1), -math.log(2), dtype=torch.float64)
-    change = torch.tensor([[up], [down]], dtype=torch.float64)
-    assert kept(after(before + change), step_of(push, before)) == pytest.approx(expected, rel=1e-12)
-    halves = torch.stack([change[:, 0] / 4, change[:, 0] * 3 / 4], 1)
-    tokens = step_of(push.expand(2, 2), torch.zeros(2, 2).double())
-    assert kept(after(halves), tokens) == pytest.approx(expected, rel=1e-12)
-    rows = step_of(push[[0, 1, 1]], torch.zeros(3, 1).double(), response=[0, 1, 1])
-    thirds = torch.tensor([[up], [down / 3], [down * 2 / 3]], dtype=torch.float64)
-    assert kept(after(thirds), rows) == pytest.approx(expected, rel=1e-12)
+def inside(samples: list[Sample], shape: torch.Size) -> Tensor:
+    """[B,T,V] whether an id was kept, read from the samples one id at a time."""
+    out = torch.ones(shape, dtype=torch.bool)
+    for row, s in enumerate(samples):
+        ids = iter(s.kept.tolist())
+        for t, count in enumerate(s.kept_count.tolist()):
+            if count:
+                out[row, t] = False
+                out[row, t, [next(ids) for _ in range(count)]] = True
+    return out
 
 
-def test_a_gradient_that_isnt_of_log_probs_alone_is_unknown() -> None:
-    push = torch.tensor([[1.0]]).double()
-    assert kept(after(push), step_of(push, push, kl=torch.zeros(1, 1), value=torch.ones(1))) == 0.0
-    assert kept(after(push), step_of(push, push, kl=torch.ones(1, 1))) is None
-
-
-def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tuple[float, float, float]:
-    """Promised, by hand and by the learner, and kept; of four responses without a padding token."""
-    config = tiny(folder, train__clip=1e-2, **changes)
-    learner = Local(Policy.load(config.policy, seed=0), None, print)
-    learner.enter(config, began=None, resumed=None)
-    learner.micro = MicroBatch(micro)
-    batch = Batch.of(
-        mask=(torch.arange(6) >= 3).expand(4, 6),
-        reward=[0.0, 1.0, 0.0, 2.0],
-        group=[0, 0, 1, 1],
-        tokens=torch.randint(3, 12, (4, 6), generator=torch.Generator().manual_seed(0)),
-        lengths=[6] * 4,
-    )
-    step = learner.gradient(batch, "rloo", objectives.get("rloo").resolve("rloo", {}), lambda: None)
-    weights = list(learner.policy.trained().values())
-    first = [w.detach().clone() for w in weights]
-    before = learner.along_gradient()
-    learner.move(rate)
-    fall = float(before - learner.along_gradient())
-    by_hand = -sum(
-        float((w.grad * (w.detach() - w0)).double().sum()) for w, w0 in zip(weights, first, strict=True)
-    )
-    found = kept(learner.logp(batch), step)
-    assert found is not None
-    return by_hand, fall, found * config.train.clip / step.norm
-
-
-@pytest.mark.parametrize("changes", [{}, {"policy__dtype": "mixed"}, {"train__weight_decay": 0.1}])
-def test_the_promise_is_that_of_the_weights_and_a_short_step_keeps_it(
-    tmp_path: Path, changes: dict[str, Any]
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_fresh_ratios_are_1_over_the_kept_sets_and_the_kept_mass_over_the_vocabulary(
+    options: dict[str, Any],
 ) -> None:
-    """`mixed`: of the float32 weights that are trained; their rounding decides what a short step keeps."""
-    by_hand, fall, found = stepped(tmp_path, 4, **changes)
-    assert fall == pytest.approx(by_hand, rel=1e-4)
-    assert fall > 0
-    if not changes:
-        assert found == pytest.approx(fall, rel=0.01)
-    several = stepped(tmp_path, 1, **changes)
-    assert several[1:] == pytest.approx((fall, found), rel=1e-3 if "policy__dtype" not in changes else 0.1)
+    made = policy()
+    samples = sampled(made, **options)
+    ratio = {}
+    for over_kept in (True, False):
+        batch = collate(samples, 0, over_kept=over_kept)
+        logp = streams_of(made, batch, ["logp"], PASSES)["logp"]
+        ratio[over_kept] = (logp - batch.behavior_logp)[batch.mask].exp()
+    with torch.no_grad():
+        z = logits(made, batch)
+    torch.testing.assert_close(ratio[True], torch.ones_like(ratio[True]), **rounding(z))
+    mass = z.softmax(-1).where(inside(samples, z.shape), 0.0).sum(-1)[batch.mask]
+    torch.testing.assert_close(ratio[False], mass, **rounding(z))
+    assert ratio[False].mean() < 0.97
+    if options == {"top_p": 0.8}:
+        assert (mass >= 0.8 - rounding(z)["atol"]).all()
 
 
-def test_a_run_has_both_with_the_bound_alone(tmp_path: Path) -> None:
-    """At a rate of .1 a tiny policy's steps overshoot; without train.step_kl nothing is measured."""
-    config = tiny(tmp_path, train__lr=0.1, train__clip=1e-3, train__step_kl=1e6, train__steps=12)
-    rows = metrics(BaseTrainer(config, tmp_path / "run").run())
-    share = kept_share(rows)
-    assert share is not None
-    assert 0.05 < share < 0.5
-    assert "steps overshoot" in [problem.title for problem in phase_problems(rows, config)]
-    [panel] = [
-        panel for panel in course(load_run(tmp_path / "run"))["panels"] if panel.title == "Promised and kept"
-    ]
-    assert panel.caption.endswith(f"The median of the last steps kept {percent(share)}.")
-    free = metrics(BaseTrainer(tiny(tmp_path, train__steps=1), tmp_path / "free").run())
-    assert [(row["promised"], row["kept"]) for row in free] == [(None, None)]
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_mean_ratio_of_stale_samples_is_1(temperature: float) -> None:
+    """Σ μ(a) π(a)/μ(a) over all tokens a that the sampler kept after a prefix, with π of other weights."""
+    old = policy()
+    first = sampled(old, n=1, top_p=0.8, temperature=1.3)[0]
+    kept = first.kept[: first.kept_count[first.action][0]]
+    at = int(first.action.argmax())
+    size = slice(None, at + 1)
+    variants = []
+    for token in kept:
+        tokens = first.tokens[size].copy()
+        tokens[at] = token
+        count = first.kept_count[size]
+        variants.append(
+            first.replace(
+                tokens=tokens,
+                action=first.action[size],
+                behavior_logp=first.behavior_logp[size],
+                kept=kept,
+                kept_count=count,
+            )
+        )
+    with torch.no_grad():
+        z = logits(old, collate(variants[:1], 0))[0, at] / 1.3
+    mu = z[torch.from_numpy(kept.astype(np.int64))].softmax(0)
+    new = policy(seed=1, temperature=temperature)
+    total = {}
+    for over_kept in (True, False):
+        batch = collate(variants, 0, over_kept=over_kept)
+        pi = streams_of(new, batch, ["logp"], PASSES)["logp"][:, at].exp()
+        total[over_kept] = float((mu * (pi / mu)).sum())
+    assert len(kept) > 1
+    assert total[True] == pytest.approx(1, abs=rounding(z)["atol"])
+    assert total[False] < 0.9
+    assert float(first.behavior_logp[at]) == pytest.approx(
+        float(mu.log()[kept.tolist().index(first.tokens[at])]), abs=rounding(z)["atol"]
+    )
 
 
-def test_the_median_share_of_the_last_steps_decides(tmp_path: Path) -> None:
-    """Of ten known ones or more; a step that went against its own gradient promised nothing."""
-    config = tiny(tmp_path, train__step_kl=0.005)
-    few = [{"step": n, "promised": 2.0, "kept": 0.98} for n in range(1, 10)]
-    assert kept_share([*few, {"step": 10}, {"step": 11, "promised": -1.0, "kept": 5.0}]) is None
-    rows = [*few, {"step": 12, "promised": 1e-6, "kept": -1.0}]
-    assert kept_share(rows) == 0.49
-    [problem] = phase_problems(rows, config)
-    assert problem.title == "steps overshoot"
-    assert "a lower train.lr (now 0.01) or train.step_kl (now 0.005)" in problem.detail
-    assert phase_problems([row | {"kept": 1.0} for row in rows], config) == []
+@pytest.mark.parametrize("name", ["grpo", "gspo", "topr"])
+@pytest.mark.parametrize("micro", [1, 64])
+def test_the_gradient_is_that_of_renormalized_logits(name: str, micro: int) -> None:
+    """By hand: log_softmax of all logits, -inf outside of the kept sets, under Σ (d loss/d log π) · log π."""
+    made = policy()
+    samples = sampled(policy(seed=1), top_p=0.8)
+    samples[3] = samples[3].replace(kept=None, kept_count=None)  # a row over the vocabulary
+    batch = collate(samples, 0, over_kept=True)
+    options = get(name).resolve(name, {})
+    step = backward(made, batch, name, options, Passes(MicroBatch(sequences=micro)))
+    found = {key: w.grad.clone() for key, w in made.weights().items()}
+    made.zero_grad()
+    z = logits(made, batch)
+    allowed = torch.ones_like(z, dtype=torch.bool)
+    rows = [i for i, s in enumerate(samples) if s.kept is not None]
+    allowed[rows] = inside([samples[i] for i in rows], z[rows].shape)
+    logp = z.masked_fill(~allowed, -torch.inf).log_softmax(-1).gather(2, batch.tokens[..., None])[..., 0]
+    logp = torch.where(batch.mask, logp, 0.0)
+    torch.testing.assert_close(step.streams["logp"], logp.detach(), **rounding(logp))
+    g = differentiate(name, get(name), {"logp": logp.detach()}, batch, options).grads["logp"]
+    (g * logp).sum().backward()
+    expected = {key: w.grad for key, w in made.weights().items()}
+    torch.testing.assert_close(found, expected, **rounding(*expected.values()))
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "topr"])
+def test_a_run_with_ratios_records_kept_sets_and_replays_them(tmp_path: Path, name: str) -> None:
+    settings = {"sampler__top_p": 0.7, "objective": {"name": name}, "train__steps": 2}
+    run = Trainer(tiny(tmp_path, **settings), tmp_path / "run").run()
+    for row in metrics(run):  # of engine and learner: over the vocabulary it is up to -ln .7
+        assert row["logp_diff_max"] < logp_rounding(run)
+        assert row["objective"].get("ratio_max", 1.0) == pytest.approx(1, abs=logp_rounding(run))
+    with Store.open(run / "store.db", read_only=True) as store:
+        samples = list(store.samples())
+        store.export(tmp_path / "log.parquet")
+        store.export(tmp_path / "log.jsonl")
+    assert all(s.kept is not None and (s.kept_count[s.action] > 0).all() for s in samples)
+    assert all("keep_sets" not in s.sampling for s in samples)
+    for ending in ("parquet", "jsonl"):
+        with Store.open(tmp_path / f"{ending}.db") as store:
+            import_files(store, [tmp_path / f"log.{ending}"])
+            assert list(store.samples()) == samples
+    log = {"data__store": str(tmp_path / "jsonl.db"), "data__replay": 1.0}
+    Trainer(tiny(tmp_path, **settings, **log), tmp_path / "replay").run()
+    found = CliRunner().invoke(app, ["check", str(tmp_path / "jsonl.db"), "--objective", name])
+    assert found.exit_code == 0
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "jsonl.db"), "--limit", "1"])
+    first = samples[0].kept_count[samples[0].kept_count > 0]
+    assert f"kept sets of {first.mean():.1f} ids" in shown.stdout
+
+
+def test_without_ratios_log_probs_are_over_the_vocabulary_and_nothing_is_recorded(tmp_path: Path) -> None:
+    config = tiny(tmp_path, sampler__top_p=0.7, train__steps=1)
+    run = Trainer(config, tmp_path / "run").run()
+    assert metrics(run)[0]["logp_diff_max"] is None
+    with Store.open(run / "store.db", read_only=True) as store:
+        assert all(s.kept is None for s in store.samples())
+    kept = tiny(tmp_path, sampler__top_p=0.7, sampler__keep_sets=True, train__steps=1)
+    again = Trainer(kept, tmp_path / "kept").run()
+    assert metrics(again)[0]["loss"] == metrics(run)[0]["loss"]
+    with Store.open(again / "store.db", read_only=True) as store:
+        assert all(s.kept is not None for s in store.samples())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sampler__keep_sets": False}, r'top_p 0\.8: .*engine\.kind = "hf" and sampler\.keep_sets = true'),
+        ({"engine": {"kind": "server", "url": "http://x"}}, r'top_p 0\.8: .*engine\.kind = "hf"'),
+        (
+            {"sampler__temperature": 0.0},
+            r"temperature 0, top_p 0\.8: .*: sample without it, or use",
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_cannot_make_ratios_without_kept_sets(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Refused, match=words):
+        Trainer(tiny(tmp_path, sampler__top_p=0.8, objective={"name": "grpo"}, **changes))
+
+
+def test_a_server_does_not_report_kept_sets(tmp_path: Path) -> None:
+    server = {"kind": "server", "url": "http://x"}
+    old = {"name": "grpo", "ratio": "old"}  # both log-probs of this ratio are the trainer's
+    Trainer(tiny(tmp_path, sampler__top_p=0.8, objective=old, engine=server))
+    with pytest.raises(Refused, match="keep_sets and engine"):
+        Trainer(tiny(tmp_path, sampler__top_p=0.8, sampler__keep_sets=True, engine=server))
+
+
+def test_they_are_recorded_where_a_phase_of_the_run_has_ratios(tmp_path: Path) -> None:
+    def records(objectives: list[dict[str, Any]], **changes: Any) -> list[bool]:
+        named = [{"name": f"p{i}", "objective": x} for i, x in enumerate(objectives)]
+        phases = Phase.all(tiny(tmp_path, phases=named, **{"sampler__top_p": 0.8, **changes}))
+        of_phases = [recording(phases, phase) for phase in phases]
+        return [config.sampler.records_kept for config in of_phases]
+
+    agro, sft, grpo = {"name": "agro", "beta": 0.1}, {"name": "sft"}, {"name": "grpo"}
+    old = {"name": "grpo", "ratio": "old"}
+    assert records([agro, sft]) == [False, False]
+    assert records([agro, grpo]) == [True, True]  # the second may draw what the first sampled
+    assert records([old]) == [True]
+    assert records([grpo], sampler__keep_sets=False) == [False]
+    assert records([agro], sampler__keep_sets=True) == [True]
+    assert records([grpo], sampler__top_p=1.0) == [False]
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes", "note"),
+    [
+        ({"name": "grpo"}, {}, "log-probs of grpo are over its kept sets. Samples record the kept sets"),
+        ({"name": "agro", "beta": 0.1}, {}, "log-probs of agro are over the vocabulary"),
+        ({"name": "agro", "beta": 0.1}, {"data__replay": 1.0}, None),
+        ({"name": "grpo"}, {"sampler__top_p": 1.0}, None),
+    ],
+    ids=str,
+)
+def test_a_note_says_what_log_probs_are_over(
+    tmp_path: Path, objective: dict[str, Any], changes: dict[str, Any], note: str | None
+) -> None:
+    [phase] = Phase.all(tiny(tmp_path, objective=objective, **{"sampler__top_p": 0.8, **changes}))
+    found = describe([phase], phase)
+    assert found == (None if note is None else found)
+    assert note is None or f"phase train: sampled with top_p 0.8; {note}" in str(found)
+
+
+def test_reference_log_probs_over_kept_sets_are_cached_by_themselves(tmp_path: Path) -> None:
+    """The same samples, with and without: the cache never gives the ones for the others."""
+    log = {"data__store": str(tmp_path / "log.db"), "policy__cache_reference": True}
+    grpo = {"name": "grpo", "beta": 0.1}
+    settings = {**log, "sampler__top_p": 0.7, "train__steps": 2}
+    Trainer(tiny(tmp_path, **settings, objective=grpo), tmp_path / "one").run()
+    replay = {**settings, "data__replay": 1.0}
+    Trainer(tiny(tmp_path, **replay, objective={"name": "agro", "beta": 0.1}), tmp_path / "two").run()
+    plain = tiny(tmp_path, **replay, objective={"name": "agro", "beta": 0.1})
+    plain = plain.model_copy(update={"policy": plain.policy.model_copy(update={"cache_reference": False})})
+    Trainer(plain, tmp_path / "three").run()
+    losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("two", "three")]
+    np.testing.assert_allclose(losses[0], losses[1], **rounding(losses[1]))
+    with Store.open(tmp_path / "log.db", read_only=True) as store:
+        keys = {key for (key,) in store._database.run("SELECT DISTINCT key FROM reference_logp")}
+    assert len(keys) == 2
+    assert sum(key.endswith(OVER_KEPT) for key in keys) == 1
+
+
+def test_kept_sets_of_another_tokenizer_are_dropped_and_unknown_ids_are_refused() -> None:
+    made = policy()
+    sample = sampled(made, n=1, top_p=0.8)[0]
+    assert made.encode(sample) == sample
+    other = made.encode(sample.replace(tokenizer="another", response="123"))
+    assert (other.kept, other.kept_count, other.behavior_logp) == (None, None, None)
+    at = int(sample.kept_count[: sample.action.argmax() + 1].sum()) - 1
+    kept, count = np.insert(sample.kept, at + 1, 999), sample.kept_count.copy()
+    count[sample.action.argmax()] += 1
+    with pytest.raises(Refused, match="kept: expected ids below 15, got 999"):
+        made.encode(sample.replace(kept=kept, kept_count=count))
+
+
+def test_recording_changes_no_token() -> None:
+    made = policy()
+    plain = Rollout(made.encoder, HF(made)).sample(
+        [Prompt("1>")], 8, SamplerConfig(max_new=8, top_p=0.8), seed=1
+    )
+    alone = Rollout(made.encoder, HF(made)).sample(
+        [Prompt("1>")], 8, SamplerConfig(max_new=8, top_p=0.8, keep_sets=True, batch=3), seed=1
+    )
+    by_index = {s.meta["index"]: s for s in plain}
+    for s in alone:
+        other = by_index[s.meta["index"]]
+        assert s.tokens.tolist() == other.tokens.tolist()
+        assert s.kept_count[s.action].min() > 0
+        assert other.kept is None
+        assert not s.truncation
+        assert other.truncation == "top_p 0.8"
