@@ -207,15 +207,10 @@ class Objective:
     def conflict(self, options: Options, explicit: Options) -> str:
         """Why these options exclude each other, "" where they don't. `explicit`: without defaults."""
         reasons = (self.excludes(options), *(part.conflict(options, explicit) for part in self.ingredients))
-        return next(filter(None, (*reasons, self._cannot_pool(options))), "")
-
-    def _cannot_pool(self, options: Options) -> str:
-        """Why groups of one response can't be one group, "" where they can or needn't."""
-        if options.get("singletons") != "pool":
-            return ""
+        reason = next(filter(None, reasons), "")
         need = grouping(self.needs({**options, "singletons": "error"}))
-        if need == GROUPS:
-            return ""
+        if reason or options.get("singletons") != "pool" or need == GROUPS:
+            return reason
         compared = "doesn't compare responses" if need is None else f"needs {need.what}"
         return f'singletons = "pool" is for objectives that compare rewards in a group; this one {compared}'
 

@@ -16,7 +16,6 @@ from agro.objectives.core import (
     Objective,
     Options,
     Streams,
-    Terms,
     blank,
     masked,
     wanted_streams,
@@ -102,7 +101,9 @@ def differentiate(
         )
     leaves = {s: _leaf(name, s, streams[s], part, keep) for s in wanted_streams(needs)}
     terms = objective.function(leaves, part, **objective.function_options(options))
-    gradients = _gradients(terms, leaves, part)
+    target = terms.loss if terms.surrogate is None else terms.surrogate
+    found = torch.autograd.grad(target, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    gradients = {stream: masked(part, grad, stream) for stream, grad in zip(leaves, found, strict=True)}
     metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
     loss = float(terms.loss.detach())
     for ingredient in (*objective.ingredients, OBSERVATIONS):
@@ -111,7 +112,9 @@ def differentiate(
             gradient = Gradient(loss, gradients[stream], metrics)
             gradient = ingredient.apply(options, leaves[stream], part, gradient)
             loss, gradients[stream], metrics = gradient.loss, gradient.logp_BT, dict(gradient.metrics)
-    grads = {stream: _scatter_rows(grad, batch, stream, keep) for stream, grad in gradients.items()}
+    grads = gradients
+    if keep is not None:  # 0 in the dropped rows
+        grads = {s: blank(batch, s).index_copy(0, keep, grad) for s, grad in gradients.items()}
     _check_gradients(name, needs, grads, streams, batch, rows)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
@@ -190,20 +193,6 @@ def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | Non
             f"in {part.ids[int(bad_B.int().argmax())]}"
         )
     return leaf
-
-
-def _gradients(terms: Terms, leaves: Streams, part: Batch) -> dict[str, Tensor]:
-    """By stream: 0 outside the mask, and where the objective doesn't use the stream."""
-    target = terms.loss if terms.surrogate is None else terms.surrogate
-    grads = {}
-    for stream, grad in zip(leaves, torch.autograd.grad(target, list(leaves.values()), allow_unused=True)):
-        grads[stream] = blank(part, stream) if grad is None else masked(part, grad, stream)
-    return grads
-
-
-def _scatter_rows(grad: Tensor, batch: Batch, stream: str, keep: Tensor | None) -> Tensor:
-    """The gradient of the kept rows, and 0 in the dropped ones."""
-    return grad if keep is None else blank(batch, stream).index_copy(0, keep, grad)
 
 
 def _check_gradients(

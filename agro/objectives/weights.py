@@ -17,9 +17,10 @@ the estimate stays that of E_μ[w g 1{within bounds}]. Divided by the kept token
 more are masked, and a response's tokens would weigh more the more of them are wrong.
 
 A baseline of a group is what its R are compared with. Every mean Σ_j c_j R_j with weights c_j ≥ 0 that don't
-read rewards leaves π* the only stationary point, with noisy rewards too. The least variance has c ∝ w g, g
-the squared norm of ∇log π (Greensmith et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A choice between
-two such means that other groups make keeps this too ("crossfit"). See docs/guide/weights.md.
+read rewards leaves π* the only stationary point of a table, with noisy rewards too; where responses share
+parameters, a weight may add others. The least variance has c ∝ w g, g the squared norm of ∇log π (Greensmith
+et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A choice between two such means that other groups make
+keeps this too ("crossfit"). See docs/guide/weights.md.
 
 Ratios of the trained policy to what the samples were drawn from.
 """
@@ -177,7 +178,7 @@ class GroupBaseline(Ingredient):
         groups, weight_BT = Groups.of(batch), weights(options, logp_BT, batch)
         compared_N = self._compared(groups, batch)
         weight_BT = weight_BT * groups.at_tokens(compared_N)
-        excess_G = EXCESS[kind](groups, groups.mean_tokens(gradient.logp_BT), weight_BT, logp_BT.detach())
+        excess_G = excess(kind, groups, groups.mean_tokens(gradient.logp_BT), weight_BT, logp_BT.detach())
         excess_BT = groups.at_tokens(compared_N * excess_G[groups.group])
         return replace(gradient, logp_BT=gradient.logp_BT - torch.where(batch.mask, excess_BT, 0.0))
 
@@ -221,7 +222,8 @@ def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
     groups = Groups.of(batch)
     log_BT = float(options["weight_power"]) * of_level(groups, ratio_BT, level)
     if options["weight_normalize"] == "group":
-        log_BT = log_BT - groups.at_tokens(_fallen(groups, groups.mean_tokens(log_BT)))
+        largest_G = groups.largest(groups.mean_tokens(log_BT)).clamp(max=0.0)
+        log_BT = log_BT - groups.at_tokens(largest_G[groups.group])
     lower = math.log(minimum) if minimum > 0 else -math.inf
     upper = math.inf if maximum is None else math.log(maximum)
     if options["weight_rule"] == "truncate":
@@ -229,64 +231,38 @@ def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
     return torch.where((log_BT >= lower) & (log_BT <= upper), log_BT, -math.inf).exp()
 
 
-def _fallen(groups: Groups, log_N: Tensor) -> Tensor:
-    """[N] the largest of each response's group where that is below 0, else 0."""
-    return groups.largest(log_N).clamp(max=0.0)[groups.group]
-
-
 def squared_norm(groups: Groups, logp_BT: Tensor) -> Tensor:
     """[N] Σ_t (1 − π_t)², which stands for that of a response's ∇log π."""
     return groups.sum_tokens((1.0 - logp_BT.exp()).square())
 
 
-def _weighted(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    """[G] how far the mean by the weights w lies below the mean of R, in units of the gradient.
+def excess(kind: str, groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
+    """[G] how far the baseline lies below the mean of R, in units of the gradient.
 
     `slope_N`: R̄ − R_i, times a constant of the group. That of a baseline Σ_j c_j R_j is Σ_j c_j (R̄ − R_j).
+
+    "crossfit" doesn't read the group's own rewards for its choice, so their noise is averaged out
+    (cross-fitting). A group that is alone in its step has the optimal one.
     """
-    return _average(groups, groups.mean_tokens(weight_BT), slope_N)
-
-
-def _optimal(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    """[G] the same by w g, g = Σ_t (1 − π_t)² for the squared norm of a response's ∇log π."""
-    return _average(groups, groups.mean_tokens(weight_BT) * squared_norm(groups, logp_BT), slope_N)
-
-
-def _lower(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    return _weighted(groups, slope_N, weight_BT, logp_BT).clamp(min=0.0)
-
-
-def _balanced(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    weighted_G = _weighted(groups, slope_N, weight_BT, logp_BT)
-    return torch.maximum(weighted_G, _optimal(groups, slope_N, weight_BT, logp_BT))
-
-
-def _crossfit(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    """[G] as "optimal", or as "weighted" where "optimal" would push the other groups of the step down.
-
-    The choice doesn't read the group's own rewards, so their noise is averaged out (cross-fitting). A group
-    that is alone in its step has the optimal one.
-    """
-    arguments = (groups, slope_N, weight_BT, logp_BT)
-    weighted_G, optimal_G = _weighted(*arguments), _optimal(*arguments)
-    push_G = groups.sum(groups.mean_tokens(weight_BT)) * (optimal_G - weighted_G)  # upwards
-    others_G = push_G.sum() - push_G
-    return torch.where(others_G < 0, weighted_G, optimal_G)
+    weight_N = groups.mean_tokens(weight_BT)
+    weighted_G = _average(groups, weight_N, slope_N)
+    if kind == "weighted":
+        return weighted_G
+    if kind == "lower":
+        return weighted_G.clamp(min=0.0)
+    optimal_G = _average(groups, weight_N * squared_norm(groups, logp_BT), slope_N)
+    if kind == "balanced":
+        return torch.maximum(weighted_G, optimal_G)
+    if kind == "optimal":
+        return optimal_G
+    push_G = groups.sum(weight_N) * (optimal_G - weighted_G)  # upwards
+    return torch.where(push_G.sum() - push_G < 0, weighted_G, optimal_G)
 
 
 def _average(groups: Groups, share_N: Tensor, v_N: Tensor) -> Tensor:
     """[G] the mean of v by shares in each group; 0 where all shares are 0."""
     total_G = groups.sum(share_N)
     return torch.where(total_G > 0, groups.sum(share_N * v_N) / total_G, 0.0)
-
-
-EXCESS = {
-    "weighted": _weighted,
-    "lower": _lower,
-    "optimal": _optimal,
-    "balanced": _balanced,
-    "crossfit": _crossfit,
-}
 
 
 def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:

@@ -316,10 +316,7 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 def multisets(responses: int, n: int) -> tuple[Tensor, Tensor]:
     """All groups of n responses up to order: [G,n] numbers, and [G] in how many orders each comes."""
     groups = list(itertools.combinations_with_replacement(range(responses), n))
-    orders = [math.factorial(n) / _repetitions(group) for group in groups]
-    return torch.tensor(groups), torch.tensor(orders, dtype=torch.float64)
-
-
-def _repetitions(group: tuple[int, ...]) -> int:
-    """In how many orders the equal responses of a group come."""
-    return math.prod(math.factorial(count) for count in Counter(group).values())
+    equal = [
+        math.prod(map(math.factorial, Counter(group).values())) for group in groups
+    ]  # orders of equal ones
+    return torch.tensor(groups), math.factorial(n) / torch.tensor(equal, dtype=torch.float64)

@@ -32,6 +32,7 @@ FAR = 3.0
 FEW = 10  # groups, of fewer than which a mean says nothing
 FALLEN = math.log(10)  # nats: the best stored responses are ten times less probable
 RATIO = 100.0
+HALF = 0.5  # of its promise: what the best single step keeps
 STILL = 0.01  # nats: no response became 1 % more or less probable
 # Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if log π/π_ref is independent of
 # them. The rest is noise.
@@ -86,7 +87,7 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     problem, nor is it where the objective uses no rewards: to imitate is to leave a reference that writes
     otherwise.
     """
-    report = [_best_that_fall(rows, config), _stillness(rows, config)]
+    report = [_best_that_fall(rows, config), _stillness(rows, config), _overshoot(rows, config)]
     functions = config.reward.functions
     measured_alone = [p.label or p.name for p in functions if not p.weight and p.gate is None]
     if config.reward.learned is not None:
@@ -260,6 +261,28 @@ def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
         "larger; or more steps"
     )
     return Problem("nothing moves", f"log π/π_ref is below {STILL:g} nats", detail, serious=True)
+
+
+def kept_share(rows: Sequence[Row]) -> float | None:
+    """The median of what the last steps kept of what their gradients promised; None where too few are known.
+
+    A step of length α gains αp − ½κα² of the αp that was promised: the share is 1 − ακ/2p, a half where the
+    gain is largest. The median, since a promise near 0, of a step along older gradients, has any share.
+    """
+    known = [row for row in rows[-WINDOW:] if row.get("kept") is not None and row["promised"] > 0]
+    return median(row["kept"] / row["promised"] for row in known) if len(known) >= FEW else None
+
+
+def _overshoot(rows: Sequence[Row], config: RunConfig) -> Problem | None:
+    share = kept_share(rows)
+    if share is None or share >= HALF:
+        return None
+    detail = (
+        f"the last steps kept {share:.2g} of what their gradients promised (the median of kept / promised). "
+        f"The best single step keeps {HALF}, so shorter ones gain more. What to do: a lower train.lr (now "
+        f"{config.train.lr}) or train.step_kl (now {config.train.step_kl})"
+    )
+    return Problem("steps overshoot", f"{share:.2g} of what they promise is kept", detail)
 
 
 def _recent(rows: Sequence[Row], name: str) -> list[float]:

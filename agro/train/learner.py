@@ -76,6 +76,10 @@ class Learner(Protocol):
         """One optimizer step along the gradient; the version grows by one. `largest`: see `Optimizer`."""
         ...
 
+    def along_gradient(self) -> Tensor:
+        """[] see `Optimizer.along_gradient`, which a move lowers by what it promised."""
+        ...
+
     def try_move(self, lr: float, batch: Batch) -> Tensor:
         """The log-probs that `logp` would return after `move`, which is taken back, bit for bit."""
         ...
@@ -191,6 +195,10 @@ class Local:
         if self.average is not None:
             assert self.config.train.weights_average is not None
             self.average.update(self.config.train.weights_average)
+
+    @denormals_as_zero()
+    def along_gradient(self) -> Tensor:
+        return self.optimizer.along_gradient()
 
     @denormals_as_zero()
     def try_move(self, lr: float, batch: Batch) -> Tensor:

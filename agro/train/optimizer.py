@@ -96,7 +96,15 @@ class Optimizer:
         groups: list[dict[str, Any]] = [{"params": list(policy.trained().values()), "is_value": False}]
         value = list(policy.value_weights().values())
         groups.append({"params": value, "is_value": True, "weight_decay": 0.0})
-        self.adam = _adamw([g for g in groups if g["params"]], policy, config)
+        groups = [g for g in groups if g["params"]]
+        settings: dict[str, Any] = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps}
+        settings["weight_decay"] = config.weight_decay
+        self.adam: torch.optim.Optimizer
+        if config.optimizer == "adamw_8bit":
+            self.adam = adamw_8bit(groups, policy.device, **settings)
+        else:
+            is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel
+            self.adam = torch.optim.AdamW(groups, **settings, fused=not is_sharded)
 
     def clip(self) -> float:
         """Clip the gradients to norm `train.clip`; returns the policy's norm before that.
@@ -131,6 +139,26 @@ class Optimizer:
         if self.policy.masters is not None:
             self.policy.masters.round()
 
+    @torch.no_grad()
+    def along_gradient(self) -> Tensor:
+        """[] ⟨g, θ⟩ of the policy's clipped gradient and what is trained, summed over ranks.
+
+        What it falls by in a move is −⟨g, Δθ⟩, of whatever the optimizer did and without a copy of the
+        weights. The sum is float64, since that is the small difference of two; roundings of products average
+        out.
+        """
+        sums = [torch.zeros((), dtype=torch.float64, device=self.policy.device)]
+        weights = [w for group in self.adam.param_groups if not group["is_value"] for w in group["params"]]
+        for weight in weights:
+            if weight.grad is not None:
+                w, g = (x.to_local() if is_shard(x) else x for x in (weight, weight.grad))
+                dtype = torch.promote_types(w.dtype, torch.float32)
+                sums.append((w.to(dtype) * g.to(dtype)).sum(dtype=torch.float64))
+        total = torch.stack(sums).sum()
+        if any(map(is_shard, weights)):
+            torch.distributed.all_reduce(total)
+        return total
+
     @contextmanager
     def taken_back(self) -> Iterator[None]:
         """After it weights and moments are as before. Their copies are on the CPU meanwhile."""
@@ -154,12 +182,3 @@ class Optimizer:
             for name, value in state.items():
                 if isinstance(value, Tensor) and name != "step":  # which lies on the CPU anyway
                     state[name] = value.to(device or parameter.device)
-
-
-def _adamw(groups: list[dict[str, Any]], policy: Policy, config: TrainConfig) -> torch.optim.Optimizer:
-    settings: dict[str, Any] = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps}
-    settings["weight_decay"] = config.weight_decay
-    if config.optimizer == "adamw_8bit":
-        return adamw_8bit(groups, policy.device, **settings)
-    is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel
-    return torch.optim.AdamW(groups, **settings, fused=not is_sharded)

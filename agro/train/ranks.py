@@ -167,7 +167,7 @@ class Shard(Local):
 
 # The methods of a learner that all ranks repeat as they are.
 REPEATED = {
-    *("enter", "logp", "values", "move", "try_move", "follow", "refer"),
+    *("enter", "logp", "values", "move", "along_gradient", "try_move", "follow", "refer"),
     *("show", "publish", "save_model", "save", "load"),
 }
 

@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from agro.errors import Refused
 from agro.io.numbers import short
 from agro.objectives import NotFinite
+from agro.objectives.reduce import Groups
 from agro.rollout import Activity
 from agro.runs.folder import Run
 from agro.store import Store
@@ -78,15 +80,18 @@ class Updates:
             if config.train.lr == "auto" and position.rate is None:
                 position = replace(position, rate=self._find_rate(step, bound_of(view.phase)))
             lr, largest = view.phase.lr(position, update), position.rate
-            if config.train.step_kl is not None:
-                lr = within(bound_of(view.phase), lr, position.speed)
+            is_bounded = config.train.step_kl is not None
+            if is_bounded:
+                lr, before = within(bound_of(view.phase), lr, position.speed), self.learner.along_gradient()
             self.learner.move(lr, largest if config.train.lr == "auto" else config.train.lr)
             view.metrics["lr"] = view.metrics["lr"] or lr
             position = replace(position, version=self.learner.version, skipped=0)
-            if config.train.step_kl is not None:
-                kl = change(self.learner.logp(step.batch), step)
+            if is_bounded:
+                fall, logp_BT = before - self.learner.along_gradient(), self.learner.logp(step.batch)
+                kl = change(logp_BT, step)
                 if view.metrics["step_kl"] is None:
-                    view.metrics["step_kl"] = kl
+                    promised = max(1.0, step.norm / config.train.clip) * float(fall)
+                    view.metrics |= {"step_kl": kl, "promised": promised, "kept": kept(logp_BT, step)}
                 position = replace(position, speed=speed_after(kl, lr, position.speed))
         return position
 
@@ -123,11 +128,8 @@ class Updates:
 
     def _judge(self, view: View) -> Action:
         """The first action of a monitor other than to continue."""
-        for monitor in self.monitors:
-            action = monitor.judge(view)
-            if action.kind != "go":
-                return action
-        return GO
+        actions = (monitor.judge(view) for monitor in self.monitors)
+        return next((action for action in actions if action.kind != "go"), GO)
 
     def _act(self, action: Action, view: View, position: Position) -> Position:
         if action.kind == "skip":
@@ -184,6 +186,24 @@ def change(logp_BT: Tensor, step: Step) -> float:
     """KL, nats a token, of weights with these log-probs from those at `step`'s gradient."""
     mask = step.batch.mask
     return float((logp_BT.to(mask.device) - step.streams["logp"])[mask].square().mean()) / 2
+
+
+def kept(logp_BT: Tensor, step: Step) -> float | None:
+    """What of its promise −⟨g, Δθ⟩ a step kept, by the log-probs after it; in units of the objective.
+
+    With a = −∂loss/∂log π of a token and Δ the change of its log-prob: Σ a Δ of the responses that were
+    pushed up, and Σ a (e^Δρ − 1) of those pushed down, Δρ being the change of the response: what is
+    improbable can't lose more. Where a differs within a response its Σ a Δ is scaled by (e^Δρ − 1)/Δρ.
+    None where the policy was moved by more than log-probs, such as an exact KL.
+    """
+    others = step.evaluation.grads.keys() - {"logp", "value", "prefix_value"}
+    if any(step.evaluation.grads[stream].any() for stream in others):
+        return None
+    groups, push_BT = Groups.of(step.batch), -step.evaluation.grad
+    change_BT = logp_BT.to(push_BT.device) - step.streams["logp"]
+    change_N, sum_N = groups.sum_tokens(change_BT), groups.sum_tokens(push_BT * change_BT)
+    falls_N = (groups.sum_tokens(push_BT) < 0) & (change_N != 0)
+    return float(torch.where(falls_N, sum_N * change_N.expm1() / change_N, sum_N).sum())
 
 
 def bound_of(phase: Phase) -> float:

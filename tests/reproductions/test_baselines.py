@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agro.objectives.reduce import Groups
-from agro.objectives.weights import EXCESS
+from agro.objectives.weights import excess
 from agro.proof.enumerable import kl
 from agro.types import Batch
 from reproductions.baselines import enumerated, page, run, shared, users
@@ -94,7 +94,7 @@ def test_the_baselines_are_the_librarys(name: str, kind: str) -> None:
     groups = Groups.of(batch)
     weight_BT = (logp - ref_logp).clamp(max=0).exp().view(15, 1).expand(15, 2)
     slope_N = (R.mean(-1, keepdim=True) - R).flatten()
-    excess_G = EXCESS[kind](groups, slope_N, weight_BT, logp.view(15, 1).expand(15, 2))
+    excess_G = excess(kind, groups, slope_N, weight_BT, logp.view(15, 1).expand(15, 2))
     expected = -weight_BT[:, 0] * (slope_N - excess_G[groups.group])
     torch.testing.assert_close(force, expected)
 

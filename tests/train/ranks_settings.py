@@ -155,13 +155,19 @@ def compare(alone: Local, several: Ranks, setting: str, case: Case, config: RunC
     one = alone.gradient(batch, name, resolved, quiet_check)
     two = several.gradient(batch, name, resolved, quiet_check)
     gradient = float((several._all("gradients") - gradients(alone)).abs().max())
+    promised = 0.0
     for step in (1, 2):
         if step == 2:
             alone.gradient(batch, name, resolved, quiet_check)
             several.gradient(batch, name, resolved, quiet_check)
+        falls = []
         for learner in (alone, several):
+            before = learner.along_gradient()
             learner.move(1e-3)
+            falls.append(float(before - learner.along_gradient()))
             learner.follow(step)
+        assert falls[0] != 0
+        promised = max(promised, abs(falls[1] - falls[0]))
         if setting == "mixed":
             break  # the next products are of weights that may be rounded the other way
     weights = float((several._all("gathered") - gathered(alone)).abs().max())
@@ -171,6 +177,7 @@ def compare(alone: Local, several: Ranks, setting: str, case: Case, config: RunC
         "norm": one.norm,
         "gradient": gradient,
         "loss": abs(one.evaluation.loss - two.evaluation.loss),
+        "promised": promised,
         "reported": abs(one.norm - two.norm),
         "reference": ref_logp,
         "weights": weights,

@@ -105,7 +105,7 @@ def test_updates_are_those_of_one_process_for_every_objective_and_setting(
             bound = 1e-6
         assert row["norm"] > 1e-3, row
         assert max(row["gradient"], row["weights"], row["reference"]) <= bound, row
-        assert max(row["loss"], row["reported"]) <= bound * max(1.0, row["norm"]), row
+        assert max(row["loss"], row["reported"], row["promised"]) <= bound * max(1.0, row["norm"]), row
     for setting, differences in found["averaged"].items():
         bound = 1e-2 if setting == "mixed" else 1e-12  # bfloat16 has 2⁻⁸ of a logit
         assert max(differences) <= bound, setting

@@ -23,7 +23,16 @@ from agro.pages.run.render import Fact, Panel, render, script, with_script
 from agro.pages.run.responses import LATE
 from agro.pages.run.shares import histogram, sources
 from agro.runs.metrics import FOLLOWED, METRICS
-from agro.runs.problems import COUNTED, Problem, problems, steps_of, way_out, without_share, without_signal
+from agro.runs.problems import (
+    COUNTED,
+    Problem,
+    kept_share,
+    problems,
+    steps_of,
+    way_out,
+    without_share,
+    without_signal,
+)
 from agro.runs.rundata import Outcome, RunData, Values, load_run
 from agro.runs.verdict import Verdict
 from agro.store import Draw
@@ -132,7 +141,7 @@ def course(run: RunData) -> dict[str, Any]:
     rates = _rates(run)
     if len(rates) == 1:
         facts.append(Fact("learning rate", f"{rates.pop():.3g}", "constant"))
-    return {"facts": facts, "panels": present([loss(run), _learning_rate(run), _speed(run)])}
+    return {"facts": facts, "panels": present([loss(run), _learning_rate(run), _kept(run), _speed(run)])}
 
 
 def loss(run: RunData) -> Panel | None:
@@ -146,6 +155,14 @@ def _learning_rate(run: RunData) -> Panel | None:
     if len(_rates(run)) < 2:
         return None
     return panel(run, "Learning rate", [training(run, "lr")], caption("lr"))
+
+
+def _kept(run: RunData) -> Panel | None:
+    text, share = caption("promised", "kept"), kept_share(run.rows)
+    if share is not None:
+        text += f" The median of the last steps kept {percent(share)}."
+    series = [training(run, "promised", "promised", color=SECOND), training(run, "kept", "kept")]
+    return panel(run, "Promised and kept", series, text)
 
 
 def _rates(run: RunData) -> set[float]:

@@ -208,46 +208,35 @@ class Warnings(Monitor):
         self.rows: list[dict[str, Any]] = []  # the metrics of the phase's first step and its last ones
 
     def after(self, view: View) -> None:
-        self._of_method(view)
-        self._of_clip(view)
+        metrics, entry, config = view.metrics, view.phase.entry, view.phase.config
+        options = entry.defaults() | view.options
+        if metrics["objective"] is not None:
+            self._warn("method", view.step, entry.warnings.metrics_warning(metrics["objective"], options))
+        # Of the spread of βρ, unless the method warns of its β itself, or most groups have equal rewards.
+        warns_itself = "method" in self.given or entry.warnings.options_warning(options) is not None
+        mostly_equal = 2 * (metrics["groups_equal"] or 0) > (metrics["groups"] or 0)
+        if not warns_itself and not mostly_equal and (metrics["kl_to_reward_spread"] or 0) > DWARFED:
+            text = dwarfed(metrics["kl_to_reward_spread"], entry, view.options, metrics["length_mean"])
+            self._warn("spread", view.step, text)
+        if metrics["grad_norm"] is not None:
+            self.norms.append(metrics["grad_norm"])
+            if len(self.norms) == WINDOW and min(self.norms) > config.train.clip:
+                text = (
+                    f"note: each of the last {WINDOW} gradients was clipped (median norm "
+                    f"{median(self.norms):.3g}, train.clip = {config.train.clip:g}). All have the same norm "
+                    "then, and train.lr alone decides how far a step goes. That is no error; a larger "
+                    "train.clip lets the gradients differ"
+                )
+                self._warn("clip", view.step, text)
         # What the page, too, would say of the phase if it ended here.
-        config = view.phase.config
-        evaluated = any(v is not None for k, v in view.metrics.items() if k.startswith("eval_"))
-        self.rows.append(view.metrics)
+        evaluated = any(v is not None for k, v in metrics.items() if k.startswith("eval_"))
+        self.rows.append(metrics)
         read = config.train.warmup + config.evaluate.every + 2 * WINDOW  # rows, by `phase_problems`
         if len(self.rows) > read:
             del self.rows[1]
         if evaluated or view.at % WINDOW == 0:
             for problem in phase_problems(self.rows, config):
                 self._warn(problem.title, view.step, problem.detail)
-
-    def _of_method(self, view: View) -> None:
-        """What the method says; and of the spread of βρ, unless the method warns of its β itself, or the
-        rewards of most groups are equal."""
-        metrics, entry = view.metrics, view.phase.entry
-        options = entry.defaults() | view.options
-        if metrics["objective"] is not None:
-            self._warn("method", view.step, entry.warnings.metrics_warning(metrics["objective"], options))
-        if "method" in self.given or entry.warnings.options_warning(options) is not None:
-            return
-        mostly_equal = 2 * (metrics["groups_equal"] or 0) > (metrics["groups"] or 0)
-        if (metrics["kl_to_reward_spread"] or 0) > DWARFED and not mostly_equal:
-            text = dwarfed(metrics["kl_to_reward_spread"], entry, view.options, metrics["length_mean"])
-            self._warn("spread", view.step, text)
-
-    def _of_clip(self, view: View) -> None:
-        norm, clip = view.metrics["grad_norm"], view.phase.config.train.clip
-        if norm is None:
-            return
-        self.norms.append(norm)
-        if len(self.norms) == WINDOW and min(self.norms) > clip:
-            text = (
-                f"note: each of the last {WINDOW} gradients was clipped (median norm "
-                f"{median(self.norms):.3g}, train.clip = {clip:g}). All have the same norm then, and "
-                "train.lr alone decides how far a step goes. That is no error; a larger train.clip lets the "
-                "gradients differ"
-            )
-            self._warn("clip", view.step, text)
 
     def _warn(self, topic: str, step: int, text: str | None) -> None:
         if text and topic not in self.given:

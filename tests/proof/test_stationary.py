@@ -1,0 +1,84 @@
+"""Where the expected gradient vanishes for a policy that isn't a table: by enumeration."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agro.config import RunConfig
+from agro.proof.enumerable import Enumerable, Space, TabularValues
+from agro.proof.expectation import DataDistribution, all_groups, gradient
+
+BETA = 0.01  # of any size: r is a multiple of it
+
+
+class Problem(NamedTuple):
+    """π ∝ π_ref e^{θφ} on data of μ, with r = β θ* φ, so that π* is the policy of θ*."""
+
+    shape: list[float]  # φ of each response
+    reference: list[float]
+    behavior: list[float]
+    star: float
+
+
+ISSUE = Problem(
+    [-1.396, -0.561, 0.785, 1.602], [0.81, 0.047, 0.14, 0.004], [0.643, 0.032, 0.316, 0.009], 4.03
+)
+NEAR_REFERENCE = Problem([-1.489, -1.336, 0.63], [0.2993, 0.6998, 0.0009], [0.2138, 0.7844, 0.0017], 3.253)
+WEIGHTED = {"weight": "reference", "weight_power": 0.5, "weight_baseline": "optimal"}
+RECIPE = WEIGHTED | {"weight_normalize": "group"}
+
+
+class Tilted(nn.Module):
+    """Logits [X,1,V] of π ∝ π_ref e^{θφ}: one parameter of each prompt, θ [X]."""
+
+    def __init__(self, reference: Tensor, shape: Tensor, theta: Tensor) -> None:
+        super().__init__()
+        self.reference, self.shape, self.theta = reference, shape, nn.Parameter(theta)
+
+    def forward(self) -> Tensor:
+        return (self.reference + self.theta[:, None] * self.shape)[:, None]
+
+
+def roots(problem: Problem, **options: object) -> list[tuple[float, bool]]:
+    """θ where the expected gradient of AGRO, over all pairs, changes its sign; whether descent ends there."""
+    theta = torch.arange(-6, 10, 0.02).double() + 0.003
+    space, shape = Space(len(problem.shape), 1, len(theta)), torch.tensor(problem.shape).double()
+    reference, behavior = (
+        torch.tensor(p).double().log().log_softmax(0).expand(len(theta), -1)
+        for p in (problem.reference, problem.behavior)
+    )
+    policy = Enumerable(space, Tilted(reference, shape, theta), TabularValues(space, 0.0, torch.Generator()))
+    reward = (BETA * problem.star * shape).expand(len(theta), -1)
+    data, start = DataDistribution(Enumerable.of(space, behavior), reward), Enumerable.of(space, reference)
+    batch = all_groups(data, start, 2)
+    slope = gradient(policy, start, batch, "agro", {"beta": BETA, **options})[: len(theta)]
+    at = (slope[:-1] * slope[1:] < 0).nonzero()[:, 0]
+    return [(float(theta[i]) + 0.01, bool(slope[i] < 0)) for i in at]
+
+
+@pytest.mark.parametrize(
+    ("problem", "options", "expected"),
+    [
+        (ISSUE, {}, [(4.03, True)]),
+        (ISSUE, WEIGHTED, [(2.86, True), (3.11, False), (4.03, True)]),
+        (ISSUE, RECIPE, [(4.03, True)]),
+        (NEAR_REFERENCE, {}, [(3.253, True)]),
+        (NEAR_REFERENCE, RECIPE, [(2.16, True), (3.253, False), (4.72, True)]),
+    ],
+)
+def test_a_weight_may_add_an_end_where_the_policy_isnt_a_table(
+    problem: Problem, options: dict[str, object], expected: list[tuple[float, bool]]
+) -> None:
+    """Without a weight the expected gradient is β²(θ − θ*) Var φ, which has one root. With one, descent from
+    the reference, θ = 0, may end before θ*; in the last case it leaves θ* for either side. A table has π* as
+    its only root, whatever the weight."""
+    assert roots(problem, **options) == [(pytest.approx(at, abs=0.03), stable) for at, stable in expected]
+
+
+def test_the_weight_is_that_of_the_recipe() -> None:
+    log = RunConfig.load("log").objective.options
+    assert {name: value for name, value in log.items() if name.startswith("weight")} == RECIPE
