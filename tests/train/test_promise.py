@@ -15,7 +15,7 @@ from agro import objectives
 from agro.io.numbers import percent
 from agro.models.policy import Policy
 from agro.objectives import Evaluation
-from agro.pages.run.course import course
+from agro.pages.run.page import course
 from agro.runs.problems import kept_share, phase_problems
 from agro.runs.rundata import load_run
 from agro.train.learner import Local
