@@ -126,3 +126,9 @@ def shared_model():
         return folder
 
     return find
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's secret, such as "another", would be taken out of the messages of the next ones."""
+    monkeypatch.setattr("agro.errors._secrets", set())

@@ -252,7 +252,7 @@ class Child:
     def __init__(self, module: str) -> None:
         code = (
             "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-            "import agro.logs.channels as c; c.serve()"
+            "import agro.logs.sharing as s; s.serve()"
         )
         path = json.dumps([entry or os.getcwd() for entry in sys.path])
         self.process = subprocess.Popen(

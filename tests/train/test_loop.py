@@ -368,7 +368,7 @@ def test_limits_of_a_reward_may_change_on_resuming(tmp_path: Path) -> None:
     run(tmp_path)
     Trainer(tiny(tmp_path, reward__timeout=99.0, reward__max_failed=1.0), tmp_path / "run", resume=True).run()
     assert RunConfig.load(tmp_path / "run" / "config.json").reward.timeout == 99
-    with pytest.raises(Refused, match="expected --out RUN"):
+    with pytest.raises(Refused, match="expected the folder of the run"):
         Trainer(tiny(tmp_path), resume=True)
 
 

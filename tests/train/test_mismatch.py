@@ -37,7 +37,7 @@ def off(monkeypatch) -> list[float]:
             logp[0] = np.nan if len(logp) > 1 else logp[0]
             yield replace(done, logp=logp)
 
-    monkeypatch.setattr(HF, "_difference", lambda *_: 0.0)  # the engine's own probe
+    monkeypatch.setattr(HF, "_gap", lambda *_: (0.0, 1.0))  # the engine's own probe
     monkeypatch.setattr(HF, "decode", decode)
     return shift
 
