@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,10 @@ from agro.errors import Refused
 from agro.io.files import write
 from agro.io.strictjson import loads
 from agro.io.terminal import csv_cell, plain, text_of_cell
-from agro.rollout import Rollout
 from agro.types import Prompt, Sample
+
+if TYPE_CHECKING:
+    from agro.rollout import Rollout
 
 Test = Literal["sign", "sequential"]  # of ratings: after all of them, or by somebody who may stop at any time
 COLUMNS = ("prompt", "left", "right", "better")
