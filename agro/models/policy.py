@@ -148,6 +148,9 @@ class Policy:
             adapter: the peft model around `model`, where only the adapter is trained.
         """
         self.model = model
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):  # else a padding token that was sampled has no gradient
+                module.padding_idx = None
         self.adapter = adapter
         self.tokenizer = tokenizer
         self.temperature = temperature
