@@ -254,11 +254,13 @@ def _take_log(
     proposal = log_map if isinstance(log_map, Proposal) else None
     if log_map is None:
         proposal = propose_unknown(Path(files[0]), lower_is_better=lower_is_better or None)
-    if log_map is None and proposal is not None:
-        if not lower_is_better or not proposal or proposal.undefined is not None:
+    if proposal is not None:
+        is_taken = log_map is not None or lower_is_better
+        if not is_taken or not proposal or proposal.undefined is not None:
             raise Refused(
                 f"log: nothing is imported until somebody says that this is right\n{proposal}\n{TAKE}"
             )
+    if proposal is not None and log_map is None:
         print(proposal, file=sys.stderr)
     options: Options = {"mapping": log_map} if isinstance(log_map, Mapping) else {}
     options = options if proposal is None else proposal.options()

@@ -199,6 +199,10 @@ class Proposal:
                 "response, or which of two is better; name them: --map prompt=COLUMN --map response=COLUMN "
                 f"--map reward=COLUMN (of pairs --map chosen=COLUMN --map rejected=COLUMN), of {names}"
             )
+        look = "whether the upper ones are better, then give --yes (as proposed), --lower-is-better or --reward"
+        look += " COLUMN with --guess"
+        if not self.is_judged:
+            look = "whether these are prompts and responses, then give --yes"
         ways = [f"as proposed: {self.command(store)}"]
         if self.undefined is not None:
             ways = [f"say what the words are worth: {self.command(store)}"]
@@ -208,8 +212,7 @@ class Proposal:
             ways.append(f"another column: agro import {file} --guess --reward COLUMN --store {quoted}")
         return Refused(
             f"{self.path}: nothing is imported until somebody says that this is right\n{self}\n"
-            "What to do: look whether the upper ones are better, then give --yes (as proposed), "
-            "--lower-is-better or --reward COLUMN with --guess, or run one of\n  " + "\n  ".join(ways)
+            f"What to do: look {look}, or run one of\n  " + "\n  ".join(ways)
         )
 
 
@@ -243,6 +246,8 @@ def propose(
     if known is not None and not rewards and not known.refused and known.is_judged:
         return None
     lines = [line for line in islice(lines_of(path, None), ROWS) if not line.error]
+    if known is None and next(read_records(path), None) is None:
+        raise Refused(f"{path}: empty: expected records, got none")
     columns = columns_of([line.value for line in lines])
     if len(rewards) == 1 and set(rewards.values()) == {1.0}:
         rewards = {_column(next(iter(rewards)), columns).path: 1.0}
