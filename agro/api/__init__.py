@@ -122,7 +122,7 @@ def train(
         put(values, ["data"], HELD_OUT)
     for note in _choose(values):
         print(f"note: {note}; give it to choose another", file=sys.stderr)
-    config = _fitted(values, None if resume else fit, given, folder, functions)
+    config = _fitted(values, fit, given, folder, functions, resume=resume)
     trainer = Trainer(config, folder, resume=resume, rewards=functions, accept=accept)
     trainer.forecasts = fit is None
     trainer.run()
@@ -167,11 +167,13 @@ def _fitted(
     given: set[str],
     folder: Path,
     functions: dict[str, Function],
+    *,
+    resume: bool,
 ) -> RunConfig:
-    """The configuration, with what fits in `limits`, which is said."""
+    """The configuration, with what fits in `limits`, which is said; of a resumed run with what was chosen."""
     if limits is None:
         return RunConfig.of(values, "agro.train")
-    from agro.api.plan.fit import Limits, fit
+    from agro.api.plan.fit import Limits, chosen_before, fit
 
     def changed(settings: Mapping[str, Any]) -> RunConfig:
         nested: dict[str, Any] = {}
@@ -179,6 +181,8 @@ def _fitted(
             put(nested, key.split("."), value)
         return RunConfig.of(merge(values, nested), "agro.train")
 
+    if resume and (folder / "config.json").exists():
+        return chosen_before(RunConfig.load(folder / "config.json"), given, changed)
     fitted = fit(changed({}), Limits.parse(limits), given, changed, folder, functions)
     print("\n".join(fitted.lines()), file=sys.stderr)
     return changed(fitted.settings)
@@ -254,8 +258,9 @@ def _take_log(
     proposal = log_map if isinstance(log_map, Proposal) else None
     if log_map is None:
         proposal = propose_unknown(Path(files[0]), lower_is_better=lower_is_better or None)
-    if log_map is None and proposal is not None:
-        if not lower_is_better or not proposal or proposal.undefined is not None:
+    if proposal is not None:
+        is_taken = log_map is not None or lower_is_better
+        if not is_taken or not proposal or proposal.undefined is not None:
             raise Refused(
                 f"log: nothing is imported until somebody says that this is right\n{proposal}\n{TAKE}"
             )

@@ -199,6 +199,10 @@ class Proposal:
                 "response, or which of two is better; name them: --map prompt=COLUMN --map response=COLUMN "
                 f"--map reward=COLUMN (of pairs --map chosen=COLUMN --map rejected=COLUMN), of {names}"
             )
+        look = "whether these are prompts and responses, then give --yes"
+        if self.is_judged:
+            look = "whether the upper ones are better, then give --yes (as proposed), --lower-is-better or "
+            look += "--reward COLUMN with --guess"
         ways = [f"as proposed: {self.command(store)}"]
         if self.undefined is not None:
             ways = [f"say what the words are worth: {self.command(store)}"]
@@ -208,8 +212,7 @@ class Proposal:
             ways.append(f"another column: agro import {file} --guess --reward COLUMN --store {quoted}")
         return Refused(
             f"{self.path}: nothing is imported until somebody says that this is right\n{self}\n"
-            "What to do: look whether the upper ones are better, then give --yes (as proposed), "
-            "--lower-is-better or --reward COLUMN with --guess, or run one of\n  " + "\n  ".join(ways)
+            f"What to do: look {look}, or run one of\n  " + "\n  ".join(ways)
         )
 
 
@@ -242,7 +245,7 @@ def propose(
     known = known if known is not None and known.samples else None
     if known is not None and not rewards and not known.refused and known.is_judged:
         return None
-    lines = [line for line in islice(lines_of(path, None), ROWS) if not line.error]
+    lines = _first(path)
     columns = columns_of([line.value for line in lines])
     if len(rewards) == 1 and set(rewards.values()) == {1.0}:
         rewards = {_column(next(iter(rewards)), columns).path: 1.0}
@@ -273,6 +276,14 @@ def propose(
     if best is not None and (known is None or best.is_judged):
         return best
     return None if known is not None and not known.refused else Proposal(path, columns)
+
+
+def _first(path: Path) -> list[Line]:
+    """The first records that can be read; raises `Refused` where there is none at all."""
+    lines = list(islice(lines_of(path, None), ROWS))
+    if not lines:
+        raise Refused(f"{path}: empty: expected records, got none")
+    return [line for line in lines if not line.error]
 
 
 def _column(name: str, columns: Sequence[Column]) -> Column:
@@ -429,7 +440,8 @@ def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
     asked = [*(c for c in texts if c.type != "texts"), *filter(_is_asked, dialogs)]
     has_whole_dialogs = not all(map(_is_asked, dialogs))
     spoken = [c for c in asked if c.is_spoken or c.type == "messages"]
-    prompt = best_named(spoken or asked, "prompt")
+    short = [c for c in asked if c.type == "text"]  # such as 7*8?
+    prompt = best_named(spoken or asked, "prompt") or best_named(short, "prompt")
     if prompt is None and len(spoken) > 2 and not any(c.named("response") for c in spoken[:1]):
         prompt = spoken[0]
     if prompt is not None:

@@ -180,6 +180,10 @@ def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
     assert (proposal.judged, proposal.lower_is_better) == ("toxicity", True)
     with pytest.raises(agro.Refused, match="--reward tox: expected one of the columns q, a, toxicity"):
         agro.propose(rows, "tox")
+    words = [{**row, "toxicity": ("blorp", "zing", "quux")[int(row["toxicity"])]} for row in rows]
+    for log in (words, [{"x": 1, "y": 2}, {"x": 3, "y": 4}]):  # of unknown worth, and of no known column
+        with pytest.raises(agro.Refused, match="nothing is imported until somebody says"):
+            agro.train(objects, log=log, log_map=agro.propose(log), out="run", **SMALL)
     for name, given, expected in (
         ("proposed", {"log_map": proposal}, {0.0, -1.0, -2.0}),
         ("reversed", {"log_map": proposal.reversed()}, {0.0, 1.0, 2.0}),
@@ -448,3 +452,11 @@ def test_a_run_is_fitted_and_says_so(objects, monkeypatch, tmp_path, capsys) -> 
     assert "TRL's logging_steps is not needed: every step is written" in said
     config = json.loads(Path("run/config.json").read_text())
     assert (config["train"]["steps"], config["train"]["lr"]) == (2, "auto")
+    # The same arguments continue it, though steps and groups had been chosen.
+    for name in ("max_steps", "train__groups"):
+        del sizes[name]
+    agro.train(objects, PROMPTS, length, fit="1h", output_dir="run", resume=True, **sizes)
+    with pytest.raises(Refused, match=r"train\.groups was 4, now it is 5"):
+        agro.train(
+            objects, PROMPTS, length, fit="1h", output_dir="run", resume=True, train__groups=5, **sizes
+        )

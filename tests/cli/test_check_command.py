@@ -158,6 +158,10 @@ def test_equal_rewards_teach_nothing(tmp_path):
     assert "agro can run on this, but there is nothing to learn: all 6 rewards are 1." in found.stderr
     assert "rewards that differ: they can run, with nothing to learn: log, agro," in found.stdout
     assert run(tmp_path, equal, "--objective", "sft").exit_code == 0  # which imitates
+    single = [{"prompt": f"{p}>", "response": "1", "reward": 1.0} for p in range(4)]  # no recipe mends that
+    alone = run(tmp_path, single)
+    assert alone.exit_code == 2
+    assert "agro: There is nothing to learn: all 4 rewards are 1." in alone.stderr
     by_prompt = [row | {"reward": int(row["prompt"][0])} for row in equal]
     assert "in all 3 groups the rewards are equal" in run(tmp_path, by_prompt).stderr
     assert run(tmp_path, by_prompt, "--recipe", "feedback").exit_code == 2  # fewer than it takes, see below

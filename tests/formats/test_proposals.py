@@ -247,6 +247,17 @@ def test_a_person_at_a_terminal_decides(answers: str, stored: tuple[float, ...],
         assert rewards(store) == stored
 
 
+def test_short_prompts_and_empty_files(tmp_path: Path) -> None:
+    rows = [{"question": f"{i}*7?", "answer": f"It is {7 * i}.", "stars": i % 5 + 1} for i in range(9)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    proposal = propose(tmp_path / "log.jsonl")
+    assert proposal is not None
+    assert proposal.mapping == {"prompt": "question", "response": "answer", "reward": "stars"}
+    (tmp_path / "none.jsonl").write_text("\n")
+    with pytest.raises(Refused, match="empty: expected records, got none"):
+        propose(tmp_path / "none.jsonl")
+
+
 def test_numbers_below_one_beside_shares_are_of_two_scales(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     rows = [{"prompt": "q", "response": f"a{i}", "reward": value} for i, value in enumerate(["4/5", 1])]

@@ -34,6 +34,11 @@ USED = 0.8  # of what is free
 MICRO_TOKENS = 2048  # where neither train.micro_tokens nor train.micro_batch is given
 ENOUGH, FEWEST = 40, 5  # steps for which a step gets smaller, and with which a run is refused
 EVALUATING, FEWEST_HELD_OUT = 0.25, 32  # of the time, and held-out prompts
+CHOSEN = (
+    *("policy.lora.rank", "policy.dtype", "policy.threads", "train.micro_tokens", "sampler.batch"),
+    *("evaluate.every", "data.hold_out_most", "train.groups", "sampler.max_new", "sampler.n"),
+    *("data.group_size", "train.steps", "train.lr", "train.warmup"),
+)
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,20 @@ class Choice:
         assert self.machine is not None
         prompts = self.machine.held_out
         return prompts[: self.settings.get("data.hold_out_most", len(prompts))]
+
+
+def chosen_before(
+    run: RunConfig, given: Collection[str], changed: Callable[[Mapping[str, Any]], RunConfig]
+) -> RunConfig:
+    """The configuration that `fit` made of the same arguments for a run."""
+    choice = Choice(changed, set(given))
+    for key in CHOSEN:
+        value: Any = run
+        for name in key.split("."):
+            value = getattr(value, name, None)
+        if value is not None:
+            choice.put(key, value)
+    return choice.config
 
 
 def _for_model(config: RunConfig, choice: Choice, free: float) -> None:

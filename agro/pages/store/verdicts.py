@@ -55,12 +55,14 @@ def verdicts(report: Findings) -> list[DataVerdict]:
 
 def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
     entry = get(report.objective)
-    if report.problem:
+    nothing = _nothing_to_learn(report, entry)
+    if report.problem and not nothing:
         yield DataVerdict("problem", report.problem)
-    elif nothing := _nothing_to_learn(report, entry):
+    elif nothing:  # also what any way out of the problem would find
+        but = "There" if report.problem else f"{report.objective} can run on this, but there"
         yield DataVerdict(
             "problem",
-            f"{report.objective} can run on this, but there is nothing to learn: {nothing}.",
+            f"{but} is nothing to learn: {nothing}.",
             "A graded reward, or responses of which some are better (agro score, agro sample).",
         )
     else:
