@@ -18,7 +18,7 @@ import pytest
 from browser import CONTRAST, Browser, find
 
 from agro.pages.local_server import LocalHandler, LocalServer
-from agro.pages.run.rate import RateServer, Rating
+from agro.pages.run.rate import RateServer, Rating, outlook
 from agro.rollout.blind import Answers, read_key, read_ratings, read_sheet, write_sheet
 from agro.runs.verdict import Ratings
 
@@ -145,6 +145,14 @@ def test_pairs_that_can_t_decide_say_so(tmp_path: Path) -> None:
     page = rating.page("", "")
     assert "All pairs are rated" in page
     assert "blind ratings preferred neither the result nor the start; 9 ties" in page
+
+
+def test_ties_that_nobody_was_asked_about_don_t_delay_what_is_expected() -> None:
+    """Of 31 pairs 10 are the same; it said that more than 20 were needed."""
+    assert outlook(Ratings(1, 0, 10, 20, 6, "sequential"), 21) == (
+        "Not decided: p = 1, and it needs p < .05. Needed: 7 more at the earliest, about 7 if they go on as so "
+        "far, 20 at most: so many pairs are left."
+    )
 
 
 def test_answers_are_text_and_nothing_else_runs(person: Person) -> None:

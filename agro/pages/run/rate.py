@@ -79,27 +79,30 @@ class Rating:
         ratings = Ratings.of(values, self.step, "sequential")
         decided = sequential.is_decided(ratings.wins, ratings.losses)
         number = None if decided or not ratings.unrated else int(np.isnan(values).argmax())
-        before = [i for i, row in enumerate(rows[:number]) if row["left"] != row["right"]]
+        differ = [i for i, row in enumerate(rows) if row["left"] != row["right"]]
+        before = [i for i in differ if number is not None and i < number]
         return {
             "number": number,
             "row": None if number is None else {name: text_of_cell(x) for name, x in rows[number].items()},
-            "undo": before[-1] if before and number is not None else None,
+            "undo": before[-1] if before else None,
             "rated": len(rows) - ratings.unrated,
             "total": len(rows),
             "decided": decided,
-            "status": Verdict.rated(ratings).sentence if number is None else outlook(ratings),
+            "status": Verdict.rated(ratings).sentence if number is None else outlook(ratings, len(differ)),
         }
 
 
-def outlook(ratings: Ratings) -> str:
-    """What is known while it isn't decided, without whose answers are ahead, and what is still needed."""
+def outlook(ratings: Ratings, differ: int) -> str:
+    """What is known while it isn't decided, without whose answers are ahead, and what is still needed.
+    `differ`: pairs that aren't the same; only those are left, so that the others' ties say nothing of them."""
     left = ratings.unrated
     least = sequential.fewest_more(ratings.wins, ratings.losses)
     known = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
     if least > left:
         return f"{known}The pairs that are left ({left}) can't decide it any more, whatever you say of them."
     needed = f"{known}Needed: {least} more at the earliest"
-    expected = sequential.expected_more(ratings.wins, ratings.losses, ratings.ties, left)
+    ties = differ - left - ratings.decided
+    expected = sequential.expected_more(ratings.wins, ratings.losses, ties, left)
     if expected is not None:
         needed += f", about {max(expected, least)} if they go on as so far"
     elif ratings.decided:
