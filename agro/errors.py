@@ -9,9 +9,9 @@ import re
 from urllib.parse import quote
 
 REDACTED = "(redacted)"
-SHORTEST, SHORTEST_WORD = 6, 8  # characters of a secret: removing "secret" would shred texts, and hide nothing
-_VARIABLES = ("secret", "passwd", "password", "credential", "credentials", "token")
-_VARIABLES += tuple(f"{kind}{joint}key" for kind in ("api", "access", "private", "secret") for joint in ("", "_"))
+SHORTEST, SHORTEST_WORD = 6, 8  # characters of a secret: removing "secret" would shred texts, hiding nothing
+_KEYS = tuple(f"{kind}{joint}key" for kind in ("api", "access", "private", "secret") for joint in ("", "_"))
+_VARIABLES = ("secret", "passwd", "password", "credential", "credentials", "token", *_KEYS)
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"})
 _secrets: set[str] = set()
 # Marks of direction, which reorder the text after them.

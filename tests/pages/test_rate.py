@@ -150,8 +150,8 @@ def test_pairs_that_can_t_decide_say_so(tmp_path: Path) -> None:
 def test_ties_that_nobody_was_asked_about_don_t_delay_what_is_expected() -> None:
     """Of 31 pairs 10 are the same; it said that more than 20 were needed."""
     assert outlook(Ratings(1, 0, 10, 20, 6, "sequential"), 21) == (
-        "Not decided: p = 1, and it needs p < .05. Needed: 7 more at the earliest, about 7 if they go on as so "
-        "far, 20 at most: so many pairs are left."
+        "Not decided: p = 1, and it needs p < .05. Needed: 7 more at the earliest, about 7 if they go on as "
+        "so far, 20 at most: so many pairs are left."
     )
 
 

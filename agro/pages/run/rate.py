@@ -94,7 +94,7 @@ class Rating:
 
 def outlook(ratings: Ratings, differ: int) -> str:
     """What is known while it isn't decided, without whose answers are ahead, and what is still needed.
-    `differ`: pairs that aren't the same; only those are left, so that the others' ties say nothing of them."""
+    `differ`: pairs that aren't the same; of these are those left, of which other ties say nothing."""
     left = ratings.unrated
     least = sequential.fewest_more(ratings.wins, ratings.losses)
     known = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
