@@ -36,6 +36,7 @@ def make_sheet(run: Path, count: int = 20) -> Path:
     answers = [Answers(f"<b>{i}</b>", f"start {i} {SCRIPT}", f"result {i} & more") for i in range(count)]
     answers[1] = Answers("same", "as before", "as before")
     answers[2] = Answers("=1+1", "-2", "=2")
+    answers[3] = Answers("reversed", "\u202eevil", "\x1b[31m")
     write_sheet(run / "rate.csv", answers, 0, ABOUT)
     return run / "rate.csv"
 
@@ -97,7 +98,9 @@ def test_ratings_go_on_until_they_decide(person: Person, tmp_path: Path) -> None
     assert person.number() == 2  # row 1 has the same answer twice, a tie
     shown = re.findall(r"<pre.*?>\n?(.*?)</pre>", person.page())
     assert (shown[0], sorted(shown[1:])) == ("=1+1", ["-2", "=2"])  # '=2 in the sheet, for a spreadsheet
-    for _ in range(6):
+    person.prefer(result=True)
+    assert sorted(re.findall(r"<pre.*?>\n?(.*?)</pre>", person.page())[1:]) == ["\\u202eevil", "\\x1b[31m"]
+    for _ in range(5):
         person.prefer(result=True)
     assert status_of(person.page()) == (
         "Not decided: p = .062, and it needs p < .05. Needed: 1 more at the earliest, about 1 if they go on "
@@ -182,6 +185,10 @@ def test_in_a_browser_by_keys_and_on_a_phone(person: Person, tmp_path: Path) -> 
             )
             assert all(height >= 44 for _, height in boxes)  # of WCAG 2.5.5
             assert len({x for x, _ in boxes}) == (1 if width == 390 else 2)
+        browser.ask("document.querySelector('pre').style.height = '200vh'")
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowDown")
+        assert browser.ask("sent") is False  # it scrolled: a tie is said at the end
+        browser.ask("document.querySelector('pre').style.height = ''")
         for key in ("ArrowLeft", "ArrowRight", "ArrowDown", "Backspace", "Backspace", "ArrowDown"):
             browser.press(key)
         assert [row["better"] for row in read_sheet(tmp_path / "rate.csv")[:4]] == ["left", "tie", "tie", ""]

@@ -16,7 +16,7 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.io.numbers import chance
-from agro.io.terminal import text_of_cell
+from agro.io.terminal import text_of_cell, visible
 from agro.pages.local_server import LocalHandler, LocalServer
 from agro.pages.run.render import render
 from agro.rollout import sequential
@@ -54,17 +54,11 @@ class Rating:
         return Ratings.of(read_ratings(self.sheet), self.step, "sequential")
 
     def rate(self, number: int, better: str) -> None:
-        """The pair that is asked; a second click on an earlier one changes nothing."""
+        """The pair that is asked; "" takes back the one before it. A second click changes nothing."""
         with self._lock:
-            if number == self._state()["number"]:
+            if number == self._state()["number" if better else "undo"]:
                 rate_rows(self.sheet, {number: better})
                 self.ratings().save(self.run)  # for the run's verdict
-
-    def undo(self, number: int) -> None:
-        with self._lock:
-            if number == self._state()["undo"]:
-                rate_rows(self.sheet, {number: ""})
-                self.ratings().save(self.run)
 
     def page(self, token: str, nonce: str) -> str:
         with self._lock:
@@ -79,11 +73,12 @@ class Rating:
         ratings = Ratings.of(values, self.step, "sequential")
         decided = sequential.is_decided(ratings.wins, ratings.losses)
         number = None if decided or not ratings.unrated else int(np.isnan(values).argmax())
+        texts = {} if number is None else {name: visible(text_of_cell(x)) for name, x in rows[number].items()}
         differ = [i for i, row in enumerate(rows) if row["left"] != row["right"]]
         before = [i for i in differ if number is not None and i < number]
         return {
             "number": number,
-            "row": None if number is None else {name: text_of_cell(x) for name, x in rows[number].items()},
+            "row": texts,
             "undo": before[-1] if before else None,
             "rated": len(rows) - ratings.unrated,
             "total": len(rows),
@@ -156,10 +151,7 @@ class RateHandler(LocalHandler):
             self.send_error(400, "expected number and better, or undo")
             return
         with self._readable():
-            if "undo" in form:
-                self.server.rating.undo(int(number))
-            else:
-                self.server.rating.rate(int(number), form["better"])
+            self.server.rating.rate(int(number), "" if "undo" in form else form["better"])
             self.send_response(303)
             self.send_header("Location", f"/?token={self.server.token}")
             self.send_header("Content-Length", "0")
