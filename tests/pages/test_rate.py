@@ -38,6 +38,9 @@ def make_sheet(run: Path, count: int = 20) -> Path:
     answers[2] = Answers("=1+1", "-2", "=2")
     answers[3] = Answers("reversed", "\u202eevil", "\x1b[31m")
     write_sheet(run / "rate.csv", answers, 0, ABOUT)
+    lines = (run / "rate.csv").read_text().split("\n")
+    lines[1] += ",a remark beyond the titles"
+    (run / "rate.csv").write_text("\n".join(lines))
     return run / "rate.csv"
 
 
@@ -216,7 +219,8 @@ def test_only_whoever_has_the_url_is_answered(person: Person, tmp_path: Path) ->
     ):
         assert person.send(**form) == 400
     assert person.send(number=0, better="left", more="x" * 1000) == 413
-    assert person.ask("POST", f"/rate?token={token}", "", **{"Content-Length": "x"})[0] == 413
+    for length in ("x", "9" * 5000):
+        assert person.ask("POST", f"/rate?token={token}", "", **{"Content-Length": length})[0] == 413
     assert (tmp_path / "rate.csv").read_bytes() == before
     assert person.send(number=0, better="left") == 303
 
