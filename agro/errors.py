@@ -9,8 +9,10 @@ import re
 from urllib.parse import quote
 
 REDACTED = "(redacted)"
-SHORTEST = 6  # characters of a secret: removing shorter ones would shred texts, and hide nothing
-_VARIABLES = re.compile(r"(?i)(secret|passw(or)?d|credentials?|(api|access|private|secret)_?key|token)$")
+SHORTEST, SHORTEST_WORD = 6, 8  # characters of a secret: removing "secret" would shred texts, hiding nothing
+_KEYS = tuple(f"{kind}{joint}key" for kind in ("api", "access", "private", "secret") for joint in ("", "_"))
+_VARIABLES = ("secret", "passwd", "password", "credential", "credentials", "token", *_KEYS)
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"})
 _secrets: set[str] = set()
 # Marks of direction, which reorder the text after them.
 DIRECTIONS = "\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"
@@ -18,16 +20,19 @@ _CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{D
 
 
 def remember_secret(value: str | None) -> None:
-    """`without_secrets` removes this value from now on."""
-    if value is not None and len(value) >= SHORTEST:
-        _secrets.update((value, json.dumps(value)[1:-1], quote(value, safe="")))
+    """`without_secrets` removes this value from now on, as text, in JSON, in an address and in a page."""
+    if value is None or value in _secrets or len(value) < (SHORTEST_WORD if value.isalpha() else SHORTEST):
+        return
+    _secrets.update((value, json.dumps(value)[1:-1], quote(value, safe=""), value.translate(_HTML)))
+    if value.startswith("Bearer "):  # a server may echo the key alone
+        remember_secret(value.removeprefix("Bearer "))
 
 
 def without_secrets(text: str) -> str:
     """`text` without the values of secrets: those of the configuration, and of variables of the environment
     whose name says so (HF_TOKEN, WANDB_API_KEY, AGRO_TOKEN, …), unless they are paths."""
-    for name in filter(_VARIABLES.search, os.environ):
-        value = os.environ.get(name, "")
+    for name in os.environ:
+        value = os.environ.get(name, "") if name.lower().endswith(_VARIABLES) else ""
         if not (value.isdecimal() or value.startswith("/")):
             remember_secret(value)
     for secret in sorted(_secrets, key=len, reverse=True):  # one may begin with another

@@ -40,7 +40,7 @@ def with_error(value: Number, error: Number, digits: int = 3) -> str:
 
 def chance(p: float) -> str:
     """A p-value."""
-    if p >= 1:
+    if p >= 0.9995:
         return "p = 1"
     return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.errors import Refused
+from agro.errors import Refused, without_secrets
 from agro.io.worker import explain
 from agro.models.encoding import Encoder
 from agro.rollout.envs.protocol import Environment, checked
@@ -194,7 +194,7 @@ class Episode:
         try:
             return call()
         except Exception as error:  # noqa: BLE001 only this episode fails
-            self.error = f"environment {self.environment.name}: {explain(error, '')}"
+            self.error = without_secrets(f"environment {self.environment.name}: {explain(error, '')}")
             return None
 
     def reward(self) -> float | None:

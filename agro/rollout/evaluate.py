@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.rewards import Reward, answers
+from agro.rewards.final import final
 from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
     from agro.config import SamplerConfig
-    from agro.rewards import Reward
     from agro.rollout.rollout import Rollout
-
-from collections import defaultdict
-from collections.abc import Hashable
-from itertools import combinations
-
-from agro.rewards import answers
-from agro.rewards.final import final
 
 __all__ = ["Heldout", "heldout", "pass_at_k"]
 

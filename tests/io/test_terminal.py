@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from agro.errors import remember_secret, without_secrets
 from agro.io.terminal import csv_cell, cut, drawn, plain, shown_safely, text_of_cell, visible
 
 
@@ -22,6 +23,14 @@ def test_what_is_printed_is_shown_safely(monkeypatch: pytest.MonkeyPatch) -> Non
         print("\r\x1b[K\x1b[1mdrawn\x1b]0;title\x07\x1b[6n", file=drawn(sys.stderr))
     assert sys.stdout.getvalue() == "\rname \\x1b[31m \\u009b \\u202e \\r(redacted) é日\n"
     assert sys.stderr.getvalue() == "\r\x1b[K\x1b[1mdrawn\\x1b]0;title\\x07\\x1b[6n\n"
+
+
+def test_a_secret_is_removed_as_it_is_echoed_but_words_of_texts_are_kept() -> None:
+    """As a page has it, and a key without its scheme: both were kept. "another" was removed everywhere."""
+    for secret in ("pa&ss'w<rd1", "Bearer sk-12345678", "another"):
+        remember_secret(secret)
+    assert without_secrets("pa&amp;ss&#39;w&lt;rd1, pa%26ss%27w%3Crd1") == "(redacted), (redacted)"
+    assert without_secrets("another key, sk-12345678, Bearer") == "another key, (redacted), Bearer"
 
 
 def test_a_sheet_has_no_formulas() -> None:

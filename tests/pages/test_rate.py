@@ -18,7 +18,7 @@ import pytest
 from browser import CONTRAST, Browser, find
 
 from agro.pages.local_server import LocalHandler, LocalServer
-from agro.pages.run.rate import RateServer, Rating
+from agro.pages.run.rate import RateServer, Rating, outlook
 from agro.rollout.blind import Answers, read_key, read_ratings, read_sheet, write_sheet
 from agro.runs.verdict import Ratings
 
@@ -36,7 +36,11 @@ def make_sheet(run: Path, count: int = 20) -> Path:
     answers = [Answers(f"<b>{i}</b>", f"start {i} {SCRIPT}", f"result {i} & more") for i in range(count)]
     answers[1] = Answers("same", "as before", "as before")
     answers[2] = Answers("=1+1", "-2", "=2")
+    answers[3] = Answers("reversed", "\u202eevil", "\x1b[31m")
     write_sheet(run / "rate.csv", answers, 0, ABOUT)
+    lines = (run / "rate.csv").read_text().split("\n")
+    lines[1] += ",a remark beyond the titles"
+    (run / "rate.csv").write_text("\n".join(lines))
     return run / "rate.csv"
 
 
@@ -97,7 +101,9 @@ def test_ratings_go_on_until_they_decide(person: Person, tmp_path: Path) -> None
     assert person.number() == 2  # row 1 has the same answer twice, a tie
     shown = re.findall(r"<pre.*?>\n?(.*?)</pre>", person.page())
     assert (shown[0], sorted(shown[1:])) == ("=1+1", ["-2", "=2"])  # '=2 in the sheet, for a spreadsheet
-    for _ in range(6):
+    person.prefer(result=True)
+    assert sorted(re.findall(r"<pre.*?>\n?(.*?)</pre>", person.page())[1:]) == ["\\u202eevil", "\\x1b[31m"]
+    for _ in range(5):
         person.prefer(result=True)
     assert status_of(person.page()) == (
         "Not decided: p = .062, and it needs p < .05. Needed: 1 more at the earliest, about 1 if they go on "
@@ -147,6 +153,14 @@ def test_pairs_that_can_t_decide_say_so(tmp_path: Path) -> None:
     assert "blind ratings preferred neither the result nor the start; 9 ties" in page
 
 
+def test_ties_that_nobody_was_asked_about_don_t_delay_what_is_expected() -> None:
+    """Of 31 pairs 10 are the same; it said that more than 20 were needed."""
+    assert outlook(Ratings(1, 0, 10, 20, 6, "sequential"), 21) == (
+        "Not decided: p = 1, and it needs p < .05. Needed: 7 more at the earliest, about 7 if they go on as "
+        "so far, 20 at most: so many pairs are left."
+    )
+
+
 def test_answers_are_text_and_nothing_else_runs(person: Person) -> None:
     page = person.page()
     assert SCRIPT not in page
@@ -174,6 +188,10 @@ def test_in_a_browser_by_keys_and_on_a_phone(person: Person, tmp_path: Path) -> 
             )
             assert all(height >= 44 for _, height in boxes)  # of WCAG 2.5.5
             assert len({x for x, _ in boxes}) == (1 if width == 390 else 2)
+        browser.ask("document.querySelector('pre').style.height = '200vh'")
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowDown")
+        assert browser.ask("sent") is False  # it scrolled: a tie is said at the end
+        browser.ask("document.querySelector('pre').style.height = ''")
         for key in ("ArrowLeft", "ArrowRight", "ArrowDown", "Backspace", "Backspace", "ArrowDown"):
             browser.press(key)
         assert [row["better"] for row in read_sheet(tmp_path / "rate.csv")[:4]] == ["left", "tie", "tie", ""]
@@ -201,7 +219,8 @@ def test_only_whoever_has_the_url_is_answered(person: Person, tmp_path: Path) ->
     ):
         assert person.send(**form) == 400
     assert person.send(number=0, better="left", more="x" * 1000) == 413
-    assert person.ask("POST", f"/rate?token={token}", "", **{"Content-Length": "x"})[0] == 413
+    for length in ("x", "9" * 5000):
+        assert person.ask("POST", f"/rate?token={token}", "", **{"Content-Length": length})[0] == 413
     assert (tmp_path / "rate.csv").read_bytes() == before
     assert person.send(number=0, better="left") == 303
 

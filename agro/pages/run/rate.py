@@ -16,7 +16,7 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.io.numbers import chance
-from agro.io.terminal import text_of_cell
+from agro.io.terminal import text_of_cell, visible
 from agro.pages.local_server import LocalHandler, LocalServer
 from agro.pages.run.render import render
 from agro.rollout import sequential
@@ -54,17 +54,11 @@ class Rating:
         return Ratings.of(read_ratings(self.sheet), self.step, "sequential")
 
     def rate(self, number: int, better: str) -> None:
-        """The pair that is asked; a second click on an earlier one changes nothing."""
+        """The pair that is asked; "" takes back the one before it. A second click changes nothing."""
         with self._lock:
-            if number == self._state()["number"]:
+            if number == self._state()["number" if better else "undo"]:
                 rate_rows(self.sheet, {number: better})
                 self.ratings().save(self.run)  # for the run's verdict
-
-    def undo(self, number: int) -> None:
-        with self._lock:
-            if number == self._state()["undo"]:
-                rate_rows(self.sheet, {number: ""})
-                self.ratings().save(self.run)
 
     def page(self, token: str, nonce: str) -> str:
         with self._lock:
@@ -79,27 +73,31 @@ class Rating:
         ratings = Ratings.of(values, self.step, "sequential")
         decided = sequential.is_decided(ratings.wins, ratings.losses)
         number = None if decided or not ratings.unrated else int(np.isnan(values).argmax())
-        before = [i for i, row in enumerate(rows[:number]) if row["left"] != row["right"]]
+        texts = {} if number is None else {name: visible(text_of_cell(x)) for name, x in rows[number].items()}
+        differ = [i for i, row in enumerate(rows) if row["left"] != row["right"]]
+        before = [i for i in differ if number is not None and i < number]
         return {
             "number": number,
-            "row": None if number is None else {name: text_of_cell(x) for name, x in rows[number].items()},
-            "undo": before[-1] if before and number is not None else None,
+            "row": texts,
+            "undo": before[-1] if before else None,
             "rated": len(rows) - ratings.unrated,
             "total": len(rows),
             "decided": decided,
-            "status": Verdict.rated(ratings).sentence if number is None else outlook(ratings),
+            "status": Verdict.rated(ratings).sentence if number is None else outlook(ratings, len(differ)),
         }
 
 
-def outlook(ratings: Ratings) -> str:
-    """What is known while it isn't decided, without whose answers are ahead, and what is still needed."""
+def outlook(ratings: Ratings, differ: int) -> str:
+    """What is known while it isn't decided, without whose answers are ahead, and what is still needed.
+    `differ`: pairs that aren't the same; of these are those left, of which other ties say nothing."""
     left = ratings.unrated
     least = sequential.fewest_more(ratings.wins, ratings.losses)
     known = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
     if least > left:
         return f"{known}The pairs that are left ({left}) can't decide it any more, whatever you say of them."
     needed = f"{known}Needed: {least} more at the earliest"
-    expected = sequential.expected_more(ratings.wins, ratings.losses, ratings.ties, left)
+    ties = differ - left - ratings.decided
+    expected = sequential.expected_more(ratings.wins, ratings.losses, ties, left)
     if expected is not None:
         needed += f", about {max(expected, least)} if they go on as so far"
     elif ratings.decided:
@@ -153,10 +151,7 @@ class RateHandler(LocalHandler):
             self.send_error(400, "expected number and better, or undo")
             return
         with self._readable():
-            if "undo" in form:
-                self.server.rating.undo(int(number))
-            else:
-                self.server.rating.rate(int(number), form["better"])
+            self.server.rating.rate(int(number), "" if "undo" in form else form["better"])
             self.send_response(303)
             self.send_header("Location", f"/?token={self.server.token}")
             self.send_header("Content-Length", "0")
