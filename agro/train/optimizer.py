@@ -19,7 +19,6 @@ from agro.models.reference import is_shard, replaced
 from agro.objectives import NotFinite
 
 SMALL = 1 << 16  # elements below which a copy costs more than it frees
-SUMMED = 1 << 22  # elements whose products are summed at once
 
 
 @contextmanager
@@ -145,7 +144,7 @@ class Optimizer:
         """[] ⟨g, θ⟩ of the policy's clipped gradient and what is trained, summed over ranks.
 
         What it falls by in a move is −⟨g, Δθ⟩, of whatever the optimizer did and without a copy of the
-        weights. That is the small difference of two: sums of `SUMMED` products are added in float64.
+        weights. That is the small difference of two: the tensors' sums are added in float64.
         """
         sums = [torch.zeros((), device=self.policy.device)]
         weights = [w for group in self.adam.param_groups if not group["is_value"] for w in group["params"]]
@@ -153,8 +152,7 @@ class Optimizer:
             if weight.grad is not None:
                 w, g = (x.to_local() if is_shard(x) else x for x in (weight, weight.grad))
                 dtype = torch.promote_types(w.dtype, torch.float32)
-                parts = zip(w.flatten().split(SUMMED), g.flatten().split(SUMMED), strict=True)
-                sums += [torch.dot(a.to(dtype), b.to(dtype)) for a, b in parts]
+                sums.append(torch.dot(w.flatten().to(dtype), g.flatten().to(dtype)))  # no tensor of products
         total = torch.stack(sums).sum(dtype=torch.float64)
         if any(map(is_shard, weights)):
             torch.distributed.all_reduce(total)
