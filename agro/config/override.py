@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agro.config.messages import types_at
+from agro.config.messages import SEVERAL_STORES, types_at
 from agro.errors import Refused
 
 # A quoted text, or a number such as .1 and 1., which TOML doesn't have.
@@ -63,6 +63,8 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
     is_text = str in types and types.isdisjoint({bool, int, float, Any})
     if is_text and not isinstance(value, (str, list, dict)):
         value = raw
+    if keys == ["data", "store"] and raw == value and raw[:1] == "[":  # the shell took a list's quotes
+        raise Refused(f"{item}: expected one store. {SEVERAL_STORES}")
     for section in keys[:-1]:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):

@@ -370,20 +370,19 @@ class Policy:
             )
         return difference.max().item(), 1e-3 / min(1.0, self.temperature)
 
+    def probed_rows(self, lengths: Sequence[int]) -> list[Tensor]:
+        """Random tokens, since those show most. In 16 bits, where rounding hides it, the model's own."""
+        if torch.finfo(self.dtype).bits <= 16:
+            return architecture.written_rows(self.model, lengths, self.temperature)
+        random = np.random.default_rng(0)
+        return [torch.from_numpy(random.integers(0, self.vocab_size, n)) for n in lengths]
+
     @torch.no_grad()
     def _probe(self) -> None:
         """Raise `Refused` unless tokens, each row alone and all in one pass, have the log-probs of the
-        unchanged model in eval mode.
-
-        The tokens are random, since those show most. In 16 bits, where rounding hides it, the model's own.
-        """
+        unchanged model in eval mode."""
         self.model.eval()
-        lengths = architecture.probed_lengths(self.model, self.context)
-        if torch.finfo(self.dtype).bits <= 16:
-            rows = architecture.written_rows(self.model, lengths, self.temperature)
-        else:
-            random = np.random.default_rng(0)
-            rows = [torch.from_numpy(random.integers(0, self.vocab_size, n)) for n in lengths]
+        rows = self.probed_rows(architecture.probed_lengths(self.model, self.context))
         own, largest = zip(*(architecture.own_logp(self.model, row, self.temperature) for row in rows))
         expected = torch.cat(own)
         architecture.without_randomness(self.model)

@@ -169,9 +169,9 @@ def own_logp(model: Any, tokens: Tensor, temperature: float) -> tuple[Tensor, fl
 def written_rows(model: Any, lengths: Sequence[int], temperature: float) -> list[Tensor]:
     """Rows of tokens of these lengths, on the CPU, drawn from the model; longer ones repeat what it wrote."""
     generator = torch.Generator().manual_seed(0)
-    config = model.config.get_text_config()
-    first = config.bos_token_id if isinstance(config.bos_token_id, int) else 0
-    tokens = torch.full((len(lengths), 1), first)
+    first = model.config.get_text_config().bos_token_id
+    known = isinstance(first, int) and 0 <= first < model.get_input_embeddings().num_embeddings
+    tokens = torch.full((len(lengths), 1), first if known else 0)
     for _ in range(min(_WRITTEN, max(lengths)) - 1):
         logits = model(input_ids=tokens.to(model.device), use_cache=False).logits[:, -1]
         probabilities = (logits.float().cpu() / temperature).softmax(-1)

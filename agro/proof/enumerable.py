@@ -316,7 +316,5 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 def multisets(responses: int, n: int) -> tuple[Tensor, Tensor]:
     """All groups of n responses up to order: [G,n] numbers, and [G] in how many orders each comes."""
     groups = list(itertools.combinations_with_replacement(range(responses), n))
-    equal = [
-        math.prod(map(math.factorial, Counter(group).values())) for group in groups
-    ]  # orders of equal ones
+    equal = [math.prod(map(math.factorial, Counter(g).values())) for g in groups]  # orders of equal ones
     return torch.tensor(groups), math.factorial(n) / torch.tensor(equal, dtype=torch.float64)

@@ -144,17 +144,16 @@ class Optimizer:
         """[] ⟨g, θ⟩ of the policy's clipped gradient and what is trained, summed over ranks.
 
         What it falls by in a move is −⟨g, Δθ⟩, of whatever the optimizer did and without a copy of the
-        weights. The sum is float64, since that is the small difference of two; roundings of products average
-        out.
+        weights. That is the small difference of two: the tensors' sums are added in float64.
         """
-        sums = [torch.zeros((), dtype=torch.float64, device=self.policy.device)]
+        sums = [torch.zeros((), device=self.policy.device)]
         weights = [w for group in self.adam.param_groups if not group["is_value"] for w in group["params"]]
         for weight in weights:
             if weight.grad is not None:
                 w, g = (x.to_local() if is_shard(x) else x for x in (weight, weight.grad))
                 dtype = torch.promote_types(w.dtype, torch.float32)
-                sums.append((w.to(dtype) * g.to(dtype)).sum(dtype=torch.float64))
-        total = torch.stack(sums).sum()
+                sums.append(torch.dot(w.flatten().to(dtype), g.flatten().to(dtype)))  # no tensor of products
+        total = torch.stack(sums).sum(dtype=torch.float64)
         if any(map(is_shard, weights)):
             torch.distributed.all_reduce(total)
         return total

@@ -80,17 +80,19 @@ class Updates:
             if config.train.lr == "auto" and position.rate is None:
                 position = replace(position, rate=self._find_rate(step, bound_of(view.phase)))
             lr, largest = view.phase.lr(position, update), position.rate
-            is_bounded = config.train.step_kl is not None
+            before, is_bounded = None, config.train.step_kl is not None
             if is_bounded:
-                lr, before = within(bound_of(view.phase), lr, position.speed), self.learner.along_gradient()
+                lr = within(bound_of(view.phase), lr, position.speed)
+                before = self.learner.along_gradient() if view.metrics["step_kl"] is None else None
             self.learner.move(lr, largest if config.train.lr == "auto" else config.train.lr)
             view.metrics["lr"] = view.metrics["lr"] or lr
             position = replace(position, version=self.learner.version, skipped=0)
             if is_bounded:
-                fall, logp_BT = before - self.learner.along_gradient(), self.learner.logp(step.batch)
+                logp_BT = self.learner.logp(step.batch)
                 kl = change(logp_BT, step)
-                if view.metrics["step_kl"] is None:
-                    promised = max(1.0, step.norm / config.train.clip) * float(fall)
+                if before is not None:
+                    fall = float(before - self.learner.along_gradient())
+                    promised = max(1.0, step.norm / config.train.clip) * fall
                     view.metrics |= {"step_kl": kl, "promised": promised, "kept": kept(logp_BT, step)}
                 position = replace(position, speed=speed_after(kl, lr, position.speed))
         return position

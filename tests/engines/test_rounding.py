@@ -104,3 +104,9 @@ def test_a_deep_model_with_much_rounding_passes(shared_model):
     model = transformers.LlamaForCausalLM(config).bfloat16()
     model.lm_head.weight.data.mul_(32)  # logits of 20
     assert HF(Policy(model, tokenizer)).fused
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_first_token_beyond_the_vocabulary_isnt_asked(tiny, dtype):
+    """As GPT2's own, 50256, in the configuration of a small model."""
+    HF(tiny("GPT2", dtype, bos_token_id=50256))

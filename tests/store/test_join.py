@@ -144,3 +144,5 @@ def test_one_of_several_is_refused_with_the_way_out(folder: Path, read_only: boo
 def test_several_stores_in_a_configuration_are_refused_with_the_way_out() -> None:
     with pytest.raises(Refused, match=r"data\.store: .*got \['a\.db', 'b\.db'\].*agro store join A\.db"):
         RunConfig.load("log", ['data.store=["a.db", "b.db"]'])
+    with pytest.raises(Refused, match=r"data\.store=.*expected one store.*agro store join A\.db"):
+        RunConfig.load("log", ["data.store=[a.db, b.db]"])  # as a shell hands it on

@@ -126,10 +126,8 @@ def write_page(folder: Path) -> Path:
 def course(run: RunData) -> dict[str, Any]:
     """What the template's section about the optimization shows."""
     facts = []
-    seconds, tokens = (
-        run.total("seconds"),
-        (run.total("tokens") or 0.0) + (run.total("sampled_tokens") or 0.0),
-    )
+    seconds = run.total("seconds")
+    tokens = (run.total("tokens") or 0.0) + (run.total("sampled_tokens") or 0.0)
     if seconds:
         facts.append(Fact("time of all steps", duration(seconds), "without loading and evaluations"))
         facts.append(Fact("tokens per second", short(tokens / seconds), "mean over the run"))

@@ -18,7 +18,7 @@ from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors, written_rows
+from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors
 from agro.rollout.engines.capabilities import ENGINES
 from agro.rollout.engines.decoding_rows import Rows
 from agro.rollout.engines.drafted import DraftDecoder
@@ -150,8 +150,7 @@ class HF:
     def _gap(self, sampler: SamplerConfig) -> tuple[float, float]:
         """Nats between the log-probs of decoded tokens and the trainer's, and what rounding explains."""
         policy = self.policy
-        lengths = (1, *probed_lengths(policy.model, policy.context - PROBED))
-        prompts = written_rows(policy.model, lengths, policy.temperature)
+        prompts = policy.probed_rows((1, *probed_lengths(policy.model, policy.context - PROBED)))
         waiting = deque(Request(number, ids.tolist(), PROBED) for number, ids in enumerate(prompts))
         decoded = list(self.decode(waiting, sampler, seed=0))
         found = torch.cat([torch.tensor(done.logp) for done in decoded])

@@ -1,4 +1,4 @@
-"""One of the servers of an engine: what it serves, and whether it is used.
+"""One of the servers of an engine: whether it is used, how new weights reach it, and how it is asked.
 
 A push may answer 200 to every request and leave a tied output layer as it was (.8 nats off), load half of a
 checkpoint (1.2), add an adapter to another model (6.3), or nothing at all. So after each push a server's

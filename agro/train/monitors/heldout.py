@@ -1,5 +1,5 @@
 """Measurements on data that a phase doesn't train on: fresh responses to held-out prompts, and stored groups
-of any origin: AGRO's loss, and whether π ranks right above wrong."""
+of any origin: AGRO's loss, and whether π ranks right above wrong. And the KL to the reference, sampled."""
 
 from __future__ import annotations
 
