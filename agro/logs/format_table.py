@@ -1,29 +1,68 @@
-"""All formats, and which of them a record is of."""
+"""All formats, and which of them a record is of: agro's, those of installed packages, and the user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from agro.errors import Refused
+from agro.io import plugins
 from agro.io.blocks import Block, record_blocks
 from agro.io.jsonlines import Line
 from agro.io.nearest import nearest
 from agro.io.record_files import read_blocks, read_records
+from agro.logs.declared import format_of
 from agro.logs.formats import own
-from agro.logs.formats.declared import found
-from agro.logs.protocol import Format, Row
+from agro.logs.formats.table import DECLARATIONS
+from agro.logs.protocol import Context, Format, Item, Row
 
-FORMATS: dict[str, Format] = found()
+
+def _installed() -> Iterator[Format]:
+    """The formats of entry points: each is a `Format`, or several."""
+    for name, reference in plugins.installed("formats").items():
+        part = plugins.load("formats", reference, f"format {name}")
+        yield from [part] if isinstance(part, Format) else part
+
+
+FORMATS: dict[str, Format] = {
+    format.name: format for format in (*DECLARATIONS.of_package("agro.logs.formats"), *_installed())
+}
 
 
 def get(name: str) -> Format:
-    """The format of that name; raises `Refused` for another one."""
+    """The format of that name, which may also be FILE.toml, FILE.py:NAME or module:NAME.
+
+    Raises `Refused` for another one.
+    """
     if name in FORMATS:
         return FORMATS[name]
+    if name.endswith(".toml") or plugins.is_reference(name):
+        return _of_user(name)
     near = nearest(name, FORMATS)
     hint = f"did you mean {near}?" if near else f"the formats are {', '.join(FORMATS)}"
-    raise Refused(f"--format {name}: unknown; {hint}")
+    raise Refused(f"--format {name}: unknown; {hint}. One of your own is FILE.toml or FILE.py:NAME")
+
+
+@cache
+def _of_user(name: str) -> Format:
+    if name.endswith(".toml"):
+        return format_of(Path(name), _read_own)
+    part = plugins.load("formats", name, "--format")
+    if isinstance(part, Format):
+        return replace(part, name=name)  # by which other processes find it
+    raise Refused(f"--format {name}: expected a Format (agro.logs.protocol), got {part!r:.80}")
+
+
+def _read_own(row: Row, context: Context) -> list[Item]:
+    """The responses of a record of agro's own columns."""
+    format = _one([f for f in own.FORMATS if f.fits(row)], "the record")
+    if format is None or format.kind == "prompts":
+        raise Refused(
+            f"[map]: expected response, messages, or chosen and rejected, got {', '.join(row) or 'nothing'}"
+        )
+    return format.read(row, context)
 
 
 def format_at(path: Path) -> Format | None:
@@ -101,4 +140,4 @@ class Recognizer:
             format = _one([f for f in self._among if f.fits(row)], "the record")
             self.known[keys] = None if format is None else format.name
         name = self.known[keys]
-        return None if name is None else FORMATS[name]
+        return None if name is None else get(name)

@@ -19,7 +19,7 @@ from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.logs.ends import settle
 from agro.logs.entries import Entry, Repeat, repeat_of
 from agro.logs.fields import summed
-from agro.logs.format_table import FORMATS, Recognizer
+from agro.logs.format_table import Recognizer, get
 from agro.logs.import_report import Options, Refusal
 from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
@@ -107,7 +107,7 @@ class Reader:
     def begin(self, file: LogFile, state: State) -> None:
         """Begin with records of a file, of which those before them left this state."""
         self._file = file
-        self._file_format = None if file.format is None else FORMATS[file.format]
+        self._file_format = None if file.format is None else get(file.format)
         self._context = Context(
             Path(file.path),
             self._options.get("rewards") or {},

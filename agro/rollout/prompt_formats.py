@@ -1,7 +1,7 @@
 """Prompts as other programs have them: data sets of trainers and of problems, and requests of batches.
 
 Each reader returns a record with `prompt`, and raises `Refused` for one that isn't as its format says. The
-programs and versions stand in `agro/logs/formats/formats.toml`.
+programs and versions stand in `formats.toml`.
 """
 
 from __future__ import annotations

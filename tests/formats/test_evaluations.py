@@ -16,9 +16,9 @@ from examples_inspect import EXAMPLES as INSPECT
 from examples_inspect import HEADER, members, packed, sample, score, zstd
 
 from agro.errors import Refused
-from agro.logs.formats.inspect_ai import Archive
 from agro.logs.importing import import_files
 from agro.store import Store
+from agro_formats.inspect_ai import Archive
 
 
 @pytest.fixture

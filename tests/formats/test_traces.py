@@ -44,7 +44,7 @@ from examples_traces import (
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS, Recognizer, format_at, lines_of
-from agro.logs.formats.model_calls import scored, unflatten
+from agro.logs.model_calls import scored, unflatten
 from agro.logs.importing import import_files
 from agro.logs.interchange import from_record
 from agro.logs.protocol import Context

@@ -22,7 +22,7 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.logs.columns import Preference
 from agro.logs.fields import joined_record, reply, settings, split, token_fields
-from agro.logs.formats.declared import declared, declared_prompts
+from agro.logs.formats.table import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row
 from agro.rollout.prompt_formats import anthropic_prompt, openai_prompt
 from agro.types.conversation import normalized

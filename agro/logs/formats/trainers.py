@@ -25,7 +25,7 @@ from agro.errors import Refused
 from agro.io.json_values import omit, text
 from agro.logs.columns import Columns, Conversation, preference
 from agro.logs.fields import digest, exchange, integer, total
-from agro.logs.formats.declared import declared, declared_prompts
+from agro.logs.formats.table import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row, unreadable
 from agro.rollout.prompt_formats import ends_with_assistant, has_openrlhf_columns
 

@@ -18,10 +18,10 @@ from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.logs.columns import Columns, Conversation, Preference
 from agro.logs.fields import a_list, assistant, call, exchange, number, one_of, rating, user
-from agro.logs.formats.declared import declared
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Item, Row
 from agro.rollout.prompt_formats import PROMPT_FORMATS, math_problem
+from agro_formats.table import declared
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),

@@ -42,9 +42,9 @@ from agro.logs.fields import (
     sampled_fields,
     split,
 )
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, unreadable
 from agro.types.prompt import prompt_hash
+from agro_formats.table import declared
 
 _LISTS = ("content", "token_ids", "token_loss_mask", "generation_logprobs", "advantages", "prev_logprobs")
 _NEMO_COLUMNS = ("content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")

@@ -14,8 +14,8 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.logs.fields import call, exchange, fingerprinted, integer, integers, listed, numbers, one_of, plain
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row
+from agro_formats.table import declared
 
 Message = dict[str, Any]
 

@@ -22,9 +22,9 @@ from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import spans
 from agro.logs.fields import grouped, listed, settings
-from agro.logs.formats.declared import declared
-from agro.logs.formats.model_calls import identified, identified_by_first
+from agro.logs.model_calls import identified, identified_by_first
 from agro.logs.protocol import Context, Item, Row
+from agro_formats.table import declared
 
 _CALLS = ("LLM", "CHAT_MODEL")
 _JUDGEMENTS = {"yes": 1.0, "no": 0.0}  # what MLflow's judges say

@@ -18,9 +18,9 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
 from agro.logs.fields import exchange, fingerprinted, flags, integer, integers, number, numbers, parsed, split
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, unreadable
 from agro.types.prompt import prompt_hash
+from agro_formats.table import declared
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
 

@@ -38,9 +38,9 @@ from agro.logs.fields import (
     split,
     token_fields,
 )
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, line_of, unreadable
 from agro.types.prompt import prompt_hash
+from agro_formats.table import declared
 
 _TEXTS = ("prompt_text", "response_text", "messages", "chosen_messages", "rejected_messages")
 _TENSORS = ("tokens", "logprobs", "token_level_reward", "action_mask")

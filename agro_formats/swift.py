@@ -13,8 +13,8 @@ from agro.errors import Refused
 from agro.io.json_values import objects, omit, text
 from agro.logs.columns import Columns
 from agro.logs.fields import digest, integer, split, total
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row
+from agro_formats.table import declared
 
 _STEP = ("step", "gen_step")  # gen_step: of the Megatron trainer
 _NO_REWARD = (*_STEP, "advantages", "entropy", "advantage")

@@ -16,10 +16,10 @@ from agro.io.json_values import entry, objects
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs.fields import listed, total
-from agro.logs.formats.atif import is_trajectory, trajectory
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
+from agro_formats.atif import is_trajectory, trajectory
+from agro_formats.table import declared
 
 _AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did
     *("AgentTimeoutError", "ContextWindowExceededError", "OutputTokenExceededError"),

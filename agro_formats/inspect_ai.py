@@ -24,9 +24,9 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.logs.fields import a_list, number, reply, settings, split, total
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, line_of
 from agro.types.conversation import normalized_message
+from agro_formats.table import declared
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}

@@ -21,10 +21,10 @@ from agro.io.json_values import entry
 from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
 from agro.io.record_files import read_records
 from agro.logs.fields import integer, listed
-from agro.logs.formats import conventions
-from agro.logs.formats.declared import declared
-from agro.logs.formats.model_calls import identified
+from agro.logs.model_calls import identified
 from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
+from agro_formats import conventions
+from agro_formats.table import declared
 
 _BEGINS = re.compile(rb'^(\xef\xbb\xbf)?\s*\[?\s*\{\s*"resource(Spans|Logs)"')
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"

@@ -20,8 +20,7 @@ from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs import exchanges
 from agro.logs.fields import call, settings, unlisted
 from agro.logs.formats import providers
-from agro.logs.formats.declared import declared
-from agro.logs.formats.model_calls import (
+from agro.logs.model_calls import (
     Message,
     blocks,
     identified,
@@ -32,6 +31,7 @@ from agro.logs.formats.model_calls import (
 )
 from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
 from agro.logs.spans import described
+from agro_formats.table import declared
 
 _CALLS = {"completion", "text_completion", "responses", "anthropic_messages", "generate_content"}
 _REDACTED = "redacted-by-litellm"

@@ -27,8 +27,8 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.logs.fields import a_list, number, parsed, settings, token_fields, total
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
+from agro_formats.table import declared
 
 _HEAD = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics")
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")

@@ -24,9 +24,9 @@ from agro.io.jsonlines import Line
 from agro.io.record_files import read_records
 from agro.logs.columns import rank_judgments
 from agro.logs.fields import exchange, listed, number, one_of, rating, total, user
-from agro.logs.formats.declared import declared
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.store.export import ENDINGS
+from agro_formats.table import declared
 
 _COLUMNS = ("instruction", "models", "completions")
 _OVERALL = ("overall_score", "fine-grained_score")

@@ -31,8 +31,7 @@ from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges, spans
 from agro.logs.fields import grouped, listed, number, settings, unlisted
-from agro.logs.formats.declared import declared
-from agro.logs.formats.model_calls import (
+from agro.logs.model_calls import (
     identified,
     identified_by_first,
     joined_scores,
@@ -41,6 +40,7 @@ from agro.logs.formats.model_calls import (
     scored,
 )
 from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
+from agro_formats.table import declared
 
 _TRACE = ("traceId", "trace_id")
 _MODEL = ("model", "providedModelName", "provided_model_name")

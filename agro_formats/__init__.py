@@ -1,0 +1,8 @@
+"""Logs of other programs and public data sets, as formats for `agro import`.
+
+agro finds them by the entry point `agro.formats`, as it would find those of another package.
+"""
+
+from agro_formats.table import DECLARATIONS
+
+FORMATS = DECLARATIONS.of_package("agro_formats")
