@@ -403,7 +403,8 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
         "lease_seconds": 15.0,
         "sync_every": 1,
         "sync_from": 1,
-        "props": None,
+        "around": None,
+        "options": {},
     }
     assert config.engine.model_dump() == {
         "kind": "hf",

@@ -30,7 +30,7 @@ PLACES = {
     ),
     "test": (
         *("api", "cli", "docs", "engines", "envs", "examples", "integrations", "models", "pages", "place"),
-        *("proof", "rollout", "train"),
+        *("papers", "proof", "rollout", "train"),
         *(
             "formats/test_any_value.py",
             "formats/test_formats_page.py",

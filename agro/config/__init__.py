@@ -15,7 +15,6 @@ from agro.config.rollout_config import (
     EngineConfig,
     EnvironmentConfig,
     PlaceConfig,
-    PropsConfig,
     SamplerConfig,
     SearchConfig,
     SourceConfig,
@@ -27,7 +26,7 @@ from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, Trac
 
 __all__ = ["AgainConfig", "ChatConfig", "Count", "DataConfig", "EngineConfig", "EnvironmentConfig"]
 __all__ += ["EvaluateConfig", "FlowConfig", "GuardConfig", "LearnedReward", "LoRA", "NewModel"]
-__all__ += ["ObjectiveConfig", "PhaseConfig", "PlaceConfig", "PolicyConfig", "Positive", "PropsConfig"]
+__all__ += ["ObjectiveConfig", "PhaseConfig", "PlaceConfig", "PolicyConfig", "Positive"]
 __all__ += ["RewardConfig", "RewardPart", "RunConfig", "SamplerConfig", "SearchConfig", "Section", "Share"]
 __all__ += ["SourceConfig", "TrackConfig", "TrainConfig", "check_texts", "from_environment"]
 __all__ += ["check_values", "deciding", "ending", "field", "override", "parse", "shared", "take_length"]

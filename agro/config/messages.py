@@ -23,6 +23,15 @@ SEVERAL_STORES = (
 )
 
 
+# By key, what was a setting of its own and is a source around the source: the value of source.around, and
+# what runs without it have in their config.json.
+AROUND: dict[str, tuple[str, float | None]] = {
+    "source.props": ("props", None),
+    "sampler.draft_every": ("trained_draft", None),
+    "sampler.draft_lr": ("trained_draft", 1e-3),
+}
+
+
 def check_values(value: Any, location: str, *keys: Any) -> None:
     """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity, and
     tensors no integers beyond 64 bits."""
@@ -55,6 +64,9 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
         text = f"{location}: {path}: {problem}, got {error['input']!r:.80}"
         is_several = path == "data.store" and isinstance(error["input"], list | tuple)
         return f"{text}. {SEVERAL_STORES}" if is_several else text
+    if path in AROUND:
+        around = f'source.around = "{AROUND[path][0]}"'
+        return f"{location}: {path}: it is {around} now, with its values in source.options"
     *sections, name = keys
     model = config
     for key in sections:

@@ -30,7 +30,8 @@ REPLACED = {  # what a recipe may have in place of a key, by the key
 
 
 def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `base`, changed. Another objective doesn't inherit the options of the one in `base`.
+    """The values of `base`, changed. Another objective, or source around the source, doesn't inherit the
+    options of the one in `base`.
 
     Epochs replace steps, and steps epochs.
     """
@@ -41,6 +42,8 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
             merged[key] = value
         elif key == "objective" and value.get("name", previous["name"]) != previous["name"]:
             merged[key] = dict(value)
+        elif key == "source" and value.get("around", previous.get("around")) != previous.get("around"):
+            merged[key] = {**previous, "options": {}, **value}
         elif key == "train" and any(value.get(length) is not None for length in LENGTH):
             remaining = {name: item for name, item in previous.items() if name not in LENGTH}
             merged[key] = merge(remaining, value)

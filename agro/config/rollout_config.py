@@ -37,11 +37,6 @@ class SamplerConfig(Section):
     checks in one pass (speculative decoding), without an effect on the responses"""
     draft_tokens: Count = 4
     """tokens that the draft model proposes at once"""
-    draft_every: Count | None = None
-    """optimizer steps from one training of the draft model to the next, on what the policy wrote since then;
-    where it isn't set, the draft stays as it is"""
-    draft_lr: Positive = 1e-3
-    """learning rate of the draft model"""
 
     skip_layers: Share = 0.0
     """share of the policy's layers between the first and the last that responses are sampled without, a
@@ -84,23 +79,6 @@ class EnvironmentConfig(Section):
     """seconds that its answer to a turn may take; beyond it the episode's reward stays unknown"""
 
 
-class PropsConfig(Section):
-    """The sampler is a copy of the policy that is trained before each step to write what the newest responses
-    have too little of (PROPS, arXiv 2311.08290). It isn't the policy: its log-probs are those of samples."""
-
-    newest: Count = 256
-    """of the run's own responses that it is trained on"""
-    updates: Count = 32
-    """optimizer steps on these, at most"""
-    lr: Positive = 1e-3
-    """learning rate"""
-    clip: float = field(0.3, gt=0, lt=1)
-    """ε: a token isn't made less probable than (1 − ε) times what the policy gives it"""
-    target_kl: Positive = 0.1
-    """distance to the policy at which the updates stop, nats a token; the paper: 0.1 or 0.01. Where it is
-    small, the sampler hardly makes up for what is missing"""
-
-
 class SourceConfig(Section):
     """Which process samples the fresh responses."""
 
@@ -114,7 +92,11 @@ class SourceConfig(Section):
     sync_from: Count = 1
     """inline: of how many of the policy's last copies, one every `sync_every` optimizer steps, the sampler
     gets one, drawn anew at each of them; 1: the newest"""
-    props: PropsConfig | None = None
+    around: str | None = None
+    """a source around this one, which changes what a step gets of it: the name of an installed one,
+    module:NAME or file.py:NAME"""
+    options: dict[str, Any] = field({})
+    """of the source around this one"""
     lease_seconds: Positive = field(15.0, resume=True, shared=True)
     """elsewhere: a collector or trainer that hasn't said for so long that it lives counts as dead; another
     collector samples the prompts of such a one"""

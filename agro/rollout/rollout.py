@@ -205,7 +205,7 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def recorded(sampler: SamplerConfig, seed: int) -> dict[str, Any]:
     """The `sampling` of a sample: what determines its distribution, and the seed; an engine adds to it."""
-    without = {"n", "batch", "keep_sets", "draft", "draft_tokens", "draft_every", "draft_lr", "skip_layers"}
+    without = {"n", "batch", "keep_sets", "draft", "draft_tokens", "skip_layers"}
     return {**sampler.model_dump(mode="json", exclude=without), "seed": seed}
 
 

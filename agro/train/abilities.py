@@ -1,42 +1,82 @@
 """What sources can do beyond their protocol, and the settings that need it.
 
-`SOURCES` declares it, as `ENGINES` does (`agro.rollout.engines.capabilities`): a new one begins with nothing.
-Settings that need what isn't declared are refused before anything is computed.
+What a setting takes from the source of `source.kind` is declared here, as that of engines is in
+`agro.rollout.engines.capabilities`; what is around it says what remains (`agro.train.around`). Settings that
+need what is missing are refused before anything is computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
-from agro.config import SourceConfig
+from agro.config import RunConfig, SourceConfig
+from agro.rollout.engines.capabilities import capabilities
 
 SourceCapability = Literal[
-    "follows_phases", "samples_current_weights", "samples_chosen_prompts", "shares_engine"
+    "follows_phases",
+    "samples_current_weights",
+    "samples_chosen_prompts",
+    "shares_engine",
+    "shares_weights",
+    "complete_policy",
+    "single_turns",
+    "whole_groups",
+    "unjudged",
+    "judges_pairs",
 ]
+Abilities = frozenset[SourceCapability]
 
 SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
     "follows_phases": "samples each phase with its own [sampler] and [environment]",
     "samples_current_weights": "samples each step with the weights that it moves",
     "samples_chosen_prompts": "samples to prompts that the step chooses, such as those of stored groups",
     "shares_engine": "samples in the trainer's process, whose engine monitors can use too",
+    "shares_weights": "samples with the policy's own model",
+    "complete_policy": "is in one process with the complete policy",
+    "single_turns": "samples responses that aren't episodes",
+    "whole_groups": "returns one group for each prompt that a step asks for",
+    "unjudged": "adds no judgments of its responses",
+    "judges_pairs": "adds judgments of its responses, on which objectives on pairs train",
 }
 
-# Settings that need a source which samples to chosen prompts, and what to remove where it doesn't.
-ON_CHOSEN_PROMPTS = {"data.complete_groups": "it", "again.by": "[again]", "search.by": "[search]"}
+# What a setting of data needs of the source, and what to do where it can't.
+NEEDED_BY: dict[str, SourceCapability] = {
+    "complete_groups": "samples_chosen_prompts",
+    "spread": "whole_groups",
+    "experts": "whole_groups",
+}
 
-# By source.kind; lagging: inline with source.sync_every or sync_from; props: inline with source.props.
-SOURCES: dict[str, frozenset[SourceCapability]] = {
+# What those of each source.kind can do, where no other setting takes it from them.
+SOURCES: dict[str, Abilities] = {
     "inline": frozenset(SOURCE_CAPABILITIES),
-    "lagging": frozenset(SOURCE_CAPABILITIES) - {"samples_current_weights"},
-    "props": frozenset(SOURCE_CAPABILITIES) - {"samples_current_weights"},
-    "elsewhere": frozenset(),
+    "elsewhere": frozenset(("complete_policy", "single_turns", "whole_groups", "unjudged", "judges_pairs")),
 }
 
 
-def source_capabilities(source: SourceConfig) -> frozenset[SourceCapability]:
-    """What the source that the configuration names can do."""
-    kind: str = "lagging" if lags(source) else source.kind
-    return SOURCES[kind if source.props is None else "props"]
+def lacking(config: RunConfig) -> dict[SourceCapability, str]:
+    """What the source of `source.kind` can't do in a phase, each with the setting that is why."""
+    source, engine = config.source, config.engine.kind
+    in_process = "shares_weights" in capabilities(engine)
+    judges = config.data.experts_win
+    reasons: tuple[tuple[str, bool, Iterable[SourceCapability]], ...] = (
+        (f'source.kind is "{source.kind}"', True, SOURCE_CAPABILITIES.keys() - SOURCES[source.kind]),
+        ("source.sync_every or source.sync_from is above 1", lags(source), ("samples_current_weights",)),
+        (f'engine.kind is "{engine}"', not in_process, ("shares_weights",)),
+        ("[environment] is set", config.environment is not None, ("single_turns",)),
+        ("data.experts_win is set", judges, ("unjudged",)),
+        ("data.experts_win isn't set", not judges, ("judges_pairs",)),
+    )
+    found: dict[SourceCapability, str] = {}
+    for reason, is_there, missing in reasons:
+        for capability in missing if is_there else ():
+            found.setdefault(capability, reason)
+    return found
+
+
+def inner_abilities(config: RunConfig) -> Abilities:
+    """What the source of `source.kind` can do in a phase."""
+    return frozenset(SOURCE_CAPABILITIES) - lacking(config).keys()
 
 
 def lags(source: SourceConfig) -> bool:

@@ -8,7 +8,8 @@ from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP, REWARD_PARTS
 from agro.rollout.engines.capabilities import capabilities, check_section
-from agro.train.abilities import ON_CHOSEN_PROMPTS, SOURCE_CAPABILITIES, lags, source_capabilities
+from agro.train.abilities import NEEDED_BY, SOURCE_CAPABILITIES, lags
+from agro.train.around import check_around, source_abilities, wrapper_of
 from agro.train.check_objective import check_again, check_followed, check_phase, check_search, refuse_first
 from agro.train.phases import Phase, options_at
 from agro.types import ROLES
@@ -34,13 +35,13 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         prefix = f"phase {phase.name}: " if config.phases else ""
         _check_rules(phase.config, prefix)
         _check_engine(phase.config, prefix)
+        check_around(phase, prefix)
+        _check_source(config, phase, prefix)
         check_phase(phase, prefix)
         if phase.config.again is not None:
             check_again(phase, prefix)
         if phase.config.search is not None:
             check_search(phase, prefix)
-        if phase.config.source.props or phase.config.sampler.draft_every:
-            _check_second(phase.config, prefix)
         _check_shaped(phase, prefix)
         if (
             options_at(phase.config.objective.options, 0).get("baseline") == "step"
@@ -53,7 +54,6 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         if phase.config.reward.learned or phase.config.reward.flow:
             _check_learned(phase.config, prefix)
     _check_used(config, phases)
-    _check_source(config, phases)
     _check_measured(config, phases)
     check_followed(phases)
     return phases
@@ -75,9 +75,17 @@ def check_sharded(config: RunConfig) -> None:
             'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
             'reference. What to do: policy.reference = "periodic", or train in one'
         )
-    if config.reward.learned or config.reward.flow or config.source.props or config.sampler.draft_every:
+    for name in config.phase_names:
+        found = wrapper_of(config.phase(name))
+        if found is not None and "complete_policy" in found[0].needs:
+            raise Refused(
+                f"source.around = {config.phase(name).source.around} needs a source that "
+                f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. "
+                "What to do: train in one process"
+            )
+    if config.reward.learned or config.reward.flow:
         raise Refused(
-            "reward.learned, reward.flow, source.props and sampler.draft_every need a model in one process; "
+            "reward.learned and reward.flow need a model in one process; "
             "several ranks (torchrun) have shards of it. What to do: train in one process"
         )
     for key, value in packed.items():
@@ -115,26 +123,25 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
             )
 
 
-def _check_source(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Settings of phases that the source can't serve."""
-    can = source_capabilities(config.source)
-    for phase in phases:
-        prefix = f"phase {phase.name}: " if config.phases else ""
-        for setting, name in ON_CHOSEN_PROMPTS.items():
-            section, key = setting.split(".")
-            value = getattr(getattr(phase.config, section), key, None)
-            if "samples_chosen_prompts" not in can and value is not None:
-                raise Refused(
-                    f"{prefix}{setting} = {value} needs a source that "
-                    f"{SOURCE_CAPABILITIES['samples_chosen_prompts']}, but source.kind is "
-                    f'"{config.source.kind}". What to do: remove {name}, or use source.kind = "inline"'
-                )
-        sampling = phase.config.sampler, phase.config.environment
-        if "follows_phases" not in can and sampling != (config.sampler, config.environment):
+def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
+    """Settings of a phase that its source can't serve."""
+    can, source = source_abilities(phase.config), phase.config.source
+    named = f'source.kind = "{source.kind}"'
+    if source.around is not None:
+        named += f" and source.around = {source.around}"
+    for key, need in NEEDED_BY.items():
+        value = getattr(phase.config.data, key)
+        if value and need not in can:
             raise Refused(
-                f'phase {phase.name}: with source.kind = "{config.source.kind}" all phases share [sampler] '
-                "and [environment], since its samples may be made ahead of training; remove the change"
+                f"{prefix}data.{key} = {value} needs a source that {SOURCE_CAPABILITIES[need]}, which one "
+                f"with {named} doesn't. What to do: remove it, or change the source"
             )
+    sampling = phase.config.sampler, phase.config.environment
+    if "follows_phases" not in can and sampling != (config.sampler, config.environment):
+        raise Refused(
+            f"phase {phase.name}: with {named} all phases share [sampler] and [environment], since its "
+            "samples may be made ahead of training; remove the change"
+        )
 
 
 def _check_used(config: RunConfig, phases: Sequence[Phase]) -> None:
@@ -287,24 +294,6 @@ def _check_rival(config: RunConfig) -> None:
         )
 
 
-def _check_second(config: RunConfig, prefix: str) -> None:
-    """What second policies that are trained beside the policy can't be combined with."""
-    props = config.source.props is not None
-    name = "[source.props]" if props else "sampler.draft_every"
-    problems = {
-        "sampler.draft isn't set: no draft is there to be trained": not props and not config.sampler.draft,
-        "sampler.draft_every is set: one second policy is trained": props and config.sampler.draft_every,
-        "reward.learned or reward.flow is set": config.reward.learned or config.reward.flow,
-        "data.experts_win is set": config.data.experts_win,
-        'source.kind = "elsewhere": collectors sample': config.source.kind == "elsewhere",
-        f'engine.kind = "{config.engine.kind}": it has weights of its own': config.engine.uses_servers,
-        "source.sync_every or sync_from is above 1": lags(config.source),
-        "[policy.lora] is set: all weights of the copy are trained": props and config.policy.lora is not None,
-        "[again] or [search] is set": config.again is not None or config.search is not None,
-    }
-    refuse_first(f"{prefix}{name}: ", problems, ". What to do: change one of the two")
-
-
 def _check_learned(config: RunConfig, prefix: str) -> None:
     """What rewards that are learned while training can't be combined with."""
     learned = config.reward.learned is not None
@@ -315,6 +304,7 @@ def _check_learned(config: RunConfig, prefix: str) -> None:
         "data.experts_win is set: pairs have no reward": config.data.experts_win,
         'source.kind = "elsewhere": collectors don\'t have the fit': config.source.kind == "elsewhere",
         "[again] or [search] is set": config.again is not None or config.search is not None,
+        "source.around is set": config.source.around is not None,
         "source.sync_every or sync_from is above 1": not learned and lags(config.source),
         "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
         "data.replay = 1: fresh responses get it": not config.data.samples_fresh,

@@ -21,7 +21,8 @@ from agro.objectives.needs import (
 )
 from agro.rollout.engines.capabilities import capabilities
 from agro.runs.metrics import FOLLOWED
-from agro.train.abilities import lags, source_capabilities
+from agro.train.abilities import inner_abilities, lags
+from agro.train.around import source_abilities
 from agro.train.phases import Phase, is_tuned, lr_at, options_at
 from agro.types.sample import ROLES
 
@@ -95,8 +96,7 @@ def samples_kl(config: RunConfig) -> bool:
     """
     wanted = config.data.draws_stored and config.evaluate.kl and config.evaluate.kl_samples > 0
     shares_weights = "shares_weights" in capabilities(config.engine.kind)
-    shares_engine = "shares_engine" in source_capabilities(config.source)
-    if not (wanted and shares_weights and shares_engine):
+    if not (wanted and shares_weights and "shares_engine" in source_abilities(config)):
         return False
     return config.environment is None and not config.asks_held_out
 
@@ -289,10 +289,10 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
 def _stale_by(config: RunConfig) -> tuple[str, str] | None:
     """Why samples of a run may be stale, and the way out; None where they are of the current weights."""
     source, max_age = config.source, config.data.max_age
-    if "samples_current_weights" in source_capabilities(source):
+    if "samples_current_weights" in source_abilities(config):
         return None
-    if source.props is not None:
-        return "source.props samples are of another policy", "no [source.props]"
+    if "samples_current_weights" in inner_abilities(config):
+        return f"source.around = {source.around} samples are of another policy", "no source.around"
     if source.sync_from > 1:
         return f"source.sync_from = {source.sync_from} samples are stale", "source.sync_from = 1"
     if lags(source):

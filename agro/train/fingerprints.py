@@ -34,7 +34,7 @@ def fingerprints(
     for key in ("prompts", "eval_prompts"):
         if paths := config.data.paths(key):
             digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
-    return digests | of_scoring(config, functions) | _of_phases(config, _objective_and_stores)
+    return digests | of_scoring(config, functions) | _of_phases(config, _of_training)
 
 
 def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
@@ -64,9 +64,13 @@ def _environment(config: RunConfig) -> dict[str, str]:
     return _of_code("environment", config.environment.name, config.environment.options, {})
 
 
-def _objective_and_stores(config: RunConfig) -> dict[str, str]:
-    """The objective's code, and the samples of stores that are only read."""
+def _of_training(config: RunConfig) -> dict[str, str]:
+    """The code of the objective and of what is around the source, and the samples of stores that are only
+    read."""
     digests = _of_code("objective", config.objective.name, {}, {})
+    digests |= _of_code("source", None, config.source.options, {})
+    if code := digest_of_module(config.source.around or ""):
+        digests["source.around"] = code
     for key in ("value_store", "eval_store"):
         path = getattr(config.data, key)
         if path is not None and path != config.data.store and exists(path):

@@ -31,6 +31,7 @@ from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
 from agro.train.abilities import lags
 from agro.train.adversary import AdversarialSource
+from agro.train.around import Context, wrapper_of
 from agro.train.asking_again import AskingAgainSource, without_hint
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import follows_log, samples_kl
@@ -58,7 +59,6 @@ from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, b
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
-from agro.train.proposing import DraftSource, PropsSource
 from agro.train.publications import Publications
 from agro.train.searching import SearchingSource, of_turns
 from agro.train.set_aside import Budget, few_held_out, set_aside, within_budget, write_set_aside
@@ -312,19 +312,55 @@ class BaseTrainer:
         return Parts(source, feed, monitors)
 
     def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
-        config = phase.config
+        """Where the fresh samples of a phase come from, with what it puts around that."""
+        config, inline = phase.config, None
         source: Source
         if config.source.kind == "elsewhere":
             run, step = self.folder.id, position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
-            source = self._inline(phase, learner)
+            source = inline = self._inline(phase, learner)
+            if lags(config.source):
+                source = LaggingSource(inline, self.folder)
+        if config.data.experts_win:
+            source = JudgingSource(source, self.store)
         if config.reward.learned is not None:
-            source = AdversarialSource(source, self.policy, self.store, config)
-        return JudgingSource(source, self.store) if config.data.experts_win else source
+            return AdversarialSource(source, self.policy, self.store, config)
+        around = wrapper_of(config)
+        if around is None:
+            return self._old(phase, source, inline)
+        wrapper, options = around
+        context = Context(
+            config,
+            inline,
+            lambda other: LaggingSource(other, self.folder) if lags(config.source) else other,
+            self.prompts,
+            self.policy,
+            self.store,
+            self.folder,
+            self.environments.get(phase.name),
+            self.progress.say,
+        )
+        return wrapper.make(source, context, options)
 
-    def _inline(self, phase: Phase, learner: Learner) -> Source:
-        """The source that samples in this process, and what the phase puts around it."""
+    def _old(self, phase: Phase, source: Source, inline: InlineSource | None) -> Source:
+        config = phase.config
+        environment = self.environments[phase.name] if config.search is not None else None
+        if environment is not None:
+            assert inline is not None
+            inline = of_turns(inline, environment)
+            source = LaggingSource(inline, self.folder) if lags(config.source) else inline
+            return SearchingSource(inline, source, environment)
+        if config.again is not None:
+            assert inline is not None
+            return AskingAgainSource(source, inline, self.prompts)
+        if config.reward.flow is not None:
+            assert inline is not None
+            return FlowSource(inline, self.policy)
+        return source
+
+    def _inline(self, phase: Phase, learner: Learner) -> InlineSource:
+        """The source that samples in this process."""
         config, prompts = recording(self.phases, phase), self.prompts
         if any("hint" in prompt.columns for prompt in prompts):
             prompts = [without_hint(prompt) for prompt in prompts]
@@ -337,20 +373,7 @@ class BaseTrainer:
         is_here = "shares_weights" in declared(self.engine)
         weights = None if is_here else self.out / "weights" / "served"
         rollout = self._rollout(phase)
-        inline = InlineSource(config, rollout, order, self.reward, self.store, run, self.activity, weights)
-        environment = self.environments[phase.name] if config.search is not None else None
-        if environment is not None:
-            inline = of_turns(inline, environment)
-        source = LaggingSource(inline, self.folder) if lags(config.source) else inline
-        if environment is not None:
-            return SearchingSource(inline, source, environment)
-        if config.again is not None:
-            return AskingAgainSource(source, inline, self.prompts)
-        if config.source.props is not None:
-            return PropsSource(inline, self.policy, self.progress.say)
-        if config.sampler.draft_every is not None:
-            return DraftSource(inline, self.folder, self.progress.say)
-        return source if config.reward.flow is None else FlowSource(inline, self.policy)
+        return InlineSource(config, rollout, order, self.reward, self.store, run, self.activity, weights)
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import tiny
 
 import agro
-from agro.config import SamplerConfig, SourceConfig
+from agro.config import RunConfig, SamplerConfig, SourceConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
@@ -54,10 +54,11 @@ def test_each_requirement_is_tried_here() -> None:
 
 
 def test_the_trainer_s_process_can_do_what_collectors_cannot() -> None:
-    source = set(abilities.SOURCE_CAPABILITIES)
-    inline, elsewhere = SourceConfig(), SourceConfig(kind="elsewhere")
-    assert source == set(get_args(abilities.SourceCapability)) == abilities.source_capabilities(inline)
-    assert abilities.source_capabilities(elsewhere) == frozenset()
+    every = set(abilities.SOURCE_CAPABILITIES)
+    inline, elsewhere = RunConfig(), RunConfig(source=SourceConfig(kind="elsewhere"))
+    assert every == set(get_args(abilities.SourceCapability)) == set(abilities.SOURCES["inline"])
+    assert abilities.inner_abilities(inline) == every - {"judges_pairs"}
+    assert {"shares_engine", "samples_current_weights"}.isdisjoint(abilities.inner_abilities(elsewhere))
 
 
 @pytest.mark.parametrize("key", NEEDING)
@@ -123,24 +124,14 @@ def other(request, monkeypatch) -> None:
         monkeypatch.setitem(abilities.SOURCES, "elsewhere", frozenset())
 
 
-def test_each_requirement_of_sources_is_tried_here() -> None:
-    assert set(abilities.ON_CHOSEN_PROMPTS) == {"data.complete_groups", "again.by", "search.by"}
-
-
 def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path: Path, other: None) -> None:
     elsewhere = {"source__kind": "elsewhere"}
     stored = {"store": "s.db", "prompts": "p.jsonl", "replay": 1.0, "complete_groups": 2}
     with pytest.raises(
-        Refused, match=r'data\.complete_groups = 2 needs a source .*source\.kind is "elsewhere"'
+        Refused, match=r'data\.complete_groups = 2 needs a source .*source\.kind = "elsewhere"'
     ):
         check_config(tiny(tmp_path, data=stored, **elsewhere))
     check_config(tiny(tmp_path, data=stored))
-    searched = {"search": {"by": "best", "train": "path"}, "environment": {"name": "e.py:E"}}
-    for setting, changes in (("again.by", {"again": {"by": "policy"}}), ("search.by", searched)):
-        changes = {"objective": {"name": "sft"}, **changes}
-        with pytest.raises(Refused, match=rf'{setting} = .* needs a source .*source\.kind is "elsewhere"'):
-            check_config(tiny(tmp_path, **changes, **elsewhere))
-        check_config(tiny(tmp_path, **changes))
     phases = [{"name": "one"}, {"name": "two", "sampler": {"top_k": 2}}]
     with pytest.raises(Refused, match=r'phase two: with source\.kind = "elsewhere" all phases share'):
         check_config(tiny(tmp_path, phases=phases, **elsewhere))

@@ -18,7 +18,7 @@ from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.objectives import Objective
 from agro.objectives.needs import REWARD, grouping
 from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, way_out
-from agro.train.abilities import source_capabilities
+from agro.train.around import source_abilities
 from agro.train.check import has_groups_to_measure, measures_consistency
 from agro.train.collate import describe
 from agro.train.diagnostics import dwarfed
@@ -105,7 +105,7 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
 def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | None) -> str | None:
     """Where the baseline needs fresh samples and not all are; where β regularizes to a policy that is the
     trained one at every step."""
-    is_current = "samples_current_weights" in source_capabilities(config.source)
+    is_current = "samples_current_weights" in source_abilities(config)
     stale = {
         "data.replay": config.data.draws_stored,
         f"train.updates = {config.train.updates}": config.train.updates > 1,

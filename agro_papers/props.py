@@ -1,6 +1,6 @@
-"""A source whose sampler is trained to write what the newest responses have too little of (`source.props`).
+"""PROPS: a source whose sampler is trained to write what the newest responses have too little of.
 
-PROPS (arXiv 2311.08290): before each step the sampler φ begins as the policy π and is trained on the newest
+As in arXiv 2311.08290: before each step the sampler φ begins as the policy π and is trained on the newest
 responses, whoever wrote them, by the objective `props`, which makes each less probable until its ratio to π
 is below 1 − ε. What was written too often for π loses most. So the responses of several steps together are
 nearer to samples of π than as many independent ones, and a step may draw all of them (`data.replay`).
@@ -12,26 +12,41 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from agro.io.files import complete_folder
-from agro.models.policy import Policy
+from agro.config import Count, Positive, Section, field
 from agro.models.reference import duplicate
 from agro.objectives import get
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
 from agro.rollout.rollout import Rollout, embedded
-from agro.runs.folder import Run
+from agro.train.around import Context, SourceWrapper
 from agro.train.collate import collate
-from agro.train.lagging import Copies
 from agro.train.learner import Learner, Local
 from agro.train.monitors import Monitor
-from agro.train.source import FillRequest, InlineSource
+from agro.train.source import FillRequest, Source
 from agro.types import Batch, Sample
+
+
+class PropsOptions(Section):
+    """How the copy of the policy is trained before each step. It isn't the policy: its log-probs are those of
+    samples."""
+
+    newest: Count = 256
+    """of the run's own responses that it is trained on"""
+    updates: Count = 32
+    """optimizer steps on these, at most"""
+    lr: Positive = 1e-3
+    """learning rate"""
+    clip: float = field(0.3, gt=0, lt=1)
+    """ε: a token isn't made less probable than (1 − ε) times what the policy gives it"""
+    target_kl: Positive = 0.1
+    """distance to the policy at which the updates stop, nats a token; the paper: 0.1 or 0.01. Where it is
+    small, the sampler hardly makes up for what is missing"""
 
 
 class PropsSource(Monitor):
@@ -39,17 +54,16 @@ class PropsSource(Monitor):
 
     name = "props"
 
-    def __init__(self, current: InlineSource, policy: Policy, say: Callable[[str], None]) -> None:
-        """`current`: the source of the policy itself, whose engine monitors use."""
+    def __init__(self, source: Source, context: Context, options: PropsOptions) -> None:
+        current = context.inline  # of the policy itself, whose engine monitors use
         config, rollout = current.config, current.rollout
-        assert config.source.props is not None
-        self.current, self.policy, self.props = current, policy, config.source.props
-        self.proposal = duplicate(policy)
+        self.current, self.policy, self.props = current, context.policy, options
+        self.proposal = duplicate(context.policy)
         engine = embedded(self.proposal, -1, fused=config.engine.fused)
         sampler = Rollout(rollout.encoder, engine, rollout.environment, rollout.max_turns, rollout.source)
         sampler.marks = {"adapted": self.name}
         self.adapted = replace(current, rollout=sampler, weights=None)
-        self.learner = Local(self.proposal, None, say)
+        self.learner = Local(self.proposal, None, context.say)
         self.newest: list[int] = []  # ids
         self.measured: dict[str, float | None] = {}
 
@@ -126,63 +140,14 @@ def aggregate_kl(samples: Sequence[Sample], batch: Batch) -> float:
     return math.fsum(differences) / len(differences)
 
 
-NEWEST = 256  # responses that the draft is trained on at once, at most
-UPDATES = 4  # of these
-OPTIONS = get("sft").resolve("sft", {})
-
-
-class DraftSource(Monitor):
-    """Samples in this process, and trains the draft model of the engine."""
-
-    name = "draft"
-
-    def __init__(self, sampler: InlineSource, folder: Run, say: Callable[[str], None]) -> None:
-        config, engine = sampler.config, sampler.rollout.engine
-        assert config.sampler.draft is not None
-        from agro.rollout.engines.hf import HF
-
-        assert isinstance(engine, HF), "settings of a draft are refused for other engines"
-        self.sampler, self.config = sampler, config
-        self.learner = Local(engine.draft(config.sampler.draft), None, say)
-        self.copies = Copies(folder, sampler.store, "draft")
-        self.newest: list[int] = []  # ids of what was sampled since the draft was trained
-        self.trained = -1  # the version of the policy when it was
-        changes = {"lr": config.sampler.draft_lr, "weights_average": None, "offload": ()}
-        train = config.train.model_copy(update=changes)
-        self.settings = config.model_copy(update={"train": train})
-        self.learner.enter(self.settings, began=None, resumed=None)
-
-    def publish(self, learner: Learner) -> None:
-        self.sampler.publish(learner)
-        every = self.config.sampler.draft_every
-        assert every is not None
-        if self.newest and learner.version - max(0, self.trained) >= every:
-            self._train(learner.version)
-
-    def fill(self, wanted: FillRequest) -> CollectResult:
-        filled = self.sampler.fill(wanted)
-        self.newest = [*self.newest, *filled.ids][-NEWEST:]
-        return filled
-
-    def state(self) -> Any:
-        return {"trained": self.trained, "newest": self.newest}
-
-    def restore(self, state: Any) -> None:
-        self.trained, self.newest = state["trained"], state["newest"]
-        if self.trained >= 0:
-            folder = self.copies.folder(self.trained)
-            self.learner.load(folder, self.trained)
-            self.learner.enter(self.settings, began=None, resumed=folder)
-
-    def _train(self, version: int) -> None:
-        samples = list(self.sampler.store.samples(ids=self.newest, skip_damaged=True))
-        batch = collate(samples, version)
-        for _ in range(UPDATES):
-            self.learner.gradient(batch, "sft", OPTIONS, self.sampler.activity.check)
-            self.learner.move(self.config.sampler.draft_lr)
-        self.learner.policy.zero_grad()
-        self.trained, self.newest = version, []
-        self.copies.until(version)
-        with complete_folder(self.copies.folder(version)) as folder:
-            self.learner.save(folder)
-        self.copies.prune(version)
+PROPS = SourceWrapper(
+    PropsSource,
+    PropsOptions,
+    needs=frozenset(
+        ("samples_current_weights", "shares_engine", "shares_weights", "complete_policy", "unjudged")
+    ),
+    can=lambda inner, options: inner - {"samples_current_weights"},
+    problems=lambda phase, options: {
+        "excludes [policy.lora]: all weights of its copy are trained": phase.config.policy.lora is not None
+    },
+)

@@ -17,8 +17,8 @@ from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.check import check_config
-from agro.train.proposing import aggregate_kl, distance
 from agro.types import Batch, Sample
+from agro_papers.props import aggregate_kl, distance
 
 OFF = 1e-12  # a learning rate with which nothing moves
 
@@ -26,7 +26,8 @@ OFF = 1e-12  # a learning rate with which nothing moves
 def proposing(folder: Path, steps: int, lr: float = 1e-3, **changes: Any) -> RunConfig:
     values = {
         "objective": {"name": "agro", "beta": 0.05},
-        "source__props": {"lr": lr, "newest": 1000},
+        "source__around": "props",
+        "source__options": {"lr": lr, "newest": 1000},
         "sampler": {"n": 4, "max_new": 1},
     }
     return copying(folder, steps, **{**values, **changes})
@@ -36,9 +37,9 @@ def drafted(folder: Path, steps: int, every: int | None, **changes: Any) -> RunC
     new = NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=8, initializer_range=0.2)
     if not (folder / "draft").exists():
         Policy.load(PolicyConfig(new=new), seed=5).save(folder / "draft")
-    sampler = {"n": 4, "max_new": 3, "draft": str(folder / "draft"), "draft_tokens": 2, "draft_lr": 1e-2}
+    sampler = {"n": 4, "max_new": 3, "draft": str(folder / "draft"), "draft_tokens": 2}
     if every is not None:
-        sampler["draft_every"] = every
+        changes["source"] = {"around": "trained_draft", "options": {"every": every, "lr": 1e-2}}
     objective = {"name": "agro", "beta": 0.05}
     return copying(folder, steps, **{"objective": objective, "sampler": sampler, **changes})
 
@@ -148,10 +149,10 @@ def test_a_resumed_run_has_the_same_draft(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source__sync_every": 2}, r"\[source\.props\]: source\.sync_every"),
-        ({"sampler__draft_every": 2}, r"\[source\.props\]: sampler\.draft_every is set"),
-        ({"reward__learned": {}}, r"\[source\.props\]: reward\.learned or reward\.flow is set"),
-        ({"objective": {"name": "agro_onpolicy", "beta": 0.1}}, r"source\.props samples are of another"),
+        ({"source__sync_every": 2}, r"props needs a source that .* weights .*, but source\.sync_every or"),
+        ({"source__kind": "elsewhere"}, r'props needs a source that .*, but source\.kind is "elsewhere"'),
+        ({"policy": {"model": "m", "lora": {}}}, r"props excludes \[policy\.lora\]"),
+        ({"objective": {"name": "agro_onpolicy", "beta": 0.1}}, r"source\.around = props samples are of an"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -160,5 +161,5 @@ def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], mes
 
 
 def test_a_draft_is_needed_to_train_one(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"sampler\.draft_every: sampler\.draft isn't set"):
-        check_config(copying(tmp_path, 2, sampler={"n": 2, "max_new": 3, "draft_every": 1}))
+    with pytest.raises(Refused, match=r"trained_draft needs sampler\.draft: no draft is there"):
+        check_config(copying(tmp_path, 2, sampler={"n": 2, "max_new": 3}, source__around="trained_draft"))

@@ -1,0 +1,133 @@
+"""Sources around a source: what `source.around` names, and what the source of a configuration can do then.
+
+One is declared by a `SourceWrapper`, in a file or module that `source.around` names as file.py:NAME or
+module:NAME, or in an installed package, by an entry point `agro.sources`. It says what it needs of the source
+that it is put around, and what it can do itself: settings that need anything else are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from agro.config import RunConfig, Section
+from agro.config.messages import explain
+from agro.errors import Refused
+from agro.io import plugins
+from agro.io.nearest import nearest
+from agro.models.policy import Policy
+from agro.rollout.envs import Environment
+from agro.runs.folder import Run
+from agro.store import Store
+from agro.train.abilities import SOURCE_CAPABILITIES, Abilities, inner_abilities, lacking
+from agro.train.phases import Phase
+from agro.train.source import InlineSource, Source
+from agro.types import Prompt
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a source that is put around another one may use."""
+
+    config: RunConfig  # of the phase
+    here: InlineSource | None  # see `inline`
+    copying: Callable[[InlineSource], Source]
+    """The source of the configuration in place of `inline`, for one that is made of it: with its lag."""
+    prompts: Sequence[Prompt]  # that are trained on, with all of their columns
+    policy: Policy
+    store: Store
+    folder: Run
+    environment: Environment | None
+    say: Callable[[str], None]
+
+    @property
+    def inline(self) -> InlineSource:
+        """The source in this process, without a lag, of which others can be made (`dataclasses.replace`)."""
+        assert self.here is not None, 'needs = {"shares_engine"} refuses a source in other processes'
+        return self.here
+
+
+class NoOptions(Section):
+    """No options."""
+
+
+def nothing(inner: Abilities, options: Any) -> Abilities:
+    """A source that doesn't say what it can do."""
+    return frozenset()
+
+
+def no_problems(phase: Phase, options: Any) -> Mapping[str, object]:
+    return {}
+
+
+@dataclass(frozen=True)
+class SourceWrapper:
+    """A source that is put around another one.
+
+    `make(source, context, options)` is a `Source`. One that is a `Monitor` too has its state in checkpoints.
+    """
+
+    make: Callable[[Source, Context, Any], Source]
+    options: type[BaseModel] = NoOptions
+    """That source.options are an object of; pydantic's, each value with its bounds."""
+    needs: Abilities = frozenset()
+    """What the source has to be able to do that it is put around."""
+    can: Callable[[Abilities, Any], Abilities] = nothing
+    """What it can do itself, from what that source can do, and options."""
+    problems: Callable[[Phase, Any], Mapping[str, object]] = no_problems
+    """What else it can't be combined with, as the end of a sentence that it begins, and whether it is so."""
+
+
+def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any] | None:
+    """What `source.around` names, and its options; None where it names nothing.
+
+    Raises `Refused` where there is no such source, and for options that it doesn't have.
+    """
+    name, given = config.source.around, config.source.options
+    if name is None:
+        if given:
+            raise Refused(f"{prefix}source.options are those of source.around, which isn't set; set it")
+        return None
+    known = plugins.installed("sources")
+    if name not in known and not plugins.is_reference(name):
+        near = nearest(name, known)
+        hint = f"did you mean {near}?" if near else f"installed are {', '.join(known) or 'none'}"
+        raise Refused(f"{prefix}source.around = {name}: unknown; {hint}. Your own is file.py:NAME")
+    wrapper = plugins.load("sources", name, f"{prefix}source.around")
+    if not isinstance(wrapper, SourceWrapper):
+        raise Refused(
+            f"{prefix}source.around = {name}: expected a SourceWrapper (agro.train.around), got "
+            f"{wrapper!r:.80}"
+        )
+    try:
+        return wrapper, wrapper.options.model_validate(given)
+    except ValidationError as error:
+        where = f"{prefix}source.options of {name}"
+        raise Refused("\n".join(explain(e, wrapper.options, where) for e in error.errors())) from None
+
+
+def source_abilities(config: RunConfig) -> Abilities:
+    """What the source of a phase can do, with what is around it."""
+    inner, found = inner_abilities(config), wrapper_of(config)
+    return inner if found is None else found[0].can(inner, found[1])
+
+
+def check_around(phase: Phase, prefix: str) -> None:
+    """Raise `Refused` where what is around the source needs what the source can't do, or says so itself."""
+    config = phase.config
+    found = wrapper_of(config, prefix)
+    if found is None:
+        return
+    wrapper, options = found
+    begin, end = f"{prefix}source.around = {config.source.around} ", "; change one of the two"
+    if not config.data.samples_fresh:
+        raise Refused(f"{begin}changes fresh samples, but data.replay = 1 has none{end}")
+    for need, setting in lacking(config).items():
+        if need in wrapper.needs:
+            raise Refused(f"{begin}needs a source that {SOURCE_CAPABILITIES[need]}, but {setting}{end}")
+    for problem, is_there in wrapper.problems(phase, options).items():
+        if is_there:
+            raise Refused(f"{begin}{problem}")
