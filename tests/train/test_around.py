@@ -117,7 +117,7 @@ def test_a_phase_with_another_source_does_not_inherit_options(tmp_path: Path) ->
 
 
 def test_what_was_a_section_is_refused_with_the_way_out_and_a_run_without_it_is_read(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r'source\.props: it is source\.around = "props" now, with values in'):
+    with pytest.raises(Refused, match=r'source\.props: it is source\.around = "props" now, with its values'):
         tiny(tmp_path, source__props={"lr": 1e-3})
     record = tiny(tmp_path).record()
     record["source"] |= {"props": None}
