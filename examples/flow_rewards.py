@@ -11,8 +11,8 @@ from pathlib import Path
 
 from agro import Policy
 from agro.config import PolicyConfig
-from agro.rewards.flow import FlowReward
 from agro.store import Store
+from agro_papers.flow import FlowReward
 
 
 def write(model: str, path: Path, out: Path) -> int:

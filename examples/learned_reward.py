@@ -11,8 +11,8 @@ from pathlib import Path
 
 from agro import Policy
 from agro.config import PolicyConfig
-from agro.rewards.smooth import SmoothReward
 from agro.store import Store
+from agro_papers.smooth import SmoothReward
 
 
 def write(model: str, scored: Path, unscored: Path, out: Path) -> int:

@@ -10,8 +10,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from agro.rollout.search import Attempt, step_pairs
 from agro.store import Store
+from agro_papers.tree import Attempt, step_pairs
 
 
 def judge(path: Path, theta: float) -> int:

@@ -32,10 +32,10 @@ TEMPLATE = (
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"]
 OWN = {  # instead of these
     # A random model spells nothing right, so any end of an episode has to do.
-    "agent_q": [*SMALL[:2], "sampler.max_new=2", "search.expansions=3", "search.theta=0"],
+    "agent_q": [*SMALL[:2], "sampler.max_new=2", "source.options.expansions=3", "source.options.theta=0"],
     "bfs_prover": [
         *(f"phases.{name}.train.steps=1" for name in ("search", "restart", "search_again")),
-        *(f"phases.{name}.search.right=0" for name in ("search", "search_again")),
+        *(f"phases.{name}.source.options.right=0" for name in ("search", "search_again")),
         *("phases.restart.data.min_reward=0", "phases.restart.train.groups=1", "objective.low=0"),
         *("train.groups=2", "sampler.max_new=2", "objective.high=1", "train.warmup=1"),
     ],
@@ -44,8 +44,8 @@ OWN = {  # instead of these
         *(f"phases.{name}.train.steps=1" for name in ("imitate", "stitch")),
         *(
             "phases.imitate.train.groups=2",
-            "phases.stitch.search.expansions=3",
-            "phases.stitch.search.theta=0",
+            "phases.stitch.source.options.expansions=3",
+            "phases.stitch.source.options.theta=0",
         ),
         *("train.groups=2", "sampler.max_new=2", "train.warmup=1"),
     ],

@@ -9,14 +9,12 @@ from agro.config.data import DataConfig
 from agro.config.messages import check_values
 from agro.config.override import override, parse
 from agro.config.policy_config import ChatConfig, LoRA, NewModel, PolicyConfig
-from agro.config.reward_config import FlowConfig, LearnedReward, RewardConfig, RewardPart
+from agro.config.reward_config import RewardConfig, RewardPart
 from agro.config.rollout_config import (
-    AgainConfig,
     EngineConfig,
     EnvironmentConfig,
     PlaceConfig,
     SamplerConfig,
-    SearchConfig,
     SourceConfig,
 )
 from agro.config.run import PhaseConfig, RunConfig, deciding, ending, shared, take_length
@@ -24,9 +22,9 @@ from agro.config.secrets import check_texts, from_environment
 from agro.config.section import Count, Positive, Section, Share, field
 from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 
-__all__ = ["AgainConfig", "ChatConfig", "Count", "DataConfig", "EngineConfig", "EnvironmentConfig"]
-__all__ += ["EvaluateConfig", "FlowConfig", "GuardConfig", "LearnedReward", "LoRA", "NewModel"]
+__all__ = ["ChatConfig", "Count", "DataConfig", "EngineConfig", "EnvironmentConfig"]
+__all__ += ["EvaluateConfig", "GuardConfig", "LoRA", "NewModel"]
 __all__ += ["ObjectiveConfig", "PhaseConfig", "PlaceConfig", "PolicyConfig", "Positive"]
-__all__ += ["RewardConfig", "RewardPart", "RunConfig", "SamplerConfig", "SearchConfig", "Section", "Share"]
+__all__ += ["RewardConfig", "RewardPart", "RunConfig", "SamplerConfig", "Section", "Share"]
 __all__ += ["SourceConfig", "TrackConfig", "TrainConfig", "check_texts", "from_environment"]
 __all__ += ["check_values", "deciding", "ending", "field", "override", "parse", "shared", "take_length"]

@@ -26,7 +26,11 @@ SEVERAL_STORES = (
 # By key, what was a setting of its own and is a source around the source: the value of source.around, and
 # what runs without it have in their config.json.
 AROUND: dict[str, tuple[str, float | None]] = {
+    "again": ("resample", None),
+    "search": ("tree_search", None),
     "source.props": ("props", None),
+    "reward.learned": ("adversary", None),
+    "reward.flow": ("flow_reward", None),
     "sampler.draft_every": ("trained_draft", None),
     "sampler.draft_lr": ("trained_draft", 1e-3),
 }

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from agro.config.section import Count, Positive, Section, Share, field
+from agro.config.section import Positive, Section, Share, field
 
 
 class RewardPart(Section):
@@ -29,53 +29,6 @@ class RewardPart(Section):
     """its name in metrics and store; `name` where it is not given"""
 
 
-class LearnedReward(Section):
-    """A discriminator that is fitted while training, to the newest responses against demonstrations: stored
-    responses of role "expert" to the same prompts. Its value is the reward of fresh responses."""
-
-    every: Count = 1
-    """optimizer steps from one fit to the next, each of which goes on from the one before"""
-    newest: Count = 256
-    """of the run's own responses that it is fitted to; with data.replay these are scored anew at each step,
-    so that replayed ones have the present reward too"""
-    steps: Count = 50
-    """updates of a fit, of 64 pairs each"""
-    loss: Literal["logistic", "pairs"] = "logistic"
-    """logistic: each response is a demonstration or not (GAIL); pairs: which of two responses to a prompt is
-    the demonstration (GAD, arXiv 2511.10643)"""
-    penalty: float = field(1.0, ge=0)
-    """λ of the penalty on its slope; 0 leaves it free"""
-    slope: Positive = 1.0
-    """k, the slope that is asked for: reward per standard deviation of the hidden states"""
-    layer: int = -1
-    """whose hidden states it reads; negative numbers count from the last layer"""
-    weight: float = 1.0
-    """of its value in the reward"""
-    own: float = 0.0
-    """weight of the value of `reward.name` or `reward.functions` beside it; 0 measures it without training on
-    it. Held-out responses have that value alone"""
-
-
-class FlowConfig(Section):
-    """Token rewards by a flow that is fitted while training, to trusted responses (RLFR, arXiv 2510.10201):
-    the newest of the run with a reward of `min_reward`, and those of role "expert" in the store."""
-
-    min_reward: float
-    """of a response that is trusted"""
-    coef: float = field(0.01, ge=0)
-    """reward of a token at most, up or down; it is added to that of the response"""
-    threshold: Share = 0.0
-    """smaller deviations, in shares of the largest of a response, become 0"""
-    every: Count = 20
-    """optimizer steps from one fit to the next, each of which begins anew"""
-    newest: Count = 256
-    """of the run's own responses that may be trusted, and of the experts'"""
-    steps: Count = 500
-    """updates of a fit, of 256 tokens each"""
-    layer: int = -1
-    """whose hidden states it reads; negative numbers count from the last layer"""
-
-
 class RewardConfig(Section):
     """One reward, or the weighted sum of several `functions`."""
 
@@ -90,8 +43,6 @@ class RewardConfig(Section):
     """module:function or file.py:function that gives one number to responses of one meaning, called as a
     reward: the results of unit tests as bits, or agro.rewards.meaning.number of a canonical form; for
     objectives with equivalent = "meaning". A response without it has no reward"""
-    learned: LearnedReward | None = field(None, shared=True)
-    flow: FlowConfig | None = field(None, shared=True)
     timeout: Positive = field(10.0, resume=True, shared=True)
     """seconds a call may take for one response; beyond it the reward stays unknown"""
     per_token: bool = field(False, shared=True)

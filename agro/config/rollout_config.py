@@ -1,5 +1,4 @@
-"""How fresh responses are sampled: by which processes, with which engine, in which environment, and whether
-once, a second time, or by a search."""
+"""How fresh responses are sampled: by which processes, with which engine, in which environment."""
 
 from __future__ import annotations
 
@@ -161,82 +160,6 @@ class EngineConfig(Section):
         if len(set(urls)) < len(urls):
             raise Refused(f"engine.urls: expected different servers, got {', '.join(given)}")
         return urls
-
-
-class AgainConfig(Section):
-    """Fresh groups that satisfy a rule get more responses in the same step: written with a hint, by another
-    model, by the policy once more, or a teacher's from the store."""
-
-    by: Literal["hint", "store", "model", "policy", "parents"]
-    """whose responses. hint: the policy's, with the prompt's hint before it (Guide, arXiv 2506.13923); they
-    are stored under the prompt without it, with log-probs that are with it; store: those of role "expert" to
-    the same prompt in data.store (AMPO, arXiv 2510.02227); model: those of another model, of role "expert";
-    policy: the policy's once more; parents: those that the policy, or `model`, writes with one of the first
-    responses as a hint (the second stage of SOPHIA, arXiv 2507.16814); meta.parent is the sample it is of"""
-    when: Literal["failed", "equal", "always"] = "failed"
-    """which groups. failed: those without a right response; equal: those whose rewards are all equal; always:
-    all"""
-    right: float = 1.0
-    """the least reward of a right response"""
-    take: Literal["group", "right", "shortest"] = "group"
-    """group: the second responses take the place of the first, unless all or none of them are right; right:
-    right ones take the places of responses that a hash of the seed chooses; shortest (by = "parents"): the
-    shortest right one whose parent's children have a mean reward above `alpha` takes the place of all"""
-    alpha: float = 0.5
-    """take = "shortest": a parent whose children's mean reward isn't above it is a bad one"""
-    most: Count | None = None
-    """take = "right": so many places at most; one response of the policy stays, whatever it is"""
-    choose: Literal["first", "comprehension"] = "first"
-    """take = "right": which right responses come first. first: the shorter ones; comprehension: those after
-    whose reasoning, the text before their answer, the policy finds the right answer likeliest"""
-    n: Count | None = None
-    """second responses a prompt, where they are sampled; sampler.n where it isn't given"""
-    hint: str = "hint"
-    """column of the prompts with the hint. A column of the name hint isn't stored with responses that were
-    written without it"""
-    template: str = "{prompt}\n{hint}"
-    """by = "hint": what the policy reads; of messages it is the content of the last one"""
-    answer: str = "answer"
-    """choose = "comprehension": column of the prompts with the right answer"""
-    model: str | None = None
-    """folder or hub name of the model that is asked: with by = "model", and also with by = "parents" where it
-    isn't the policy"""
-
-
-class SearchConfig(Section):
-    """Fresh groups are found by a search: a tree of turns for each prompt. Each turn is a sample of its own,
-    whose prompt is what was read before it. `sampler.max_new` is of a turn, `environment.max_turns` the
-    depth."""
-
-    by: Literal["ucb", "best"]
-    """which state comes next, of those that were expanded least often. ucb: down from the start by the upper
-    confidence bound of turns (Agent Q, arXiv 2408.07199); best: the largest log-prob of the turns
-    before it over their tokens^`length_power` (BFS-Prover-V2, arXiv 2509.06493)"""
-    branches: Count = 4
-    """turns that are tried at once in a state"""
-    expansions: Count = 8
-    """states of a prompt, repeated ones too, in which turns are tried; best ends with the first right
-    episode"""
-    explore: float = field(1.0, ge=0)
-    """ucb: c of Q + c √(log N / n)"""
-    length_power: Share = 1.0
-    """best: 0 is the log-prob, 1 its mean over tokens"""
-    critique: str | None = None
-    """a question, such as " Is this a good step? ", that is asked after each turn: the policy's probability
-    of `good` is the turn's value by self-critique. Without it turns have values by the search alone"""
-    good: str = "yes"
-    """the answer that means that a turn is good"""
-    alpha: Share = 0.5
-    """share of the search in a turn's value; the rest is the self-critique"""
-    train: Literal["pairs", "path"] = "pairs"
-    """what is trained on. pairs: turns of one state whose values differ by more than `theta`, judged; path:
-    the turns of right episodes"""
-    theta: float = field(0.2, ge=0)
-    """pairs: the values of a pair differ by more"""
-    most: Count | None = 8
-    """pairs: those of a state with the widest gaps"""
-    right: float = 1.0
-    """path: the least reward of a right episode"""
 
 
 class PlaceConfig(Section):

@@ -19,12 +19,10 @@ from agro.config.override import as_list, drop_options, drop_replaced, merge, ov
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
 from agro.config.rollout_config import (
-    AgainConfig,
     EngineConfig,
     EnvironmentConfig,
     PlaceConfig,
     SamplerConfig,
-    SearchConfig,
     SourceConfig,
 )
 from agro.config.secrets import redacted
@@ -49,8 +47,6 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     sampler: SamplerConfig = SamplerConfig()
     source: SourceConfig = SourceConfig()
-    again: AgainConfig | None = None
-    search: SearchConfig | None = None
     engine: EngineConfig = EngineConfig()
     reward: RewardConfig = RewardConfig()
     environment: EnvironmentConfig | None = None

@@ -70,12 +70,9 @@ class CollectResult:
     tokens: int = 0  # sampled
     too_stale: int = 0  # responses that were made for the run and never trained on
     failed_requests: int | None = 0  # to the engine; each was sent again
-    asked_again: int | None = None  # groups that got responses a second time; None: without [again]
-    searched: int | None = None  # states in which turns were tried; None: without [search]
     draft_accepted: float | None = None  # share of a draft model's tokens that became part of a response
-    measured: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # metrics of the engine, after the last response
+    # Metrics of the engine, after the last response, and of what is around the source.
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def collect(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from agro.rollout.engines.capabilities import check_section, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode
-from agro.rollout.hinted import as_read, under_own_prompt
 from agro.types import Prompt, Role, Sample, thought_in
 from agro.types.kept_sets import ALL, flat
 from agro.types.sample import UNKNOWN_VERSION
@@ -54,6 +54,12 @@ class Rollout:
         self.max_turns = max_turns
         self.source, self.role = source, role
         self._name = uuid.uuid4().hex  # of its episodes, since other runs have the same seeds and numbers
+
+    def with_engine(self, engine: Engine) -> Self:
+        """The same with another engine."""
+        other = copy(self)
+        other.engine = engine
+        return other
 
     def sample(
         self,
@@ -88,7 +94,7 @@ class Rollout:
         prompt_of: dict[int, Prompt] = {}
         waiting: deque[Request] = deque()
         for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True):
-            ids = self.encoder.checked_prompt(as_read(prompt) if prompt.shown is not None else prompt)
+            ids = self.encoder.checked_prompt(prompt)
             room = min(options.max_new, self.encoder.context - len(ids))
             for index in range(number * n, (number + 1) * n):
                 if index not in skip:
@@ -123,7 +129,7 @@ class Rollout:
             version = done.version
             if isinstance(version, np.ndarray):
                 version = per_token(version, length)
-            sample = Sample(
+            yield Sample(
                 prompt=prompt.text,
                 response=text,
                 prompt_id=prompt.id,
@@ -139,9 +145,6 @@ class Rollout:
                 source=self.source,
                 meta=meta,
             )
-            if prompt.shown is not None:
-                sample = under_own_prompt(sample, self.encoder.prompt(prompt.text))
-            yield sample
 
     def _episodes(
         self,

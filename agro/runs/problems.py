@@ -90,8 +90,9 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     report = [_best_that_fall(rows, config), _stillness(rows, config), _overshoot(rows, config)]
     functions = config.reward.functions
     measured_alone = [p.label or p.name for p in functions if not p.weight and p.gate is None]
-    if config.reward.learned is not None:
-        measured_alone = [] if config.reward.learned.own else [config.reward.title]
+    title = config.reward.title
+    if any(title in (row.get("reward_parts") or {}) for row in rows):  # beside one that a source gives
+        measured_alone = [title]
     report += [_parted(rows, name) for name in measured_alone]
     row = _compared(rows)
     has_risen = row is not None and row[f"{GAIN}_low"] > 0

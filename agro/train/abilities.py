@@ -7,7 +7,6 @@ need what is missing are refused before anything is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 from agro.config import RunConfig, SourceConfig
@@ -56,20 +55,21 @@ SOURCES: dict[str, Abilities] = {
 
 def lacking(config: RunConfig) -> dict[SourceCapability, str]:
     """What the source of `source.kind` can't do in a phase, each with the setting that is why."""
-    source, engine = config.source, config.engine.kind
-    in_process = "shares_weights" in capabilities(engine)
-    judges = config.data.experts_win
-    reasons: tuple[tuple[str, bool, Iterable[SourceCapability]], ...] = (
-        (f'source.kind is "{source.kind}"', True, SOURCE_CAPABILITIES.keys() - SOURCES[source.kind]),
-        ("source.sync_every or source.sync_from is above 1", lags(source), ("samples_current_weights",)),
-        (f'engine.kind is "{engine}"', not in_process, ("shares_weights",)),
-        ("[environment] is set", config.environment is not None, ("single_turns",)),
-        ("data.experts_win is set", judges, ("unjudged",)),
-        ("data.experts_win isn't set", not judges, ("judges_pairs",)),
+    kind, engine, judges = config.source.kind, config.engine.kind, config.data.experts_win
+    found = {c: f'source.kind is "{kind}"' for c in SOURCE_CAPABILITIES if c not in SOURCES[kind]}
+    reasons: tuple[tuple[SourceCapability, str, bool], ...] = (
+        (
+            "samples_current_weights",
+            "source.sync_every or source.sync_from is above 1",
+            lags(config.source),
+        ),
+        ("shares_weights", f'engine.kind is "{engine}"', "shares_weights" not in capabilities(engine)),
+        ("single_turns", "[environment] is set", config.environment is not None),
+        ("unjudged", "data.experts_win is set", judges),
+        ("judges_pairs", "data.experts_win isn't set", not judges),
     )
-    found: dict[SourceCapability, str] = {}
-    for reason, is_there, missing in reasons:
-        for capability in missing if is_there else ():
+    for capability, reason, is_there in reasons:
+        if is_there:
             found.setdefault(capability, reason)
     return found
 

@@ -10,7 +10,7 @@ from agro.objectives.needs import REF_LOGP, REWARD_PARTS
 from agro.rollout.engines.capabilities import capabilities, check_section
 from agro.train.abilities import NEEDED_BY, SOURCE_CAPABILITIES, lags
 from agro.train.around import check_around, source_abilities, wrapper_of
-from agro.train.check_objective import check_again, check_followed, check_phase, check_search, refuse_first
+from agro.train.check_objective import check_followed, check_phase, refuse_first
 from agro.train.phases import Phase, options_at
 from agro.types import ROLES
 
@@ -38,10 +38,6 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         check_around(phase, prefix)
         _check_source(config, phase, prefix)
         check_phase(phase, prefix)
-        if phase.config.again is not None:
-            check_again(phase, prefix)
-        if phase.config.search is not None:
-            check_search(phase, prefix)
         _check_shaped(phase, prefix)
         if (
             options_at(phase.config.objective.options, 0).get("baseline") == "step"
@@ -51,8 +47,6 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
                 f'{prefix}objective.baseline = "step" compares a response with the step\'s other groups, and '
                 'train.groups is 1. What to do: raise train.groups, or set objective.baseline = "others"'
             )
-        if phase.config.reward.learned or phase.config.reward.flow:
-            _check_learned(phase.config, prefix)
     _check_used(config, phases)
     _check_measured(config, phases)
     check_followed(phases)
@@ -83,11 +77,6 @@ def check_sharded(config: RunConfig) -> None:
                 f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. "
                 "What to do: train in one process"
             )
-    if config.reward.learned or config.reward.flow:
-        raise Refused(
-            "reward.learned and reward.flow need a model in one process; "
-            "several ranks (torchrun) have shards of it. What to do: train in one process"
-        )
     for key, value in packed.items():
         if value is not None:
             raise Refused(
@@ -294,32 +283,11 @@ def _check_rival(config: RunConfig) -> None:
         )
 
 
-def _check_learned(config: RunConfig, prefix: str) -> None:
-    """What rewards that are learned while training can't be combined with."""
-    learned = config.reward.learned is not None
-    name, other = ("reward.learned", "reward.flow") if learned else ("reward.flow", "reward.learned")
-    problems = {
-        f"{other} is set: one of the two is learned": learned and config.reward.flow is not None,
-        "[environment] is set: an episode has one reward for several rows": config.environment is not None,
-        "data.experts_win is set: pairs have no reward": config.data.experts_win,
-        'source.kind = "elsewhere": collectors don\'t have the fit': config.source.kind == "elsewhere",
-        "[again] or [search] is set": config.again is not None or config.search is not None,
-        "source.around is set": config.source.around is not None,
-        "source.sync_every or sync_from is above 1": not learned and lags(config.source),
-        "data.store isn't set: demonstrations are stored responses": learned and not config.data.store,
-        "data.replay = 1: fresh responses get it": not config.data.samples_fresh,
-    }
-    refuse_first(f"{prefix}{name}: ", problems, ". What to do: change one of the two")
-
-
 def _check_shaped(phase: Phase, prefix: str) -> None:
     """What a reward made of its recorded parts loses, and values that are of rewards before shaping."""
     config, reward = phase.config, phase.config.reward
     whitens, clips = reward.whiten != "none", reward.clip is not None
-    lost: dict[str, object] = {
-        "reward.learned": reward.learned,
-        "data.reward_scale": config.data.reward_scale,
-    }
+    lost: dict[str, object] = {"data.reward_scale": config.data.reward_scale}
     makers = {f"reward.whiten = {reward.whiten}": lost if whitens and reward.functions else {}}
     if REWARD_PARTS in phase.needs:
         if not reward.functions:
@@ -327,7 +295,7 @@ def _check_shaped(phase: Phase, prefix: str) -> None:
                 f"{prefix}the advantage of gdpo normalizes each of several rewards, but reward.functions "
                 "names none. What to do: list them there, or choose another advantage"
             )
-        more = {"reward.whiten": whitens, "reward.clip": clips, "reward.flow": reward.flow}
+        more = {"reward.whiten": whitens, "reward.clip": clips}
         makers["the advantage of gdpo"] = {**lost, **more}
     for maker, others in makers.items():
         for name, value in others.items():

@@ -181,51 +181,6 @@ def refuse_first(name: str, problems: Mapping[str, object], way_out: str = "") -
             raise Refused(f"{name}{problem}{way_out}")
 
 
-def check_again(phase: Phase, prefix: str) -> None:
-    """Raise `Refused` for what [again] can't be combined with."""
-    config, again, data = phase.config, phase.config.again, phase.config.data
-    assert again is not None
-    right, by_store, has_model = again.take == "right", again.by == "store", again.model is not None
-    needs = f"{config.objective.name} needs {FRESH.what}"
-    problems = {
-        "has no episodes: remove [environment]": config.environment,
-        "is for fresh groups, but data.replay = 1 samples none": not data.samples_fresh,
-        "and data.complete_groups exclude each other": data.complete_groups,
-        'with by = "store" needs data.store': by_store and data.store is None,
-        'with by = "store" needs take = "right"': by_store and not right,
-        "asks for experts only where all fail: data.experts = 0": by_store and data.experts,
-        'with by = "model" needs again.model': again.by == "model" and not has_model,
-        f'with by = "{again.by}" asks no model': has_model and again.by not in ("model", "parents"),
-        'needs by = "parents" and take = "shortest" together': (
-            (again.take == "shortest") != (again.by == "parents")
-        ),
-        'has again.most, which belongs to take = "right"': not right and again.most is not None,
-        'has again.choose, which belongs to take = "right"': not right and again.choose != "first",
-        f"has responses of another context or model, but {needs}": (
-            FRESH in phase.needs and again.by != "policy"
-        ),
-    }
-    refuse_first(f"{prefix}[again] ", problems)
-
-
-def check_search(phase: Phase, prefix: str) -> None:
-    """Raise `Refused` for what [search] can't be combined with."""
-    config, search, data = phase.config, phase.config.search, phase.config.data
-    assert search is not None
-    kind = "pairs" if search.train == "pairs" else "no pairs"
-    others = f'with train = "{search.train}" is for objectives that need {kind}, got {config.objective.name}'
-    problems = {
-        "searches over the turns of an [environment]: set one": config.environment is None,
-        "finds fresh groups, but data.replay = 1 samples none": not data.samples_fresh,
-        "and [again] exclude each other": config.again,
-        "and data.complete_groups exclude each other": data.complete_groups,
-        "and data.spread exclude each other: its groups are states": data.spread,
-        "and data.experts exclude each other: its groups are states": data.experts,
-        others: (search.train == "pairs") != (PAIRS in phase.needs),
-    }
-    refuse_first(f"{prefix}[search] ", problems)
-
-
 def _ways_to_smaller(phase: Phase, minimum: int) -> str:
     """The options without which the objective trains on smaller groups, such as a baseline of the group."""
     options = phase.config.objective.options
@@ -252,12 +207,7 @@ def _check_tuned(config: RunConfig, needs: set[Need], prefix: str) -> None:
 def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     """Refuse needs that fresh samples, or stored ones, can't satisfy."""
     name, data = config.objective.name, config.data
-    if data.experts_win and (config.again or config.search):
-        raise Refused(
-            f"{prefix}data.experts_win and [again] or [search] exclude each other: its pairs are of experts "
-            "and of all fresh responses. What to do: remove one of the two"
-        )
-    if PAIRS in needs and data.samples_fresh and not (config.search or data.experts_win):
+    if PAIRS in needs and data.samples_fresh and "judges_pairs" not in source_abilities(config):
         raise Refused(
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import) "

@@ -15,7 +15,7 @@ from pathlib import Path
 from agro.io.files import remove
 from agro.models.published import load_published
 from agro.rollout import CollectResult
-from agro.rollout.rollout import Rollout, embedded
+from agro.rollout.rollout import embedded
 from agro.runs.folder import Run
 from agro.store import Pair, Store
 from agro.train.learner import Learner
@@ -105,11 +105,10 @@ class LaggingSource:
         return -1 if self.lagging is None else self.lagging.rollout.engine.version
 
     def _open(self, version: int) -> InlineSource:
-        config, rollout = self.current.config, self.current.rollout
+        config = self.current.config
         policy = load_published(config.policy, self.copies.folder(version))
         engine = embedded(policy, version, fused=config.engine.fused)
-        copy = Rollout(rollout.encoder, engine, rollout.environment, rollout.max_turns, rollout.source)
-        return replace(self.current, rollout=copy, weights=None)
+        return replace(self.current, rollout=self.current.rollout.with_engine(engine), weights=None)
 
 
 @dataclass(frozen=True)

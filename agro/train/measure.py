@@ -52,8 +52,6 @@ def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict
         "truncated_share": ends.count("cut") / len(ends) if ends else None,
         "groups": len(fresh | stored),
         "groups_merged": len(fresh & stored),
-        "asked_again": collected.asked_again,
-        "searched": collected.searched,
         "hinted": sum(s.meta.get("hint") is not None for s in responses),
         "experts": sum(s.role == "expert" for s in responses),
         "same_meaning": sum(n for n in meanings.values() if n > 1) if meanings else None,

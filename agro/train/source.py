@@ -219,6 +219,12 @@ def complete(
     return replace(filled, made=both), selections
 
 
+def without_hint(prompt: Prompt) -> Prompt:
+    """The prompt without a column `hint`: `meta.hint` of a sample says that a hint was read."""
+    columns = {name: value for name, value in prompt.columns.items() if name != "hint"}
+    return Prompt(prompt.text, prompt.id, columns)
+
+
 def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
     """The prompt of a group, with the columns of its first intact record; None where none is intact."""
     for sample in store.samples(prompt_id=prompt_id, skip_damaged=True):
@@ -254,14 +260,12 @@ def _with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:
 def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResult:
     """What several calls added, of which a step trains on `ids`."""
     failures = [part.failed_requests for part in parts]
-    asked = [part.asked_again for part in parts if part.asked_again is not None]
     return CollectResult(
         ids,
         failed=sum(part.failed for part in parts),
         tokens=sum(part.tokens for part in parts),
         too_stale=sum(part.too_stale for part in parts),
         failed_requests=None if None in failures else sum(n or 0 for n in failures),
-        asked_again=sum(asked) if asked else None,
         measured=parts[-1].measured,
     )
 

@@ -30,16 +30,13 @@ from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
 from agro.train.abilities import lags
-from agro.train.adversary import AdversarialSource
 from agro.train.around import Context, wrapper_of
-from agro.train.asking_again import AskingAgainSource, without_hint
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import follows_log, samples_kl
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
-from agro.train.flowing import FlowSource
 from agro.train.lagging import JudgingSource, LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
@@ -60,9 +57,8 @@ from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_setti
 from agro.train.phases import Phase, derive, describe, resolve
 from agro.train.process_group import connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
-from agro.train.searching import SearchingSource, of_turns
 from agro.train.set_aside import Budget, few_held_out, set_aside, within_budget, write_set_aside
-from agro.train.source import InlineSource, PromptOrder, Source, UncertainOrder
+from agro.train.source import InlineSource, PromptOrder, Source, UncertainOrder, without_hint
 from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
 from agro.train.watch import Watch
@@ -324,11 +320,9 @@ class BaseTrainer:
                 source = LaggingSource(inline, self.folder)
         if config.data.experts_win:
             source = JudgingSource(source, self.store)
-        if config.reward.learned is not None:
-            return AdversarialSource(source, self.policy, self.store, config)
         around = wrapper_of(config)
         if around is None:
-            return self._old(phase, source, inline)
+            return source
         wrapper, options = around
         context = Context(
             config,
@@ -342,22 +336,6 @@ class BaseTrainer:
             self.progress.say,
         )
         return wrapper.make(source, context, options)
-
-    def _old(self, phase: Phase, source: Source, inline: InlineSource | None) -> Source:
-        config = phase.config
-        environment = self.environments[phase.name] if config.search is not None else None
-        if environment is not None:
-            assert inline is not None
-            inline = of_turns(inline, environment)
-            source = LaggingSource(inline, self.folder) if lags(config.source) else inline
-            return SearchingSource(inline, source, environment)
-        if config.again is not None:
-            assert inline is not None
-            return AskingAgainSource(source, inline, self.prompts)
-        if config.reward.flow is not None:
-            assert inline is not None
-            return FlowSource(inline, self.policy)
-        return source
 
     def _inline(self, phase: Phase, learner: Learner) -> InlineSource:
         """The source that samples in this process."""

@@ -57,15 +57,11 @@ class Prompt:
     """What a policy is asked. `id` makes the group; `columns` are what a reward may read (`answer`, …).
 
     Where `columns` have declarations of `tools`, these are part of messages, and of their identity.
-
-    `shown`: what a sampler reads in place of `text`, under which the response is stored: such as the text
-    with a hint.
     """
 
     text: Text
     id: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    shown: Text | None = None
 
     def __post_init__(self) -> None:
         if type(self.text) is not str:

@@ -21,10 +21,10 @@ from agro import Trainer
 from agro.config import NewModel, PolicyConfig, RunConfig
 from agro.models.policy import Policy
 from agro.models.published import load_published
-from agro.rewards.flow import FlowReward
 from agro.store import Store
 from agro.train.stored_tensors import from_text
 from agro.types import Sample
+from agro_papers.flow import FlowReward
 from reproductions.systems.row import Row
 
 DIGITS = "0123456789"

@@ -137,7 +137,10 @@ def test_the_policy_learns_from_demonstrations_alone(tmp_path: Path, objective: 
         ({"source__kind": "elsewhere"}, r"source\.sync_from = 3 and source\.kind"),
         ({"objective": {"name": "agro", "beta": 0.1}}, r"data\.experts_win makes pairs .* objective agro"),
         ({"data__experts": 0}, r"data\.experts_win makes pairs .* data\.experts = 0"),
-        ({"again": {"by": "store"}}, r"data\.experts_win and \[again\] or \[search\] exclude"),
+        (
+            {"source__around": "resample", "source__options": {"by": "store"}},
+            r"resample needs a source that adds no judgments .*, but data\.experts_win is set",
+        ),
         ({"policy__cache_reference": True}, r"policy\.cache_reference keeps .* \"sampler\""),
     ],
 )

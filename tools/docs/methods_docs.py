@@ -59,7 +59,7 @@ RULES = {
     "hints when all fail, Guide (2506.13923)": '`again.by = "hint"`, recipe `guide`',
     "kept sets of top-p and top-k in ratios, DeepSeek-V3.2 (2512.02556)": "`sampler.keep_sets`",
     "imitation with a bounded slope of the discriminator, Lipschitz GAIL (2006.16785)": (
-        "`reward.learned.penalty`, recipe `gail`; of given rewards `agro.rewards.smooth`, recipe "
+        "`reward.learned.penalty`, recipe `gail`; of given rewards `agro_papers.smooth`, recipe "
         "`smooth_reward`"
     ),
     "logged response beside fresh ones, as in ABPO (2605.18899)": (
@@ -104,11 +104,11 @@ RULES = {
     ),
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": (
-        '`search.by = "ucb"`, `agro.rollout.search.step_pairs`, recipe `agent_q`'
+        '`search.by = "ucb"`, `agro_papers.tree.step_pairs`, recipe `agent_q`'
     ),
     "teachers on demand, AMPO (2510.02227)": '`again.by = "store"`, recipe `ampo`',
     "token rewards of a flow network, RLFR (2510.10201)": (
-        "`reward.flow`, recipe `rlfr`; of stored responses `agro.rewards.flow`"
+        "`reward.flow`, recipe `rlfr`; of stored responses `agro_papers.flow`"
     ),
     "tracked baseline V̂(x) for groups of one, uncertain prompts first, SPO (2509.13232)": (
         '`data.value_half_life`, `data.prompt_order = "uncertain"`, `normalize` of `rloo`, recipe '

@@ -91,7 +91,6 @@ NOTES = {
     "data.hold_out": "of the prompts, to compare the result with the start",
     "data.hold_out_most": "at most so many, and none of fewer than 200; hold_out = 0: none",
     "data.max_age": "optimizer steps",
-    "again.by": "who answers where all responses of a group fail",
     "objective.singletons": "prompts without a pair have no gradient; they are counted",
     "train.updates": "of one batch; the ratio differs from 1 from the second on",
     "train.value_lr": "of the value head, which has its own optimizer group",

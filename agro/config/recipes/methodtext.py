@@ -16,7 +16,7 @@ WIDTH = 110
 COMMENT_COLUMN = 39
 PLAIN_UNITS = ("choice", "ratio", "share", "probability", "number")  # which a meaning says already
 SECTIONS = (
-    *("policy", "reward", "data", "environment", "sampler", "source", "again", "search"),
+    *("policy", "reward", "data", "environment", "sampler", "source"),
     *("objective", "train", "evaluate"),
 )
 

@@ -335,13 +335,17 @@ ENTRIES: dict[str, Objective] = {
             "Guide (arXiv 2506.13923): where all responses to a prompt fail, the policy is asked again with "
             "a hint, and learns to do without it.",
             shown=("gamma", "ratio"),
-            settings={"again.by": "hint", "again.hint": "hint"},
+            settings={
+                "source.around": "resample",
+                "source.options.by": "hint",
+                "source.options.hint": "hint",
+            },
             notes={
                 "ratio": "recorded log-probs: those with the hint in the prompt",
-                "again.hint": "column of the prompts; again.template says where it stands",
+                "source.options.hint": "column of the prompts; source.options.template says where it stands",
             },
             required="policy.model; data.prompts with a column hint, a text that helps to the answer; and a "
-            "reward of at least again.right (1) for right responses unless it is `exact`.",
+            "reward of at least source.options.right (1) for right responses unless it is `exact`.",
         ),
     ),
     "tempsamp_r1": Objective(
@@ -362,7 +366,7 @@ ENTRIES["ampo"] = preset(
     ENTRIES["luffy"],
     "AMPO, arXiv 2510.02227",
     "AMPO: LUFFY's loss with a dual clip on own tokens. Where A ≥ 0 it is −min(w A, clamp(w, 0.8, 1.2) A), "
-    "where A < 0 at most −3 A; teachers' tokens −A p/(p + 0.1). Teachers come on demand: with [again] right "
+    "where A < 0 at most −3 A; teachers' tokens −A p/(p + 0.1). Teachers come on demand: with resample right "
     "stored responses replace wrong ones in groups without a right one.",
     certainty="code",
     clip=(0.2, 0.2),
@@ -374,18 +378,20 @@ ENTRIES["ampo"] = preset(
         settings={
             "data.experts": None,
             "sampler.n": 8,
-            "again.by": "store",
-            "again.take": "right",
-            "again.most": 2,
-            "again.choose": "comprehension",
+            "source.around": "resample",
+            "source.options.by": "store",
+            "source.options.take": "right",
+            "source.options.most": 2,
+            "source.options.choose": "comprehension",
         },
         notes={
-            "again.take": "right responses alone, each in the place of a wrong one",
-            "again.most": "teachers' responses in a group",
-            "again.choose": "first those after whose reasoning the policy finds the right answer likeliest",
+            "source.options.take": "right responses alone, each in the place of a wrong one",
+            "source.options.most": "teachers' responses in a group",
+            "source.options.choose": "first those after whose reasoning the policy finds the right answer "
+            "likeliest",
         },
         required="policy.model; data.prompts with a column answer; data.store with scored records of role "
         '"expert" to the same prompts, of one teacher or of several (by their source); and a reward of at '
-        "least again.right (1) for right responses unless it is `exact`.",
+        "least source.options.right (1) for right responses unless it is `exact`.",
     ),
 )

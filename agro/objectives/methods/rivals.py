@@ -79,7 +79,7 @@ ENTRIES: dict[str, Objective] = {
     "agent_q": preset(
         preference.ENTRIES["dpo"],
         "Agent Q, arXiv 2408.07199",
-        "DPO on pairs of actions tried in one state of a search tree (`agro.rollout.search.step_pairs`), "
+        "DPO on pairs of actions tried in one state of a search tree (`step_pairs`), "
         "with the log-probs that were recorded when they were sampled for the reference's: −log σ(β ((l_w "
         "− b_w) − (l_l − b_l))). It needs no reference, and its anchor is as old as the tree.",
         certainty="notes",
@@ -95,14 +95,15 @@ ENTRIES: dict[str, Objective] = {
                 "environment.name": "examples/environments/spelling.py:Spelling",
                 "environment.max_turns": 8,
                 "source.sync_every": 8,
-                "search.by": "ucb",
-                "search.branches": 4,
-                "search.expansions": 16,
-                "search.explore": 1.0,
-                "search.critique": " Is this a good step? ",
-                "search.good": "yes",
-                "search.alpha": 0.5,
-                "search.theta": 0.2,
+                "source.around": "tree_search",
+                "source.options.by": "ucb",
+                "source.options.branches": 4,
+                "source.options.expansions": 16,
+                "source.options.explore": 1.0,
+                "source.options.critique": " Is this a good step? ",
+                "source.options.good": "yes",
+                "source.options.alpha": 0.5,
+                "source.options.theta": 0.2,
             },
             notes={
                 "sampler.max_new": "tokens of a turn",
@@ -110,16 +111,16 @@ ENTRIES: dict[str, Objective] = {
                 "the anchor would be 0, and β would only scale the gradient",
                 "environment.name": "yours, as module:Class or file.py:Class",
                 "environment.max_turns": "depth of the tree",
-                "search.branches": "turns that are tried at once in a state",
-                "search.expansions": "states of a prompt in which they are tried",
-                "search.explore": "c of the bound Q + c √(log N / n)",
-                "search.critique": "asked after a turn; the probability of the answer is the critique",
-                "search.alpha": "share of the search in a turn's value, beside the critique",
-                "search.theta": "the values of a pair differ by more",
+                "source.options.branches": "turns that are tried at once in a state",
+                "source.options.expansions": "states of a prompt in which they are tried",
+                "source.options.explore": "c of the bound Q + c √(log N / n)",
+                "source.options.critique": "asked after a turn; the probability of the answer is the critique",
+                "source.options.alpha": "share of the search in a turn's value, beside the critique",
+                "source.options.theta": "the values of a pair differ by more",
             },
             commands=("agro train {name} policy.model=MODEL data.prompts=prompts.jsonl --out runs/{name}",),
             required="policy.model, data.prompts, and an environment with rewards; that of the example reads "
-            "the column answer. A search of your own judges turns with `agro.rollout.search.step_pairs`, as "
+            "the column answer. A search of your own judges turns with `step_pairs`, as "
             "examples/search_tree.py does.",
         ),
     ),

@@ -282,26 +282,28 @@ ENTRIES: dict[str, Objective] = {
         "SOPHIA, arXiv 2507.16814",
         "SOPHIA: −log π of the shortest right response to each prompt among those whose parent, an "
         "intermediate text, has a mean reward of its children above α. They are imitated without the "
-        'parent\'s text; [again] with by = "parents" samples both stages.',
+        'parent\'s text; source.around = "resample" with by = "parents" samples both stages.',
         certainty="paper",
         recipe=MethodRecipe(
             "SOPHIA (arXiv 2507.16814), on text: the policy writes parents, from each of which children are "
             "written; the shortest right child of a good parent is imitated, without its parent.",
             settings={
                 "sampler.n": 4,
-                "again.by": "parents",
-                "again.when": "always",
-                "again.take": "shortest",
-                "again.alpha": 0.5,
-                "again.n": 4,
+                "source.around": "resample",
+                "source.options.by": "parents",
+                "source.options.when": "always",
+                "source.options.take": "shortest",
+                "source.options.alpha": 0.5,
+                "source.options.n": 4,
                 "train.lr": 1e-5,
             },
             notes={
                 "sampler.n": "parents a prompt",
-                "again.by": "a parent is a hint to its children; with again.model another model writes them",
-                "again.take": "the shortest right child of a good parent",
-                "again.alpha": "the mean reward of its children is above it",
-                "again.n": "children of a parent",
+                "source.options.by": "a parent is a hint to its children; with source.options.model another "
+                "model writes them",
+                "source.options.take": "the shortest right child of a good parent",
+                "source.options.alpha": "the mean reward of its children is above it",
+                "source.options.n": "children of a parent",
             },
         ),
     ),

@@ -196,7 +196,7 @@ class _Trial:
 
     def _refusal(self, config: RunConfig) -> str:
         """Why it can't train on the store; "" where it can."""
-        if config.again is not None or config.search is not None:
+        if config.source.around is not None:
             return FRESH
         for phase in check_config(_holding_nothing(config)):
             refused = self._of_store(phase)

@@ -1,18 +1,52 @@
 """Responses that were written under another text than the prompt under which they are stored.
 
-A sampler reads `Prompt.shown`; the sample has the tokens of `Prompt.text` before those of the response, the
-log-probs with which the response was drawn, and in `context_tokens` what was read.
+A sampler reads `HintedPrompt.shown`; the sample has the tokens of `Prompt.text` before those of the
+response, the log-probs with which the response was drawn, and in `context_tokens` what was read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.rollout import Rollout
 from agro.types import UNKNOWN_VERSION, Prompt, Sample, Text
+
+
+@dataclass(frozen=True)
+class HintedPrompt(Prompt):
+    """A prompt of which a sampler reads another text, such as the one with a hint."""
+
+    shown: Text = ""
+
+
+class HintedRollout(Rollout):
+    """Samples as another rollout does, and to a `HintedPrompt` what is shown of it."""
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> HintedRollout:
+        return cls(rollout.encoder, rollout.engine, source=rollout.source, role=rollout.role)
+
+    def sample(
+        self, prompts: Sequence[Prompt], n: int, options: SamplerConfig, **others: Any
+    ) -> Iterator[Sample]:
+        """See `Rollout.sample`."""
+        asked = dict(zip(others.get("numbers") or range(len(prompts)), prompts))
+        read = [Prompt(p.shown, p.id) if isinstance(p, HintedPrompt) else p for p in prompts]
+        for sample in super().sample(read, n, options, **others):
+            prompt = asked[sample.meta["index"] // n]
+            if not isinstance(prompt, HintedPrompt):
+                yield sample
+                continue
+            meta = {**prompt.columns, **sample.meta}
+            own = under_own_prompt(sample, self.encoder.prompt(prompt.text))
+            yield own.replace(prompt=prompt.text, prompt_id=prompt.id, meta=meta)
 
 
 def hinted(prompt: Prompt, hint: Any, template: str) -> Prompt:
@@ -22,7 +56,8 @@ def hinted(prompt: Prompt, hint: Any, template: str) -> Prompt:
     """
     if not isinstance(hint, str) or not hint:
         raise Refused(f"prompt {prompt.id}: expected a hint, a text that isn't empty, got {hint!r:.80}")
-    return Prompt(prompt.text, prompt.id, {**prompt.columns, "hint": hint}, _filled(prompt, hint, template))
+    columns = {**prompt.columns, "hint": hint}
+    return HintedPrompt(prompt.text, prompt.id, columns, _filled(prompt, hint, template))
 
 
 def _filled(prompt: Prompt, hint: str, template: str) -> Text:
@@ -34,14 +69,9 @@ def _filled(prompt: Prompt, hint: str, template: str) -> Text:
         return [*before, {**last, "content": template.format(prompt=last["content"], hint=hint)}]
     except (LookupError, ValueError) as error:
         raise Refused(
-            f"again.template: expected a text with {{prompt}} and {{hint}}, got {template!r}: {error!r}"
+            "source.options.template: expected a text with {prompt} and {hint}, got "
+            f"{template!r}: {error!r}"
         ) from None
-
-
-def as_read(prompt: Prompt) -> Prompt:
-    """What a sampler reads of a prompt that is shown otherwise."""
-    assert prompt.shown is not None
-    return Prompt(prompt.shown, prompt.id)
 
 
 def under_own_prompt(sample: Sample, prompt: list[int]) -> Sample:

@@ -8,32 +8,72 @@ The tree is in the store: each turn is a sample whose prompt is the state, and `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from agro.config import Count, Section, Share, field
+from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
 from agro.rollout.envs.protocol import Environment, Turn, checked
-from agro.rollout.search import Action, Attempt, State, Tree, best_first, by_ucb, step_pairs
-from agro.train.assessing import answer_probabilities
+from agro.train.abilities import Abilities
+from agro.train.around import Context, SourceWrapper
 from agro.train.learner import Learner
+from agro.train.phases import Phase
 from agro.train.source import FillRequest, InlineSource, Source, can_be_asked, joined
 from agro.types import Prompt, Sample
+from agro_papers.self_judgment import answer_probabilities
+from agro_papers.tree import Action, Attempt, State, Tree, best_first, by_ucb, step_pairs
+
+
+class SearchOptions(Section):
+    """Fresh groups are found by a search: a tree of turns for each prompt. Each turn is a sample of its own,
+    whose prompt is what was read before it. `sampler.max_new` is of a turn, `environment.max_turns` the
+    depth."""
+
+    by: Literal["ucb", "best"]
+    """which state comes next, of those that were expanded least often. ucb: down from the start by the upper
+    confidence bound of turns (Agent Q, arXiv 2408.07199); best: the largest log-prob of the turns
+    before it over their tokens^`length_power` (BFS-Prover-V2, arXiv 2509.06493)"""
+    branches: Count = 4
+    """turns that are tried at once in a state"""
+    expansions: Count = 8
+    """states of a prompt, repeated ones too, in which turns are tried; best ends with the first right
+    episode"""
+    explore: float = field(1.0, ge=0)
+    """ucb: c of Q + c √(log N / n)"""
+    length_power: Share = 1.0
+    """best: 0 is the log-prob, 1 its mean over tokens"""
+    critique: str | None = None
+    """a question, such as " Is this a good step? ", that is asked after each turn: the policy's probability
+    of `good` is the turn's value by self-critique. Without it turns have values by the search alone"""
+    good: str = "yes"
+    """the answer that means that a turn is good"""
+    alpha: Share = 0.5
+    """share of the search in a turn's value; the rest is the self-critique"""
+    train: Literal["pairs", "path"] = "pairs"
+    """what is trained on. pairs: turns of one state whose values differ by more than `theta`, judged; path:
+    the turns of right episodes"""
+    theta: float = field(0.2, ge=0)
+    """pairs: the values of a pair differ by more"""
+    most: Count | None = 8
+    """pairs: those of a state with the widest gaps"""
+    right: float = 1.0
+    """path: the least reward of a right episode"""
 
 
 class SearchingSource:
     """Fresh groups are states of search trees, and their responses turns."""
 
-    def __init__(self, source: InlineSource, turns: Source, environment: Environment) -> None:
-        """`source`: the one in this process, whose prompts are searched; `turns`: one that samples turns to
-        chosen prompts, with a lag or without, see `of_turns`."""
-        config = source.config
-        assert config.search is not None
-        assert config.environment is not None
-        self.turns, self.prompts, self.store = turns, source.prompts, source.store
-        self.encoder, self.environment = source.rollout.encoder, environment
-        self.search, self.depth = config.search, config.environment.max_turns
+    def __init__(self, source: Source, context: Context, options: SearchOptions) -> None:
+        inline, environment = context.inline, context.environment
+        assert environment is not None
+        assert context.config.environment is not None
+        self.turns = context.copying(of_turns(inline, environment))  # with a lag or without
+        self.prompts, self.store, self.encoder = inline.prompts, context.store, inline.rollout.encoder
+        self.environment = environment
+        self.search, self.depth = options, context.config.environment.max_turns
         self.learner: Learner | None = None
 
     def publish(self, learner: Learner) -> None:
@@ -58,7 +98,8 @@ class SearchingSource:
         self._write(actions)
         right = {action.sample.stored_id for action in actions if action.best >= search.right}
         ids = self._judge(trees) if search.train == "pairs" else right
-        return replace(joined(parts, tuple(sorted(ids))), searched=tried)
+        filled = joined(parts, tuple(sorted(ids)))
+        return replace(filled, measured={**filled.measured, "searched": tried})
 
     def _expand(self, states: Sequence[State], wanted: FillRequest) -> CollectResult:
         """Try turns in these states, and let the environment answer them."""
@@ -165,3 +206,28 @@ def of_turns(source: InlineSource, environment: Environment) -> InlineSource:
     sampler = source.config.sampler.model_copy(update={"stop": stops})
     config = source.config.model_copy(update={"sampler": sampler})
     return replace(source, rollout=rollout, config=config, reward=None)
+
+
+def _can(inner: Abilities, search: SearchOptions) -> Abilities:
+    inner -= {"samples_chosen_prompts", "whole_groups"}
+    return inner | {"judges_pairs"} if search.train == "pairs" else inner
+
+
+def _problems(phase: Phase, search: SearchOptions) -> Mapping[str, object]:
+    kind = "pairs" if search.train == "pairs" else "no pairs"
+    name = phase.config.objective.name
+    return {
+        "searches over the turns of an [environment]: set one": phase.config.environment is None,
+        f'with train = "{search.train}" is for objectives that need {kind}, got {name}': (
+            (search.train == "pairs") != (PAIRS in phase.needs)
+        ),
+    }
+
+
+TREE_SEARCH = SourceWrapper(
+    SearchingSource,
+    SearchOptions,
+    needs=frozenset(("shares_engine", "samples_chosen_prompts", "unjudged")),
+    can=_can,
+    problems=_problems,
+)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from agro.rewards.discriminator import Discriminator, Fit, Pool
+from agro_papers.discriminator import Discriminator, Fit, Pool
 
 ZERO, ONE = [1.0, 0.0], [0.0, 1.0]
 

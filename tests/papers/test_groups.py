@@ -8,7 +8,8 @@ import pytest
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.rewards.groups import (
+from agro.types import Sample
+from agro_papers.groups import (
     asks_for_hint,
     comprehension,
     keeps_hinted,
@@ -16,7 +17,6 @@ from agro.rewards.groups import (
     propagate,
     shortest_right,
 )
-from agro.types import Sample
 
 
 def test_teachers_replace_only_where_all_are_wrong() -> None:

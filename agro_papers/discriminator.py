@@ -11,7 +11,7 @@ The logistic loss is least at D = log p_E/p_π, whose mean over the policy's res
 the reward of demonstrations in the view of arXiv 2310.06147). Pairs are Bradley and Terry's (GAD, arXiv
 2511.10643). The penalty bounds the slope: without it off-policy imitation is unstable (arXiv 2006.16785).
 
-The network is that of `agro.rewards.smooth`, and goes on from its last fit. Hidden states are standardized by
+The network is that of `agro_papers.smooth`, and goes on from its last fit. Hidden states are standardized by
 mean and standard deviation of those of the fit, which change as the policy learns.
 """
 
@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from agro.models.policy import Policy
-from agro.rewards.flow import hidden_states
-from agro.rewards.smooth import slope_penalty, small_network
 from agro.types import Sample
+from agro_papers.flow import hidden_states
+from agro_papers.smooth import slope_penalty, small_network
 
 ROWS = 64  # pairs of responses in an update
 

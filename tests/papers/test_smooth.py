@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from agro.errors import Refused
-from agro.rewards.smooth import SmoothReward, slope_penalty
 from agro.types import Sample
+from agro_papers.smooth import SmoothReward, slope_penalty
 
 
 def test_the_penalty_of_a_line_is_that_of_its_slope() -> None:

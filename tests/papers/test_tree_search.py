@@ -1,4 +1,4 @@
-"""`[search]`: a tree of turns for each prompt, whose turns are trained on."""
+"""`tree_search`: a tree of turns for each prompt, whose turns are trained on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
-from agro.rollout.search import Action, State, Tree, best_first, by_ucb
 from agro.store import Store
 from agro.train.check import check_config
 from agro.train.phases import derive
 from agro.types import Prompt, Sample
+from agro_papers.tree import Action, State, Tree, best_first, by_ucb
 
 DIGITS = "0123"
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
@@ -42,13 +42,13 @@ def on_locks(folder: Path, **changes: Any) -> RunConfig:
         "sampler": {"max_new": 1},
         "reward": {"name": "exact"},
         "objective": {"name": "agent_q", "beta": 0.1, "singletons": "drop"},
-        "search": {"by": "ucb", **BUDGET},
+        "source": {"around": "tree_search", "options": {"by": "ucb", **BUDGET}},
         "train__steps": 4,
     }
     return tiny(folder, **{**values, **changes})
 
 
-FIRST = {"search": {"by": "best", "train": "path", **BUDGET}, "objective": {"name": "sft"}}
+FIRST = {"source__options": {"by": "best", "train": "path", **BUDGET}, "objective": {"name": "sft"}}
 
 
 def drawn(run: Path) -> list[int]:
@@ -104,9 +104,9 @@ def test_a_search_opens_locks_that_samples_dont_at_equal_tokens(tmp_path: Path, 
     don't move, so that both are of the new model, which writes each digit about once in seven times."""
     still: dict[str, Any] = {"train__steps": 1, "train__groups": 16, "train__lr": 1e-12}
     search = {"by": by, "train": "path", "branches": 4, "expansions": 16}
-    values = {"search": search, "objective": {"name": "sft"}, **still}
+    values = {"source__options": search, "objective": {"name": "sft"}, **still}
     searched = Trainer(on_locks(tmp_path, **values), tmp_path / "search").run()
-    plain = {"search": None, "objective": {"name": "grpo"}, "sampler": {"n": 64, "max_new": 1}, **still}
+    plain = {"source": {}, "objective": {"name": "grpo"}, "sampler": {"n": 64, "max_new": 1}, **still}
     sampled = Trainer(on_locks(tmp_path, **plain), tmp_path / "samples").run()
     found = stored(searched)
     opened = {root(s, found) for s in found.values() if s.reward == 1}
@@ -139,7 +139,7 @@ def test_the_turns_of_right_episodes_alone_are_imitated(tmp_path: Path) -> None:
 def test_a_self_critique_is_half_of_a_value(tmp_path: Path) -> None:
     """The policy's probability of the answer is in (0, 1); with theta = 0 it alone makes pairs."""
     search = {"by": "ucb", **BUDGET, "critique": ">", "good": "1", "theta": 0.0}
-    run = Trainer(on_locks(tmp_path, search=search, train__steps=1), tmp_path / "run").run()
+    run = Trainer(on_locks(tmp_path, source__options=search, train__steps=1), tmp_path / "run").run()
     samples = stored(run)
     assert all(0 < s.meta["tree"]["critic"] < 1 for s in samples.values())
     with Store.open(run / "store.db", read_only=True) as store:
@@ -205,11 +205,14 @@ def test_the_upper_confidence_bound_chooses_as_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"environment": None}, r"\[search\] searches over the turns of an \[environment\]"),
+        ({"environment": None}, r"tree_search searches over the turns of an \[environment\]"),
         ({"objective": {"name": "sft"}}, 'with train = "pairs" is for objectives that need pairs'),
-        ({"search": FIRST["search"]}, 'with train = "path" is for objectives that need no pairs'),
-        ({"again": {"by": "policy"}}, r"\[again\] has no episodes"),
-        ({"source__kind": "elsewhere"}, "search.by = ucb needs a source that"),
+        (
+            {"source__options": FIRST["source__options"]},
+            'with train = "path" is for objectives that need no pairs',
+        ),
+        ({"data__spread": True}, r"data\.spread = True needs a source that returns one group"),
+        ({"source__kind": "elsewhere"}, "tree_search needs a source that samples to prompts"),
     ],
 )
 def test_what_it_excludes_is_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
@@ -226,17 +229,17 @@ def checkpoint(run: Path, step: int) -> Path:
 def test_a_phase_begins_with_the_first_weights(tmp_path: Path) -> None:
     """A restart on the store that the search filled: with a rate of nearly 0 it ends at the first weights,
     which have a version of their own. A run that is stopped in it resumes to the same bytes."""
-    search = FIRST["search"]
+    search = {"around": "tree_search", "options": FIRST["source__options"]}
     phases = [
-        {"name": "search", "search": search, "train": {"steps": 3}},
+        {"name": "search", "source": search, "train": {"steps": 3}},
         {
             "name": "restart",
             "data": {"replay": 1.0, "min_reward": 1.0},
             "train": {"steps": 2, "groups": 2, "start": "first", "lr": 1e-12},
         },
-        {"name": "again", "search": search, "train": {"steps": 2}},
+        {"name": "again", "source": search, "train": {"steps": 2}},
     ]
-    config = on_locks(tmp_path, search=None, objective={"name": "sft"}, phases=phases, train__keep=9)
+    config = on_locks(tmp_path, source={}, objective={"name": "sft"}, phases=phases, train__keep=9)
     run = Trainer(config, tmp_path / "whole").run()
     first = Policy.load(config.policy, seed=derive(config.train.seed, "weights")).weights()
     restarted = load_file(checkpoint(run, 5))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agro.errors import Refused
-from agro.rollout.search import Attempt, step_pairs
 from agro.store import Pair
+from agro_papers.tree import Attempt, step_pairs
 
 
 def test_pairs_are_those_with_a_gap_above_theta_the_widest_first() -> None:

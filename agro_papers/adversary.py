@@ -1,4 +1,4 @@
-"""A source whose fresh responses get a reward that is learned while training (`reward.learned`).
+"""A source whose fresh responses get a reward that is learned while training.
 
 After it has sampled, a discriminator is fitted to the run's newest responses against demonstrations, and
 scores them. So imitation needs no reward, and the policy can't go on with a text that fools an old fit. The
@@ -10,30 +10,57 @@ The last fit and the ids of the newest responses are in checkpoints, as the stat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from agro.config import RunConfig
+from agro.config import Count, Positive, Section, field
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
-from agro.models.policy import Policy
-from agro.rewards.discriminator import Discriminator, Fit, Pool
+from agro.objectives.needs import REWARD_PARTS
 from agro.rollout import CollectResult
-from agro.store import Store
+from agro.train.around import Context, SourceWrapper
 from agro.train.collate import staleness
 from agro.train.learner import Learner
 from agro.train.monitors import Monitor
-from agro.train.phases import derive
+from agro.train.phases import Phase, derive
 from agro.train.source import FillRequest, Source
 from agro.train.stored_tensors import from_text, to_text
 from agro.types import Sample
+from agro_papers.discriminator import Discriminator, Fit, Pool
 
 HELD_OUT = 5  # of as many prompts one isn't fitted to: the discriminator is measured on it
+
+
+class AdversaryOptions(Section):
+    """A discriminator that is fitted while training, to the newest responses against demonstrations: stored
+    responses of role "expert" to the same prompts. Its value is the reward of fresh responses."""
+
+    every: Count = 1
+    """optimizer steps from one fit to the next, each of which goes on from the one before"""
+    newest: Count = 256
+    """of the run's own responses that it is fitted to; with data.replay these are scored anew at each step,
+    so that replayed ones have the present reward too"""
+    steps: Count = 50
+    """updates of a fit, of 64 pairs each"""
+    loss: Literal["logistic", "pairs"] = "logistic"
+    """logistic: each response is a demonstration or not (GAIL); pairs: which of two responses to a prompt is
+    the demonstration (GAD, arXiv 2511.10643)"""
+    penalty: float = field(1.0, ge=0)
+    """λ of the penalty on its slope; 0 leaves it free"""
+    slope: Positive = 1.0
+    """k, the slope that is asked for: reward per standard deviation of the hidden states"""
+    layer: int = -1
+    """whose hidden states it reads; negative numbers count from the last layer"""
+    weight: float = 1.0
+    """of its value in the reward"""
+    own: float = 0.0
+    """weight of the value of `reward.name` or `reward.functions` beside it; 0 measures it without training on
+    it. Held-out responses have that value alone"""
 
 
 class AdversarialSource(Monitor):
@@ -41,10 +68,9 @@ class AdversarialSource(Monitor):
 
     name = "adversary"
 
-    def __init__(self, sampler: Source, policy: Policy, store: Store, config: RunConfig) -> None:
-        assert config.reward.learned is not None
-        self.sampler, self.policy, self.store, self.config = sampler, policy, store, config
-        self.learned = config.reward.learned
+    def __init__(self, source: Source, context: Context, options: AdversaryOptions) -> None:
+        self.sampler, self.learned, self.config = source, options, context.config
+        self.policy, self.store = context.policy, context.store
         self.discriminator: Discriminator | None = None
         self.fitted = -1  # the version of the weights at the last fit
         self.newest: list[int] = []  # ids
@@ -75,7 +101,7 @@ class AdversarialSource(Monitor):
             experts += self.experts[prompt_id]
         if not experts:
             raise Refused(
-                "reward.learned: expected demonstrations, which are stored responses of role expert, to the "
+                "adversary: expected demonstrations, which are stored responses of role expert, to the "
                 f"prompts of this step, but {self.store.path} has none to any of {len(samples)} responses "
                 f"(for one: prompt {samples[0].prompt_id}). What to do: import some for data.prompts (agro "
                 "import FILE --store STORE, with a column role), and set data.store"
@@ -141,3 +167,22 @@ class AdversarialSource(Monitor):
 def is_held_out(prompt_id: str) -> bool:
     """Whether a discriminator is measured on a prompt, and not fitted to it."""
     return derive("learned reward", prompt_id) % HELD_OUT == 0
+
+
+def _problems(phase: Phase, options: AdversaryOptions) -> Mapping[str, object]:
+    reward = phase.config.reward
+    of_parts = REWARD_PARTS in phase.needs or (reward.whiten != "none" and reward.functions)
+    return {
+        "needs data.store: demonstrations are stored responses": not phase.config.data.store,
+        "gives a reward that would be lost where one is made of recorded parts: by reward.whiten, or the "
+        "advantage of gdpo": of_parts,
+    }
+
+
+ADVERSARY = SourceWrapper(
+    AdversarialSource,
+    AdversaryOptions,
+    needs=frozenset(("shares_engine", "complete_policy", "single_turns", "unjudged")),
+    can=lambda inner, options: inner,
+    problems=_problems,
+)

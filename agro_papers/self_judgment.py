@@ -8,10 +8,10 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
-from agro.rewards.groups import comprehension
 from agro.train.collate import collate
 from agro.train.learner import Learner
 from agro.types import Prompt, Sample
+from agro_papers.groups import comprehension
 
 
 def comprehended(

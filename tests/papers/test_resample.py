@@ -1,4 +1,4 @@
-"""`[again]`: groups that fail get more responses in the same step, with a hint or by a teacher."""
+"""`resample`: groups that fail get more responses in the same step, with a hint or by a teacher."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agro.types import Sample
 EXACT = {"name": "exact"}
 
 
-def with_hints(folder: Path, **changes: Any) -> RunConfig:
+def with_hints(folder: Path, again: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
     """One digit is the answer, so that a random response is right once in 12 times."""
     lines = [{"prompt": f"{i:03d}>", "answer": f"{i % 10}", "hint": f"{i % 10}"} for i in range(60)]
     (folder / "hints.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -33,6 +33,8 @@ def with_hints(folder: Path, **changes: Any) -> RunConfig:
         "reward": EXACT,
         "sampler": {"n": 4, "max_new": 1},
     }
+    if again is not None:
+        values["source"] = {"around": "resample", "options": again}
     return tiny(folder, **{"objective": {"name": "guide"}, **values, **changes})
 
 
@@ -243,11 +245,14 @@ def write_half(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"data__replay": 1.0, "data__store": "s.db", "again": HINT}, r"\[again\] is for fresh groups"),
-        ({"again": STORE}, r'\[again\] with by = "store" needs data.store'),
-        ({"again": {**HINT, "most": 1}}, r"\[again\] has again.most, which belongs to take"),
-        ({"again": {"by": "model"}}, r'with by = "model" needs again.model'),
-        ({"again": HINT, "source__kind": "elsewhere"}, r"again.by = hint needs a source that"),
+        (
+            {"data__replay": 1.0, "data__store": "s.db", "again": HINT},
+            r"resample changes fresh samples, but data\.replay",
+        ),
+        ({"again": STORE}, r'resample with by = "store" needs data.store'),
+        ({"again": {**HINT, "most": 1}}, "resample has the option most, which belongs to take"),
+        ({"again": {"by": "model"}}, r'with by = "model" needs source.options.model'),
+        ({"again": HINT, "source__kind": "elsewhere"}, "resample needs a source that samples to prompts"),
         ({"again": HINT, "objective": {"name": "agro_onpolicy", "beta": 0.1}}, "agro_onpolicy needs samples"),
     ],
 )

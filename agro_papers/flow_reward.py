@@ -1,6 +1,6 @@
-"""A source whose fresh responses get token rewards of a flow, fitted while training (`reward.flow`).
+"""A source whose fresh responses get token rewards of a flow, fitted while training.
 
-RLFR (arXiv 2510.10201) as its paper has it: the flow of `agro.rewards.flow` is fitted anew every so often to
+RLFR (arXiv 2510.10201) as its paper has it: the flow of `agro_papers.flow` is fitted anew every so often to
 the hidden states of trusted responses, which change as the policy learns. A response has its token rewards
 from the moment that it is in the store. Before the first fit, while no response is trusted, it has none.
 
@@ -17,16 +17,37 @@ from typing import Any
 
 import numpy as np
 
-from agro.config import FlowConfig
-from agro.models.policy import Policy
-from agro.rewards.flow import ROWS, FlowReward
+from agro.config import Count, Section, Share, field
+from agro.objectives.needs import REWARD_PARTS
 from agro.rollout import CollectResult, Rollout
+from agro.train.around import Context, SourceWrapper
 from agro.train.learner import Learner
 from agro.train.monitors import Monitor
 from agro.train.phases import derive
-from agro.train.source import FillRequest, InlineSource
+from agro.train.source import FillRequest, Source
 from agro.train.stored_tensors import from_text, to_text
 from agro.types import Sample
+from agro_papers.flow import ROWS, FlowReward
+
+
+class FlowOptions(Section):
+    """Token rewards by a flow that is fitted while training, to trusted responses (RLFR, arXiv 2510.10201):
+    the newest of the run with a reward of `min_reward`, and those of role "expert" in the store."""
+
+    min_reward: float
+    """of a response that is trusted"""
+    coef: float = field(0.01, ge=0)
+    """reward of a token at most, up or down; it is added to that of the response"""
+    threshold: Share = 0.0
+    """smaller deviations, in shares of the largest of a response, become 0"""
+    every: Count = 20
+    """optimizer steps from one fit to the next, each of which begins anew"""
+    newest: Count = 256
+    """of the run's own responses that may be trusted, and of the experts'"""
+    steps: Count = 500
+    """updates of a fit, of 256 tokens each"""
+    layer: int = -1
+    """whose hidden states it reads; negative numbers count from the last layer"""
 
 
 class FlowRollout(Rollout):
@@ -34,7 +55,7 @@ class FlowRollout(Rollout):
 
     flow: FlowReward | None = None
 
-    def __init__(self, rollout: Rollout, config: FlowConfig) -> None:
+    def __init__(self, rollout: Rollout, config: FlowOptions) -> None:
         super().__init__(rollout.encoder, rollout.engine, source=rollout.source)
         self.config = config
 
@@ -53,16 +74,15 @@ class FlowSource(Monitor):
 
     name = "flow"
 
-    def __init__(self, sampler: InlineSource, policy: Policy) -> None:
-        assert sampler.config.reward.flow is not None
-        self.flow = sampler.config.reward.flow
-        self.rollout = FlowRollout(sampler.rollout, self.flow)
-        self.sampler, self.policy = replace(sampler, rollout=self.rollout), policy
+    def __init__(self, source: Source, context: Context, options: FlowOptions) -> None:
+        self.flow, self.policy = options, context.policy
+        self.rollout = FlowRollout(context.inline.rollout, options)
+        self.sampler = replace(context.inline, rollout=self.rollout)
         self.fitted = -1  # the version of the weights at the last fit
         self.newest: list[int] = []  # ids
 
     def publish(self, learner: Learner) -> None:
-        """Fit the flow to what is trusted, where the last fit is `reward.flow.every` optimizer steps old: the
+        """Fit the flow to what is trusted, where the last fit is `every` optimizer steps old: the
         run's newest responses with a reward of `min_reward`, and experts' of the store."""
         self.sampler.publish(learner)
         if self.fitted >= 0 and learner.version - self.fitted < self.flow.every:
@@ -115,3 +135,16 @@ def ranking(samples: Sequence[Sample], errors: Sequence[float]) -> float | None:
         if low[0] != high[0]
     ]
     return float(np.mean(wins)) if wins else None
+
+
+FLOW_REWARD = SourceWrapper(
+    FlowSource,
+    FlowOptions,
+    needs=frozenset(
+        ("samples_current_weights", "shares_engine", "complete_policy", "single_turns", "unjudged")
+    ),
+    can=lambda inner, options: inner,
+    problems=lambda phase, options: {
+        "adds rewards of tokens, which the advantage of gdpo would lose": REWARD_PARTS in phase.needs
+    },
+)

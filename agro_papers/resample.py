@@ -11,21 +11,25 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from agro.config import AgainConfig
+from agro.config import Count, Section
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.rewards.groups import asks_for_hint, keeps_hinted, on_demand, shortest_right
-from agro.rollout import CollectResult, Rollout
-from agro.rollout.hinted import hinted
+from agro.objectives.needs import FRESH
+from agro.rollout import CollectResult
 from agro.rollout.rollout import embedded
 from agro.store import Store
-from agro.train.assessing import comprehended
+from agro.train.abilities import Abilities
+from agro.train.around import Context, SourceWrapper
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
-from agro.train.phases import derive
-from agro.train.source import FillRequest, InlineSource, Source, joined
+from agro.train.phases import Phase, derive
+from agro.train.source import FillRequest, Source, joined, without_hint
 from agro.types import Prompt, Sample
+from agro_papers.groups import asks_for_hint, keeps_hinted, on_demand, shortest_right
+from agro_papers.hinted import HintedRollout, hinted
+from agro_papers.self_judgment import comprehended
 
 Answered = Mapping[str, Sequence[Sample]]  # responses with a known reward, by prompt_id
 
@@ -59,17 +63,58 @@ class SecondSampling:
         return made, answered(self.store, made.ids)
 
 
+class AgainOptions(Section):
+    """Fresh groups that satisfy a rule get more responses in the same step: written with a hint, by another
+    model, by the policy once more, or a teacher's from the store."""
+
+    by: Literal["hint", "store", "model", "policy", "parents"]
+    """whose responses. hint: the policy's, with the prompt's hint before it (Guide, arXiv 2506.13923); they
+    are stored under the prompt without it, with log-probs that are with it; store: those of role "expert" to
+    the same prompt in data.store (AMPO, arXiv 2510.02227); model: those of another model, of role "expert";
+    policy: the policy's once more; parents: those that the policy, or `model`, writes with one of the first
+    responses as a hint (the second stage of SOPHIA, arXiv 2507.16814); meta.parent is the sample it is of"""
+    when: Literal["failed", "equal", "always"] = "failed"
+    """which groups. failed: those without a right response; equal: those whose rewards are all equal; always:
+    all"""
+    right: float = 1.0
+    """the least reward of a right response"""
+    take: Literal["group", "right", "shortest"] = "group"
+    """group: the second responses take the place of the first, unless all or none of them are right; right:
+    right ones take the places of responses that a hash of the seed chooses; shortest (by = "parents"): the
+    shortest right one whose parent's children have a mean reward above `alpha` takes the place of all"""
+    alpha: float = 0.5
+    """take = "shortest": a parent whose children's mean reward isn't above it is a bad one"""
+    most: Count | None = None
+    """take = "right": so many places at most; one response of the policy stays, whatever it is"""
+    choose: Literal["first", "comprehension"] = "first"
+    """take = "right": which right responses come first. first: the shorter ones; comprehension: those after
+    whose reasoning, the text before their answer, the policy finds the right answer likeliest"""
+    n: Count | None = None
+    """second responses a prompt, where they are sampled; sampler.n where it isn't given"""
+    hint: str = "hint"
+    """column of the prompts with the hint. A column of the name hint isn't stored with responses that were
+    written without it"""
+    template: str = "{prompt}\n{hint}"
+    """by = "hint": what the policy reads; of messages it is the content of the last one"""
+    answer: str = "answer"
+    """choose = "comprehension": column of the prompts with the right answer"""
+    model: str | None = None
+    """folder or hub name of the model that is asked: with by = "model", and also with by = "parents" where it
+    isn't the policy"""
+
+
 class AskingAgainSource:
     """The groups of another source. Those that fail have other responses, in part or as a whole."""
 
-    def __init__(self, first: Source, inline: InlineSource, prompts: Sequence[Prompt]) -> None:
-        """`first`: of the first responses; `inline`: one in this process, from which that of another model is
-        made; `prompts`: with all of their columns. Raises `Refused` where one lacks a column."""
-        config, again = inline.config, inline.config.again
-        assert again is not None
-        self.first, self.again, self.store, self.seed = first, again, inline.store, config.train.seed
-        self.prompts = {prompt.id: as_asked(prompt, again) for prompt in prompts}
+    def __init__(self, source: Source, context: Context, options: AgainOptions) -> None:
+        """Raises `Refused` where a prompt lacks a column."""
+        again, inline = options, context.inline
+        config, rollout = inline.config, HintedRollout.of(inline.rollout)
+        first = context.copying(replace(inline, rollout=rollout))
+        self.first, self.again, self.store, self.seed = first, again, context.store, config.train.seed
+        self.prompts = {prompt.id: as_asked(prompt, again) for prompt in context.prompts}
         self.learner: Learner | None = None
+        self.asked = 0  # groups, in a step
         self.second: StoredTeachers | SecondSampling
         if again.by == "store":
             self.second = StoredTeachers(self.store, again.right)
@@ -79,7 +124,7 @@ class AskingAgainSource:
                 dtype = "bfloat16" if config.policy.dtype == "mixed" else config.policy.dtype
                 changes = {"model": again.model, "new": None, "lora": None, "dtype": dtype}
                 policy = Policy.load(config.policy.model_copy(update=changes))
-                rollout = Rollout(policy.encoder, embedded(policy), source=again.model, role="expert")
+                rollout = HintedRollout(policy.encoder, embedded(policy), source=again.model, role="expert")
                 asked = replace(inline, rollout=rollout)
             self.second = SecondSampling(asked, self.store, again.n or config.sampler.n)
 
@@ -103,7 +148,9 @@ class AskingAgainSource:
             leaving |= {sample.id for sample in left}
             coming += came
         ids = [i for i in made.ids if i not in leaving] + [s.id for s in coming if s.id is not None]
-        return replace(joined([made, more], tuple(ids)), asked_again=len(asked))
+        self.asked = len(asked) + (self.asked if wanted.before else 0)
+        filled = joined([made, more], tuple(ids))
+        return replace(filled, measured={**filled.measured, "asked_again": self.asked})
 
     def _asked(self, group: Sequence[Sample]) -> list[Prompt]:
         """What is asked for a group: its prompt, or the prompt with each of its responses that has a text."""
@@ -152,7 +199,7 @@ class AskingAgainSource:
         return [first[i] for i in taken], [ranked[j] for j in taken.values()]
 
 
-def as_asked(prompt: Prompt, again: AgainConfig) -> Prompt:
+def as_asked(prompt: Prompt, again: AgainOptions) -> Prompt:
     """The prompt of a second sampling. Raises `Refused` where it lacks a column that this needs."""
     needed = {again.hint} if again.by == "hint" else set()
     needed |= {again.answer} if again.choose == "comprehension" else set()
@@ -160,17 +207,11 @@ def as_asked(prompt: Prompt, again: AgainConfig) -> Prompt:
         if prompt.columns.get(column) is None:
             has = ", ".join(prompt.columns) or "none"
             raise Refused(
-                f"prompt {prompt.id}: [again] expected a column {column}, it has {has}. What to do: add it "
-                "to data.prompts, or name another one (again.hint, again.answer)"
+                f"prompt {prompt.id}: resample expected a column {column}, it has {has}. What to do: add it "
+                "to data.prompts, or name another one (source.options.hint, source.options.answer)"
             )
     plain = without_hint(prompt)
     return hinted(plain, prompt.columns[again.hint], again.template) if again.by == "hint" else plain
-
-
-def without_hint(prompt: Prompt) -> Prompt:
-    """The prompt without a column `hint`: `meta.hint` of a sample says that a hint was read."""
-    columns = {name: value for name, value in prompt.columns.items() if name != "hint"}
-    return Prompt(prompt.text, prompt.id, columns)
 
 
 def answered(store: Store, ids: Sequence[int]) -> Answered:
@@ -181,3 +222,38 @@ def answered(store: Store, ids: Sequence[int]) -> Answered:
         if i in samples and not math.isnan(total_reward(samples[i])):
             groups[samples[i].prompt_id].append(samples[i])
     return groups
+
+
+def _can(inner: Abilities, again: AgainOptions) -> Abilities:
+    inner -= {"samples_chosen_prompts"}
+    return inner if again.by == "policy" else inner - {"samples_current_weights"}
+
+
+def _problems(phase: Phase, again: AgainOptions) -> Mapping[str, object]:
+    data = phase.config.data
+    right, by_store, has_model = again.take == "right", again.by == "store", again.model is not None
+    needs = f"{phase.config.objective.name} needs {FRESH.what}"
+    return {
+        'with by = "store" needs data.store': by_store and data.store is None,
+        'with by = "store" needs take = "right"': by_store and not right,
+        "asks for experts only where all fail: data.experts = 0": by_store and data.experts,
+        'with by = "model" needs source.options.model': again.by == "model" and not has_model,
+        f'with by = "{again.by}" asks no model': has_model and again.by not in ("model", "parents"),
+        'needs by = "parents" and take = "shortest" together': (
+            (again.take == "shortest") != (again.by == "parents")
+        ),
+        'has the option most, which belongs to take = "right"': not right and again.most is not None,
+        'has the option choose, which belongs to take = "right"': not right and again.choose != "first",
+        f"has responses of another context or model, but {needs}": (
+            FRESH in phase.needs and again.by != "policy"
+        ),
+    }
+
+
+RESAMPLE = SourceWrapper(
+    AskingAgainSource,
+    AgainOptions,
+    needs=frozenset(("shares_engine", "samples_chosen_prompts", "single_turns", "unjudged")),
+    can=_can,
+    problems=_problems,
+)

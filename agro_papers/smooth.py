@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.rewards.flow import hidden_states
 from agro.types import Sample
+from agro_papers.flow import hidden_states
 
 ROWS = 64  # responses of an update
 

@@ -14,18 +14,19 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.store import Store
-from agro.train.adversary import is_held_out
 from agro.train.check import check_config
-from agro.train.flowing import ranking
 from agro.types import Sample
+from agro_papers.adversary import is_held_out
+from agro_papers.flow_reward import ranking
 
 ROUNDING = 1e-5
+REWARD = Path(__file__).parents[1] / "train/reward.py"
 
 
 def imitating(folder: Path, steps: int = 4, **changes: Any) -> RunConfig:
     values = {
         "objective": {"name": "agro", "beta": 0.05},
-        "reward__learned": {"steps": 10},
+        "source": {"around": "adversary", "options": {"steps": 10}},
         "train__groups": 4,
         "train__checkpoint_every": 2,
     }
@@ -35,7 +36,8 @@ def imitating(folder: Path, steps: int = 4, **changes: Any) -> RunConfig:
 def flowing(folder: Path, steps: int = 6, **changes: Any) -> RunConfig:
     values = {
         "objective": {"name": "prefix_consistency", "beta": 0.05},
-        "reward__flow": {"min_reward": 1.0, "coef": 0.1, "every": 2, "steps": 20},
+        "source__around": "flow_reward",
+        "source__options": {"min_reward": 1.0, "coef": 0.1, "every": 2, "steps": 20},
         "train__value_lr": 1e-2,
         "train__groups": 4,
         "train__checkpoint_every": 2,
@@ -66,7 +68,7 @@ def test_the_reward_is_the_discriminators_and_the_runs_own_is_measured(tmp_path:
 
 def test_the_reward_is_a_sum_where_its_own_counts(tmp_path: Path) -> None:
     learned = {"steps": 10, "weight": 0.5, "own": 2.0}
-    config = imitating(tmp_path, reward__learned=learned)
+    config = imitating(tmp_path, source__options=learned)
     Trainer(config, tmp_path / "run").run()
     for sample in own_samples(config):
         values = sample.meta["reward_parts"]
@@ -78,7 +80,7 @@ def test_the_reward_is_a_sum_where_its_own_counts(tmp_path: Path) -> None:
     [
         {},
         pytest.param(
-            {"reward__learned": {"steps": 10, "every": 3}, "data__replay": 0.5, "data__roles": ["policy"]},
+            {"source__options": {"steps": 10, "every": 3}, "data__replay": 0.5, "data__roles": ["policy"]},
             id="replayed, with an older fit",
         ),
     ],
@@ -114,7 +116,8 @@ def learning_even_digits(folder: Path, count: int, **learned: Any) -> list[dict[
         folder,
         count,
         demonstration=lambda digit: str(int(digit) // 2 * 2),
-        reward={"name": f"{Path(__file__).parent / 'reward.py'}:even", "learned": learned},
+        reward={"name": f"{REWARD}:even"},
+        source__options=learned,
         train={"steps": count, "groups": 10, "micro_batch": 256, "lr": 1e-2, "clip": 20.0},
         sampler__n=4,
     )
@@ -181,10 +184,10 @@ def test_the_ranking_of_errors() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reward__flow": {"min_reward": 1.0}}, r"reward\.learned: reward\.flow is set"),
-        ({"data__store": None}, r"reward\.learned: data\.store isn't set"),
-        ({"data__replay": 1.0}, r"reward\.learned: data\.replay = 1"),
-        ({"source__kind": "elsewhere"}, r"reward\.learned: source\.kind"),
+        ({"environment": {"name": "e.py:E"}}, r"adversary needs a source .* but \[environment\] is set"),
+        ({"data__store": None}, r"adversary needs data\.store: demonstrations"),
+        ({"data__replay": 1.0}, r"adversary changes fresh samples, but data\.replay = 1"),
+        ({"source__kind": "elsewhere"}, r'adversary needs a source that .* but source\.kind is "elsewhere"'),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -194,5 +197,5 @@ def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], mes
 
 def test_prompts_without_demonstrations_are_refused(tmp_path: Path) -> None:
     config = imitating(tmp_path, data__store=str(tmp_path / "empty.db"))
-    with pytest.raises(Refused, match=r"reward\.learned: expected demonstrations, .* role expert"):
+    with pytest.raises(Refused, match=r"adversary: expected demonstrations, .* role expert"):
         Trainer(config, tmp_path / "run").run()
