@@ -8,6 +8,7 @@ import config_docs
 
 from agro import objectives
 from agro.config import RunConfig
+from agro.io import plugins
 
 PAGE = Path(__file__).parents[1] / "docs/configuration.md"
 
@@ -45,6 +46,12 @@ def test_the_page_holds_every_value_and_every_option() -> None:
         k for k in described() if k not in sections and not k.startswith(("phases.", "reward.functions."))
     }
     assert values <= set(rows)
+    assert len(config_docs.sources_of_agro()) == 6
+    for name in config_docs.sources_of_agro():
+        fields = plugins.load("sources", name, name).options.model_fields
+        part = page.split(f"### source.around = {name}\n")[1].split("###")[0]
+        assert all(f"| `source.options.{key}` |" in part for key in fields)
+        assert all(field.description for field in fields.values())
     for name in objectives.names():
         entry, part = objectives.get(name), page.split(f"### {name}\n")[1].split("###")[0]
         if entry.of:

@@ -86,6 +86,34 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(imports()).prepare()
 
 
+def documented() -> dict[str, set[str] | None]:
+    """The modules that docs/api documents, each with the names that it has of it; None: all."""
+    found: dict[str, set[str] | None] = {}
+    for page_of_api in (ROOT / "docs/api").glob("*.md"):
+        for part in re.split(r"^::: ", page_of_api.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            members = re.search(r"members: \[(.*)\]", part)
+            found[part.split()[0]] = set(members[1].split(", ")) if members else None
+    return found
+
+
+def test_agro_names_no_package_beside_it_and_sources_of_papers_import_what_is_documented() -> None:
+    """So a source of a user's can do what they do."""
+    beside = sorted(path.name for path in ROOT.glob("agro_*") if path.is_dir())
+    assert "agro_papers" in beside
+    assert [(path, name) for path in FILES for name in beside if name in path.read_text()] == []
+    public, hidden = documented(), []
+    for path in (ROOT / "agro_papers").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not isinstance(node, ast.Import) or not any(a.name.startswith("agro") for a in node.names)
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "agro":
+                module = str(node.module)
+                for name in (alias.name for alias in node.names):
+                    names = public.get(module, set())
+                    if names is not None and name not in names and f"{module}.{name}" not in public:
+                        hidden.append(f"{path.name}: {module}.{name}")
+    assert hidden == []
+
+
 @pytest.mark.parametrize(
     ("source", "modules"),
     [

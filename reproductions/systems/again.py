@@ -26,7 +26,7 @@ from reproductions.systems.row import Row
 
 DIGITS = "0123456789"
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
-BY_HINT = "[again] by = hint"
+BY_HINT = "resample, by = hint"
 Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run trained on
 
 
@@ -47,7 +47,12 @@ def guide(folder: Path) -> Iterator[Row]:
     model = copying(folder / "copying")
     again = {"by": "hint", "template": "{hint}{prompt}"}
     config = task(
-        folder, policy={"model": model}, objective={"name": "guide"}, again=again, steps=10, train__lr=1e-4
+        folder,
+        policy={"model": model},
+        objective={"name": "guide"},
+        source=resample(again),
+        steps=10,
+        train__lr=1e-4,
     )
     run = train(config, folder / "run")
     right: dict[str, bool] = defaultdict(
@@ -83,7 +88,7 @@ def without_hint(folder: Path) -> Row:
     settings |= {"data__prompts": written(folder / "one.jsonl", asked_for), "sampler__max_new": 3}
     again = {"by": "hint", "template": "{hint}{prompt}"}
     right = {}
-    for name, changes in (("guide", {"again": again}), ("grpo", {})):
+    for name, changes in (("guide", {"source": resample(again)}), ("grpo", {})):
         learning = task(folder / name, steps=10, objective={"name": name}, **settings, **changes)
         plain = [s for s in stored(train(learning, folder / name / "run")) if not is_hinted(s)]
         right[name] = mean_reward(plain)
@@ -106,7 +111,7 @@ def ampo(folder: Path) -> Iterator[Row]:
         folder,
         policy={"model": model},
         objective={"name": "ampo"},
-        again=again,
+        source=resample(again),
         data__store=str(store),
         train__lr=1e-9,
         steps=8,
@@ -114,7 +119,7 @@ def ampo(folder: Path) -> Iterator[Row]:
     groups = drawn(train(config, folder / "run"), store)
     experts = [s for g in groups.values() for s in g if s.role == "expert"]
     beside = [g for g in groups.values() if any(s.role == "expert" for s in g) and any_right(g)]
-    mechanism = "[again] by = store"
+    mechanism = "resample, by = store"
     yield Row("AMPO", mechanism, "groups with a teacher and a right own response", len(beside), 0, "at most")
     understood = float(np.mean([s.source == "understood" for s in experts]))
     yield Row("AMPO", mechanism, "share of teachers who are understood", understood, 0.9, "at least")
@@ -123,7 +128,7 @@ def ampo(folder: Path) -> Iterator[Row]:
 def sophia(folder: Path) -> Iterator[Row]:
     again = {"by": "parents", "when": "always", "take": "shortest", "n": 3, "alpha": 0.2}
     again["template"] = "{hint}{prompt}"
-    config = task(folder, objective={"name": "sft"}, again=again, steps=12)
+    config = task(folder, objective={"name": "sft"}, source=resample(again), steps=12)
     run = train(config, folder / "run")
     children = defaultdict(list)
     for sample in stored(run):
@@ -131,7 +136,7 @@ def sophia(folder: Path) -> Iterator[Row]:
             children[sample.meta["parent"]].append(sample)
     trained = [s for g in drawn(run).values() for s in g]
     bad = [s for s in trained if not s.reward or mean_reward(children[s.meta["parent"]]) <= 0.2]
-    mechanism = "[again] by = parents"
+    mechanism = "resample, by = parents"
     yield Row("SOPHIA", mechanism, "trained rows that are wrong or of a bad parent", len(bad), 0, "at most")
     yield Row("SOPHIA", mechanism, "trained rows, each of a parent in the store", len(trained), 1, "at least")
 
@@ -200,23 +205,23 @@ SEARCH = {"branches": 4, "expansions": 16}
 
 def agent_q(folder: Path) -> Iterator[Row]:
     search = {"by": "ucb", **SEARCH, "critique": ">", "good": "1"}
-    config = locks(folder, search=search, objective={"name": "agent_q", "beta": 0.1}, steps=4)
+    config = locks(folder, source=searching(search), objective={"name": "agent_q", "beta": 0.1}, steps=4)
     run = train(config, folder / "run")
     samples = {s.id: s for s in stored(run)}
     with Store.open(run / "store.db", read_only=True) as store:
         pairs = list(store.pairs())
     apart = [p for p in pairs if samples[p.winner].prompt != samples[p.loser].prompt]
     yield Row(
-        "Agent Q", "[search] by = ucb", "judged pairs without a common prefix", len(apart), 0, "at most"
+        "Agent Q", "tree_search, by = ucb", "judged pairs without a common prefix", len(apart), 0, "at most"
     )
-    yield Row("Agent Q", "[search] by = ucb", "judged pairs", len(pairs), 10, "at least")
+    yield Row("Agent Q", "tree_search, by = ucb", "judged pairs", len(pairs), 10, "at least")
     yield opened_above_samples("Agent Q", "ucb", folder)
 
 
 def bfs_prover(folder: Path) -> Iterator[Row]:
     search = {"by": "best", "train": "path", **SEARCH}
     phases = [
-        {"name": "search", "search": search, "train": {"steps": 4}},
+        {"name": "search", "source": searching(search), "train": {"steps": 4}},
         {
             "name": "restart",
             "data": {"replay": 1.0, "min_reward": 1.0},
@@ -227,7 +232,7 @@ def bfs_prover(folder: Path) -> Iterator[Row]:
     config = locks(folder, objective=band, phases=phases, steps=1)
     run = train(config, folder / "run")
     wrong = [s for g in drawn(run).values() for s in g if s.reward != 1]
-    mechanism = "[search] by = best"
+    mechanism = "tree_search, by = best"
     yield Row("BFS-Prover-V2", mechanism, "trained turns of no right episode", len(wrong), 0, "at most")
     first = Policy.load(config.policy, seed=derive(config.train.seed, "weights")).weights()
     last = load_file(run / "model" / "model.safetensors")
@@ -253,13 +258,16 @@ def mbrcsl(folder: Path) -> Iterator[Row]:
     search = {"by": "ucb", "explore": 0.0, "train": "path", **SEARCH}
     stored_alone = {"replay": 1.0, "group_size": 1}
     imitate = {"name": "imitate", "data": stored_alone, "train": {"steps": 250, "groups": 48}}
-    stitch = {"name": "stitch", "search": search, "train": {"steps": 40}}
+    stitch = {"name": "stitch", "source": searching(search), "train": {"steps": 40}}
     new = {"alphabet": "0123>", "hidden": 32, "layers": 2, "heads": 2, "context": 16}
     settings = {"objective": {"name": "reward_conditioned"}, "policy": {"new": new}, "train__lr": 3e-3}
     data = {"data__store": str(log), "phases": [imitate, stitch], **settings, **prompts}
     run = train(locks(folder, steps=1, **data), folder / "run")
     wrong_turns = [s for g in drawn(run, log).values() for s in g if s.prompt[0] == "3" and s.reward != 1]
-    mechanism, paths = "[search] by = ucb, explore = 0", "trained turns of no right episode, after the log's"
+    mechanism, paths = (
+        "tree_search, by = ucb, explore = 0",
+        "trained turns of no right episode, after the log's",
+    )
     yield Row("MBRCSL", mechanism, paths, len(wrong_turns), 0, "at most")
     still = {"sampler__n": 16, "objective": {"name": "grpo"}, "train__lr": 1e-12, **prompts}
     last = train(locks(folder, policy={"model": str(run / "model")}, steps=1, **still), folder / "last")
@@ -271,12 +279,14 @@ def opened_above_samples(row: str, by: str, folder: Path) -> Row:
     """Share of locks opened with 64 tokens by a search above that with as many tokens or more by samples."""
     still: dict[str, Any] = {"steps": 1, "train__lr": 1e-12}
     search = {"by": by, "train": "path", **SEARCH}
-    searched = train(locks(folder, search=search, objective={"name": "sft"}, **still), folder / "search")
+    searched = train(
+        locks(folder, source=searching(search), objective={"name": "sft"}, **still), folder / "search"
+    )
     sampled = train(locks(folder, objective={"name": "grpo"}, sampler__n=64, **still), folder / "samples")
     opened = {root(s) for s in stored(searched) if s.reward == 1}
     by_samples = {root(s) for s in stored(sampled) if s.reward == 1}
     gain = (len(opened) - len(by_samples)) / len(LOCKS)
-    return Row(row, f"[search] by = {by}", "solved with 64 tokens, above samples", gain, 0.3, "at least")
+    return Row(row, f"tree_search, by = {by}", "solved with 64 tokens, above samples", gain, 0.3, "at least")
 
 
 def root(sample: Sample) -> str:
@@ -323,6 +333,14 @@ def taught(folder: Path, samples: list[Sample], max_new: int = 2) -> str:
     data["sampler__max_new"] = max_new
     config = task(folder, objective={"name": "sft"}, steps=120, train__groups=32, **data)
     return str(train(config, folder / "run") / "model")
+
+
+def resample(options: dict[str, Any]) -> dict[str, Any]:
+    return {"around": "resample", "options": options}
+
+
+def searching(options: dict[str, Any]) -> dict[str, Any]:
+    return {"around": "tree_search", "options": options}
 
 
 def task(folder: Path, steps: int, **changes: Any) -> RunConfig:

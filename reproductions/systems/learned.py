@@ -174,8 +174,9 @@ def own_part() -> str:
 
 def imitating(folder: Path, count: int, learned: dict[str, Any], **changes: Any) -> Steps:
     """A run whose reward is learned from demonstrations; the share of even digits is measured."""
-    reward = {"name": own_part(), "learned": {"steps": 20, **learned}}
-    return run(folder, count, demonstrations="even", reward=reward, **changes)[0]
+    source = {"around": "adversary", "options": {"steps": 20, **learned}}
+    reward = {"name": own_part()}
+    return run(folder, count, demonstrations="even", reward=reward, source=source, **changes)[0]
 
 
 def share(name: str, mechanism: str, steps: Steps, bound: float) -> Row:
@@ -192,7 +193,7 @@ def imitation(folder: Path) -> list[Row]:
     auc = column(inverse, "learned_auc")
     text = "AUC of the discriminator on prompts that it wasn't fitted to, first ten steps"
     return [
-        Row(name, "reward.learned", text, mean(auc[:10]), 0.7, "at least"),
+        Row(name, "adversary", text, mean(auc[:10]), 0.7, "at least"),
         share(name, "recipe inverse_rl", inverse, 0.5),
         share("GAD", "recipe gad", pairs, 0.35),
     ]
@@ -218,7 +219,7 @@ def off_policy_imitation(folder: Path) -> list[Row]:
     )
     name, text = "Lipschitz imitation", "spread of the learned reward, times that without the penalty"
     return [
-        Row(name, "reward.learned.penalty = 10", text, spread[10.0] / spread[0.0], 0.5, "at most"),
+        Row(name, "adversary, penalty = 10", text, spread[10.0] / spread[0.0], 0.5, "at most"),
         share(name, "recipe gail", steps, 0.3),
         share("AILBoost", "recipe ailboost", boosted, 0.3),
     ]
@@ -228,7 +229,7 @@ def hacking(folder: Path) -> list[Row]:
     """A discriminator that is fitted once, against one that goes on."""
     once = imitating(folder, 40, {"every": 10_000, "steps": 200, "penalty": 0.0})
     learned, own = column(once, "", "learned"), column(once, "", own_part())
-    name, setting = "inverse RL from demonstrations", "reward.learned.every above the steps: fitted once"
+    name, setting = "inverse RL from demonstrations", "adversary, every above the steps: fitted once"
     return [
         Row(name, setting, "rise of the learned reward", mean(learned[-5:]) - learned[0], 5, "at least"),
         Row(name, setting, "rise of the independent one", mean(own[-5:]) - mean(own[:2]), 0.25, "at most"),
@@ -242,7 +243,8 @@ def flow(folder: Path) -> list[Row]:
         30,
         demonstrations="copied",
         sampler__n=8,
-        reward__flow={"min_reward": 1.0, "coef": 0.1, "every": 10, "steps": 100},
+        source__around="flow_reward",
+        source__options={"min_reward": 1.0, "coef": 0.1, "every": 10, "steps": 100},
         objective={"name": "prefix_consistency", "beta": 0.05},
     )
     with Store.open(out.parent / "experts.db", read_only=True) as store:
@@ -254,7 +256,7 @@ def flow(folder: Path) -> list[Row]:
     text, last = "share of fresh responses with token rewards", "version at the last fit, in 30 steps"
     return [
         Row("RLFR", "recipe rlfr", text, rewarded, 0.9, "at least"),
-        Row("RLFR", "reward.flow.every = 10", last, fitted, 20, "at least"),
+        Row("RLFR", "flow_reward, every = 10", last, fitted, 20, "at least"),
         Row("RLFR", "recipe rlfr", order, held_out_auc(out, position["monitors"]["flow"]), 0.6, "at least"),
     ]
 
@@ -278,12 +280,12 @@ def props(folder: Path) -> list[Row]:
     for name, lr in (("independent", OFF), ("adapted", 1e-3)):
         proposal = {"lr": lr, "newest": 2000}
         changes = {"sampler__max_new": 1, "train__lr": OFF, "data__prompts": str(prompts)}
-        steps, _ = run(folder, 10, source__props=proposal, **changes)
+        steps, _ = run(folder, 10, source={"around": "props", "options": proposal}, **changes)
         kl[name] = column(steps, "aggregate_kl")
     text = "KL of 36 responses to each prompt, together, from the policy, times that of independent ones"
     ratio, fall = kl["adapted"][-1] / kl["independent"][-1], kl["adapted"][-1] / kl["adapted"][0]
     return [
-        Row("PROPS", "source.props", text, ratio, 0.85, "at most"),
+        Row("PROPS", "props", text, ratio, 0.85, "at most"),
         Row("PROPS", "recipe adaptive_sampling", "that KL, times the first", fall, 0.3, "at most"),
     ]
 
@@ -294,10 +296,11 @@ def draft(folder: Path) -> list[Row]:
     Policy.load(PolicyConfig(new=new), seed=5).save(folder / "draft")
     accepted = {}
     for every in (None, 1):
-        sampler = {"n": 4, "max_new": 3, "draft": str(folder / "draft"), "draft_tokens": 2, "draft_lr": 1e-2}
-        steps, _ = run(folder, 30, sampler=sampler | {"draft_every": every})
+        sampler = {"n": 4, "max_new": 3, "draft": str(folder / "draft"), "draft_tokens": 2}
+        around = {"around": "trained_draft", "options": {"every": every, "lr": 1e-2}} if every else {}
+        steps, _ = run(folder, 30, sampler=sampler, source=around)
         accepted[every] = column(steps, "draft_accepted")
-    name, setting = "Mixture of Attentions", "sampler.draft_every = 1"
+    name, setting = "Mixture of Attentions", "trained_draft, every = 1"
     ratio = mean(accepted[1][-5:]) / mean(accepted[None][-5:])
     rise = mean(accepted[1][-5:]) - mean(accepted[1][:2])
     return [

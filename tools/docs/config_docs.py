@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agro.config import RunConfig
+from agro.io import plugins
 from agro.objectives import describe, get, names
 from agro.objectives.options import REQUIRED
 
@@ -21,6 +22,11 @@ too. On the command line `KEY=VALUE` changes a value, such as `train.steps=20`: 
 is TOML, and a bare word is text. An unknown key is refused, and the nearest known one is named. A resumed
 run has the values that it began with; only those that say so, and the last phase's `train.steps`, may
 change.
+"""
+
+SOURCES = """## source.options
+
+Of the sources that `source.around` names and that come with agro. Those of your own have what they declare.
 """
 
 OBJECTIVES = """## objective: options
@@ -40,11 +46,25 @@ line.
 
 
 def page() -> str:
-    """All sections and values, with defaults and meanings; then the options of every objective."""
+    """All sections and values, with defaults and meanings; then options of sources and of every objective."""
     schema = RunConfig.model_json_schema()
-    return "\n".join(
-        [HEAD, *_sections("", schema, schema["$defs"]), OBJECTIVES, *map(_objective, names()), PHASES]
-    )
+    sections = _sections("", schema, schema["$defs"])
+    sources = [line for name in sorted(sources_of_agro()) for line in _source(name)]
+    return "\n".join([HEAD, *sections, SOURCES, *sources, OBJECTIVES, *map(_objective, names()), PHASES])
+
+
+def sources_of_agro() -> list[str]:
+    """Names for source.around that come with agro."""
+    return [name for name, where in plugins.installed("sources").items() if where.startswith("agro_papers.")]
+
+
+def _source(name: str) -> Iterator[str]:
+    schema = plugins.load("sources", name, name).options.model_json_schema()
+    yield f"### source.around = {name}\n"
+    yield schema["description"] + "\n"
+    yield "| key | default | value | meaning |\n|---|---|---|---|"
+    yield from (_row(key, value, schema, None) for key, value, _ in values("source.options.", schema, {}))
+    yield ""
 
 
 def values(prefix: str, schema: Schema, definitions: Schema) -> Iterator[tuple[str, Schema, Schema | None]]:

@@ -33,19 +33,21 @@ about; "the loss" or "the rule" where this part alone is here, with what is miss
 RULES = {
     "adaptive replay buffer, ARB (2512.10510)": '`data.order = "closest"`, recipe `arb`',
     "adversarial imitation with a discriminator and age weights, AILBoost (2404.08513)": (
-        '`reward.learned` with `data.order = "age_weighted"`, recipe `ailboost`'
+        'source `adversary` with `data.order = "age_weighted"`, recipe `ailboost`'
     ),
     "β tuned to a target KL by dual ascent, as in SAC (1812.05905)": (
         "`objective.beta = {start, target_kl, rate}`, recipe `tuned_beta`"
     ),
-    "best-first search, BFS-Prover-V2 (2509.06493)": '`search.by = "best"`, recipe `bfs_prover`',
+    "best-first search, BFS-Prover-V2 (2509.06493)": (
+        'source `tree_search` with `by = "best"`, recipe `bfs_prover`'
+    ),
     "off-policy evaluation from a log by propensities, ad-load balancing (2309.11518)": (
         "metric `eval_logged_gain`, with how many responses count (`eval_logged_gain_ess`)"
     ),
     "best of n, Async RLHF (2410.18252)": "`sft` with `data.best_of_group = true`",
     "cross-entropy of an environment's answers, ECHO (2605.24517)": "`objective.observations`, recipe `echo`",
     "distillation of a teacher's texts by a discriminator, GAD (2511.10643)": (
-        '`reward.learned` with `loss = "pairs"`, recipe `gad`'
+        'source `adversary` with `loss = "pairs"`, recipe `gad`'
     ),
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
     "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
@@ -56,21 +58,23 @@ RULES = {
     "experience-replayable conditions (2402.10374)": (
         "`data.max_drift` and an objective that bounds what is pushed down, recipe `erc`"
     ),
-    "hints when all fail, Guide (2506.13923)": '`again.by = "hint"`, recipe `guide`',
+    "hints when all fail, Guide (2506.13923)": 'source `resample` with `by = "hint"`, recipe `guide`',
     "kept sets of top-p and top-k in ratios, DeepSeek-V3.2 (2512.02556)": "`sampler.keep_sets`",
     "imitation with a bounded slope of the discriminator, Lipschitz GAIL (2006.16785)": (
-        "`reward.learned.penalty`, recipe `gail`; of given rewards `agro_papers.smooth`, recipe "
+        "source `adversary` with a `penalty`, recipe `gail`; of given rewards `agro_papers.smooth`, recipe "
         "`smooth_reward`"
     ),
     "logged response beside fresh ones, as in ABPO (2605.18899)": (
         "`data.complete_groups`, recipe `complete_groups`"
     ),
     "layer-skipped behavior, Nested-ReFT (2508.10123)": "`sampler.skip_layers`, recipe `nested_reft`",
-    "inverse RL, the reward of demonstrations (2310.06147)": "`reward.learned`, recipe `inverse_rl`",
+    "inverse RL, the reward of demonstrations (2310.06147)": "source `adversary`, recipe `inverse_rl`",
     "middle band, BFS-Prover-V2 (2509.06493)": "recipe `middle_band`",
     "overlong penalty, DAPO (2503.14476)": '`reward.functions` with `name = "overlong"`, recipe `dapo`',
     "periodic restart, BFS-Prover-V2 (2509.06493)": '`train.start = "first"`, recipe `bfs_prover`',
-    "propagated rewards of a search, SOPHIA (2507.16814)": '`again.by = "parents"`, recipe `sophia`',
+    "propagated rewards of a search, SOPHIA (2507.16814)": (
+        'source `resample` with `by = "parents"`, recipe `sophia`'
+    ),
     "what a log must cover, realizability (2211.05311)": (
         "`agro check` with a model: coverage of π, effective responses, and concentrability E_μ (π/μ)²"
     ),
@@ -84,10 +88,11 @@ RULES = {
     ),
     "residual RL, an adapter on a frozen base in 50/50 batches (2509.19301)": "recipe `residual`",
     "reward-conditioned imitation of stitched responses, MBRCSL (2310.19308)": (
-        '`search.by = "ucb"` with `explore = 0`, recipe `mbrcsl`; of a log alone, recipe `reward_conditioned`'
+        'source `tree_search` with `by = "ucb"` and `explore = 0`, recipe `mbrcsl`; of a log alone, recipe '
+        "`reward_conditioned`"
     ),
     "sampler of what the store lacks, PROPS (2311.08290)": (
-        "`source.props`, recipe `adaptive_sampling`; a run of its own, recipe `props`"
+        "source `props`, recipe `adaptive_sampling`; a run of its own, recipe `props`"
     ),
     "SharpeRatio@k of a ranking of policies by their estimates (2311.18207)": (
         "`agro.rollout.off_policy`, as reproductions/systems ranks by it"
@@ -100,15 +105,15 @@ RULES = {
         "recipe `seppo`"
     ),
     "speculative decoding with a draft that is trained on-policy (2410.03804)": (
-        "`sampler.draft_every`, recipe `trained_draft`"
+        "source `trained_draft`, recipe `trained_draft`"
     ),
     "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": (
-        '`search.by = "ucb"`, `agro_papers.tree.step_pairs`, recipe `agent_q`'
+        'source `tree_search` with `by = "ucb"`, `agro_papers.tree.step_pairs`, recipe `agent_q`'
     ),
-    "teachers on demand, AMPO (2510.02227)": '`again.by = "store"`, recipe `ampo`',
+    "teachers on demand, AMPO (2510.02227)": 'source `resample` with `by = "store"`, recipe `ampo`',
     "token rewards of a flow network, RLFR (2510.10201)": (
-        "`reward.flow`, recipe `rlfr`; of stored responses `agro_papers.flow`"
+        "source `flow_reward`, recipe `rlfr`; of stored responses `agro_papers.flow`"
     ),
     "tracked baseline V̂(x) for groups of one, uncertain prompts first, SPO (2509.13232)": (
         '`data.value_half_life`, `data.prompt_order = "uncertain"`, `normalize` of `rloo`, recipe '
@@ -132,7 +137,7 @@ NOT_CARRIED = {
     ),
     "Mixture of Attentions for drafts (2410.03804)": (
         "an architecture of draft models; `sampler.draft` takes a causal language model, which "
-        "`sampler.draft_every` trains as the policy learns"
+        "the source `trained_draft` trains as the policy learns"
     ),
     "PMOE, a mixture of adapters (2104.09122)": (
         "π is then a sum over adapters: a forward pass for each at every token, a router in the model, and "

@@ -16,7 +16,7 @@ WIDTH = 110
 COMMENT_COLUMN = 39
 PLAIN_UNITS = ("choice", "ratio", "share", "probability", "number")  # which a meaning says already
 SECTIONS = (
-    *("policy", "reward", "data", "environment", "sampler", "source"),
+    *("policy", "reward", "data", "environment", "sampler", "source", "source.options"),
     *("objective", "train", "evaluate"),
 )
 
@@ -25,38 +25,42 @@ def method_text(name: str, entry: Objective) -> str:
     """The text of the recipe that an entry declares."""
     recipe = entry.recipe
     assert recipe is not None, f"{name}: its recipe is a file"
-    values = method_values(name, entry)
     notes = {f"objective.{key}": note for key, note in option_notes(entry).items()}
     notes |= NOTES
     notes |= {key if "." in key else f"objective.{key}": note for key, note in recipe.notes.items()}
     lines = _head(name, recipe, BASES[recipe.base])
-    for section in SECTIONS:
-        if section in values:
-            lines += [f"[{section}]"]
-            lines += [
-                line
-                for key, value in values[section].items()
-                for line in _setting(key, value, notes.get(f"{section}.{key}", ""))
-            ]
-            lines += [""]
+    before = ""
+    for dotted, value in _settings(name, entry).items():
+        section, _, key = dotted.rpartition(".")
+        if section != before:
+            lines += ["", f"[{section}]"] if before else [f"[{section}]"]
+        before = section
+        lines += _setting(key, value, notes.get(dotted, ""))
     return "\n".join(lines).rstrip() + "\n"
 
 
 def method_values(name: str, entry: Objective) -> dict[str, dict[str, Any]]:
-    """The values of the recipe by section: those of its base, and what the entry declares to differ."""
+    """The nested values of the recipe."""
+    sections: dict[str, dict[str, Any]] = {}
+    for dotted, value in _settings(name, entry).items():
+        *path, key = dotted.split(".")
+        target = sections
+        for section in path:
+            target = target.setdefault(section, {})
+        target[key] = value
+    return sections
+
+
+def _settings(name: str, entry: Objective) -> dict[str, Any]:
+    """By dotted key: those of the recipe's base, and what the entry declares to differ."""
     recipe = entry.recipe
     assert recipe is not None, f"{name}: its recipe is a file"
     defaults = entry.defaults()
     options = {key: defaults[key] for key in recipe.shown} | dict(recipe.options)
     settings = {**BASES[recipe.base].settings, **recipe.settings}
     settings |= {f"objective.{key}": value for key, value in options.items()}
-    ordered = {"objective.name": name} | {key: settings[key] for key in sorted(settings, key=_order(entry))}
-    sections: dict[str, dict[str, Any]] = {}
-    for dotted, value in ordered.items():
-        section, _, key = dotted.partition(".")
-        if value is not None:
-            sections.setdefault(section, {})[key] = value
-    return sections
+    settings = {"objective.name": name} | settings
+    return {key: settings[key] for key in sorted(settings, key=_order(entry)) if settings[key] is not None}
 
 
 def method_title(entry: Objective) -> str:
@@ -130,11 +134,11 @@ def _setting(key: str, value: Any, note: str) -> list[str]:
 
 def _order(entry: Objective) -> Any:
     """Sections as listed, options as declared, and other settings as the bases have them."""
-    options = [f"objective.{key}" for key in entry.options.model_fields]
+    options = ["objective.name", *(f"objective.{key}" for key in entry.options.model_fields)]
     settings = [key for base in BASES.values() for key in base.settings]
 
     def position(dotted: str) -> tuple[int, int]:
         keys = options + settings
-        return SECTIONS.index(dotted.split(".")[0]), keys.index(dotted) if dotted in keys else len(keys)
+        return SECTIONS.index(dotted.rpartition(".")[0]), keys.index(dotted) if dotted in keys else len(keys)
 
     return position

@@ -114,7 +114,7 @@ ENTRIES: dict[str, Objective] = {
                 "source.options.branches": "turns that are tried at once in a state",
                 "source.options.expansions": "states of a prompt in which they are tried",
                 "source.options.explore": "c of the bound Q + c √(log N / n)",
-                "source.options.critique": "asked after a turn; the probability of the answer is the critique",
+                "source.options.critique": "asked after a turn; the answer's probability is the critique",
                 "source.options.alpha": "share of the search in a turn's value, beside the critique",
                 "source.options.theta": "the values of a pair differ by more",
             },
