@@ -20,8 +20,7 @@ from agro.objectives.needs import FRESH
 from agro.rollout import CollectResult
 from agro.rollout.rollout import embedded
 from agro.store import Store
-from agro.train.abilities import Abilities
-from agro.train.around import Context, SourceWrapper
+from agro.train.around import Abilities, Context, SourceWrapper
 from agro.train.collate import total_reward
 from agro.train.learner import Learner
 from agro.train.phases import Phase, derive

@@ -17,8 +17,7 @@ from agro.config import Count, Section, Share, field
 from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
 from agro.rollout.envs.protocol import Environment, Turn, checked
-from agro.train.abilities import Abilities
-from agro.train.around import Context, SourceWrapper
+from agro.train.around import Abilities, Context, SourceWrapper
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.source import FillRequest, InlineSource, Source, can_be_asked, joined

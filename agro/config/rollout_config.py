@@ -100,6 +100,11 @@ class SourceConfig(Section):
     """elsewhere: a collector or trainer that hasn't said for so long that it lives counts as dead; another
     collector samples the prompts of such a one"""
 
+    @property
+    def lags(self) -> bool:
+        """Whether fresh samples in this process may be of earlier weights."""
+        return self.kind == "inline" and max(self.sync_every, self.sync_from) > 1
+
 
 class EngineConfig(Section):
     """What decodes responses: the model in this process, or a server."""

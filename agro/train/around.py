@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,13 +19,74 @@ from agro.errors import Refused
 from agro.io import plugins
 from agro.io.nearest import nearest
 from agro.models.policy import Policy
+from agro.rollout.engines.capabilities import capabilities
 from agro.rollout.envs import Environment
 from agro.runs.folder import Run
 from agro.store import Store
-from agro.train.abilities import SOURCE_CAPABILITIES, Abilities, inner_abilities, lacking
 from agro.train.phases import Phase
 from agro.train.source import InlineSource, Source
 from agro.types import Prompt
+
+SourceCapability = Literal[
+    "follows_phases",
+    "samples_current_weights",
+    "samples_chosen_prompts",
+    "shares_engine",
+    "shares_weights",
+    "complete_policy",
+    "single_turns",
+    "whole_groups",
+    "unjudged",
+    "judges_pairs",
+]
+Abilities = frozenset[SourceCapability]
+
+SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
+    "follows_phases": "samples each phase with its own [sampler] and [environment]",
+    "samples_current_weights": "samples each step with the weights that it moves",
+    "samples_chosen_prompts": "samples to prompts that the step chooses, such as those of stored groups",
+    "shares_engine": "samples in the trainer's process, whose engine monitors can use too",
+    "shares_weights": "samples with the policy's own model",
+    "complete_policy": "is in one process with the complete policy",
+    "single_turns": "samples responses that aren't episodes",
+    "whole_groups": "returns one group for each prompt that a step asks for",
+    "unjudged": "adds no judgments of its responses",
+    "judges_pairs": "adds judgments of its responses, on which objectives on pairs train",
+}
+
+# What a setting of data needs of the source, and what to do where it can't.
+NEEDED_BY: dict[str, SourceCapability] = {
+    "complete_groups": "samples_chosen_prompts",
+    "spread": "whole_groups",
+    "experts": "whole_groups",
+}
+
+# What those of each source.kind can do, where no other setting takes it from them.
+SOURCES: dict[str, Abilities] = {
+    "inline": frozenset(SOURCE_CAPABILITIES),
+    "elsewhere": frozenset(("complete_policy", "single_turns", "whole_groups", "unjudged", "judges_pairs")),
+}
+
+
+def lacking(config: RunConfig) -> dict[SourceCapability, str]:
+    """What the source of `source.kind` can't do in a phase, each with the setting that is why."""
+    kind, engine, judges = config.source.kind, config.engine.kind, config.data.experts_win
+    found = {c: f'source.kind is "{kind}"' for c in SOURCE_CAPABILITIES if c not in SOURCES[kind]}
+    reasons: tuple[tuple[SourceCapability, str, bool], ...] = (
+        (
+            "samples_current_weights",
+            "source.sync_every or source.sync_from is above 1",
+            config.source.lags,
+        ),
+        ("shares_weights", f'engine.kind is "{engine}"', "shares_weights" not in capabilities(engine)),
+        ("single_turns", "[environment] is set", config.environment is not None),
+        ("unjudged", "data.experts_win is set", judges),
+        ("judges_pairs", "data.experts_win isn't set", not judges),
+    )
+    for capability, reason, is_there in reasons:
+        if is_there:
+            found.setdefault(capability, reason)
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,7 +172,7 @@ def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]
 
 def source_abilities(config: RunConfig) -> Abilities:
     """What the source of a phase can do, with what is around it."""
-    inner, found = inner_abilities(config), wrapper_of(config)
+    inner, found = frozenset(SOURCE_CAPABILITIES) - lacking(config).keys(), wrapper_of(config)
     return inner if found is None else found[0].can(inner, found[1])
 
 

@@ -8,8 +8,13 @@ from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused
 from agro.objectives.needs import REF_LOGP, REWARD_PARTS
 from agro.rollout.engines.capabilities import capabilities, check_section
-from agro.train.abilities import NEEDED_BY, SOURCE_CAPABILITIES, lags
-from agro.train.around import check_around, source_abilities, wrapper_of
+from agro.train.around import (
+    NEEDED_BY,
+    SOURCE_CAPABILITIES,
+    check_around,
+    source_abilities,
+    wrapper_of,
+)
 from agro.train.check_objective import check_followed, check_phase, refuse_first
 from agro.train.phases import Phase, options_at
 from agro.types import ROLES
@@ -270,7 +275,7 @@ def _check_rival(config: RunConfig) -> None:
         )
     if policy.reference != "sampler":
         return
-    if not lags(source):
+    if not source.lags:
         raise Refused(
             'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
             f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '

@@ -21,8 +21,7 @@ from agro.objectives.needs import (
 )
 from agro.rollout.engines.capabilities import capabilities
 from agro.runs.metrics import FOLLOWED
-from agro.train.abilities import inner_abilities, lags
-from agro.train.around import source_abilities
+from agro.train.around import lacking, source_abilities
 from agro.train.phases import Phase, is_tuned, lr_at, options_at
 from agro.types.sample import ROLES
 
@@ -241,11 +240,11 @@ def _stale_by(config: RunConfig) -> tuple[str, str] | None:
     source, max_age = config.source, config.data.max_age
     if "samples_current_weights" in source_abilities(config):
         return None
-    if "samples_current_weights" in inner_abilities(config):
+    if "samples_current_weights" not in lacking(config):
         return f"source.around = {source.around} samples are of another policy", "no source.around"
     if source.sync_from > 1:
         return f"source.sync_from = {source.sync_from} samples are stale", "source.sync_from = 1"
-    if lags(source):
+    if source.lags:
         return f"source.sync_every = {source.sync_every} samples are stale", "source.sync_every = 1"
     if max_age == 0:
         return None

@@ -29,7 +29,6 @@ from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
-from agro.train.abilities import lags
 from agro.train.around import Context, wrapper_of
 from agro.train.check import check_config, check_heldout, check_sharded
 from agro.train.check_objective import follows_log, samples_kl
@@ -316,7 +315,7 @@ class BaseTrainer:
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
             source = inline = self._inline(phase, learner)
-            if lags(config.source):
+            if config.source.lags:
                 source = LaggingSource(inline, self.folder)
         if config.data.experts_win:
             source = JudgingSource(source, self.store)
@@ -327,7 +326,7 @@ class BaseTrainer:
         context = Context(
             config,
             inline,
-            lambda other: LaggingSource(other, self.folder) if lags(config.source) else other,
+            lambda other: LaggingSource(other, self.folder) if config.source.lags else other,
             self.prompts,
             self.policy,
             self.store,

@@ -16,7 +16,7 @@ from agro.cli import commands
 from agro.cli.program import command
 from agro.config import RunConfig
 from agro.config.recipes import recipes
-from agro.io import peers
+from agro.io import peers, plugins
 from agro.logs.mapping import MAPPABLE
 from agro.runs.metrics import FOLLOWED, METRICS, TABLES
 
@@ -76,9 +76,9 @@ def keys() -> set[str]:
             if inner is not None:
                 yield from walk(f"{key}.", inner)
 
-    return set(walk("", schema)) | {
-        f"objective.{o}" for n in objectives.names() for o in objectives.describe(n)["options"]
-    }
+    sources = [plugins.load("sources", name, name) for name in config_docs.sources_of_agro()]
+    found = set(walk("", schema)) | {f"source.options.{o}" for s in sources for o in s.options.model_fields}
+    return found | {f"objective.{o}" for n in objectives.names() for o in objectives.describe(n)["options"]}
 
 
 KNOWN = keys()
@@ -94,6 +94,7 @@ def words() -> set[str]:
         | {key.rsplit(".", 1)[-1] for key in KNOWN}
         | set(objectives.names())
         | set(recipes())
+        | set(config_docs.sources_of_agro())
         | FOREIGN
     )
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
@@ -186,7 +187,9 @@ def wrong_word(text: str) -> str:
 
 
 def wrong_name(text: str) -> str:
-    return missing(text) if re.fullmatch(r"agro(\.\w+)+", text) else ""
+    if text in {f"agro.{kind}" for kind in plugins.KINDS}:  # of entry points
+        return ""
+    return missing(text) if re.fullmatch(r"agro(_papers)?(\.\w+)+", text) else ""
 
 
 def wrong_file(text: str) -> str:

@@ -95,12 +95,12 @@ def test_a_fresh_sample(tmp_path, monkeypatch):
 
 def test_a_batch(tmp_path, monkeypatch):
     trace = of_second_step(has_batch, tmp_path, monkeypatch)
-    check(trace, functions=58, files=15)
+    check(trace, functions=56, files=15)
 
 
 def test_beta(tmp_path):
     trace = run_of_two_steps(has_beta, tmp_path)
-    check(trace, functions=63, files=21)
+    check(trace, functions=62, files=21)
 
 
 def test_a_run(tmp_path):

@@ -17,7 +17,7 @@ from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import CAPABILITIES, ENGINES, REQUIREMENTS, capabilities
 from agro.rollout.engines.protocol import Capability
-from agro.train import abilities
+from agro.train import around
 from agro.train.check import check_config, check_sharded
 from agro.train.check_objective import samples_kl
 from agro.train.collate import recording
@@ -54,11 +54,11 @@ def test_each_requirement_is_tried_here() -> None:
 
 
 def test_the_trainer_s_process_can_do_what_collectors_cannot() -> None:
-    every = set(abilities.SOURCE_CAPABILITIES)
+    every = set(around.SOURCE_CAPABILITIES)
     inline, elsewhere = RunConfig(), RunConfig(source=SourceConfig(kind="elsewhere"))
-    assert every == set(get_args(abilities.SourceCapability)) == set(abilities.SOURCES["inline"])
-    assert abilities.inner_abilities(inline) == every - {"judges_pairs"}
-    assert {"shares_engine", "samples_current_weights"}.isdisjoint(abilities.inner_abilities(elsewhere))
+    assert every == set(get_args(around.SourceCapability)) == set(around.SOURCES["inline"])
+    assert around.source_abilities(inline) == every - {"judges_pairs"}
+    assert {"shares_engine", "samples_current_weights"}.isdisjoint(around.source_abilities(elsewhere))
 
 
 @pytest.mark.parametrize("key", NEEDING)
@@ -121,7 +121,7 @@ def test_no_code_asks_for_the_name_of_an_engine() -> None:
 def other(request, monkeypatch) -> None:
     """What collectors can do, and a source that is added later."""
     if request.param == "third":
-        monkeypatch.setitem(abilities.SOURCES, "elsewhere", frozenset())
+        monkeypatch.setitem(around.SOURCES, "elsewhere", frozenset())
 
 
 def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path: Path, other: None) -> None:

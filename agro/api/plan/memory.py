@@ -12,7 +12,6 @@ from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.models.tiles import KEPT, TILE, sum_dtype
 from agro.rollout.engines.capabilities import capabilities
-from agro.train.abilities import lags
 
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
 _SLACK = 256  # columns that `agro.rollout.engines.decoding_rows` adds where responses wait
@@ -82,7 +81,7 @@ def _sampler_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
     """Logits of a batch, twice, the copies of weights that the fused sampler packs, and those that lag."""
     batch = _batch(config, step)
     count = 2 * batch * policy.vocab_size * 4
-    if batch and lags(config.source):
+    if batch and config.source.lags:
         count += sum(p.nbytes for p in policy.model.parameters())
     from agro.rollout.engines.fused import is_fusable
 
