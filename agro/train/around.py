@@ -54,7 +54,7 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
     "judges_pairs": "adds judgments of its responses, on which objectives on pairs train",
 }
 
-# What a setting of data needs of the source, and what to do where it can't.
+# What settings of data need of the source.
 NEEDED_BY: dict[str, SourceCapability] = {
     "complete_groups": "samples_chosen_prompts",
     "spread": "whole_groups",

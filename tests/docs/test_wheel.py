@@ -19,15 +19,18 @@ from agro.models.newmodel import new_model
 
 SMALL = {"train": ["train.steps=2", "sampler.max_new=4"], "eval": ["--max-new", "4"]}
 
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("agro*/__init__.py"))
+
 EVERYTHING_IS_INSTALLED = """
 import importlib, importlib.resources, pkgutil, sys
-import agro
 left_out = ("agro.__main__", "agro.api.trl", "agro.api.verl")  # need what isn't installed
-modules = [m.name for m in pkgutil.walk_packages(agro.__path__, "agro.") if m.name not in left_out]
-files = {importlib.import_module(name).__file__ for name in modules}
-print(*[f for f in files if not f.startswith(sys.prefix)], sep="\\n", end="")
-data = importlib.resources.files("agro")
-print(*[f for f in sys.argv[1:] if not (data / f).is_file()], sep="\\n", end="")
+for package in sys.argv[1].split():
+    paths = importlib.import_module(package).__path__
+    modules = [m.name for m in pkgutil.walk_packages(paths, f"{package}.") if m.name not in left_out]
+    files = {importlib.import_module(name).__file__ for name in modules}
+    print(*[f for f in files if not f.startswith(sys.prefix)], sep="\\n", end="")
+data = importlib.resources.files("agro").parent
+print(*[f for f in sys.argv[2:] if not (data / f).is_file()], sep="\\n", end="")
 """
 
 
@@ -42,7 +45,8 @@ def run(*command: object, cwd: Path) -> str:
 def programs(tmp_path_factory) -> Path:
     """The folder of the programs of an environment with the wheel; its dependencies are those of this one."""
     source, wheels, home = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "home"))
-    shutil.copytree(ROOT / "agro", source / "agro", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     quiet = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
@@ -57,17 +61,20 @@ def programs(tmp_path_factory) -> Path:
 
 def test_the_wheel_holds_everything(programs: Path, tmp_path: Path) -> None:
     data = [
-        str(p.relative_to(ROOT / "agro"))
-        for p in (ROOT / "agro").rglob("*")
+        str(p.relative_to(ROOT))
+        for package in PACKAGES
+        for p in (ROOT / package).rglob("*")
         if p.suffix in (".html", ".css", ".typed", ".toml", ".jinja") or p.name == "README.md"
     ]
     assert {
-        "config/recipes/fresh.toml",
-        "config/recipes/methods/remix.toml",
-        "cli/tasks/chat/template.jinja",
+        "agro/config/recipes/fresh.toml",
+        "agro/config/recipes/methods/remix.toml",
+        "agro/cli/tasks/chat/template.jinja",
+        "agro/pages/run/templates/page.html",
+        "agro_papers/recipes/adaptive_sampling.toml",
     } <= set(data)
-    assert "pages/run/templates/page.html" in data
-    assert run(programs / "python", "-c", EVERYTHING_IS_INSTALLED, "io/worker.py", *data, cwd=tmp_path) == ""
+    checked = ("-c", EVERYTHING_IS_INSTALLED, " ".join(PACKAGES), "agro/io/worker.py", *data)
+    assert run(programs / "python", *checked, cwd=tmp_path) == ""
 
 
 def test_the_first_page_of_the_guide_works(programs: Path, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The recipes that agro brings along, by name: files, and what the entries of objectives declare."""
+"""The recipes of `agro train NAME`: files, and what the entries of objectives declare.
+
+An installed package has a folder of such files, whose path is an entry point `agro.recipes`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from agro.config.recipes.bases import SAMPLES
 from agro.config.recipes.methodtext import method_end, method_text, method_title
 from agro.errors import Refused
+from agro.io import plugins
 from agro.io.nearest import nearest as near_name
 from agro.objectives import Objective
 from agro.objectives.table import OBJECTIVES
@@ -26,8 +30,8 @@ class Recipe:
     kind: str
     """situation (what is at hand), or method (of an objective's or a rule's name)."""
     source: Path | Objective
-    """A file of this folder: of a situation, or of a method that has phases or is a rule of data. Or an
-    entry, which declares what differs from its base."""
+    """A file: of a situation, or of a method that has phases, a source or a rule of data. Or an entry, which
+    declares what differs from its base."""
 
     @property
     def text(self) -> str:
@@ -54,13 +58,21 @@ class Recipe:
 
 
 def recipes() -> dict[str, Recipe]:
-    """By name: those of situations, then those of methods."""
+    """By name: those of situations, then those of methods.
+
+    Raises `Refused` where an installed package has one of a name that there is already.
+    """
     paths = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
     names = [*FIRST, *(name for name in paths if name not in FIRST)]
-    situations = [Recipe(name, "situation", paths[name]) for name in names]
-    methods = [Recipe(path.stem, "method", path) for path in FOLDER.glob("methods/*.toml")]
-    methods += [Recipe(name, "method", of) for name, of in OBJECTIVES.items() if of.recipe is not None]
-    return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}
+    situations = {name: Recipe(name, "situation", paths[name]) for name in names}
+    methods = {path.stem: Recipe(path.stem, "method", path) for path in FOLDER.glob("methods/*.toml")}
+    methods |= {name: Recipe(name, "method", of) for name, of in OBJECTIVES.items() if of.recipe is not None}
+    for package, reference in plugins.installed("recipes").items():
+        for path in plugins.load("recipes", reference, f"recipes of {package}").glob("*.toml"):
+            if path.stem in {**situations, **methods}:
+                raise Refused(f"{path}: there is a recipe {path.stem} already. What to do: rename the file")
+            methods[path.stem] = Recipe(path.stem, "method", path)
+    return {**situations, **dict(sorted(methods.items()))}
 
 
 def get(name: str) -> Recipe:
