@@ -183,9 +183,12 @@ def check_around(phase: Phase, prefix: str) -> None:
     if found is None:
         return
     wrapper, options = found
-    begin, end = f"{prefix}source.around = {config.source.around} ", "; change one of the two"
+    begin, end = f"{prefix}source.around = {config.source.around} ", ". What to do: change one of the two"
     if not config.data.samples_fresh:
-        raise Refused(f"{begin}changes fresh samples, but data.replay = 1 has none{end}")
+        raise Refused(
+            f"{begin}changes fresh samples, but data.replay = 1 has none. What to do: remove it, or set it in "
+            "the phases that sample"
+        )
     for need, setting in lacking(config).items():
         if need in wrapper.needs:
             raise Refused(f"{begin}needs a source that {SOURCE_CAPABILITIES[need]}, but {setting}{end}")

@@ -42,7 +42,7 @@ class FillRequest:
 
 
 class Source(Protocol):
-    """Where fresh samples come from. What else one can do is declared in `agro.train.abilities`."""
+    """Where fresh samples come from. What else one can do is declared in `agro.train.around`."""
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         """Return once the store has the requested groups, with the ids of their samples.

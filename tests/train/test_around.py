@@ -69,6 +69,18 @@ def test_an_installed_source_has_a_name(tmp_path: Path, monkeypatch: pytest.Monk
         check_config(resting(tmp_path, source__around="curiculum"))
 
 
+def test_a_package_s_recipes_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder.py").write_text("from pathlib import Path\nFOLDER = Path(__file__).parent\n")
+    (tmp_path / "curriculum.toml").write_text(
+        "# Easy ones rest.\n#   agro train curriculum\n[train]\nsteps = 7\n"
+    )
+    monkeypatch.setattr(plugins, "installed", lambda kind: {"mine": f"{tmp_path}/folder.py:FOLDER"})
+    assert RunConfig.load("curriculum").train.steps == 7
+    (tmp_path / "curriculum.toml").rename(tmp_path / "grpo.toml")
+    with pytest.raises(Refused, match=r"grpo\.toml: there is a recipe grpo already"):
+        RunConfig.load("grpo")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

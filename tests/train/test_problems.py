@@ -218,17 +218,22 @@ def test_a_part_that_is_only_measured_falls_while_the_reward_rises(tmp_path, pro
     assert found.get("over-optimized", True)
 
 
-def test_two_rewards_part_in_training_without_held_out_prompts(tmp_path):
+@pytest.mark.parametrize(
+    ("reward", "name"),
+    [
+        pytest.param({"functions": FUNCTIONS}, "gold", id="two functions"),
+        pytest.param({"name": "exact"}, "exact", id="a source gives another"),
+    ],
+)
+def test_two_rewards_part_in_training_without_held_out_prompts(tmp_path, reward, name):
     """Of 20 steps each: gold .5 ± .01, then .2 ± .01; too few steps say nothing."""
     rows = []
     for proxy, gold in ((0.2, 0.5), (0.8, 0.2)):
         for noise in (0.05, -0.05) * 10:
-            rows.append(
-                {"reward_mean": proxy + noise, "reward_parts": {"proxy": proxy, "gold": gold + noise}}
-            )
-    run = write_run(tmp_path, [{}, *rows], reward={"functions": FUNCTIONS})
+            rows.append({"reward_mean": proxy + noise, "reward_parts": {"proxy": proxy, name: gold + noise}})
+    run = write_run(tmp_path, [{}, *rows], reward=reward)
     [problem] = [p for p in problems(load_run(run)) if p.title == "over-optimized"]
-    assert problem.value == "gold fell by 0.3 since step 20, while the reward rose by 0.6"
+    assert problem.value == f"{name} fell by 0.3 since step 20, while the reward rose by 0.6"
     (tmp_path / "short").mkdir()
-    short = write_run(tmp_path / "short", [{}, *rows[:39]], reward={"functions": FUNCTIONS})
+    short = write_run(tmp_path / "short", [{}, *rows[:39]], reward=reward)
     assert not [p for p in problems(load_run(short)) if p.title == "over-optimized"]

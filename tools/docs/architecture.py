@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "agro"
@@ -30,12 +31,19 @@ and no two modules import each other. Nothing imports a satellite except later s
 |---|---|
 {satellites}
 
+Beside it are packages that `agro` doesn't import: it finds their parts by entry points (`agro.io.plugins`),
+as those of any package, and a user's own as `file.py:NAME`.
+
+| package | what it holds |
+|---|---|
+{packages}
+
 ## The way of a sample
 
 1. `train/loop.py` is all of training on one screen: fill the store, draw from it, compute the gradient,
    move the weights, measure; `train/update.py` has one update, and what happens where none is made.
 2. `train/source.py` sees to it that the store has what the step wants; `train/elsewhere.py` does so with
-   other processes.
+   other processes. `train/around.py` puts around it what `source.around` names.
 3. `rollout/collect.py` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
    `rollout/engines/` continues them, an environment of `rollout/envs/` may answer, and `rewards/` scores
    the text.
@@ -56,22 +64,24 @@ and no two modules import each other. Nothing imports a satellite except later s
 """
 
 
-def summary(room: str) -> str:
+def summary(room: Path) -> str:
     """The first sentence of a room's docstring."""
-    path = PACKAGE / room / "__init__.py"
+    path = room / "__init__.py"
     if not path.exists():
-        path = PACKAGE / f"{room}.py"
+        path = room.with_suffix(".py")
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert text, f"{path} has no docstring"
     return " ".join(text.split("\n\n")[0].split())
 
 
 def page() -> str:
-    def table(rooms: tuple[str, ...]) -> str:
-        return "\n".join(f"| `{room}` | {summary(room)} |" for room in rooms)
+    def table(names: Iterable[str], folder: Path = PACKAGE) -> str:
+        return "\n".join(f"| `{name}` | {summary(folder / name)} |" for name in names)
 
     count = len(ROOMS) + len(SATELLITES)
-    return PAGE.format(count=count, rooms=table(ROOMS), satellites=table(SATELLITES))
+    beside = sorted(path.parent.name for path in PACKAGE.parent.glob("agro_*/__init__.py"))
+    packages = table(beside, PACKAGE.parent)
+    return PAGE.format(count=count, rooms=table(ROOMS), satellites=table(SATELLITES), packages=packages)
 
 
 if __name__ == "__main__":
