@@ -183,7 +183,8 @@ def check_around(phase: Phase, prefix: str) -> None:
     if found is None:
         return
     wrapper, options = found
-    begin, end = f"{prefix}source.around = {config.source.around} ", ". What to do: change one of the two"
+    begin = f"{prefix}source.around = {config.source.around} "
+    end = ". What to do: change one of the two"
     if not config.data.samples_fresh:
         raise Refused(
             f"{begin}changes fresh samples, but data.replay = 1 has none. What to do: remove it, or set it in "

@@ -185,6 +185,7 @@ def test_the_ranking_of_errors() -> None:
     ("changes", "message"),
     [
         ({"environment": {"name": "e.py:E"}}, r"adversary needs a source .* but \[environment\] is set"),
+        ({"reward": {"functions": [{"name": "exact"}], "whiten": "batch"}}, "adversary gives a reward that"),
         ({"data__store": None}, r"adversary needs data\.store: demonstrations"),
         ({"data__replay": 1.0}, r"adversary changes fresh samples, but data\.replay = 1"),
         ({"source__kind": "elsewhere"}, r'adversary needs a source that .* but source\.kind is "elsewhere"'),

@@ -16,7 +16,7 @@ from agro.config import NewModel, PolicyConfig, RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
 from agro.store import Store
-from agro.train.check import check_config
+from agro.train.check import check_config, check_sharded
 from agro.types import Batch, Sample
 from agro_papers.props import aggregate_kl, distance
 
@@ -158,6 +158,12 @@ def test_a_resumed_run_has_the_same_draft(tmp_path: Path) -> None:
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(Refused, match=message):
         check_config(proposing(tmp_path, 2, **changes))
+
+
+def test_several_ranks_have_no_complete_policy(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"props needs a source that is in one process .* several ranks"):
+        check_sharded(proposing(tmp_path, 2))
+    check_sharded(proposing(tmp_path, 2, source={}))
 
 
 def test_a_draft_is_needed_to_train_one(tmp_path: Path) -> None:

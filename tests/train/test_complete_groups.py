@@ -50,7 +50,7 @@ def test_each_stored_response_meets_fresh_ones_to_its_prompt(tmp_path):
     [
         ({"data__replay": 0.0}, "completes stored groups, but none is drawn"),
         ({"data__spread": True}, "data.spread exclude each other"),
-        ({"source__kind": "elsewhere"}, 'source.kind is "elsewhere"'),
+        ({"source__kind": "elsewhere"}, 'source.kind = "elsewhere"'),
         ({"objective": {"name": "dpo", "beta": 0.1}}, "objective dpo needs pairs"),
     ],
 )
