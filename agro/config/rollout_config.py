@@ -123,9 +123,11 @@ class SourceConfig(Section):
 class EngineConfig(Section):
     """What decodes responses: the model in this process, or a server."""
 
-    kind: Literal["hf", "vllm", "server"] = field("hf", shared=True)
+    kind: str = field("hf", shared=True)
     """hf: transformers, in this process; vllm: vLLM, which the run starts and ends; server: an
-    OpenAI-compatible server that runs already"""
+    OpenAI-compatible server that runs already; or an engine of your own, as file.py:Class or module:Class"""
+    options: dict[str, Any] = field({}, shared=True)
+    """of an engine of your own: keyword arguments of its class"""
     vllm: str = field("vllm", resume=True, shared=True)
     """vllm: the command, with further arguments of `vllm serve`, such as vllm --max-num-seqs 512"""
     fused: bool = field(True, shared=True)
@@ -158,8 +160,13 @@ class EngineConfig(Section):
     """requests after a failed one before it is given up"""
 
     @property
-    def uses_servers(self) -> bool:
+    def has_own_weights(self) -> bool:
+        """Whether new weights are published for it, since it doesn't decode with the learner's."""
         return self.kind != "hf"
+
+    @property
+    def uses_servers(self) -> bool:
+        return self.kind in ("vllm", "server")
 
     @property
     def starts_server(self) -> bool:
