@@ -30,7 +30,7 @@ def test_a_run_samples_with_it_and_publishes_weights_to_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ("vlm", r"engine\.kind: expected hf, vllm, server, file\.py:Class .* did you mean vllm\?"),
+        ("vlm", r"engine\.kind: expected hf, vllm, server, file\.py:Class .* mean vllm\?, got 'vlm'"),
         ("json:dumps", r"expected a class as agro\.rollout\.engines\.Engine, .* without decode, load"),
         ("none.py:X", r"engine\.kind: none\.py can't be imported"),
     ],

@@ -13,7 +13,6 @@ from typing import Any
 from agro.config.section import Section
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.nearest import nearest
 from agro.rollout.engines.protocol import Capability, Engine
 
 CAPABILITIES: dict[Capability, str] = {
@@ -61,12 +60,6 @@ def engine_of_user(kind: str) -> Callable[..., Engine]:
 
     Raises `Refused` where there is no such class, or where it isn't as `Engine` says.
     """
-    if kind not in plugins.installed("engines") and not plugins.is_reference(kind):
-        near = nearest(kind, known := [*ENGINES, *plugins.installed("engines")])
-        raise Refused(
-            f"engine.kind: expected {', '.join(known)}, file.py:Class or module:Class, got {kind!r}"
-            + (f"; did you mean {near}?" if near else "")
-        )
     engine = plugins.load("engines", kind, "engine.kind")
     missing = [name for name in ("decode", "load", "close") if not callable(getattr(engine, name, None))]
     if missing:
