@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 TIERS = ("check", "test", "nightly")
 PLACES = {
     "check": (
-        *("evaluate", "formats", "io", "objectives", "rewards", "store", "types"),
+        *("evaluate", "formats", "grade", "io", "objectives", "rewards", "store", "types"),
         *("cli/test_cli_docs.py", "cli/test_objectives_command.py", "docs/test_words.py"),
         *("train/test_schedule.py", "train/test_secrets.py", "train/test_signal.py"),
         *(
@@ -37,13 +37,11 @@ PLACES = {
             "objectives/test_properties.py",
             "objectives/test_reads.py",
         ),
+        *("grade/test_code.py", "grade/test_hostile.py", "grade/test_math.py"),
         *(
-            "rewards/test_code.py",
             "rewards/test_discriminator.py",
             "rewards/test_function.py",
-            "rewards/test_hostile.py",
             "rewards/test_judge.py",
-            "rewards/test_math.py",
             "rewards/test_model.py",
             "rewards/test_verl.py",
         ),

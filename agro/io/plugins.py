@@ -10,8 +10,8 @@ Everywhere such a name is taken, so are `module:NAME` and `file.py:NAME`. The ki
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,12 +22,24 @@ Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "r
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-@cache
-def installed(kind: Kind) -> dict[str, str]:
+def installed(kind: Kind, builtin: Collection[str] = ()) -> dict[str, str]:
     """`module:NAME` of all installed parts of a kind, by name.
 
-    Raises `Refused` where two packages register different parts under one name.
+    Raises `Refused` where two packages register different parts under one name, or one has a `builtin` name.
     """
+    parts = _installed(kind)
+    if taken := sorted(parts.keys() & set(builtin)):
+        raise Refused(
+            f"{kind}: {taken[0]} is a name of agro's own, which an installed package gives to "
+            f"{parts[taken[0]]}. What to do: uninstall it, or register it under another name"
+        )
+    return parts
+
+
+@cache
+def _installed(kind: Kind) -> dict[str, str]:
+    from importlib.metadata import entry_points  # a tenth of a second
+
     parts: dict[str, str] = {}
     for point in entry_points(group=f"agro.{kind}"):
         if parts.setdefault(point.name, point.value) != point.value:
@@ -40,7 +52,7 @@ def installed(kind: Kind) -> dict[str, str]:
 
 def reference(kind: Kind, name: str) -> str:
     """`module:NAME` of the installed part of this name; another name as it is."""
-    return installed(kind).get(name, name)
+    return name if is_reference(name) else installed(kind).get(name, name)
 
 
 def is_reference(name: str) -> bool:
@@ -63,8 +75,10 @@ def load(kind: Kind, name: str, setting: str) -> Any:
 def absolute(name: str, setting: str) -> str:
     """`name` with the absolute path of its file, so that other processes find it too.
 
-    Raises `Refused` where there is no such file.
+    Raises `Refused` where there is no such file, or for another kind of name.
     """
+    if not is_reference(name):
+        raise Refused(f"{setting}: expected module:NAME or file.py:NAME, got {name!r}")
     module, _, attribute = name.rpartition(":")
     if not module.endswith(".py"):
         return name

@@ -6,12 +6,12 @@ programs and versions stand in `formats.toml`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text
-from agro.rewards.answers import boxes
 from agro.types.conversation import normalized, with_tools
 
 Row = Mapping[str, Any]
@@ -33,14 +33,24 @@ def math_problem(row: Row) -> dict[str, Any]:
     r"""MATH: the answer is the content of the solution's last \boxed{…}, where the row has none."""
     solution, answer = text(row["solution"], "solution"), row.get("answer")
     if is_unknown(answer):
-        contents = [solution[start : end - 1] for _, start, end in boxes(solution)]
-        if not contents:
+        answer = _last_box(solution)
+        if answer is None:
             raise Refused(
                 f"solution: expected its answer in \\boxed{{…}}, or a column answer; got {solution[-80:]!r}"
             )
-        answer = contents[-1]
     meta = omit(row, ("problem", "solution", "answer"))
     return {**meta, "prompt": text(row["problem"], "problem"), "answer": text(answer, "answer")}
+
+
+def _last_box(text: str) -> str | None:
+    r"""The content of the last \boxed{…}, the outermost of those one in the other."""
+    opened, content = list[re.Match[str]](), None
+    for brace in re.finditer(r"\\boxed\s*\{|(?<!\\)[{}]", text):
+        if brace[0] != "}":
+            opened.append(brace)
+        elif opened and (opening := opened.pop())[0] != "{":
+            content = text[opening.end() : brace.start()]
+    return content
 
 
 def _openrlhf_prompt(row: Row) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     python benchmarks/math/run.py [--workers N] [--repeats N] [--json] [--golden FILE]
 
-Accuracy on the judged pairs of `tests/rewards/pairs`, and on those of FILE (JSONL of prediction, gold
+Accuracy on the judged pairs of `tests/grade/pairs`, and on those of FILE (JSONL of prediction, gold
 and expected). With --json that alone. Speed on 10,000 worked solutions with numbers, half of
 them wrong, and on the held-out pairs that SymPy compares, in batches of 128 and without the start of the
 workers. SymPy's pairs are scored once, because the workers cache what they have read.
@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT))
 
 from agro import config  # noqa: E402
 from agro.rewards import Reward, load_reward  # noqa: E402
-from agro.rewards.final import compare, final  # noqa: E402
 from agro.types import Sample  # noqa: E402
+from agro_grade.final import compare, final  # noqa: E402
 
-PAIRS = sorted(path.stem for path in (ROOT / "tests/rewards/pairs").glob("*.jsonl"))  # judged by hand
+PAIRS = sorted(path.stem for path in (ROOT / "tests/grade/pairs").glob("*.jsonl"))  # judged by hand
 WORK = "Each box holds {a} eggs, so {b} boxes hold {b} * {a} = {c} eggs. "
 ENDS = ("So the answer is {}.", r"So $x = \boxed{{{}}}$.", "#### {}", "They need {} eggs in total.")
 FORMS = ("{}", "{},000", r"\frac{{{}}}{{7}}", "{}.5", "{} cm", r"{}\%")
@@ -38,7 +38,7 @@ def sample(response: str, answer: str) -> Sample:
 
 
 def pairs(name: str) -> list[tuple[Sample, float]]:
-    rows = map(json.loads, (ROOT / f"tests/rewards/pairs/{name}.jsonl").read_text().splitlines())
+    rows = map(json.loads, (ROOT / f"tests/grade/pairs/{name}.jsonl").read_text().splitlines())
     labeled = []
     for row in rows:
         labeled += [(sample(text, row["answer"]), 1.0) for text in row["right"]]

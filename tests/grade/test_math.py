@@ -12,8 +12,8 @@ from tiers import some
 from agro import config
 from agro.errors import Refused
 from agro.rewards import load_reward
-from agro.rewards.answers import conclusion
 from agro.types import Sample
+from agro_grade.answers import conclusion
 
 GOLDEN = Path(__file__).parents[2] / "../shared/data/grader/golden_pairs.jsonl"
 

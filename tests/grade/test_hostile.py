@@ -5,10 +5,11 @@ import time
 import pytest
 from tiers import some
 
-from agro.rewards import answers
-from agro.rewards.builtin import LONGEST, _without_sympy, too_large
-from agro.rewards.final import TAIL, final
-from agro.rewards.numerals import plain
+from agro.rewards.answers import after_marker, matches
+from agro_grade import answers
+from agro_grade.final import LONGEST, TAIL, final
+from agro_grade.mathematics import too_large, without_sympy
+from agro_grade.numerals import plain
 
 PIECES = [
     " ",
@@ -99,10 +100,10 @@ def seconds(function, *arguments):
 def grade(text):
     """All that a response costs the trainer's process, against answers of many kinds, and as an answer."""
     response = final(text)
-    values = [_without_sympy(response, final(answer)) for answer in EXPECTED]
-    values.append(_without_sympy(final("42"), response))
+    values = [without_sympy(response, final(answer)) for answer in EXPECTED]
+    values.append(without_sympy(final("42"), response))
     assert all(score is None or score.value in (0.0, 1.0, None) for score in values)
-    assert answers.matches(answers.after_marker(f"the final answer is {text}"), "42") in (0.0, 1.0)
+    assert matches(after_marker(f"the final answer is {text}"), "42") in (0.0, 1.0)
 
 
 @pytest.mark.parametrize("piece", some(PIECES, every=3))
