@@ -15,6 +15,7 @@ from agro.io.json_values import entry, is_unknown, objects, omit, text
 from agro.types.conversation import normalized, with_tools
 
 Row = Mapping[str, Any]
+OPENRLHF = {"label", "datasource", "images", "id"}  # its optional columns
 
 
 def _verl_prompt(row: Row) -> dict[str, Any]:
@@ -58,11 +59,6 @@ def _openrlhf_prompt(row: Row) -> dict[str, Any]:
     if row.get("label") is not None:
         record["answer"] = row["label"]
     return record
-
-
-def has_openrlhf_columns(row: Row, names: set[str]) -> bool:
-    """Whether a row has these columns, and no others than OpenRLHF's optional ones."""
-    return names <= row.keys() <= names | {"label", "datasource", "images", "id"}
 
 
 def ends_with_assistant(row: Row) -> bool:
@@ -110,7 +106,7 @@ PROMPT_FORMATS = {  # by name, in the order in which they are tried
     ),
     "math": PromptFormat(lambda row: row.keys() >= {"problem", "solution"}, math_problem),
     "openrlhf-prompts": PromptFormat(
-        lambda row: has_openrlhf_columns(row, {"input"}) and not ends_with_assistant(row), _openrlhf_prompt
+        lambda row: row.keys() - OPENRLHF == {"input"} and not ends_with_assistant(row), _openrlhf_prompt
     ),
     "openai-batch-input": PromptFormat(
         lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row, _openai_batch_prompt
