@@ -37,7 +37,7 @@ PLACES = {
             "objectives/test_properties.py",
             "objectives/test_reads.py",
         ),
-        *("grade/test_code.py", "grade/test_hostile.py", "grade/test_math.py"),
+        *("grade/test_alone.py", "grade/test_code.py", "grade/test_hostile.py", "grade/test_math.py"),
         *(
             "rewards/test_discriminator.py",
             "rewards/test_function.py",

@@ -219,9 +219,7 @@ def test_an_answer_that_cannot_be_read_leaves_the_reward_unknown(judge):
         1.0,
     ]
     assert "no mathematics" in judge([(r"\boxed{\mathbb{Q}}", "a number of two digits")])[0]
-    assert judge([("2", r"\frac{1}{0}")])[0].startswith(
-        "ValueError: Can't evaluate nan or zoo (symbolic.py:"
-    )
+    assert judge([("2", r"\frac{1}{0}")])[0].startswith("ValueError: Can't evaluate nan or zoo (symbolic.py:")
 
 
 @pytest.mark.parametrize(
