@@ -55,7 +55,7 @@ PLACES = {
             "store/test_serving.py",
             "store/test_sharing.py",
         ),
-        *("test_flow.py", "test_install_hints.py", "test_recipes.py", "test_smooth.py"),
+        *("test_flow.py", "test_install_hints.py", "test_recipes.py", "test_size.py", "test_smooth.py"),
     ),
     "nightly": (
         *("vllm_server", "reproductions", "docs/test_site.py", "docs/test_wheel.py", "api/test_demo.py"),

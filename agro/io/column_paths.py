@@ -72,18 +72,18 @@ def _is_null(value: Any, tree: Mapping[str, Any]) -> bool:
 @cache
 def compiled(expression: str) -> Any:
     """The expression; what is none is the name of a column."""
-    if _problem(expression):
+    if syntax_problem(expression):
         return jmespath.compile(json.dumps(expression, ensure_ascii=False))
     return jmespath.compile(expression or "@")
 
 
 def problem_of(column: str) -> str:
     """Why a column is no JMESPath expression; "" where it is one, or the name of a column."""
-    return _problem(column) if _SPECIAL.search(column) else ""
+    return syntax_problem(column) if _SPECIAL.search(column) else ""
 
 
 @cache
-def _problem(expression: str) -> str:
+def syntax_problem(expression: str) -> str:
     """Why it is no expression, such as `chosen-rating` and `Rating (1-5)`; "" where it is one."""
     try:
         jmespath.compile(expression or "@")

@@ -61,8 +61,9 @@ def is_reference(name: str) -> bool:
     return bool(colon and module and attribute)
 
 
+@cache
 def load(kind: Kind, name: str, setting: str) -> Any:
-    """The part that `name` stands for: an installed one, module:NAME or file.py:NAME.
+    """The part that `name` stands for: an installed one, module:NAME or file.py:NAME. A file is run once.
 
     Raises `Refused`, whose message begins with `setting`, where there is none.
     """

@@ -32,7 +32,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agro.errors import Refused
-from agro.io.column_paths import problem_of, value_at
+from agro.io.column_paths import syntax_problem, value_at
 from agro.logs.labels import number_in
 from agro.logs.mapping import CellInterpreter, check_map, expand
 from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
@@ -136,7 +136,7 @@ def format_of(file: Path, read: Callable[[Row, Context], list[Item]]) -> Format:
         ) from None
     check_map(said.map)
     for condition in (*said.skip, *said.refuse):
-        if problem := problem_of(condition):
+        if problem := syntax_problem(condition):
             raise Refused(f"--format {file}: {condition}: expected a JMESPath expression: {problem}")
     columns = frozenset(said.columns)
     return Format(

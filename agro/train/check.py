@@ -93,7 +93,7 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
     engine, can = config.engine, capabilities(config.engine.kind)
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
-    if "shares_weights" in can:
+    if not engine.uses_servers:
         return
     if not engine.starts_server:
         assert engine.servers
@@ -297,7 +297,7 @@ def _check_second(config: RunConfig, prefix: str) -> None:
         "reward.learned or reward.flow is set": config.reward.learned or config.reward.flow,
         "data.experts_win is set": config.data.experts_win,
         'source.kind = "elsewhere": collectors sample': config.source.kind == "elsewhere",
-        f'engine.kind = "{config.engine.kind}": it has weights of its own': config.engine.uses_servers,
+        f'engine.kind = "{config.engine.kind}": it has weights of its own': config.engine.has_own_weights,
         "source.sync_every or sync_from is above 1": lags(config.source),
         "[policy.lora] is set: all weights of the copy are trained": props and config.policy.lora is not None,
         "[again] or [search] is set": config.again is not None or config.search is not None,

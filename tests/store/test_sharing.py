@@ -162,6 +162,13 @@ def test_other_files(tmp_path: Path, make: Callable[[Path], Path], name: str, re
     assert compared(tmp_path, [make(tmp_path / name)])["refused_count"] == refused
 
 
+def test_a_format_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[map]\nprompt = 'q'\nresponse = 'a'\n[skip]\nbad = 'bad ones'\n")
+    rows = [json.dumps({"q": f"p{i}", "a": "x", "bad": i % 7 == 0}) for i in range(40)]
+    report = compared(tmp_path, [pack(tmp_path / "log.jsonl", rows)], format=str(tmp_path / "own.toml"))
+    assert report["left_out"] == {"bad ones": 6}
+
+
 def test_options_that_change_records(tmp_path: Path) -> None:
     log = [
         {
