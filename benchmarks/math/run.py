@@ -18,7 +18,6 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -67,8 +66,8 @@ def solutions(n: int) -> list[Sample]:
     return made
 
 
-def accuracy(reward: Reward | Alone, name: str, labeled: list[tuple[Sample, float]]) -> dict[str, object]:
-    values = [score.value for score in reward.score([s for s, _ in labeled])]
+def accuracy(scores: list[Score], name: str, labeled: list[tuple[Sample, float]]) -> dict[str, object]:
+    values = [score.value for score in scores]
     outcomes = list(zip(values, (label for _, label in labeled)))
     return {
         "pairs": name,
@@ -80,23 +79,15 @@ def accuracy(reward: Reward | Alone, name: str, labeled: list[tuple[Sample, floa
     }
 
 
-class Alone:
-    """math-verify by itself. It looks for LaTeX between delimiters, so an answer without words gets some."""
+def parsed(text: str) -> Any:
+    """As math-verify reads a text: it looks for LaTeX between delimiters, so one without words gets some."""
+    is_bare = not re.search(r"\$|\\boxed|\\[(\[]|[A-Za-z]+ [A-Za-z]{2}", text)
+    return math_verify.parse(f"${text}$" if is_bare else text)
 
-    def score(self, samples: Sequence[Sample]) -> list[Score]:
-        return [Score(self._value(sample.meta["answer"], sample.response)) for sample in samples]
 
-    def _value(self, answer: str, response: str) -> float | None:
-        try:
-            expected = self._parsed(answer)
-            return float(math_verify.verify(expected, self._parsed(response))) if expected else None
-        except Exception:  # noqa: BLE001 of a value that SymPy can't compute
-            return None
-
-    def _parsed(self, text: str) -> list[Any]:
-        is_bare = not re.search(r"\$|\\boxed|\\[(\[]|[A-Za-z]+ [A-Za-z]{2}", text)
-        found: list[Any] = math_verify.parse(f"${text}$" if is_bare else text)
-        return found
+def alone(samples: list[Sample]) -> list[Score]:
+    """What math-verify says by itself."""
+    return [Score(float(math_verify.verify(parsed(s.meta["answer"]), parsed(s.response)))) for s in samples]
 
 
 def speed(reward: Reward, name: str, samples: list[Sample], repeats: int) -> dict[str, object]:
@@ -127,24 +118,23 @@ def main() -> None:
     sets = {name: pairs(name) for name in PAIRS}
     if options.golden is not None:
         sets = {"golden": golden(options.golden), **sets}
+    samples = {name: [sample for sample, _ in labeled] for name, labeled in sets.items()}
     if options.alone:
-        print(json.dumps([accuracy(Alone(), name, labeled) for name, labeled in sets.items()]))
+        print(json.dumps([accuracy(alone(samples[name]), name, sets[name]) for name in sets]))
         return
-    if options.json:
-        with closing(load_reward(config.RewardConfig(name="math", timeout=20.0))) as reward:
-            print(json.dumps([accuracy(reward, name, labeled) for name, labeled in sets.items()]))
-        return
-    print(json.dumps({"machine": platform.processor() or platform.machine(), "workers": options.workers}))
-    with closing(
-        load_reward(config.RewardConfig(name="math", timeout=20.0, workers=options.workers))
-    ) as reward:
-        for name, labeled in sets.items():
-            print(json.dumps(accuracy(reward, name, labeled)))
+    if not options.json:
+        print(json.dumps({"machine": platform.processor() or platform.machine(), "workers": options.workers}))
+    settings = config.RewardConfig(name="math", timeout=20.0, workers=options.workers)
+    with closing(load_reward(settings)) as reward:
+        rows = (accuracy(reward.score(samples[name]), name, sets[name]) for name in sets)
+        if options.json:
+            print(json.dumps(list(rows)))
+            return
+        for row in rows:
+            print(json.dumps(row))
         print(json.dumps(speed(reward, "solutions with numbers", solutions(10_000), options.repeats)))
-        symbolic = []
-        for row, _ in pairs("heldout"):
-            if compare(final(row.response), final(row.meta["answer"])) is None:
-                symbolic.append(row)
+        finals = [(s, final(s.response), final(s.meta["answer"])) for s in samples["heldout"]]
+        symbolic = [s for s, said, answer in finals if compare(said, answer) is None]
         print(json.dumps(speed(reward, "compared by SymPy", symbolic, 1)))
 
 
