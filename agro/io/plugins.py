@@ -10,7 +10,6 @@ Everywhere such a name is taken, so are `module:NAME` and `file.py:NAME`. The ki
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,26 +21,21 @@ Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "r
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def installed(kind: Kind, builtin: Collection[str] = ()) -> dict[str, str]:
+@cache
+def installed(kind: Kind, builtin: tuple[str, ...] = ()) -> dict[str, str]:
     """`module:NAME` of all installed parts of a kind, by name.
 
     Raises `Refused` where two packages register different parts under one name, or one has a `builtin` name.
     """
-    parts = _installed(kind)
-    if taken := sorted(parts.keys() & set(builtin)):
-        raise Refused(
-            f"{kind}: {taken[0]} is a name of agro's own, which an installed package gives to "
-            f"{parts[taken[0]]}. What to do: uninstall it, or register it under another name"
-        )
-    return parts
-
-
-@cache
-def _installed(kind: Kind) -> dict[str, str]:
     from importlib.metadata import entry_points  # a tenth of a second
 
     parts: dict[str, str] = {}
     for point in entry_points(group=f"agro.{kind}"):
+        if point.name in builtin:
+            raise Refused(
+                f"{kind}: {point.name} is a name of agro's own, which an installed package gives to "
+                f"{point.value}. What to do: uninstall it, or register it under another name"
+            )
         if parts.setdefault(point.name, point.value) != point.value:
             raise Refused(
                 f"two installed packages have {kind} named {point.name}: {parts[point.name]} and "

@@ -60,7 +60,7 @@ def get(name: str) -> Objective:
     if plugins.is_reference(name):
         return core.load(name)
     if name not in OBJECTIVES:
-        others = plugins.installed("objectives", OBJECTIVES)
+        others = plugins.installed("objectives", tuple(OBJECTIVES))
         if name in others:
             return core.load(name)
         called = {ours: entry.called for ours, entry in OBJECTIVES.items()}

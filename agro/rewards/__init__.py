@@ -61,7 +61,7 @@ BUILTIN: dict[str, RewardMaker] = {
 
 def maker_of(name: str) -> RewardMaker | None:
     """The built-in or installed reward of this name that takes options; None of a function."""
-    if name in BUILTIN or plugins.is_reference(name) or name not in plugins.installed("rewards", BUILTIN):
+    if name in BUILTIN or plugins.is_reference(name) or name not in plugins.installed("rewards", tuple(BUILTIN)):
         return BUILTIN.get(name)
     part = plugins.load("rewards", name, f"reward {name}")
     return part if isinstance(part, RewardMaker) else None
@@ -135,7 +135,7 @@ def check_name(name: str) -> None:
         )
     if plugins.is_reference(name):
         plugins.absolute(name, "reward.name")
-    elif name not in (names := [*BUILTIN, *plugins.installed("rewards", BUILTIN)]):
+    elif name not in (names := [*BUILTIN, *plugins.installed("rewards", tuple(BUILTIN))]):
         near = nearest(name, names)
         raise Refused(
             f"reward.name: expected {', '.join(names)}, module:function or file.py:function, got {name!r}"

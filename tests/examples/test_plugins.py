@@ -36,10 +36,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (metadata / "entry_points.txt").write_text("\n".join(line for lines in sections for line in lines))
         monkeypatch.syspath_prepend(str(metadata.parent))
         monkeypatch.syspath_prepend(str(folder))
-        plugins._installed.cache_clear()
+        plugins.installed.cache_clear()
 
     yield put
-    plugins._installed.cache_clear()
+    plugins.installed.cache_clear()
 
 
 def of_example(name: str) -> tuple[Path, dict[str, dict[str, str]]]:
