@@ -1,14 +1,16 @@
-"""The recipes that agro brings along, by name: files, and what the entries of objectives declare."""
+"""Recipes by name: files, those of installed packages, and what the entries of objectives declare."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from agro.config.recipes.bases import SAMPLES
 from agro.config.recipes.methodtext import method_end, method_text, method_title
 from agro.errors import Refused
+from agro.io import plugins
 from agro.io.nearest import nearest as near_name
 from agro.objectives import Objective
 from agro.objectives.table import OBJECTIVES
@@ -44,7 +46,11 @@ class Recipe:
         if isinstance(self.source, Objective):
             return method_title(self.source)
         comment = re.match(r"(?:# .*\n)+?(?=#   )", self.text)
-        assert comment, f"{self.name}: expected a title and an indented command in its first lines"
+        if comment is None:
+            raise Refused(
+                f"recipe {self.name} ({self.source}): expected a comment in its first lines that says what "
+                "it is for, and below it the command, as a comment that is indented by three spaces"
+            )
         return " ".join(line.removeprefix("# ") for line in comment[0].splitlines())
 
     @property
@@ -60,7 +66,19 @@ def recipes() -> dict[str, Recipe]:
     situations = [Recipe(name, "situation", paths[name]) for name in names]
     methods = [Recipe(path.stem, "method", path) for path in FOLDER.glob("methods/*.toml")]
     methods += [Recipe(name, "method", of) for name, of in OBJECTIVES.items() if of.recipe is not None]
+    methods += _installed()
     return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}
+
+
+def _installed() -> Iterator[Recipe]:
+    """The files of folders that entry points name, each a `Path`."""
+    for name in plugins.installed("recipes"):
+        folder = plugins.load("recipes", name, f"recipes of {name}")
+        if not isinstance(folder, Path) or not folder.is_dir():
+            raise Refused(
+                f"recipes of {name}: expected the Path of a folder with TOML files, got {folder!r:.80}"
+            )
+        yield from (Recipe(path.stem, "method", path) for path in folder.glob("*.toml"))
 
 
 def get(name: str) -> Recipe:
