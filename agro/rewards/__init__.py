@@ -61,8 +61,10 @@ BUILTIN: dict[str, RewardMaker] = {
 
 def maker_of(name: str) -> RewardMaker | None:
     """The built-in or installed reward of this name that takes options; None of a function."""
-    if name in BUILTIN or plugins.is_reference(name) or name not in plugins.installed("rewards", tuple(BUILTIN)):
-        return BUILTIN.get(name)
+    if name in BUILTIN:
+        return BUILTIN[name]
+    if plugins.is_reference(name) or name not in plugins.installed("rewards", tuple(BUILTIN)):
+        return None
     part = plugins.load("rewards", name, f"reward {name}")
     return part if isinstance(part, RewardMaker) else None
 
