@@ -67,16 +67,17 @@ def load(kind: Kind, name: str, setting: str) -> Any:
     return target
 
 
-def absolute(name: str, setting: str) -> str:
-    """`name` with the absolute path of its file, so that other processes find it too.
+def absolute(kind: Kind, name: str, setting: str) -> str:
+    """Where a part is: module:NAME, or file.py:NAME with an absolute path, which other processes find too.
 
-    Raises `Refused` where there is no such file, or for another kind of name.
+    Raises `Refused` where there is no such file or installed part.
     """
-    if not is_reference(name):
-        raise Refused(f"{setting}: expected module:NAME or file.py:NAME, got {name!r}")
-    module, _, attribute = name.rpartition(":")
+    location = name if is_reference(name) else installed(kind).get(name)
+    if location is None:
+        raise Refused(f"{setting}: expected module:NAME, file.py:NAME or an installed one, got {name!r}")
+    module, _, attribute = location.rpartition(":")
     if not module.endswith(".py"):
-        return name
+        return location
     path = Path(module).expanduser().resolve()
     if not path.is_file():
         from agro.io.nearest import nearest

@@ -136,7 +136,7 @@ def check_name(name: str) -> None:
             "imported. What to do: continue in Python, or write it into a file and give file.py:function"
         )
     if plugins.is_reference(name):
-        plugins.absolute(name, "reward.name")
+        plugins.absolute("rewards", name, "reward.name")
     elif name not in (names := [*BUILTIN, *plugins.installed("rewards", tuple(BUILTIN))]):
         near = nearest(name, names)
         raise Refused(

@@ -138,7 +138,7 @@ class FunctionReward:
             self._pool = Inline(function, self._options)
         else:
             self.name = function if isinstance(function, str) else name_of(function)
-            location = plugins.absolute(plugins.reference("rewards", self.name), "reward.name")
+            location = plugins.absolute("rewards", self.name, "reward.name")
             self._pool = Pool(location, self._options, timeout=timeout, workers=workers)
         self.maximum: float | None = self._pool.maximum
         self._is_verl = self._pool.parameters >= {"solution_str", "ground_truth"}
