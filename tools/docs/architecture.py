@@ -30,6 +30,13 @@ and no two modules import each other. Nothing imports a satellite except later s
 |---|---|
 {satellites}
 
+Beside `agro/` are packages that it finds by entry points, as it finds those that users install. Nothing in it
+names or imports them:
+
+| package | what it holds |
+|---|---|
+{beside}
+
 ## The way of a sample
 
 1. `train/loop.py` is all of training on one screen: fill the store, draw from it, compute the gradient,
@@ -56,22 +63,28 @@ and no two modules import each other. Nothing imports a satellite except later s
 """
 
 
-def summary(room: str) -> str:
-    """The first sentence of a room's docstring."""
-    path = PACKAGE / room / "__init__.py"
+def summary(room: str, folder: Path = PACKAGE) -> str:
+    """The first paragraph of a room's docstring."""
+    path = folder / room / "__init__.py"
     if not path.exists():
-        path = PACKAGE / f"{room}.py"
+        path = folder / f"{room}.py"
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert text, f"{path} has no docstring"
     return " ".join(text.split("\n\n")[0].split())
 
 
 def page() -> str:
-    def table(rooms: tuple[str, ...]) -> str:
-        return "\n".join(f"| `{room}` | {summary(room)} |" for room in rooms)
+    def table(rooms: tuple[str, ...], folder: Path = PACKAGE) -> str:
+        return "\n".join(f"| `{room}` | {summary(room, folder)} |" for room in rooms)
 
     count = len(ROOMS) + len(SATELLITES)
-    return PAGE.format(count=count, rooms=table(ROOMS), satellites=table(SATELLITES))
+    beside = tuple(sorted(path.parent.name for path in PACKAGE.parent.glob("agro_*/__init__.py")))
+    return PAGE.format(
+        count=count,
+        rooms=table(ROOMS),
+        satellites=table(SATELLITES),
+        beside=table(beside, PACKAGE.parent),
+    )
 
 
 if __name__ == "__main__":
