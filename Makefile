@@ -8,7 +8,7 @@ export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test nightly lint types tests tests-check tests-nightly test-integrations test-vllm mutants torture bench \
-  bench-check gpu release-check docs pictures clean
+  bench-check budgets gpu release-check docs pictures clean
 # The workers must collect the same tests, and some names have the order of a set. Tests start some dozen
 # processes, so bytecode is kept whatever the environment says.
 PYTEST := PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -97,6 +97,9 @@ release-check: setup ## build, check the metadata, install in a clean environmen
 
 bench: setup ## all benchmarks of speed and memory (hours), and a table of goals: TRL=… names a Python with TRL
 	$(BIN)/python benchmarks/run.py $(if $(TRL),--trl-python $(TRL))
+
+budgets: setup ## how large the house is, beside what it may be (tools/budgets.toml)
+	$(BIN)/python tools/budgets.py
 
 bench-check: setup ## measure a training step anew: is it more than 10% slower than recorded, beside the plain way?
 	$(BIN)/python benchmarks/step/run.py --check

@@ -408,6 +408,7 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
     }
     assert config.engine.model_dump() == {
         "kind": "hf",
+        "options": {},
         "vllm": "vllm",
         "url": None,
         "urls": (),

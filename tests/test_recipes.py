@@ -19,6 +19,8 @@ from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import NewModel, RunConfig, recipes
 from agro.config.recipes.methodtext import method_values
+from agro.errors import Refused
+from agro.io import plugins
 from agro.models.newmodel import new_model
 
 ROOT = Path(__file__).parents[1]
@@ -231,3 +233,15 @@ def test_a_recipe_is_valid_with_what_its_head_gives(recipe: str) -> None:
 def test_a_head_says_what_it_is_and_what_is_required(recipe: str) -> None:
     assert len(head(recipe)[0]) > 20
     assert any(line.startswith(" Required: ") for line in head(recipe))
+
+
+def test_recipes_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ours.toml").write_text("# For our logs.\n#   agro train ours\n[objective]\nname = 'grpo'\n")
+    (tmp_path / "their_recipes.py").write_text("from pathlib import Path\nFOLDER = Path(__file__).parent\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "installed", lambda kind: {"theirs": "their_recipes:FOLDER"})
+    assert recipes.get("ours").title == "For our logs."
+    assert RunConfig.load("ours").objective.name == "grpo"
+    (tmp_path / "bare.toml").write_text("[objective]\nname = 'grpo'\n")
+    with pytest.raises(Refused, match=r"recipe bare .*: expected a comment in its first lines"):
+        recipes.get("bare").title  # noqa: B018

@@ -16,6 +16,7 @@ from architecture import ROOMS, SATELLITES, page
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "agro").rglob("*.py"))
+BESIDE = sorted(path.parent for path in ROOT.glob("agro_*/__init__.py"))  # packages that entry points name
 
 
 def name_of(path: Path) -> str:
@@ -78,6 +79,23 @@ def test_the_map_is_that_of_the_rooms() -> None:
         assert any((ROOT / folder / path).exists() for folder in ("agro", ".")), path
 
 
+def test_the_core_names_no_package_beside_it() -> None:
+    """Only entry points in pyproject.toml name them, as they name what users install."""
+    assert {"agro_formats", "agro_grade", "agro_papers"} <= {path.name for path in BESIDE}
+    beside = re.compile("|".join(rf"\b{path.name}\b" for path in BESIDE))
+    texts = [path for path in (ROOT / "agro").rglob("*") if path.suffix in (".py", ".toml", ".md", ".jinja")]
+    assert [path.name for path in texts if beside.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_graders_need_nothing_of_agro() -> None:
+    """`agro_grade.rewards` makes rewards of them, from public names."""
+    public = {"agro.errors", "agro.rewards", "agro.types"}
+    known = {*MODULES, *(f"agro_grade.{path.stem}" for path in (ROOT / "agro_grade").glob("*.py"))}
+    for path in (ROOT / "agro_grade").glob("*.py"):
+        found = {name for name in imported(path.read_text(), known) if not name.startswith("agro_grade")}
+        assert found == (public if path.stem == "rewards" else set()), path
+
+
 def test_inside_the_package_nothing_imports_the_package_itself() -> None:
     assert [name for name, others in imports().items() if "agro" in others] == []
 
@@ -96,11 +114,8 @@ def documented() -> dict[str, set[str] | None]:
     return found
 
 
-def test_agro_names_no_package_beside_it_and_sources_of_papers_import_what_is_documented() -> None:
+def test_sources_of_papers_import_what_is_documented() -> None:
     """So a source of a user's can do what they do."""
-    beside = sorted(path.name for path in ROOT.glob("agro_*") if path.is_dir())
-    assert "agro_papers" in beside
-    assert [(path, name) for path in FILES for name in beside if name in path.read_text()] == []
     public, hidden = documented(), []
     for path in (ROOT / "agro_papers").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -14,7 +14,8 @@ class RewardPart(Section):
     """One of several rewards."""
 
     name: str
-    """exact, regex, math, code, judge, model, overlong, module:function or file.py:function"""
+    """exact, regex, math, code, judge, model, overlong, an installed one, module:function or
+    file.py:function"""
     weight: float = 1.0
     """of its value in the sum; 0 measures it without counting it"""
     at_least: float | None = None
@@ -33,8 +34,8 @@ class RewardConfig(Section):
     """One reward, or the weighted sum of several `functions`."""
 
     name: str | None = field(None, shared=True)
-    """exact (where neither it nor `functions` is given), regex, math, code, judge, model, overlong,
-    module:function or file.py:function"""
+    """exact (where neither it nor `functions` is given), regex, math, code, judge, model, overlong, an
+    installed one, module:function or file.py:function"""
     options: dict[str, Any] = field({}, shared=True)
     """options of a built-in reward, keyword arguments of a function"""
     functions: tuple[RewardPart, ...] = field((), shared=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from agro.config.section import Count, Positive, Section, Share, Temperature, field
 from agro.errors import Refused
+from agro.io import plugins
+from agro.io.nearest import nearest
 from agro.types import truncation
 
 
@@ -106,12 +111,29 @@ class SourceConfig(Section):
         return self.kind == "inline" and max(self.sync_every, self.sync_from) > 1
 
 
+ENGINES = ("hf", "vllm", "server")
+
+
+def _known_engine(kind: str) -> str:
+    known = (*ENGINES, *plugins.installed("engines"))
+    if kind in known or plugins.is_reference(kind):
+        return kind
+    near = nearest(kind, known)
+    raise PydanticCustomError(
+        "engine",
+        "expected {known}, file.py:Class or module:Class{near}",
+        {"known": ", ".join(known), "near": f"; did you mean {near}?" if near else ""},
+    )
+
+
 class EngineConfig(Section):
     """What decodes responses: the model in this process, or a server."""
 
-    kind: Literal["hf", "vllm", "server"] = field("hf", shared=True)
+    kind: Annotated[str, AfterValidator(_known_engine)] = field("hf", shared=True)
     """hf: transformers, in this process; vllm: vLLM, which the run starts and ends; server: an
-    OpenAI-compatible server that runs already"""
+    OpenAI-compatible server that runs already; or an engine of your own, as file.py:Class or module:Class"""
+    options: dict[str, Any] = field({}, shared=True)
+    """of an engine of your own: keyword arguments of its class"""
     vllm: str = field("vllm", resume=True, shared=True)
     """vllm: the command, with further arguments of `vllm serve`, such as vllm --max-num-seqs 512"""
     fused: bool = field(True, shared=True)
@@ -144,8 +166,13 @@ class EngineConfig(Section):
     """requests after a failed one before it is given up"""
 
     @property
-    def uses_servers(self) -> bool:
+    def has_own_weights(self) -> bool:
+        """Whether new weights are published for it, since it doesn't decode with the learner's."""
         return self.kind != "hf"
+
+    @property
+    def uses_servers(self) -> bool:
+        return self.kind in ("vllm", "server")
 
     @property
     def starts_server(self) -> bool:

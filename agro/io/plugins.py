@@ -11,7 +11,6 @@ Everywhere such a name is taken, so are `module:NAME` and `file.py:NAME`. The ki
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,13 +22,20 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @cache
-def installed(kind: Kind) -> dict[str, str]:
+def installed(kind: Kind, builtin: tuple[str, ...] = ()) -> dict[str, str]:
     """`module:NAME` of all installed parts of a kind, by name.
 
-    Raises `Refused` where two packages register different parts under one name.
+    Raises `Refused` where two packages register different parts under one name, or one has a `builtin` name.
     """
+    from importlib.metadata import entry_points  # a tenth of a second
+
     parts: dict[str, str] = {}
     for point in entry_points(group=f"agro.{kind}"):
+        if point.name in builtin:
+            raise Refused(
+                f"{kind}: {point.name} is a name of agro's own, which an installed package gives to "
+                f"{point.value}. What to do: uninstall it, or register it under another name"
+            )
         if parts.setdefault(point.name, point.value) != point.value:
             raise Refused(
                 f"two installed packages have {kind} named {point.name}: {parts[point.name]} and "
@@ -40,7 +46,7 @@ def installed(kind: Kind) -> dict[str, str]:
 
 def reference(kind: Kind, name: str) -> str:
     """`module:NAME` of the installed part of this name; another name as it is."""
-    return installed(kind).get(name, name)
+    return name if is_reference(name) else installed(kind).get(name, name)
 
 
 def is_reference(name: str) -> bool:
@@ -49,8 +55,9 @@ def is_reference(name: str) -> bool:
     return bool(colon and module and attribute)
 
 
+@cache
 def load(kind: Kind, name: str, setting: str) -> Any:
-    """The part that `name` stands for: an installed one, module:NAME or file.py:NAME.
+    """The part that `name` stands for: an installed one, module:NAME or file.py:NAME. A file is run once.
 
     Raises `Refused`, whose message begins with `setting`, where there is none.
     """
@@ -60,14 +67,17 @@ def load(kind: Kind, name: str, setting: str) -> Any:
     return target
 
 
-def absolute(name: str, setting: str) -> str:
-    """`name` with the absolute path of its file, so that other processes find it too.
+def absolute(kind: Kind, name: str, setting: str) -> str:
+    """Where a part is: module:NAME, or file.py:NAME with an absolute path, which other processes find too.
 
-    Raises `Refused` where there is no such file.
+    Raises `Refused` where there is no such file or installed part.
     """
-    module, _, attribute = name.rpartition(":")
+    location = name if is_reference(name) else installed(kind).get(name)
+    if location is None:
+        raise Refused(f"{setting}: expected module:NAME, file.py:NAME or an installed one, got {name!r}")
+    module, _, attribute = location.rpartition(":")
     if not module.endswith(".py"):
-        return name
+        return location
     path = Path(module).expanduser().resolve()
     if not path.is_file():
         from agro.io.nearest import nearest

@@ -72,16 +72,10 @@ def time_limit(seconds: float) -> Any:
 
 
 def load_reward(name: str) -> tuple[Callable[..., Any] | None, str]:
-    """`load` of what scores responses, which a class doesn't."""
-    function, problem = load(name)
-    if inspect.isclass(function):
-        return None, f"{name} is a class; give a function, or an object of the class that can be called"
-    return function, problem
-
-
-def load(name: str) -> tuple[Callable[..., Any] | None, str]:
     """The function `name` (module:function or file.py:function), or None and the reason."""
     function, problem = find(name)
+    if inspect.isclass(function):
+        return None, f"{name} is a class; give a function, or an object of the class that can be called"
     if function is not None and not callable(function):
         return None, f"{name} is of type {type(function).__name__}, not a function"
     return function, problem

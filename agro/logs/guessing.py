@@ -440,8 +440,9 @@ def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
     asked = [*(c for c in texts if c.type != "texts"), *filter(_is_asked, dialogs)]
     has_whole_dialogs = not all(map(_is_asked, dialogs))
     spoken = [c for c in asked if c.is_spoken or c.type == "messages"]
-    short = [c for c in asked if c.type == "text"]  # such as 7*8?
-    prompt = best_named(spoken or asked, "prompt") or best_named(short, "prompt")
+    prompt = best_named(spoken or asked, "prompt")
+    if prompt is None and len(spoken) < 2:  # short ones, such as 7*8?
+        prompt = best_named([c for c in asked if c.type == "text"], "prompt")
     if prompt is None and len(spoken) > 2 and not any(c.named("response") for c in spoken[:1]):
         prompt = spoken[0]
     if prompt is not None:

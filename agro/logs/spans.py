@@ -35,7 +35,9 @@ class TraceSpan:
     error: Any = None
     model: Any = None
     sampling: dict[str, Any] | None = None
+    tools: Any = None
     scores: Scores = field(default_factory=dict)
+    names: tuple[str, str] | None = None  # of a call that isn't in a trace: those of input and output
 
 
 @dataclass
@@ -79,9 +81,10 @@ def read(
         )
     conversations = list[_Conversation]()
     for i, span in worked:
-        name = f"spans[{i}]"
-        prompt = exchanges.prompt(span.input, f"{name}.input")
-        replies = [_message(reply) for reply in exchanges.replies(span.output, f"{name}.output")]
+        asked, answered = span.names or (f"spans[{i}].input", f"spans[{i}].output")
+        name = f"spans[{i}]" if span.names is None else answered
+        prompt = exchanges.prompt(span.input, asked)
+        replies = [_message(reply) for reply in exchanges.replies(span.output, answered)]
         earlier = next((c for c in reversed(conversations) if c.continues_in(prompt)), None)
         if earlier is None:
             conversations.append(_Conversation(prompt, [], replies, [span], name))
@@ -144,6 +147,7 @@ def _items(
         "model": final.model,
         "sampling": final.sampling,
         "meta": {**meta, **({"scores": judged} if judged else {})},
+        **({"tools": final.tools} if final.tools else {}),
     }
     is_text = isinstance(conversation.prompt, str) and not conversation.turns
     replies = list[str | Message | list[Message]]()

@@ -7,7 +7,8 @@ equation and nothing else.
 
 What entries of objectives have in common: functions of the options that they are declared with.
 
-An objective of the user's own: `objective.name = "file.py:NAME"` or `"module:NAME"`.
+An objective of the user's own: `objective.name = "file.py:NAME"`, `"module:NAME"`, or the name of an
+installed one, an entry point of `agro.objectives` (`agro.io.plugins`).
 
 NAME is a function like those of agro,
 
@@ -32,7 +33,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from agro.errors import Refused
-from agro.io.worker import explain, find
+from agro.io import plugins
+from agro.io.worker import explain
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     GROUPS,
@@ -331,9 +333,7 @@ def preset(
 @cache
 def load(name: str) -> Objective:
     """The entry that `name` stands for; raises `Refused` where there is none. A file is run once."""
-    target, problem = find(name)
-    if problem:
-        raise Refused(f"objective.name: {problem}")
+    target = plugins.load("objectives", name, "objective.name")
     if isinstance(target, Objective):
         return target
     if not inspect.isfunction(target):

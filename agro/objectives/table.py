@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agro.errors import Refused
-from agro.io import peers
+from agro.io import peers, plugins
 from agro.objectives import core
 from agro.objectives.core import Objective
 from agro.objectives.methods import (
@@ -56,12 +56,15 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Objective:
-    """The entry of an objective; `file.py:NAME` and `module:NAME` are of the user's own."""
-    if ":" in name:
+    """The entry of an objective; `file.py:NAME`, `module:NAME` and installed ones are of the user's own."""
+    if plugins.is_reference(name):
         return core.load(name)
     if name not in OBJECTIVES:
+        others = plugins.installed("objectives", tuple(OBJECTIVES))
+        if name in others:
+            return core.load(name)
         called = {ours: entry.called for ours, entry in OBJECTIVES.items()}
-        hint = peers.objective(name, called) or f"there are {', '.join(OBJECTIVES)}"
+        hint = peers.objective(name, called) or f"there are {', '.join([*OBJECTIVES, *others])}"
         raise Refused(
             f"objective: expected one of `agro objectives`, file.py:NAME or module:NAME, got {name!r}; {hint}"
         )

@@ -22,7 +22,7 @@ from agro.objectives.imitation import IMITATION, IMITATION_OF_WINNERS
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS
-from agro.proof.claims import CLAIMS
+from agro.proof.claims import claims_of
 from agro.proof.descent import Path
 from agro.proof.ends import end, ends, own_ends, tools
 from agro.proof.enumerable import Space
@@ -72,7 +72,7 @@ def passport(name: str) -> Iterator[ProofRow]:
         *(expectations, episodes, bias, invariances, limits, variances, estimates, noise, tools),
         *(ends, own_ends, needs),
     )
-    for claims in CLAIMS[name]:
+    for claims in claims_of(name):
         subject = Subject(name, claims)
         for measure_property in measurements:
             yield from measure_property(subject)
@@ -208,7 +208,7 @@ def limits(subject: Subject) -> Iterator[ProofRow]:
         return
     policy, reference, behaviors, reward = problem(SMALL, "network")
     batch = subject.batch(behaviors["stale"], reward, reference, 2)
-    rloo = Subject("rloo", CLAIMS["rloo"][0]).gradient(policy, reference, batch)
+    rloo = Subject("rloo", claims_of("rloo")[0]).gradient(policy, reference, batch)
     for beta in (0.0, 1e-9):
         off = (subject.gradient(policy, reference, batch, beta) - rloo).abs().max().item()
         yield subject.row("RLOO as β → 0", f"β={beta:g}, from stale", off, upper=1e-8)
@@ -283,9 +283,9 @@ def unclaimed(name: str) -> ProofRow:
     claims. The options of ingredients, which several objectives share, are those of one of them; those of a
     preset are those of the objective that it is of."""
     entry, missing = get(name), []
-    subjects = [Subject(name, claims) for claims in CLAIMS[name]]
+    subjects = [Subject(name, claims) for claims in claims_of(name)]
     settings = [entry.defaults() | subject.options() for subject in subjects]
-    if any(claims.grouped for claims in CLAIMS[name]):
+    if any(claims.grouped for claims in claims_of(name)):
         settings.append({"singletons": "drop"})  # measured with the expected gradient
         settings.append({"singletons": "pool"})  # no group of the enumeration has one response; see the tests
     shared = {"advantage": "rec", "observations": ""}  # nothing is observed in the enumeration; see the tests
@@ -320,7 +320,7 @@ def measure(name: str, descents: bool) -> Proof:
     """`descents`: with its paths."""
     torch.set_num_threads(1)  # the tensors are small: a second thread would only wait for the first
     rows, paths = list(passport(name)), {}
-    for i, claims in enumerate(CLAIMS[name] if descents else ()):
+    for i, claims in enumerate(claims_of(name) if descents else ()):
         subject = Subject(name, claims)
         for source in DRAWN_BEHAVIORS:
             if claims.updates and source in subject.behaviors:
@@ -336,7 +336,7 @@ def prove(names: Sequence[str], *, descents: bool = False) -> dict[str, Proof]:
     workers = min(len(names), cores)
     if workers == 1:
         return {name: measure(name, descents) for name in names}
-    longest_first = sorted(names, key=lambda name: -sum(c.updates for c in CLAIMS[name]))
+    longest_first = sorted(names, key=lambda name: -sum(c.updates for c in claims_of(name)))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         done = dict(zip(longest_first, pool.map(partial(measure, descents=descents), longest_first)))
     return {name: done[name] for name in names}
@@ -362,7 +362,7 @@ def draw_descents(proofs: Mapping[str, Proof], picture: str) -> None:
         for (j, source), went in measured.paths.items():
             quartiles = went.distance.new_tensor([0.25, 0.5, 0.75])
             low, middle, high = went.distance.clamp(min=1e-17).quantile(quartiles, 1)
-            options = described(CLAIMS[name][j])
+            options = described(claims_of(name)[j])
             label = f"{name} ({options})" if options else name
             style = ("-", "--", ":")[0 if j == 0 else 1 + (j - 1) % 2]
             axis = axes[list(panels).index(source)]

@@ -9,24 +9,37 @@ from typing import Any
 from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
+from agro.io import plugins
 from agro.io.nearest import nearest
-from agro.rewards.builtin import AnswerReward, OverlongReward, exact, mathematical, overlong, regex
-from agro.rewards.code import code
-from agro.rewards.function import PREFIX, FunctionReward, located
+from agro.rewards import answers
+from agro.rewards.builtin import AnswerReward, OverlongReward, exact, overlong, regex
+from agro.rewards.function import PREFIX, FunctionReward
 from agro.rewards.judge import judge
 from agro.rewards.meaning import MeaningfulReward
-from agro.rewards.protocol import Reward, Score, check_failures
+from agro.rewards.protocol import (
+    Reward,
+    RewardMaker,
+    Score,
+    check_failures,
+    checked_options,
+    score_known,
+)
 from agro.rewards.shaping import CombinedReward, labeled
+from agro.rewards.workers import Pool
 
 __all__ = [
     "AnswerReward",
     "CombinedReward",
     "FunctionReward",
     "OverlongReward",
+    "Pool",
     "Reward",
+    "RewardMaker",
     "Score",
     "check_failures",
+    "checked_options",
     "load_reward",
+    "score_known",
 ]
 
 
@@ -37,15 +50,23 @@ def _model(options: Mapping[str, Any], **others: Any) -> Reward:
     return model_reward(options, **others)
 
 
-BUILTIN: dict[str, Callable[..., Reward]] = {
-    "exact": exact,
-    "regex": regex,
-    "math": mathematical,
-    "overlong": overlong,
-    "code": code,
-    "judge": judge,
-    "model": _model,
+BUILTIN: dict[str, RewardMaker] = {
+    "exact": RewardMaker(exact),
+    "regex": RewardMaker(regex, lambda response: answers.after_marker(response) or response.strip()),
+    "overlong": RewardMaker(overlong),
+    "judge": RewardMaker(judge),
+    "model": RewardMaker(_model),
 }
+
+
+def maker_of(name: str) -> RewardMaker | None:
+    """The built-in or installed reward of this name that takes options; None of a function."""
+    if name in BUILTIN:
+        return BUILTIN[name]
+    if plugins.is_reference(name) or name not in plugins.installed("rewards", tuple(BUILTIN)):
+        return None
+    part = plugins.load("rewards", name, f"reward {name}")
+    return part if isinstance(part, RewardMaker) else None
 
 
 def load_reward(
@@ -100,10 +121,10 @@ def _load(
     where: dict[str, Any] = {"per_token": config.per_token, "per_step": config.per_step}
     if name in objects:
         return FunctionReward(objects[name], options, inline=True, **where)
-    if name in BUILTIN:
-        return BUILTIN[name](options, timeout=config.timeout, workers=config.workers)
-    if name.startswith(PREFIX) or ":" not in name:
-        check_name(name)  # others are located as they are loaded
+    check_name(name)
+    maker = maker_of(name)
+    if maker is not None:
+        return maker.make(options, timeout=config.timeout, workers=config.workers)
     return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, **where)
 
 
@@ -114,12 +135,11 @@ def check_name(name: str) -> None:
             f"reward.name: {name} was a function of the Python process that began the run, and can't be "
             "imported. What to do: continue in Python, or write it into a file and give file.py:function"
         )
-    if name in BUILTIN:
-        return
-    if ":" not in name:
-        near = nearest(name, BUILTIN)
+    if plugins.is_reference(name):
+        plugins.absolute("rewards", name, "reward.name")
+    elif name not in (names := [*BUILTIN, *plugins.installed("rewards", tuple(BUILTIN))]):
+        near = nearest(name, names)
         raise Refused(
-            f"reward.name: expected {', '.join(BUILTIN)}, module:function or file.py:function, got {name!r}"
+            f"reward.name: expected {', '.join(names)}, module:function or file.py:function, got {name!r}"
             + (f"; did you mean {near}?" if near else "")
         )
-    located(name)

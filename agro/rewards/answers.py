@@ -1,4 +1,4 @@
-"""Final answers: finding them in a text, and comparing them.
+"""Final answers after a phrase: finding them in a text, and comparing them.
 
 Standard library only: worker processes load this file by its path.
 """
@@ -9,25 +9,11 @@ import re
 
 MARKER = "the final answer is"
 MARKUPS = 12  # around an answer, one in the other, that are removed
-_BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)[{}]")
-_REPLACES = re.compile(
-    r"(?<!\d)[.!?]\s|\b(?:actually|but|hence|however|no|not|so|then|therefore|thus|wait)\b", re.IGNORECASE
-)
 _NUMBER = re.compile(r"([-+−–]?)\s*([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?")
 _BEFORE_ANSWER = re.compile(r"[\s:=]*(?:(?:\*\*|__)(?=[\s:=]))?[\s:=]*")  # "**The final answer is:** 18"
 _WRAPPINGS = (
-    ("$$", "$$"),
-    ("$", "$"),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
-    (r"\boxed{", "}"),
-    (r"\text{", "}"),
-    (r"\mathrm{", "}"),
-    ("**", "**"),
-    ("*", "*"),
-    ("__", "__"),
-    ("`", "`"),
-    ('"', '"'),
+    *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), (r"\text{", "}")),
+    *((r"\mathrm{", "}"), ("**", "**"), ("*", "*"), ("__", "__"), ("`", "`"), ('"', '"')),
 )
 
 
@@ -43,65 +29,6 @@ def after_marker(text: str, marker: str = MARKER) -> str | None:
         return None
     answer = _BEFORE_ANSWER.sub("", text[markers[-1].end() :], count=1)
     return answer.splitlines()[0] if answer else ""
-
-
-def conclusion(text: str) -> str:
-    r"""The conclusion of a solution.
-
-    Thinking is removed: everything before the last </think>, or after a <think> that is never closed. The
-    last <answer>…</answer> is the answer, or a last line that starts with #### (GSM8K). Of several \boxed{…}
-    only the last ones stay boxed: a box is unboxed if, before the next one, a sentence ends or a word such as
-    "but" or "thus" revises it.
-    """
-    _, thought, solution = text.rpartition("</think>")
-    if thought:
-        text = solution
-    else:
-        text = text.partition("<think>")[0]
-    _, opened, inner = text.rpartition("<answer>")
-    if opened and "</answer>" in inner:
-        text = inner.partition("</answer>")[0]
-    line = text.rstrip().rpartition("\n")[2].lstrip()
-    if line.startswith("####"):
-        return line.lstrip("#").strip()
-    boxed = boxes(text)
-    answer = max(len(boxed) - 1, 0)  # the first of the boxes that make up the answer
-    while answer > 0 and not _REPLACES.search(text, boxed[answer - 1][2], boxed[answer][0]):
-        answer -= 1
-    pieces, rest = list[str](), 0
-    for start, content, end in boxed[:answer]:
-        pieces += text[rest:start], text[content : end - 1]
-        rest = end
-    return "".join(pieces) + text[rest:]
-
-
-def boxes(text: str) -> list[tuple[int, int, int]]:
-    r"""The outermost \boxed{…}: its start, the start of its content, and its end."""
-    return _boxes(text)[0]
-
-
-def is_cut_in_box(text: str) -> bool:
-    r"""Whether a text ends within a \boxed{…} that begins after its last complete one."""
-    complete, opened = _boxes(text)
-    return opened is not None and (not complete or complete[-1][0] < opened)
-
-
-def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
-    """Those of `boxes`, and the start of the last one that isn't closed."""
-    if r"\boxed" not in text:
-        return [], None
-    unclosed, spans = list[re.Match[str]](), list[tuple[int, int, int]]()
-    for brace in _BRACE.finditer(text):
-        if brace[0] != "}":
-            unclosed.append(brace)
-            continue
-        opening = unclosed.pop() if unclosed else None
-        if opening is None or opening[0] == "{":
-            continue
-        while spans and spans[-1][0] > opening.start():  # boxes within this one
-            spans.pop()
-        spans.append((opening.start(), opening.end(), brace.end()))
-    return spans, next((brace.start() for brace in reversed(unclosed) if brace[0] != "{"), None)
 
 
 def last_match(text: str, pattern: str) -> str | None:

@@ -1,34 +1,22 @@
-"""Rewards that compare a response with the sample's answer, `exact`, `regex` and `math`, and `overlong`."""
+"""Rewards that compare a response with the sample's answer, `exact` and `regex`, and `overlong`."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from agro.errors import Refused
 from agro.rewards import answers
-from agro.rewards.final import LONGEST, Final, compare, final
 from agro.rewards.protocol import Score, checked_options, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample, without_open_thought
 
-AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
 Scorer = Callable[[list[str], list[str]], list[Score]]  # responses, answers
-DEEPEST = 12  # brackets within brackets, which the parser reads in exponential time
-DIGITS = 2000  # of a number that SymPy computes
-
-_POWER = re.compile(r"(?<!\d)(\d+)\s*(?:\^|\*\*)\s*[{(]?\s*(\d+)\s*[)}]?(?!\s*(?:\^|\*\*|!|\d))")
-_FACTORIAL = re.compile(r"(?<!\d)(\d+)\s*!")
-_BRACKETED = re.compile(r"[{(]\s*(\d+)\s*[)}]")
-_LARGE = re.compile(
-    rf"\\[dt]?binom[^A-Za-z]*\d{{5}}|[A-Za-z][^()]*\)\s*\^\s*(?:\{{\s*)?\d{{4}}|\d{{{DIGITS + 1}}}"
-)
 
 
 class AnswerReward:
@@ -155,93 +143,6 @@ def _check_pattern(pattern: str) -> None:
             f"reward.options.pattern: expected one group, around the answer, got {groups} in {pattern!r}; "
             "write (?:…) for other groups"
         )
-
-
-def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
-    """1.0 where the response's final answer equals the sample's as mathematics, else 0.0.
-
-    Equal texts, numbers, choices, times, dates and words are compared here (`final`), the others by
-    math-verify in worker processes (`mathematics`), `AT_ONCE` responses per call. An answer that the response
-    denies, only bounds, or ties to a condition is not its answer. An answer that is too large to read
-    or to compute isn't the sample's. The reward is unknown where that of the sample is, or can't be read, or
-    where a comparison fails or takes more than `timeout` seconds.
-    """
-    checked_options("math", options, {})
-    if importlib.util.find_spec("math_verify") is None:
-        raise Refused("reward.name: math needs math-verify; pip install 'math-verify>=0.9,<0.10'")
-    file = Path(answers.__file__).resolve().with_name("mathematics.py")  # an import would load SymPy here
-    pool = Pool(f"{file}:grade", {}, timeout=timeout, workers=workers)
-
-    def score(responses: list[str], expected: list[str]) -> list[Score]:
-        correct = {answer: final(answer, may_be_cut=False) for answer in set(expected)}
-        finals = [(final(response), correct[answer]) for response, answer in zip(responses, expected)]
-        scores: list[Score | None] = [_without_sympy(*pair) for pair in finals]
-        undecided = [i for i, score in enumerate(scores) if score is None]
-        columns = {
-            "completions": [finals[i][0].source for i in undecided],
-            "answer": [finals[i][1].source for i in undecided],
-        }
-        for i, (value, error) in zip(undecided, pool.call(columns, len(undecided), at_once=AT_ONCE)):
-            if error == "returned None":
-                error = f"no mathematics can be read in the sample's answer {expected[i]!r:.80}"
-            scores[i] = Score(value, error)
-        return cast(list[Score], scores)
-
-    return AnswerReward("math", score, pool=pool)
-
-
-def _without_sympy(response: Final, answer: Final) -> Score | None:
-    if not answer.text:
-        return Score(None, "the sample's answer is empty")
-    if not response.text:
-        return Score(0.0)
-    value = compare(response, answer)
-    if value is not None:
-        return Score(value)
-    problem = too_large(answer.source)
-    if problem:
-        return Score(None, f"the sample's answer {problem}")
-    problem = too_large(response.source)
-    return Score(0.0, details={"math": f"the response's answer {problem}"}) if problem else None
-
-
-def too_large(text: str) -> str | None:
-    """Why SymPy doesn't read an answer: reading or evaluating it takes too long. None where it does."""
-    if len(text) > LONGEST:
-        return f"has {len(text)} characters, at most {LONGEST} are compared"
-    depth = deepest = 0
-    for character in text:
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        deepest = max(deepest, depth)
-    if deepest > DEEPEST:
-        return f"has {deepest} brackets within brackets, at most {DEEPEST} are compared"
-    if _is_large(text):
-        return f"is too large to compute: only numbers of at most {DIGITS} digits are"
-    return None
-
-
-def _is_large(text: str) -> bool:
-    """Whether a power, a factorial or another number is too large: they are computed, the innermost first."""
-    for _ in range(3 * DEEPEST):
-        previous = text
-        if len(text) > LONGEST + DIGITS or _LARGE.search(text):
-            return True
-        for factorial in _FACTORIAL.finditer(text):
-            if int(factorial[1]) > DIGITS // 3:
-                return True
-        for power in _POWER.finditer(text):
-            if int(power[2]) > DIGITS / math.log10(max(2, int(power[1]))):
-                return True
-        text, count = _FACTORIAL.subn(lambda match: str(math.factorial(int(match[1]))), text)
-        if not count:  # 9^9!: the power is one of the factorial, which is checked first
-            text = _POWER.sub(lambda match: str(int(match[1]) ** int(match[2])), text)
-        text = _BRACKETED.sub(r"\1", text)
-        if text == previous:
-            return False
-    return True
 
 
 class OverlongReward:

@@ -28,10 +28,10 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io import plugins
 from agro.io.nearest import nearest
 from agro.io.worker import CALLS, OneValue, describe, explain, file_of
 from agro.rewards.protocol import Score, score_known
@@ -107,7 +107,8 @@ def _outside_a_loop(function: Callable[..., list[Any]], *arguments: Any) -> list
 class FunctionReward:
     """A function called in `workers` processes, with at most `timeout` seconds per response.
 
-    `function` is module:function, file.py:function, or a function at the top level of a module or file. With
+    `function` is module:function, file.py:function, the name of an installed one, or a function at the top
+    level of a module or file. With
     `inline` it is any callable, and called in this process instead, without a time limit.
     With `per_token` or `per_step` it returns a list for each response, see `reward.per_token`.
     `maximum` is the function's own attribute of that name, where it declares the largest value that it gives.
@@ -137,7 +138,8 @@ class FunctionReward:
             self._pool = Inline(function, self._options)
         else:
             self.name = function if isinstance(function, str) else name_of(function)
-            self._pool = Pool(located(self.name), self._options, timeout=timeout, workers=workers)
+            location = plugins.absolute("rewards", self.name, "reward.name")
+            self._pool = Pool(location, self._options, timeout=timeout, workers=workers)
         self.maximum: float | None = self._pool.maximum
         self._is_verl = self._pool.parameters >= {"solution_str", "ground_truth"}
         try:
@@ -257,20 +259,6 @@ def _ground_truth_in(columns: Mapping[str, Any]) -> Any:
         if isinstance(values, Mapping) and values.get(name) is not None:
             return values[name]
     raise LookupError("the sample has no ground_truth, reward_model.ground_truth or answer")
-
-
-def located(name: str) -> str:
-    """`name` with the absolute path of its file."""
-    module, colon, function = name.rpartition(":")
-    if not colon or not module or not function:
-        raise Refused(f"reward.name: expected module:function or file.py:function, got {name!r}")
-    if not module.endswith(".py"):
-        return name
-    path = Path(module).expanduser().resolve()
-    if not path.is_file():
-        near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
-        raise Refused(f"reward.name: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
-    return f"{path}:{function}"
 
 
 def inline_name(function: Callable[..., Any]) -> str:

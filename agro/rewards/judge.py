@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from agro.errors import Refused
+from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
-from agro.rewards.bounded_post import post
 from agro.rewards.protocol import Score, checked_options, score_known
 from agro.types import Sample
 
@@ -177,24 +176,43 @@ class JudgeReward:
                     "raise it and continue with --resume"
                 )
             self.calls += 1
-        url, deadline = f"{self.options.url.rstrip('/')}/chat/completions", time.monotonic() + self.timeout
-        try:
-            reply = post(self._client, url, body, deadline, LONGEST_REPLY)
-        except (TimeoutError, ConnectionError) as error:
-            raise NotJudged(f"{self.options.url}: {error}") from None
-        status = f"{self.options.url}: status {reply.status}: {reply.text}"
-        if reply.status >= 500 or reply.status in AGAIN:
+        code, answer = self._post(body)
+        text = without_secrets(answer.decode("utf-8", "replace"))[:300]
+        status = f"{self.options.url}: status {code}: {text}"
+        if code >= 500 or code in AGAIN:
             raise NotJudged(status)
-        if reply.status != httpx.codes.OK:
+        if code != httpx.codes.OK:
             raise Refused(f"reward judge: {status}")
         try:
-            choice = loads(reply.content)["choices"][0]
+            choice = loads(answer)["choices"][0]
             content, finish = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError):
-            raise NotJudged(f"expected a chat completion, got {reply.text!r}") from None
+            raise NotJudged(f"expected a chat completion, got {text!r}") from None
         if finish == "length" or not isinstance(content, str):
             raise NotJudged(f"its reply isn't complete: {content!r:.200}")
         return content
+
+    def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
+        """The status and all of the answer, bounded in size and time: the server is trusted with nothing.
+
+        httpx's own timeout begins again with each byte, so the clock is read in between.
+        """
+        url, deadline = self.options.url, time.monotonic() + self.timeout
+        content = bytearray()
+        try:
+            path = f"{url.rstrip('/')}/chat/completions"
+            with self._client.stream("POST", path, json=body, timeout=self.timeout) as response:
+                for part in response.iter_bytes():
+                    content += part
+                    if time.monotonic() > deadline:
+                        raise NotJudged(f"{url}: timed out")
+                    if len(content) > LONGEST_REPLY:
+                        raise NotJudged(f"{url}: answered with more than {LONGEST_REPLY >> 20} MiB")
+                return response.status_code, bytes(content)
+        except httpx.TimeoutException:
+            raise NotJudged(f"{url}: timed out") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise NotJudged(f"{url}: {type(error).__name__}: {error}") from None
 
 
 class Cache:

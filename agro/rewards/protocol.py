@@ -83,6 +83,18 @@ class Reward(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RewardMaker:
+    """A reward that is made with options, as an entry point of `agro.rewards`; a function needs none.
+
+    `make(options, timeout=…, workers=…)` raises `Refused` for options that it doesn't have. `final` finds the
+    final answer in a response, which majority votes and `agro check-data` count; None where there is none.
+    """
+
+    make: Callable[..., Reward]
+    final: Callable[[str], str | None] = str.strip
+
+
 _KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
     bool: ("true or false", (bool,)),
     int: ("an integer", (int,)),

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -184,15 +185,14 @@ def rate_rows(sheet: Path, ratings: Mapping[int, str]) -> None:
 
 
 def read_sheet(sheet: Path) -> list[dict[str, str]]:
-    """Its rows by column. Columns that somebody added are left alone."""
+    """Its rows by column. Columns that somebody added, and remarks beyond the titles, are left alone."""
     try:
         with sheet.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restval="")
-            titles = tuple(reader.fieldnames or ())
-            rows = list(reader) if set(COLUMNS) <= set(titles) else None
+            titles, *cells = [row for row in csv.reader(file) if row] or [[]]
+            rows = [dict(zip_longest(titles, row[: len(titles)], fillvalue="")) for row in cells]
     except (UnicodeDecodeError, csv.Error) as error:
         raise Refused(f"{sheet}: expected a sheet as --blind writes it, CSV in UTF-8: {error}") from None
-    if rows is None:
+    if not set(COLUMNS) <= set(titles):
         raise Refused(
             f"{sheet}: expected the columns {', '.join(COLUMNS)}, separated by commas, got "
             f"{', '.join(titles)!r:.80}"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.rewards import Reward, answers
-from agro.rewards.final import final
+from agro.rewards import Reward, maker_of
 from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
@@ -333,15 +332,12 @@ CHOICES = 1000  # of k responses; where there are more of them, so many are draw
 
 
 def answer_of(sample: Sample, meaning: float | None, reward: str) -> Hashable | None:
-    """What counts as the same answer: the meaning, where the reward gives one; of math and regex the final
-    answer; else the text. None where there is no final answer, which votes for nothing."""
+    """What counts as the same answer: the meaning, where the reward gives one; else the final answer, where
+    the reward finds some, or the text. None where there is no final answer, which votes for nothing."""
     if meaning is not None:
         return meaning
-    if reward == "math":
-        return final(sample.response).text.casefold() or None
-    if reward == "regex":
-        return answers.after_marker(sample.response, answers.MARKER) or sample.response.strip()
-    return sample.response.strip()
+    maker = maker_of(reward)
+    return sample.response.strip() if maker is None else maker.final(sample.response)
 
 
 def majority_of_k(passed: Sequence[bool], voted: Sequence[Hashable | None], k: int, seed: int = 0) -> float:

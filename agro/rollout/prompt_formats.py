@@ -6,15 +6,16 @@ programs and versions stand in `formats.toml`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text
-from agro.rewards.answers import boxes
 from agro.types.conversation import normalized, with_tools
 
 Row = Mapping[str, Any]
+OPENRLHF = {"label", "datasource", "images", "id"}  # its optional columns
 
 
 def _verl_prompt(row: Row) -> dict[str, Any]:
@@ -33,14 +34,24 @@ def math_problem(row: Row) -> dict[str, Any]:
     r"""MATH: the answer is the content of the solution's last \boxed{…}, where the row has none."""
     solution, answer = text(row["solution"], "solution"), row.get("answer")
     if is_unknown(answer):
-        contents = [solution[start : end - 1] for _, start, end in boxes(solution)]
-        if not contents:
+        answer = _last_box(solution)
+        if answer is None:
             raise Refused(
                 f"solution: expected its answer in \\boxed{{…}}, or a column answer; got {solution[-80:]!r}"
             )
-        answer = contents[-1]
     meta = omit(row, ("problem", "solution", "answer"))
     return {**meta, "prompt": text(row["problem"], "problem"), "answer": text(answer, "answer")}
+
+
+def _last_box(text: str) -> str | None:
+    r"""The content of the last \boxed{…}, the outermost of those one in the other."""
+    opened, content = list[re.Match[str]](), None
+    for brace in re.finditer(r"\\boxed\s*\{|(?<!\\)[{}]", text):
+        if brace[0] != "}":
+            opened.append(brace)
+        elif opened and (opening := opened.pop())[0] != "{":
+            content = text[opening.end() : brace.start()]
+    return content
 
 
 def _openrlhf_prompt(row: Row) -> dict[str, Any]:
@@ -48,11 +59,6 @@ def _openrlhf_prompt(row: Row) -> dict[str, Any]:
     if row.get("label") is not None:
         record["answer"] = row["label"]
     return record
-
-
-def has_openrlhf_columns(row: Row, names: set[str]) -> bool:
-    """Whether a row has these columns, and no others than OpenRLHF's optional ones."""
-    return names <= row.keys() <= names | {"label", "datasource", "images", "id"}
 
 
 def ends_with_assistant(row: Row) -> bool:
@@ -100,7 +106,7 @@ PROMPT_FORMATS = {  # by name, in the order in which they are tried
     ),
     "math": PromptFormat(lambda row: row.keys() >= {"problem", "solution"}, math_problem),
     "openrlhf-prompts": PromptFormat(
-        lambda row: has_openrlhf_columns(row, {"input"}) and not ends_with_assistant(row), _openrlhf_prompt
+        lambda row: row.keys() - OPENRLHF == {"input"} and not ends_with_assistant(row), _openrlhf_prompt
     ),
     "openai-batch-input": PromptFormat(
         lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row, _openai_batch_prompt

@@ -24,7 +24,7 @@ from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.rewards import Reward, Score
 from agro.rollout.engines import Engine, Request
-from agro.rollout.engines.capabilities import check_section, declared
+from agro.rollout.engines.capabilities import check_section, declared, engine_of_user
 from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode
@@ -275,12 +275,25 @@ def load_engine(
     """
     if settings.kind == "hf":
         return embedded(policy, version, fused=settings.fused)
+    if not settings.uses_servers:
+        return _of_user(settings, policy, say)
     from agro.rollout.engines.server import Server
     from agro.rollout.engines.vllm import VLLM
 
     if settings.kind == "vllm":
         return VLLM(settings, policy, say)
     return Server(settings, policy.encoder, say=say)
+
+
+def _of_user(settings: config.EngineConfig, policy: Policy, say: Callable[[str], None]) -> Engine:
+    make = engine_of_user(settings.kind)
+    try:
+        return make(policy.encoder, say, **settings.options)
+    except TypeError as error:
+        given = ", ".join(settings.options) or "none"
+        raise Refused(
+            f"engine.options: {settings.kind} was called with (encoder, say) and the options {given}: {error}"
+        ) from error
 
 
 def load_rollout(

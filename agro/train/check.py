@@ -95,7 +95,7 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
     engine, can = config.engine, capabilities(config.engine.kind)
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
-    if "shares_weights" in can:
+    if not engine.uses_servers:
         return
     if not engine.starts_server:
         assert engine.servers

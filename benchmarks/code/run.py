@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from attacks import ESCAPES, FORGERIES, HONEST, TESTS  # noqa: E402
 
-from agro.rewards.code import CodeReward, code  # noqa: E402
 from agro.types import Sample  # noqa: E402
+from agro_grade.code import CodeReward, code  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 

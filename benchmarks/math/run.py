@@ -1,11 +1,12 @@
 """Accuracy and speed of the reward `math`.
 
-    python benchmarks/math/run.py [--workers N] [--repeats N] [--json] [--golden FILE]
+    python benchmarks/math/run.py [--workers N] [--repeats N] [--json] [--alone] [--golden FILE]
 
-Accuracy on the judged pairs of `tests/rewards/pairs`, and on those of FILE (JSONL of prediction, gold
-and expected). With --json that alone. Speed on 10,000 worked solutions with numbers, half of
-them wrong, and on the held-out pairs that SymPy compares, in batches of 128 and without the start of the
-workers. SymPy's pairs are scored once, because the workers cache what they have read.
+Accuracy on the judged pairs of `tests/grade/pairs`, and on those of FILE (JSONL of prediction, gold
+and expected). With --json only that; with --alone that of math-verify by itself, without agro_grade's rules.
+Speed on 10,000 worked solutions with numbers, half of them wrong, and on the held-out pairs that SymPy
+compares, in batches of 128 and without the start of the workers. SymPy's pairs are scored once, because the
+workers cache what they have read.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import statistics
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import math_verify
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from agro import config  # noqa: E402
-from agro.rewards import Reward, load_reward  # noqa: E402
-from agro.rewards.final import compare, final  # noqa: E402
+from agro.rewards import Reward, Score, load_reward  # noqa: E402
 from agro.types import Sample  # noqa: E402
+from agro_grade.final import compare, final  # noqa: E402
 
-PAIRS = sorted(path.stem for path in (ROOT / "tests/rewards/pairs").glob("*.jsonl"))  # judged by hand
+PAIRS = sorted(path.stem for path in (ROOT / "tests/grade/pairs").glob("*.jsonl"))  # judged by hand
 WORK = "Each box holds {a} eggs, so {b} boxes hold {b} * {a} = {c} eggs. "
 ENDS = ("So the answer is {}.", r"So $x = \boxed{{{}}}$.", "#### {}", "They need {} eggs in total.")
 FORMS = ("{}", "{},000", r"\frac{{{}}}{{7}}", "{}.5", "{} cm", r"{}\%")
@@ -38,7 +43,7 @@ def sample(response: str, answer: str) -> Sample:
 
 
 def pairs(name: str) -> list[tuple[Sample, float]]:
-    rows = map(json.loads, (ROOT / f"tests/rewards/pairs/{name}.jsonl").read_text().splitlines())
+    rows = map(json.loads, (ROOT / f"tests/grade/pairs/{name}.jsonl").read_text().splitlines())
     labeled = []
     for row in rows:
         labeled += [(sample(text, row["answer"]), 1.0) for text in row["right"]]
@@ -61,8 +66,8 @@ def solutions(n: int) -> list[Sample]:
     return made
 
 
-def accuracy(reward: Reward, name: str, labeled: list[tuple[Sample, float]]) -> dict[str, object]:
-    values = [score.value for score in reward.score([s for s, _ in labeled])]
+def accuracy(scores: list[Score], name: str, labeled: list[tuple[Sample, float]]) -> dict[str, object]:
+    values = [score.value for score in scores]
     outcomes = list(zip(values, (label for _, label in labeled)))
     return {
         "pairs": name,
@@ -72,6 +77,17 @@ def accuracy(reward: Reward, name: str, labeled: list[tuple[Sample, float]]) -> 
         "rejected": f"{outcomes.count((0.0, 1.0))} of {sum(label == 1.0 for _, label in outcomes)} right",
         "unknown": values.count(None),
     }
+
+
+def parsed(text: str) -> Any:
+    """As math-verify reads a text: it looks for LaTeX between delimiters, so one without words gets some."""
+    is_bare = not re.search(r"\$|\\boxed|\\[(\[]|[A-Za-z]+ [A-Za-z]{2}", text)
+    return math_verify.parse(f"${text}$" if is_bare else text)
+
+
+def alone(samples: list[Sample]) -> list[Score]:
+    """What math-verify says by itself."""
+    return [Score(float(math_verify.verify(parsed(s.meta["answer"]), parsed(s.response)))) for s in samples]
 
 
 def speed(reward: Reward, name: str, samples: list[Sample], repeats: int) -> dict[str, object]:
@@ -97,25 +113,28 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--golden", type=Path)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     sets = {name: pairs(name) for name in PAIRS}
     if options.golden is not None:
         sets = {"golden": golden(options.golden), **sets}
-    if options.json:
-        with closing(load_reward(config.RewardConfig(name="math", timeout=20.0))) as reward:
-            print(json.dumps([accuracy(reward, name, labeled) for name, labeled in sets.items()]))
+    samples = {name: [sample for sample, _ in labeled] for name, labeled in sets.items()}
+    if options.alone:
+        print(json.dumps([accuracy(alone(samples[name]), name, sets[name]) for name in sets]))
         return
-    print(json.dumps({"machine": platform.processor() or platform.machine(), "workers": options.workers}))
-    with closing(
-        load_reward(config.RewardConfig(name="math", timeout=20.0, workers=options.workers))
-    ) as reward:
-        for name, labeled in sets.items():
-            print(json.dumps(accuracy(reward, name, labeled)))
+    if not options.json:
+        print(json.dumps({"machine": platform.processor() or platform.machine(), "workers": options.workers}))
+    settings = config.RewardConfig(name="math", timeout=20.0, workers=options.workers)
+    with closing(load_reward(settings)) as reward:
+        rows = (accuracy(reward.score(samples[name]), name, sets[name]) for name in sets)
+        if options.json:
+            print(json.dumps(list(rows)))
+            return
+        for row in rows:
+            print(json.dumps(row))
         print(json.dumps(speed(reward, "solutions with numbers", solutions(10_000), options.repeats)))
-        symbolic = []
-        for row, _ in pairs("heldout"):
-            if compare(final(row.response), final(row.meta["answer"])) is None:
-                symbolic.append(row)
+        finals = [(s, final(s.response), final(s.meta["answer"])) for s in samples["heldout"]]
+        symbolic = [s for s, said, answer in finals if compare(said, answer) is None]
         print(json.dumps(speed(reward, "compared by SymPy", symbolic, 1)))
 
 

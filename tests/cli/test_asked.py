@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.store import Store
-
-LOG = "user_input\tmodel_output\tscore\n" + "".join(
-    f"How many legs do {i} cats have?\tThey have {4 * i} of them.\t0.{i}\n" for i in range(1, 7)
-)
 
 
 def on_terminal(arguments: list[str], replies: list[tuple[str, str]]) -> tuple[str, int]:
@@ -35,29 +30,20 @@ def on_terminal(arguments: list[str], replies: list[tuple[str, str]]) -> tuple[s
             said += part.decode()
             if waiting and said.endswith(waiting[0][0]):
                 terminal.write(f"{waiting.pop(0)[1]}\n".encode())
+    if waiting:
+        process.kill()
     assert not waiting, said
     return said, process.wait(timeout=60)
 
 
 def _read(terminal) -> bytes:
+    """Nothing where the process has ended, or says nothing for a minute."""
+    if not select.select([terminal], [], [], 60)[0]:
+        return b""
     try:
         return terminal.read(4096)
-    except OSError:  # the process has ended
+    except OSError:
         return b""
-
-
-@pytest.mark.parametrize(("reply", "code"), [("y", 0), ("n", 2)])
-def test_an_import_of_an_unknown_file_is_asked(reply: str, code: int, tmp_path: Path) -> None:
-    path, store = tmp_path / "log.tsv", tmp_path / "s.db"
-    path.write_text(LOG)
-    said, ended = on_terminal(["import", str(path), "--store", str(store)], [("Import so? [y/N] ", reply)])
-    assert "--map prompt=user_input --map response=model_output --map reward=score" in said
-    assert "How many legs do 1 cats have?" in said
-    assert ended == code
-    assert store.exists() == (code == 0)
-    if code == 0:
-        with Store.open(store, read_only=True) as opened:
-            assert sorted(s.reward for s in opened.samples()) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
 
 
 def test_answers_of_a_run_and_its_start_are_rated_into_a_store(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def test_check_names_the_file_that_was_given(tmp_path: Path) -> None:
 
 def test_check_knows_that_a_store_is_not_fresh(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(
-        "".join(json.dumps({"prompt": "p", "response": r, "reward": 1}) + "\n" for r in "abc")
+        "".join(json.dumps({"prompt": "p", "response": r, "reward": ord(r)}) + "\n" for r in "abc")
     )
     assert "agro_onpolicy needs samples of staleness 0" in refused(
         "check", tmp_path / "log.jsonl", "--objective", "agro_onpolicy"

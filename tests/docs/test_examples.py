@@ -24,6 +24,7 @@ from agro.api.settings import configured
 from agro.cli import app
 from agro.config import NewModel, RunConfig
 from agro.errors import Refused
+from agro.logs.format_table import get
 from agro.models.newmodel import new_model
 
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "data.group_size=2"]
@@ -81,7 +82,11 @@ def run(block: Block, names: dict) -> None:
     if block.file:
         Path(block.file).write_text(block.text)
         if block.file.endswith(".toml"):
-            RunConfig.of(tomllib.loads(block.text), block.where)
+            values = tomllib.loads(block.text)
+            if "map" in values:
+                get(block.file)
+            elif "project" not in values:
+                RunConfig.of(values, block.where)
     elif block.language == "python":
         exec(compile(block.text, block.where, "exec"), names)
     else:

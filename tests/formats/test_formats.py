@@ -204,5 +204,5 @@ def test_messages_of_other_programs_parquet(store, tmp_path: Path) -> None:
 
 def test_runs_read_every_format_of_prompts() -> None:
     """MATH has demonstrations, whose problems are prompts; `prompt` is what runs read anyway."""
-    prompts = [name for name, format in FORMATS.items() if format.kind == "prompts" or name == "math"]
-    assert prompts == ["prompt", *PROMPT_FORMATS]
+    prompts = {name for name, format in FORMATS.items() if format.kind == "prompts" or name == "math"}
+    assert prompts == {"prompt", *PROMPT_FORMATS}

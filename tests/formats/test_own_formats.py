@@ -126,7 +126,7 @@ def test_packages_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
     from importlib.metadata import EntryPoint
 
     points = [EntryPoint("a", value, "agro.rewards") for value in ("one:f", "two:f")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: points)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
     plugins.installed.cache_clear()
     with pytest.raises(Refused, match="two installed packages have rewards named a: one:f and two:f"):
         plugins.installed("rewards")

@@ -44,9 +44,9 @@ from examples_traces import (
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS, Recognizer, format_at, lines_of
-from agro.logs.model_calls import scored, unflatten
 from agro.logs.importing import import_files
 from agro.logs.interchange import from_record
+from agro.logs.model_calls import scored, unflatten
 from agro.logs.protocol import Context
 from agro.store import Store
 
@@ -272,7 +272,7 @@ def test_reactions_and_results_of_scorers_are_scores() -> None:
         {"feedback_type": "stars", "payload": {"value": 5}},
     ]
     context = Context(PATH, rewards={"judge.good": 1.0, "quality": 0.5, "stars.value": 0.25})
-    (record,) = read("weave", {"calls": [{**WEAVE, "parent_id": None, "feedback": feedback}]}, context)
+    (record,) = read("weave", {"spans": [{**WEAVE, "parent_id": None, "feedback": feedback}]}, context)
     assert record["reward"] == 1.0 + 0.5 * 3 + 0.25 * 5
 
 

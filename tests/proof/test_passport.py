@@ -6,6 +6,7 @@ import functools
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,6 +295,17 @@ def test_the_side_of_a_bound() -> None:
     assert (below.bound, below.side, below.holds) == (2.0, "at most", True)
     assert (above.bound, above.side, above.holds) == (2.0, "at least", False)
     assert subject.row("p", "s", 1.0) == ProofRow("agro", "p", "scale=loss, s", 1.0, None, None, None)
+
+
+def test_a_plug_in_brings_its_claims(tmp_path: Path, no_descents) -> None:
+    """examples/plugins/simpo.py holds them; with another margin than it claims it doesn't."""
+    source = (Path(__file__).parents[2] / "examples/plugins/simpo.py").read_text()
+    broken = dict[str, set[str]]()
+    for name, text in {"own": source, "other": source.replace("F.softplus(0.5", "F.softplus(0.7")}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        rows = passport(f"{tmp_path}/{name}.py:SIMPO")
+        broken[name] = {row.property for row in rows if row.holds is False}
+    assert broken == {"own": set(), "other": {"expected gradient"}}
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agro.rewards import answers
+from agro_grade.answers import normalize
 
 SHARED = Path(__file__).parents[2] / "../shared"
 
@@ -63,7 +64,7 @@ def test_markers_of_gsm8k():
     ],
 )
 def test_the_same_answer(a, b):
-    assert answers.normalize(a) == answers.normalize(b)
+    assert answers.normalize(a) == answers.normalize(b) == normalize(a) == normalize(b)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_the_same_answer(a, b):
 )
 def test_another_answer(a, b):
     assert answers.normalize(a) != answers.normalize(b)
+    assert [normalize(a), normalize(b)] == [answers.normalize(a), answers.normalize(b)]
 
 
 def test_a_second_sentence_does_not_spoil_an_answer():

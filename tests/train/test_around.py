@@ -63,7 +63,7 @@ def test_a_source_of_a_user_changes_what_is_trained_on_and_resumes_to_the_same_b
 
 
 def test_an_installed_source_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "installed", lambda kind: {"curriculum": CURRICULUM})
+    monkeypatch.setattr(plugins, "installed", lambda kind, *_: {"curriculum": CURRICULUM})
     check_config(resting(tmp_path, source__around="curriculum"))
     with pytest.raises(Refused, match=r"source\.around = curiculum: unknown; did you mean curriculum\?"):
         check_config(resting(tmp_path, source__around="curiculum"))
@@ -74,10 +74,10 @@ def test_a_package_s_recipes_have_names_of_their_own(tmp_path: Path, monkeypatch
     (tmp_path / "curriculum.toml").write_text(
         "# Easy ones rest.\n#   agro train curriculum\n[train]\nsteps = 7\n"
     )
-    monkeypatch.setattr(plugins, "installed", lambda kind: {"mine": f"{tmp_path}/folder.py:FOLDER"})
+    monkeypatch.setattr(plugins, "installed", lambda kind, *_: {"mine": f"{tmp_path}/folder.py:FOLDER"})
     assert RunConfig.load("curriculum").train.steps == 7
     (tmp_path / "curriculum.toml").rename(tmp_path / "grpo.toml")
-    with pytest.raises(Refused, match=r"grpo\.toml: there is a recipe grpo already"):
+    with pytest.raises(Refused, match=r"grpo\.toml: there is a recipe grpo"):
         RunConfig.load("grpo")
 
 

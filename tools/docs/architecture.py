@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "agro"
@@ -31,12 +30,12 @@ and no two modules import each other. Nothing imports a satellite except later s
 |---|---|
 {satellites}
 
-Beside it are packages that `agro` doesn't import: it finds their parts by entry points (`agro.io.plugins`),
-as those of any package, and a user's own as `file.py:NAME`.
+Beside `agro/` are packages that it finds by entry points, as it finds those that users install. Nothing in it
+names or imports them:
 
 | package | what it holds |
 |---|---|
-{packages}
+{beside}
 
 ## The way of a sample
 
@@ -64,24 +63,28 @@ as those of any package, and a user's own as `file.py:NAME`.
 """
 
 
-def summary(room: Path) -> str:
-    """The first sentence of a room's docstring."""
-    path = room / "__init__.py"
+def summary(room: str, folder: Path = PACKAGE) -> str:
+    """The first paragraph of a room's docstring."""
+    path = folder / room / "__init__.py"
     if not path.exists():
-        path = room.with_suffix(".py")
+        path = folder / f"{room}.py"
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert text, f"{path} has no docstring"
     return " ".join(text.split("\n\n")[0].split())
 
 
 def page() -> str:
-    def table(names: Iterable[str], folder: Path = PACKAGE) -> str:
-        return "\n".join(f"| `{name}` | {summary(folder / name)} |" for name in names)
+    def table(rooms: tuple[str, ...], folder: Path = PACKAGE) -> str:
+        return "\n".join(f"| `{room}` | {summary(room, folder)} |" for room in rooms)
 
     count = len(ROOMS) + len(SATELLITES)
-    beside = sorted(path.parent.name for path in PACKAGE.parent.glob("agro_*/__init__.py"))
-    packages = table(beside, PACKAGE.parent)
-    return PAGE.format(count=count, rooms=table(ROOMS), satellites=table(SATELLITES), packages=packages)
+    beside = tuple(sorted(path.parent.name for path in PACKAGE.parent.glob("agro_*/__init__.py")))
+    return PAGE.format(
+        count=count,
+        rooms=table(ROOMS),
+        satellites=table(SATELLITES),
+        beside=table(beside, PACKAGE.parent),
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""The recipes of `agro train NAME`: files, and what the entries of objectives declare.
-
-An installed package has a folder of such files, whose path is an entry point `agro.recipes`.
-"""
+"""Recipes by name: files, those of installed packages, and what the entries of objectives declare."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +46,11 @@ class Recipe:
         if isinstance(self.source, Objective):
             return method_title(self.source)
         comment = re.match(r"(?:# .*\n)+?(?=#   )", self.text)
-        assert comment, f"{self.name}: expected a title and an indented command in its first lines"
+        if comment is None:
+            raise Refused(
+                f"recipe {self.name} ({self.source}): expected a comment in its first lines that says what "
+                "it is for, and below it the command, as a comment that is indented by three spaces"
+            )
         return " ".join(line.removeprefix("# ") for line in comment[0].splitlines())
 
     @property
@@ -64,15 +66,26 @@ def recipes() -> dict[str, Recipe]:
     """
     paths = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
     names = [*FIRST, *(name for name in paths if name not in FIRST)]
-    situations = {name: Recipe(name, "situation", paths[name]) for name in names}
-    methods = {path.stem: Recipe(path.stem, "method", path) for path in FOLDER.glob("methods/*.toml")}
-    methods |= {name: Recipe(name, "method", of) for name, of in OBJECTIVES.items() if of.recipe is not None}
-    for package, reference in plugins.installed("recipes").items():
-        for path in plugins.load("recipes", reference, f"recipes of {package}").glob("*.toml"):
-            if path.stem in {**situations, **methods}:
-                raise Refused(f"{path}: there is a recipe {path.stem} already. What to do: rename the file")
-            methods[path.stem] = Recipe(path.stem, "method", path)
-    return {**situations, **dict(sorted(methods.items()))}
+    situations = [Recipe(name, "situation", paths[name]) for name in names]
+    methods = [Recipe(path.stem, "method", path) for path in FOLDER.glob("methods/*.toml")]
+    methods += [Recipe(name, "method", of) for name, of in OBJECTIVES.items() if of.recipe is not None]
+    taken = {recipe.name for recipe in [*situations, *methods]}
+    for recipe in _installed():
+        if recipe.name in taken:
+            raise Refused(f"{recipe.source}: there is a recipe {recipe.name}. What to do: rename the file")
+        methods.append(recipe)
+    return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}
+
+
+def _installed() -> Iterator[Recipe]:
+    """The files of folders that entry points name, each a `Path`."""
+    for name in plugins.installed("recipes"):
+        folder = plugins.load("recipes", name, f"recipes of {name}")
+        if not isinstance(folder, Path) or not folder.is_dir():
+            raise Refused(
+                f"recipes of {name}: expected the Path of a folder with TOML files, got {folder!r:.80}"
+            )
+        yield from (Recipe(path.stem, "method", path) for path in folder.glob("*.toml"))
 
 
 def get(name: str) -> Recipe:

@@ -27,7 +27,7 @@ from agro.logs.columns import Columns, Conversation, preference
 from agro.logs.fields import digest, exchange, integer, total
 from agro.logs.formats.table import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row, unreadable
-from agro.rollout.prompt_formats import ends_with_assistant, has_openrlhf_columns
+from agro.rollout.prompt_formats import OPENRLHF, ends_with_assistant
 
 _TURNS = ("num_turns", "__num_turns__")
 DUMP = Columns("input", "output", answer="gts", reward="score", integers=("step",), dropped=("step", "uid"))
@@ -225,8 +225,8 @@ declared(
     "openrlhf-demonstrations",
     _demonstration,
     lambda row: (
-        has_openrlhf_columns(row, {"input", "output"})
-        or (has_openrlhf_columns(row, {"input"}) and ends_with_assistant(row))
+        row.keys() - OPENRLHF == {"input", "output"}
+        or (row.keys() - OPENRLHF == {"input"} and ends_with_assistant(row))
     ),
 )
 declared_prompts("openrlhf-prompts")

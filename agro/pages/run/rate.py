@@ -140,14 +140,14 @@ class RateHandler(LocalHandler):
         if origin is not None and origin != f"http://{self.headers['Host']}":
             self.send_error(403, "only from this page")
             return
-        if not length.isdecimal() or int(length) > BODY_BYTES:
+        if not length.isdecimal() or len(length) > 9 or int(length) > BODY_BYTES:
             self.send_error(413, "only a rating")
             return
         fields = parse_qs(self.rfile.read(int(length)).decode("latin-1"))
         form = {name: values[-1] for name, values in fields.items()}
         number = form.get("undo", form.get("number", ""))
         is_rating = "undo" in form or form.get("better") in ASKED
-        if not (is_rating and number.isascii() and number.isdecimal()):
+        if not (is_rating and number.isascii() and number.isdecimal() and len(number) < 10):
             self.send_error(400, "expected number and better, or undo")
             return
         with self._readable():

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from agro.errors import Refused
+from agro.io import plugins
+from agro.io.worker import find
 from agro.proof.claim import Claims
 from agro.proof.claims import (
     balanced_claims,
@@ -36,3 +41,20 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     **labeled_claims.CLAIMS,
     **teaching_claims.SUPERVISED_CLAIMS,
 }
+
+
+def claims_of(name: str) -> tuple[Claims, ...]:
+    """Of an objective; of a plug-in those that `CLAIMS` of its module has, by the name of its object.
+
+    Raises `Refused` where nothing is claimed.
+    """
+    if name in CLAIMS:
+        return CLAIMS[name]
+    module, _, attribute = plugins.reference("objectives", name).rpartition(":")
+    table: Any = find(f"{module}:CLAIMS")[0]
+    if not isinstance(table, dict) or not table.get(attribute):
+        raise Refused(
+            f"agro prove: nothing is claimed of {name}. What to do: add CLAIMS to {module}, which has by the "
+            f"name {attribute!r} one or more agro.proof.claim.Claims"
+        )
+    return tuple(table[attribute])

@@ -6,13 +6,14 @@ that a new engine begins with nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from agro.config.section import Section
 from agro.errors import Refused
-from agro.rollout.engines.protocol import Capability
+from agro.io import plugins
+from agro.rollout.engines.protocol import Capability, Engine
 
 CAPABILITIES: dict[Capability, str] = {
     "shares_weights": "decodes with the learner's own weights, in its process",
@@ -50,8 +51,24 @@ REQUIREMENTS = (
 
 
 def capabilities(kind: str) -> frozenset[Capability]:
-    """What the engines of this `engine.kind` can do."""
-    return ENGINES[kind]
+    """What the engines of this `engine.kind` can do. Raises `Refused` where there is none."""
+    return ENGINES[kind] if kind in ENGINES else declared(engine_of_user(kind))
+
+
+def engine_of_user(kind: str) -> Callable[..., Engine]:
+    """What makes the engine that `engine.kind` names: a class of an installed package, or of a file.
+
+    Raises `Refused` where there is no such class, or where it isn't as `Engine` says.
+    """
+    engine = plugins.load("engines", kind, "engine.kind")
+    missing = [name for name in ("decode", "load", "close") if not callable(getattr(engine, name, None))]
+    if missing:
+        raise Refused(
+            f"engine.kind: {kind}: expected a class as agro.rollout.engines.Engine, got {engine!r:.80} "
+            f"without {', '.join(missing)}"
+        )
+    maker: Callable[..., Engine] = engine
+    return maker
 
 
 def declared(engine: Any) -> frozenset[Capability]:

@@ -10,7 +10,8 @@ from agro.io import deferred
 deferred.install("torch")  # few environments need it, and the process starts in a third of the time
 
 from agro.errors import Refused  # noqa: E402
-from agro.io.worker import explain, load  # noqa: E402
+from agro.io import plugins  # noqa: E402
+from agro.io.worker import explain  # noqa: E402
 from agro.rollout.envs.protocol import Environment, checked  # noqa: E402
 from agro.rollout.envs.verifiers import Verifiers  # noqa: E402
 from agro.types import Prompt  # noqa: E402
@@ -50,14 +51,14 @@ def make_environment(name: str, options: dict[str, Any]) -> Environment:
     """The environment of this name, in this process. Raises `Refused` where it or an option doesn't exist."""
     if name.startswith("verifiers:"):
         return Verifiers(name.partition(":")[2], options)
-    if ":" not in name:
+    if not plugins.is_reference(name) and name not in (others := plugins.installed("environments")):
         raise Refused(
-            "environment.name: expected verifiers:ENV_ID, module:Class or file.py:Class, "
-            f"got {name!r}; examples are in examples/environments"
+            f"environment.name: expected {', '.join([*others, 'verifiers:ENV_ID'])}, module:Class or "
+            f"file.py:Class, got {name!r}; examples are in examples/environments"
         )
-    make, problem = load(name)
-    if make is None:
-        raise Refused(f"environment.name: {problem}")
+    make = plugins.load("environments", name, "environment.name")
+    if not callable(make):
+        raise Refused(f"environment.name: {name}: expected a class, got {make!r:.80}")
     try:
         inspect.signature(make).bind(**options)
         environment: Environment = make(**options)

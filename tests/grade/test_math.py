@@ -12,8 +12,8 @@ from tiers import some
 from agro import config
 from agro.errors import Refused
 from agro.rewards import load_reward
-from agro.rewards.answers import conclusion
 from agro.types import Sample
+from agro_grade.answers import conclusion
 
 GOLDEN = Path(__file__).parents[2] / "../shared/data/grader/golden_pairs.jsonl"
 
@@ -219,9 +219,7 @@ def test_an_answer_that_cannot_be_read_leaves_the_reward_unknown(judge):
         1.0,
     ]
     assert "no mathematics" in judge([(r"\boxed{\mathbb{Q}}", "a number of two digits")])[0]
-    assert judge([("2", r"\frac{1}{0}")])[0].startswith(
-        "ValueError: Can't evaluate nan or zoo (mathematics.py:"
-    )
+    assert judge([("2", r"\frac{1}{0}")])[0].startswith("ValueError: Can't evaluate nan or zoo (symbolic.py:")
 
 
 @pytest.mark.parametrize(

@@ -5,88 +5,26 @@ import time
 import pytest
 from tiers import some
 
-from agro.rewards import answers
-from agro.rewards.builtin import LONGEST, _without_sympy, too_large
-from agro.rewards.final import TAIL, final
-from agro.rewards.numerals import plain
+from agro.rewards.answers import after_marker, matches
+from agro_grade import answers
+from agro_grade.final import LONGEST, TAIL, final
+from agro_grade.mathematics import too_large, without_sympy
+from agro_grade.numerals import plain
 
 PIECES = [
-    " ",
-    "\n",
-    "\0",
-    "~",
-    "1",
-    "²",
-    "½",
-    "°",
-    "é",
-    ".",
-    ".1",
-    "...",
-    r"\dots",
-    ":",
-    "-",
-    "- ",
-    "/",
-    "'",
-    "_2",
+    *(" ", "\n", "\x00", "~", "1", "²", "½", "°", "é", ".", ".1", "...", r"\dots", ":", "-", "- ", "/"),
+    *("'", "_2", "(", "[", "{", "(1,", "\\", r"\left(", r"\frac{", r"\text{", r"\mbox{}", r"\boxed{"),
+    *(r"\boxed{1}. ", "$", "$$", "*", "**", "^", "1^", "9**", "a)^ ", "!", "1!", "666!", "1,"),
+    *("1, 1, 1, ", "a = ", "x = 1, ", "or ", "1 or ", "not ", "half of ", "more than ", "because "),
+    *("twenty ", "5 cm ", "3 km 2 m ", "3:45 ", "July 4 ", "A, ", r"\bmod ", r"\pm 1", r"\quad"),
+    *("the answer is ", "<answer>", "<think>", "####"),
 ]
-PIECES += [
-    "(",
-    "[",
-    "{",
-    "(1,",
-    "\\",
-    r"\left(",
-    r"\frac{",
-    r"\text{",
-    r"\mbox{}",
-    r"\boxed{",
-    r"\boxed{1}. ",
+SHAPES = [
+    *("{}5", r"\boxed{{{}}}", r"\boxed{{5}}{}.", "The answer is {}!", "so it is ${}$", "It is 5{}"),
 ]
-PIECES += [
-    "$",
-    "$$",
-    "*",
-    "**",
-    "^",
-    "1^",
-    "9**",
-    "a)^ ",
-    "!",
-    "1!",
-    "666!",
-    "1,",
-    "1, 1, 1, ",
-    "a = ",
-    "x = 1, ",
-]
-PIECES += [
-    "or ",
-    "1 or ",
-    "not ",
-    "half of ",
-    "more than ",
-    "because ",
-    "twenty ",
-    "5 cm ",
-    "3 km 2 m ",
-    "3:45 ",
-]
-PIECES += ["July 4 ", "A, ", r"\bmod ", r"\pm 1", r"\quad", "the answer is ", "<answer>", "<think>", "####"]
-SHAPES = ["{}5", r"\boxed{{{}}}", r"\boxed{{5}}{}.", "The answer is {}!", "so it is ${}$", "It is 5{}"]
 EXPECTED = [
-    "42",
-    "x^2+1",
-    "Tuesday",
-    "C",
-    "(1, 2)",
-    "1, 2",
-    "2:3:4",
-    "3:45 PM",
-    "x = 1, y = 2",
-    "10-20",
-    "(D) 24",
+    *("42", "x^2+1", "Tuesday", "C", "(1, 2)", "1, 2", "2:3:4", "3:45 PM", "x = 1, y = 2", "10-20"),
+    *("(D) 24",),
 ]
 
 
@@ -99,10 +37,10 @@ def seconds(function, *arguments):
 def grade(text):
     """All that a response costs the trainer's process, against answers of many kinds, and as an answer."""
     response = final(text)
-    values = [_without_sympy(response, final(answer)) for answer in EXPECTED]
-    values.append(_without_sympy(final("42"), response))
+    values = [without_sympy(response, final(answer)) for answer in EXPECTED]
+    values.append(without_sympy(final("42"), response))
     assert all(score is None or score.value in (0.0, 1.0, None) for score in values)
-    assert answers.matches(answers.after_marker(f"the final answer is {text}"), "42") in (0.0, 1.0)
+    assert matches(after_marker(f"the final answer is {text}"), "42") in (0.0, 1.0)
 
 
 @pytest.mark.parametrize("piece", some(PIECES, every=3))

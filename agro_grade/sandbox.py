@@ -35,13 +35,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
-from agro.errors import Refused
-from agro.rewards import code_guest
-from agro.rewards.code_guest import encode
+from agro_grade.guest import encode
 
 Level = Literal["limits", "namespaces", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-GUEST = Path(code_guest.__file__).read_text()
+GUEST = Path(__file__).with_name("guest.py").read_text()
 NOBODY = 65534  # the user of tests, where this process is root; each program has one of these:
 USERS = range(61184, 65520)  # those that systemd gives to services for as long as they run
 GROUPS = Path("/sys/fs/cgroup")
@@ -121,11 +119,14 @@ def namespace():
         raise OSError(ctypes.get_errno(), "unshare")
 """
 ADVICE: dict[Level, str] = {
-    "limits": "run it on Linux with another interpreter (reward.options.interpreter)",
-    "namespaces": "install bubblewrap, and allow unprivileged user namespaces; or give a remote sandbox "
-    "(reward.options.url)",
+    "limits": "run it on Linux with another interpreter",
+    "namespaces": "install bubblewrap, and allow unprivileged user namespaces; or use a sandbox on a server",
     "full": "pip install '.[sandbox]', which needs the system's libseccomp",
 }
+
+
+class NoSandbox(Exception):
+    """There is no sandbox such as was asked for. The message says what to do."""
 
 
 class GuestEnded(Exception):
@@ -133,7 +134,7 @@ class GuestEnded(Exception):
 
 
 class Session(Protocol):
-    """A program that answers requests, see `agro.rewards.code_guest`."""
+    """A program that answers requests, see `agro_grade.guest`."""
 
     def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         """The reply. Raises `GuestEnded` where none comes by `deadline`, of the monotonic clock."""
@@ -225,15 +226,15 @@ class LocalSandbox:
 
     @classmethod
     def probed(cls, level: Level, memory_mb: int = 1024, interpreter: str | None = None) -> Self:
-        """A sandbox that stops all attacks of its level. Raises `Refused` where one isn't stopped."""
+        """A sandbox that stops all attacks of its level. Raises `NoSandbox` where one isn't stopped."""
         sandbox = cls(level, memory_mb, interpreter or _system_interpreter())
         reached: Level | None = None
         for candidate in LEVELS[: LEVELS.index(level) + 1]:
             failure = cls(candidate, memory_mb, sandbox.interpreter).weakness()
             if failure is not None:
-                weaker = ", or accept reward.options.level = 'namespaces'" * (reached == "namespaces")
-                raise Refused(
-                    f"reward code: expected a sandbox of the level {level!r}, but {failure}. What to do: "
+                weaker = ", or accept level = 'namespaces'" * (reached == "namespaces")
+                raise NoSandbox(
+                    f"expected a sandbox of the level {level!r}, but {failure}. What to do: "
                     f"{ADVICE[candidate]}{weaker}"
                 )
             reached = candidate
@@ -258,7 +259,7 @@ class LocalSandbox:
                     expected = LEVELS.index(level) <= LEVELS.index(self.level)
                     if expected and _succeeds(guest, name, arguments.get(name, [])):
                         return f"a program in it {deed}"
-        except (GuestEnded, OSError, Refused) as error:
+        except (GuestEnded, OSError, NoSandbox) as error:
             return f"no program starts in one of the level {self.level!r}: {error}"
         return None
 
@@ -305,7 +306,7 @@ class LocalSandbox:
             return inside
         bubblewrap = shutil.which("bwrap")
         if bubblewrap is None:
-            raise Refused("there is no bwrap (bubblewrap)")
+            raise NoSandbox("there is no bwrap (bubblewrap)")
         links = [(name, os.readlink(name)) for name in ("/bin", "/lib", "/lib64") if os.path.islink(name)]
         return [
             *(bubblewrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
@@ -358,7 +359,7 @@ def _system_calls() -> int:
     try:
         import pyseccomp
     except (ImportError, RuntimeError, OSError) as error:
-        raise Refused(f"the filter of system calls can't be made ({error})") from None
+        raise NoSandbox(f"the filter of system calls can't be made ({error})") from None
     rules = pyseccomp.SyscallFilter(defaction=pyseccomp.ALLOW)
     for name in DENIED:
         with suppress(ValueError):  # this machine has no such call
@@ -401,9 +402,8 @@ def _system_interpreter() -> str:
     if found is None and os.geteuid() != 0:
         return sys.executable
     if found is None:
-        raise Refused(
-            "reward code: expected a python3 in /usr/bin, got none. What to do: install one, or name another "
-            "with reward.options.interpreter"
+        raise NoSandbox(
+            "expected a python3 in /usr/bin, got none. What to do: install one, or name another interpreter"
         )
     return found
 

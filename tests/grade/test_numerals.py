@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from agro.rewards.numerals import Number, moment, number, plain
+from agro_grade.numerals import Number, moment, number, plain
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""What runs in a sandbox for the reward `code`: a program that answers calls, or tests that make them.
+"""What runs in a sandbox: a program that answers calls, or tests that make them.
 
 The program and its tests run in two sandboxes, which exchange plain values alone, through the process that
-gives the reward. So a program can't reach what judges it: it may only return values.
+grades. So a program can't reach what judges it: it may only return values.
 
 Standard library only. The text of this file is what a sandbox runs. Messages are lines of JSON. The first one
 is {"role": "program", "source", "setup", "arrangement", "entry_point", "limits"}, or {"role": "tests",

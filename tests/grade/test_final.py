@@ -2,7 +2,7 @@
 
 import pytest
 
-from agro.rewards.final import compare, final
+from agro_grade.final import compare, final
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 r"""Numbers as people and models write them: "1,250.00", "2\frac{1}{3}", "35\%", "12\text{ cm}", "1101_2",
 "twenty-one", "2 million", "3:45 PM", "July 4th".
 
-Standard library only: the reward `math` compares them without SymPy.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from agro.rewards import answers
-from agro.rewards.numerals import COMPOUND, DATE, Number, digits, moment, number, plain, typography, unit
+from agro_grade import answers
+from agro_grade.numerals import COMPOUND, DATE, Number, digits, moment, number, plain, typography, unit
 
 TAIL = 4000  # characters at a solution's end in which an answer without a box is looked for
 LONGEST = 1000  # characters of an answer for SymPy

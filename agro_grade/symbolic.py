@@ -1,8 +1,6 @@
-"""The workers of the reward `math`: are two answers equal as mathematics? By math-verify (SymPy).
+"""Are two answers equal as mathematics? By math-verify (SymPy), which takes 0.5 s to import.
 
-Worker processes load this file by its path, so that only they import math-verify (0.5 s). Its own time
-limits are off, because they would report a timeout as "not equal". The pool's limit leaves the reward
-unknown.
+Its own time limits are off, because they would report a timeout as "not equal".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reward `code`: does the program in a response pass the tests of its prompt?
+"""Does the program in a response pass its tests?
 
 The program runs in one sandbox, its tests in another. This process passes calls from the tests to the program
 and plain values back, so that a program can only pass by returning what the tests expect.
@@ -15,21 +15,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Self
 
-from agro.errors import Refused
-from agro.rewards.code_sandbox import LEVELS, Guest, GuestEnded, LocalSandbox, Sandbox, Session
-from agro.rewards.protocol import Score, checked_options, score_known
-from agro.types import Sample
+from agro_grade.sandbox import Guest, GuestEnded, Level, LocalSandbox, Sandbox, Session
 
 GRACE = 10.0  # seconds that tests may take beside the program
 READING = 2.0  # seconds in which they read a value of the program's, at least: it may be made to take hours
-DEFAULTS: dict[str, Any] = {
-    "level": "full",
-    "url": "",
-    "api_key": "",
-    "partial": False,
-    "memory_mb": 1024,
-    "interpreter": "",
-}
 
 
 @dataclass(frozen=True)
@@ -74,14 +63,25 @@ class Case:
         return cls(setup, arrangement, tuple(tests), entry_point, runs)
 
 
-class CodeReward:
-    """1.0 where a program passes all tests, else 0.0. It must not be closed while it scores."""
+@dataclass(frozen=True)
+class Verdict:
+    """On one program. `failures`: of each test why it fails, or None. `problem`: why the tests can't judge
+    it, where they can't."""
 
-    name = "code"
-    maximum: float | None = 1.0
+    failures: tuple[str | None, ...] = ()
+    problem: str = ""
+
+    @property
+    def passed(self) -> float | None:
+        """The share of tests that pass; None where that is unknown."""
+        return None if self.problem else self.failures.count(None) / len(self.failures)
+
+
+class ProgramGrader:
+    """Runs programs and their tests in sandboxes. It must not be closed while it grades."""
 
     def __init__(
-        self, sandbox: Sandbox, judges: LocalSandbox, *, timeout: float, workers: int, partial: bool
+        self, sandbox: Sandbox, judges: LocalSandbox, *, timeout: float = 10.0, workers: int = 1
     ) -> None:
         """
         Args:
@@ -89,24 +89,26 @@ class CodeReward:
             judges: of their tests.
             timeout: seconds a program may take for all tests.
             workers: programs at a time.
-            partial: the reward is the share of tests that pass.
         """
-        self.sandbox, self.partial, self.timeout = sandbox, partial, timeout
+        self.sandbox, self.timeout = sandbox, timeout
         self._judges = judges
         self._threads = ThreadPoolExecutor(workers)  # a sandbox ends with the thread that started it
         self._idle: SimpleQueue[Guest | None] = SimpleQueue()
         for _ in range(workers):
             self._idle.put(None)  # started when first used
 
-    def score(self, samples: Sequence[Sample]) -> list[Score]:
-        return score_known(samples, lambda s: Case.of(s.meta, s.prompt), self._score_all)
+    @classmethod
+    def local(cls, level: Level = "full", *, timeout: float = 10.0, workers: int = 1) -> Self:
+        """On this machine. Raises `NoSandbox` where it can't stop what the level has to."""
+        sandbox = LocalSandbox.probed(level)
+        return cls(sandbox, sandbox, timeout=timeout, workers=workers)
 
-    def problem(self, columns: Mapping[str, Any]) -> str | None:
-        try:
-            Case.of(columns)
-        except LookupError as error:
-            return str(error.args[0])
-        return None
+    def grade(self, response: str, case: Case) -> Verdict:
+        return self.grade_all([response], [case])[0]
+
+    def grade_all(self, responses: Sequence[str], cases: Sequence[Case]) -> list[Verdict]:
+        """Of each response whether its program passes the tests of its case."""
+        return list(self._threads.map(self._grade, responses, cases))
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -115,17 +117,11 @@ class CodeReward:
             if judge is not None:
                 judge.close()
 
-    def _score_all(self, samples: list[Sample], cases: list[Case]) -> list[Score]:
-        return list(self._threads.map(self._score, samples, cases))
-
-    def _score(self, sample: Sample, case: Case) -> Score:
+    def _grade(self, response: str, case: Case) -> Verdict:
         try:
-            failures = self._failures(case, sample.response)
+            return Verdict(tuple(self._failures(case, response)))
         except (_Unfit, ConnectionError) as error:
-            return Score(None, str(error))
-        passed = failures.count(None) / len(failures)
-        value = passed if self.partial else float(passed == 1)
-        return Score(value, parts={"passed": passed}, details={"sandbox": self.sandbox.level})
+            return Verdict(problem=str(error))
 
     def _failures(self, case: Case, response: str) -> list[str | None]:
         """Of each test why it fails, or None."""
@@ -254,28 +250,6 @@ def _judged(judge: Guest, case: Case, program: _Program) -> list[str | None]:
 
 class _JudgeEnded(_Unfit):
     """The process of the tests can't be used again."""
-
-
-def code(options: Mapping[str, Any], *, timeout: float, workers: int) -> CodeReward:
-    """1.0 where the program in the response passes the tests of its prompt, else 0.0.
-
-    Options: `level` ("full"): what the sandbox has to stop, see `agro.rewards.code_sandbox`; `url`: programs
-    run on this server instead, see `agro.rewards.code_http`, with `api_key`; `partial` (false): the share of
-    tests that pass; `memory_mb` (1024) of each process; `interpreter`: the Python that runs programs.
-    """
-    settings = checked_options("code", options, DEFAULTS)
-    level = settings["level"]
-    if level not in LEVELS:
-        raise Refused(f"reward.options.level: expected one of {', '.join(LEVELS)}, got {level!r}")
-    judges = LocalSandbox.probed(
-        "limits" if settings["url"] else level, settings["memory_mb"], settings["interpreter"] or None
-    )
-    remote = None
-    if settings["url"]:
-        from agro.rewards.code_http import RemoteSandbox  # it imports an HTTP client
-
-        remote = RemoteSandbox(settings["url"], settings["api_key"] or None)
-    return CodeReward(remote or judges, judges, timeout=timeout, workers=workers, partial=settings["partial"])
 
 
 def last_block(response: str) -> str:

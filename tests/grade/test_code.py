@@ -18,11 +18,13 @@ import pytest
 
 from agro import config
 from agro.errors import Refused
-from agro.rewards import Score, code_sandbox, load_reward
-from agro.rewards.code import Case, CodeReward, code, last_block
-from agro.rewards.code_guest import Program, decode, encode
-from agro.rewards.code_sandbox import ATTACKS, FILES, LEVELS, PROCESSES, LocalSandbox
+from agro.rewards import Score, load_reward
 from agro.types import Sample
+from agro_grade import sandbox
+from agro_grade.code import Case, ProgramGrader, last_block
+from agro_grade.guest import Program, decode, encode
+from agro_grade.rewards import CodeReward, code
+from agro_grade.sandbox import ATTACKS, FILES, LEVELS, PROCESSES, LocalSandbox
 
 ATTACKING = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/code/attacks.py"))
 FORGERIES, ESCAPES, HONEST, TESTS, HOARDS = (
@@ -79,7 +81,7 @@ def test_what_programs_hold_beside_their_memory_is_bounded(level, kinds):
     most = dict.fromkeys(kinds, 2 * FILES) | {"processes": PROCESSES}
     with closing(opened(level, 10.0, memory_mb=128)) as reward:
         for kind in kinds:
-            with closing(reward.sandbox.start({"role": "program", "source": HOARDS[kind]})) as guest:
+            with closing(reward.grader.sandbox.start({"role": "program", "source": HOARDS[kind]})) as guest:
                 reply = guest.ask(
                     {"id": "1", "name": "hoard", "args": [], "kwargs": {"t": "dict", "v": []}},
                     time.monotonic() + 20,
@@ -89,17 +91,17 @@ def test_what_programs_hold_beside_their_memory_is_bounded(level, kinds):
 
 def test_a_control_group_bounds_a_sandbox_from_its_start(tmp_path, monkeypatch):
     """In a plain folder: no machine of ours lets a test make a group of version 2."""
-    monkeypatch.setattr(code_sandbox, "GROUPS", tmp_path)
-    monkeypatch.setattr(code_sandbox.Path, "rmdir", shutil.rmtree)
+    monkeypatch.setattr(sandbox, "GROUPS", tmp_path)
+    monkeypatch.setattr(sandbox.Path, "rmdir", shutil.rmtree)
     own = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
     parent = (tmp_path / own).parent if own else tmp_path
     parent.mkdir(parents=True, exist_ok=True)
     (parent / "cgroup.subtree_control").write_text("cpu memory")
-    sandbox = LocalSandbox("limits", 128, _interpreter())
-    with closing(sandbox.start({"role": "program", "source": HONEST})):
+    bounded = LocalSandbox("limits", 128, _interpreter())
+    with closing(bounded.start({"role": "program", "source": HONEST})):
         assert not list(parent.glob("agro-*"))  # nothing bounds the processes
     (parent / "cgroup.subtree_control").write_text("cpu memory pids")
-    with closing(sandbox.start({"role": "program", "source": HONEST})) as guest:
+    with closing(bounded.start({"role": "program", "source": HONEST})) as guest:
         [group] = parent.glob("agro-*")
         assert {file.name: int(file.read_text()) for file in group.iterdir()} == {
             "memory.max": 192 << 20,
@@ -150,7 +152,7 @@ def test_a_level_that_is_not_reached_is_refused(monkeypatch, level):
 
 def _interpreter() -> str:
     with closing(opened("limits")) as reward:
-        return reward.sandbox.interpreter
+        return reward.grader.sandbox.interpreter
 
 
 TASKS = {  # columns, the prompt, a right response, a wrong one
@@ -266,7 +268,7 @@ def test_tests_that_judge_nothing_leave_the_reward_unknown(reward, columns, erro
 
 
 def test_tests_that_never_end_leave_the_reward_unknown(monkeypatch):
-    monkeypatch.setitem(CodeReward.score.__globals__, "GRACE", 0.5)
+    monkeypatch.setitem(ProgramGrader.grade.__globals__, "GRACE", 0.5)
     with closing(opened("limits", 0.5)) as reward:
         [score] = reward.score([Sample("p", HONEST, meta={"tests": ["while True: pass"]})])
     assert score.value is None

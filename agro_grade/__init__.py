@@ -1,0 +1,15 @@
+"""Graders of answers in mathematics and of programs, usable without agro.
+
+    from agro_grade.mathematics import grade
+
+    grade(r"Half of it: $\\boxed{\\frac12}$.", "0.5").value  # 1.0
+
+    from agro_grade.code import Case, ProgramGrader
+
+    with closing(ProgramGrader.local("limits")) as grader:
+        case = Case(tests=("assert add(1, 2) == 3",))
+        grader.grade("def add(a, b): return a + b", case).passed  # 1.0
+
+All modules but `rewards`, which makes rewards of agro of them, import the standard library alone, and
+math-verify (SymPy) where two answers need it.
+"""

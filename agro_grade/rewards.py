@@ -1,0 +1,131 @@
+"""The rewards `math` and `code` of agro, of the graders in this package."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, get_args
+
+from agro.errors import Refused
+from agro.rewards import AnswerReward, Pool, RewardMaker, Score, checked_options, score_known
+from agro.types import Sample
+from agro_grade import mathematics
+from agro_grade.code import Case, ProgramGrader
+from agro_grade.final import final
+from agro_grade.sandbox import Level, LocalSandbox, NoSandbox, Sandbox
+
+AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
+OPTIONS: dict[str, Any] = {  # of `code`, with their defaults
+    "level": "full",
+    "url": "",
+    "api_key": "",
+    "partial": False,
+    "memory_mb": 1024,
+    "interpreter": "",
+}
+
+
+def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
+    """1.0 where the response's final answer equals the sample's as mathematics, else 0.0.
+
+    As `agro_grade.mathematics.grade`, with SymPy in worker processes, `AT_ONCE` responses per call. The
+    reward is unknown where the sample's answer is, or can't be read, or where a comparison fails or takes
+    more than `timeout` seconds.
+    """
+    checked_options("math", options, {})
+    if importlib.util.find_spec("math_verify") is None:
+        raise Refused("reward.name: math needs math-verify; pip install 'math-verify>=0.9,<0.10'")
+    pool = Pool("agro_grade.symbolic:grade", {}, timeout=timeout, workers=workers)
+
+    def score(responses: list[str], expected: list[str]) -> list[Score]:
+        correct = {answer: final(answer, may_be_cut=False) for answer in set(expected)}
+        finals = [(final(response), correct[answer]) for response, answer in zip(responses, expected)]
+        scores = [_scored(mathematics.without_sympy(*pair)) for pair in finals]
+        undecided = [i for i, score in enumerate(scores) if score is None]
+        columns = {
+            "completions": [finals[i][0].source for i in undecided],
+            "answer": [finals[i][1].source for i in undecided],
+        }
+        for i, (value, error) in zip(undecided, pool.call(columns, len(undecided), at_once=AT_ONCE)):
+            if error == "returned None":
+                error = mathematics.no_mathematics(expected[i])
+            scores[i] = Score(value, error)
+        return cast(list[Score], scores)
+
+    return AnswerReward("math", score, pool=pool)
+
+
+def _scored(grade: mathematics.Grade | None) -> Score | None:
+    if grade is None or grade.value is None:
+        return None if grade is None else Score(None, grade.reason)
+    return Score(grade.value, details={"math": grade.reason} if grade.reason else {})
+
+
+class CodeReward:
+    """1.0 where a program passes all tests, else 0.0; with `partial` the share of tests that pass.
+
+    It must not be closed while it scores.
+    """
+
+    name = "code"
+    maximum: float | None = 1.0
+
+    def __init__(self, grader: ProgramGrader, *, partial: bool) -> None:
+        self.grader, self.partial = grader, partial
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        return score_known(samples, lambda s: Case.of(s.meta, s.prompt), self._score)
+
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        try:
+            Case.of(columns)
+        except LookupError as error:
+            return str(error.args[0])
+        return None
+
+    def close(self) -> None:
+        self.grader.close()
+
+    def _score(self, samples: list[Sample], cases: list[Case]) -> list[Score]:
+        scores = []
+        for verdict in self.grader.grade_all([sample.response for sample in samples], cases):
+            passed = verdict.passed
+            if passed is None:
+                scores.append(Score(None, verdict.problem))
+                continue
+            value = passed if self.partial else float(passed == 1)
+            details = {"sandbox": self.grader.sandbox.level}
+            scores.append(Score(value, parts={"passed": passed}, details=details))
+        return scores
+
+
+def code(options: Mapping[str, Any], *, timeout: float, workers: int) -> CodeReward:
+    """1.0 where the program in the response passes the tests of its prompt, else 0.0.
+
+    Options: `level` ("full"): what the sandbox has to stop, see `agro_grade.sandbox`; `url`: programs run on
+    this server instead, see `agro_grade.remote`, with `api_key`; `partial` (false): the share of tests that
+    pass; `memory_mb` (1024) of each process; `interpreter`: the Python that runs programs.
+    """
+    settings = checked_options("code", options, OPTIONS)
+    level, levels = settings["level"], get_args(Level)
+    if level not in levels:
+        raise Refused(f"reward.options.level: expected one of {', '.join(levels)}, got {level!r}")
+    try:
+        judges = LocalSandbox.probed(
+            "limits" if settings["url"] else level, settings["memory_mb"], settings["interpreter"] or None
+        )
+        sandbox: Sandbox = judges
+        if settings["url"]:
+            from agro_grade.remote import RemoteSandbox  # it imports an HTTP client
+
+            sandbox = RemoteSandbox(settings["url"], settings["api_key"] or None)
+    except NoSandbox as error:
+        raise Refused(f"reward code (reward.options): {error}") from None
+    return CodeReward(
+        ProgramGrader(sandbox, judges, timeout=timeout, workers=workers), partial=settings["partial"]
+    )
+
+
+# Majority votes count the final answers, whatever the case of their letters.
+MATH = RewardMaker(mathematical, final=lambda response: final(response).text.casefold() or None)
+CODE = RewardMaker(code)

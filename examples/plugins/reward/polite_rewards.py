@@ -1,0 +1,31 @@
+"""Two rewards: a function, which agro calls in other processes, and one that checks its options first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agro.rewards import AnswerReward, RewardMaker, Score, checked_options
+
+POLITE = ("please", "thank", "welcome")
+
+
+def politeness(completions: list[str], **columns: Any) -> list[float]:
+    """The share of polite words that a response has."""
+    return [sum(word in text.lower() for word in POLITE) / len(POLITE) for text in completions]
+
+
+def mentions(options: Mapping[str, Any], **_: Any) -> AnswerReward:
+    """1.0 where the response has the answer anywhere. Option: `case` (true): letter case counts."""
+    settings = checked_options("mentions", options, {"case": True})
+
+    def form(text: str) -> str:
+        return text if settings["case"] else text.casefold()
+
+    def score(responses: list[str], expected: list[str]) -> list[Score]:
+        return [Score(float(form(a) in form(r))) for r, a in zip(responses, expected)]
+
+    return AnswerReward("mentions", score)
+
+
+MENTIONS = RewardMaker(mentions)

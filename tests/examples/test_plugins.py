@@ -1,0 +1,95 @@
+"""`examples/plugins`: what an installed package registers is used by its name.
+
+Without pip: folders with the metadata that it would write are put on the path.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agro.config import ObjectiveConfig, RewardConfig
+from agro.errors import Refused
+from agro.io import plugins
+from agro.objectives import evaluate, get
+from agro.rewards import load_reward
+from agro.rollout.envs.playing import make_environment
+from agro.types import Batch, Sample
+
+FOLDER = Path(__file__).parents[2] / "examples/plugins"
+Install = Callable[[Path, dict[str, dict[str, str]]], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Put a folder of modules on the path, with metadata of these entry points."""
+
+    def put(folder: Path, groups: dict[str, dict[str, str]]) -> None:
+        metadata = tmp_path / folder.name / f"{folder.name}-0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {folder.name}\nVersion: 0\n")
+        sections = [[f"[{group}]", *map(" = ".join, of.items())] for group, of in groups.items()]
+        (metadata / "entry_points.txt").write_text("\n".join(line for lines in sections for line in lines))
+        monkeypatch.syspath_prepend(str(metadata.parent))
+        monkeypatch.syspath_prepend(str(folder))
+        plugins.installed.cache_clear()
+
+    yield put
+    plugins.installed.cache_clear()
+
+
+def of_example(name: str) -> tuple[Path, dict[str, dict[str, str]]]:
+    project = tomllib.loads((FOLDER / name / "pyproject.toml").read_text())["project"]
+    return FOLDER / name, project["entry-points"]
+
+
+def values(name: str, **options: object) -> list[float | None]:
+    samples = [Sample("hello", text, meta={"answer": "Thank"}) for text in ("Thank you. Please!", "thanks")]
+    with closing(load_reward(RewardConfig(name=name, options=options))) as reward:
+        return [score.value for score in reward.score(samples)]
+
+
+def test_installed_rewards_are_used_by_their_names(install: Install) -> None:
+    install(*of_example("reward"))
+    assert values("politeness") == [2 / 3, 1 / 3]
+    assert (values("mentions"), values("mentions", case=False)) == ([1.0, 0.0], [1.0, 1.0])
+    with pytest.raises(Refused, match=r"reward.options.cas: mentions has no such option; did you mean case"):
+        values("mentions", cas=False)
+    with pytest.raises(Refused, match=r"politeness, mentions.*did you mean politeness"):
+        values("polite")
+
+
+def test_an_installed_objective_is_used_by_its_name(install: Install) -> None:
+    """Rewards 1, 0 and ½; log-probs −3, −1.5 and −3.1 over the unmasked tokens: 3/3, and (3 + 3.1)/3."""
+    install(*of_example("objective"))
+    batch = Batch.of(mask=[[False, True, True]] * 3, reward=[1.0, 0.0, 0.5], group=["a"] * 3)
+    logp = [[0.0, -1.0, -2.0], [0.0, -0.5, -1.0], [0.0, -3.0, -0.1]]
+    losses = [evaluate("best_of_group", logp, batch, margin=margin).loss for margin in (0.0, 0.5)]
+    assert losses == pytest.approx([1.0, 6.1 / 3])
+    assert ObjectiveConfig(name="best_of_group", margin=0.5).options["margin"] == 0.5
+    with pytest.raises(Refused, match="margin"):
+        get("best_of_group").resolve("best_of_group", {"marg": 1})
+    with pytest.raises(Refused, match=r"one of `agro objectives`.*'best'"):
+        get("best")
+
+
+def test_an_installed_environment_is_used_by_its_name(install: Install) -> None:
+    folder = FOLDER.parent / "environments"
+    install(folder, {"agro.environments": {"spelling": "spelling:Spelling"}})
+    assert (
+        make_environment("spelling", {}).name
+        == make_environment(f"{folder / 'spelling.py'}:Spelling", {}).name
+    )
+    with pytest.raises(Refused, match="expected spelling, verifiers:ENV_ID"):
+        make_environment("speling", {})
+
+
+def test_a_name_that_is_taken_is_refused(install: Install) -> None:
+    folder, _ = of_example("reward")
+    install(folder, {"agro.rewards": {"exact": "polite_rewards:politeness"}})
+    with pytest.raises(Refused, match=r"exact is a name of agro's own.*polite_rewards:politeness"):
+        values("politenes")

@@ -1,0 +1,21 @@
+"""The house doesn't grow: what is counted is at most what tools/budgets.toml says."""
+
+from __future__ import annotations
+
+import pytest
+from budgets import budgets, main, sizes
+
+
+def test_nothing_is_larger_than_it_may_be() -> None:
+    found, allowed = sizes(), budgets()
+    assert found.keys() == allowed.keys()
+    over = {name: (found[name], now["now"]) for name, now in allowed.items() if found[name] > now["now"]}
+    assert over == {}, "make it smaller, or raise `now` in tools/budgets.toml with the reason beside it"
+
+
+def test_what_is_too_large_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("budgets.sizes", lambda: dict.fromkeys(budgets(), 10**6))
+    assert main() == 1
+    assert capsys.readouterr().out.count("more than it may be") == len(budgets())
