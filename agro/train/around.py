@@ -142,16 +142,14 @@ class SourceWrapper:
     """What else it can't be combined with, as the end of a sentence that it begins, and whether it is so."""
 
 
-def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any] | None:
-    """What `source.around` names, and its options; None where it names nothing.
+def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]:
+    """What `source.around` names, and its options.
 
     Raises `Refused` where there is no such source, and for options that it doesn't have.
     """
     name, given = config.source.around, config.source.options
     if name is None:
-        if given:
-            raise Refused(f"{prefix}source.options are those of source.around, which isn't set; set it")
-        return None
+        raise Refused(f"{prefix}source.options are those of source.around, which isn't set; set it")
     known = plugins.installed("sources")
     if name not in known and not plugins.is_reference(name):
         near = nearest(name, known)
@@ -172,23 +170,23 @@ def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]
 
 def source_abilities(config: RunConfig) -> Abilities:
     """What the source of a phase can do, with what is around it."""
-    inner, found = frozenset(SOURCE_CAPABILITIES) - lacking(config).keys(), wrapper_of(config)
-    return inner if found is None else found[0].can(inner, found[1])
+    inner = frozenset(SOURCE_CAPABILITIES) - lacking(config).keys()
+    if config.source.around is None:
+        return inner
+    wrapper, options = wrapper_of(config)
+    return wrapper.can(inner, options)
 
 
 def check_around(phase: Phase, prefix: str) -> None:
     """Raise `Refused` where what is around the source needs what the source can't do, or says so itself."""
     config = phase.config
-    found = wrapper_of(config, prefix)
-    if found is None:
-        return
-    wrapper, options = found
+    wrapper, options = wrapper_of(config, prefix)
     begin = f"{prefix}source.around = {config.source.around} "
     end = ". What to do: change one of the two"
     if not config.data.samples_fresh:
         raise Refused(
-            f"{begin}changes fresh samples, but data.replay = 1 has none. What to do: remove it, or set it in "
-            "the phases that sample"
+            f"{begin}changes fresh samples, but data.replay = 1 has none. What to do: remove it, or set it "
+            "in the phases that sample"
         )
     for need, setting in lacking(config).items():
         if need in wrapper.needs:

@@ -40,7 +40,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         prefix = f"phase {phase.name}: " if config.phases else ""
         _check_rules(phase.config, prefix)
         _check_engine(phase.config, prefix)
-        check_around(phase, prefix)
+        if phase.config.source.around or phase.config.source.options:
+            check_around(phase, prefix)
         _check_source(config, phase, prefix)
         check_phase(phase, prefix)
         _check_shaped(phase, prefix)
@@ -75,10 +76,10 @@ def check_sharded(config: RunConfig) -> None:
             'reference. What to do: policy.reference = "periodic", or train in one'
         )
     for name in config.phase_names:
-        found = wrapper_of(config.phase(name))
-        if found is not None and "complete_policy" in found[0].needs:
+        around = config.phase(name).source.around
+        if around is not None and "complete_policy" in wrapper_of(config.phase(name))[0].needs:
             raise Refused(
-                f"source.around = {config.phase(name).source.around} needs a source that "
+                f"source.around = {around} needs a source that "
                 f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. "
                 "What to do: train in one process"
             )
@@ -119,19 +120,20 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
 
 def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
     """Settings of a phase that its source can't serve."""
-    can, source = source_abilities(phase.config), phase.config.source
+    source = phase.config.source
     named = f'source.kind = "{source.kind}"'
     if source.around is not None:
         named += f" and source.around = {source.around}"
     for key, need in NEEDED_BY.items():
         value = getattr(phase.config.data, key)
-        if value and need not in can:
+        if value and need not in source_abilities(phase.config):
             raise Refused(
                 f"{prefix}data.{key} = {value} needs a source that {SOURCE_CAPABILITIES[need]}, which one "
                 f"with {named} doesn't. What to do: remove it, or change the source"
             )
     sampling = phase.config.sampler, phase.config.environment
-    if "follows_phases" not in can and sampling != (config.sampler, config.environment):
+    is_other = sampling != (config.sampler, config.environment)
+    if is_other and "follows_phases" not in source_abilities(phase.config):
         raise Refused(
             f"phase {phase.name}: with {named} all phases share [sampler] and [environment], since its "
             "samples may be made ahead of training; remove the change"

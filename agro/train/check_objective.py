@@ -219,9 +219,8 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
         )
     if BEHAVIOR_LOGP in needs and data.samples:
         _check_truncation(config, prefix)
-    stale = _stale_by(config)
     for need in ordered(needs):
-        if need.fresh_only and stale is not None:
+        if need.fresh_only and (stale := _stale_by(config)) is not None:
             reason, way = stale
             raise Refused(
                 f"{prefix}objective {name} needs {need.what}, but with {reason}. What to do: {way}, or "

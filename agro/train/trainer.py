@@ -319,10 +319,9 @@ class BaseTrainer:
                 source = LaggingSource(inline, self.folder)
         if config.data.experts_win:
             source = JudgingSource(source, self.store)
-        around = wrapper_of(config)
-        if around is None:
+        if config.source.around is None:
             return source
-        wrapper, options = around
+        wrapper, options = wrapper_of(config)
         context = Context(
             config,
             inline,

@@ -105,7 +105,7 @@ def test_beta(tmp_path):
 
 def test_a_run(tmp_path):
     trace = run_of_two_steps(None, tmp_path)
-    check(trace, functions=701, files=98)
+    check(trace, functions=700, files=97)
 
 
 def test_a_configuration_is_validated_once(tmp_path):

@@ -105,6 +105,8 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
 def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | None) -> str | None:
     """Where the baseline needs fresh samples and not all are; where β regularizes to a policy that is the
     trained one at every step."""
+    if baseline != "step" and anchor not in ("behavior", "old"):
+        return None
     is_current = "samples_current_weights" in source_abilities(config)
     stale = {
         "data.replay": config.data.draws_stored,
