@@ -50,7 +50,7 @@ def guide(folder: Path) -> Iterator[Row]:
         folder,
         policy={"model": model},
         objective={"name": "guide"},
-        source=resample(again),
+        source={"around": "resample", "options": again},
         steps=10,
         train__lr=1e-4,
     )
@@ -88,7 +88,7 @@ def without_hint(folder: Path) -> Row:
     settings |= {"data__prompts": written(folder / "one.jsonl", asked_for), "sampler__max_new": 3}
     again = {"by": "hint", "template": "{hint}{prompt}"}
     right = {}
-    for name, changes in (("guide", {"source": resample(again)}), ("grpo", {})):
+    for name, changes in (("guide", {"source": {"around": "resample", "options": again}}), ("grpo", {})):
         learning = task(folder / name, steps=10, objective={"name": name}, **settings, **changes)
         plain = [s for s in stored(train(learning, folder / name / "run")) if not is_hinted(s)]
         right[name] = mean_reward(plain)
@@ -111,7 +111,7 @@ def ampo(folder: Path) -> Iterator[Row]:
         folder,
         policy={"model": model},
         objective={"name": "ampo"},
-        source=resample(again),
+        source={"around": "resample", "options": again},
         data__store=str(store),
         train__lr=1e-9,
         steps=8,
@@ -128,7 +128,9 @@ def ampo(folder: Path) -> Iterator[Row]:
 def sophia(folder: Path) -> Iterator[Row]:
     again = {"by": "parents", "when": "always", "take": "shortest", "n": 3, "alpha": 0.2}
     again["template"] = "{hint}{prompt}"
-    config = task(folder, objective={"name": "sft"}, source=resample(again), steps=12)
+    config = task(
+        folder, objective={"name": "sft"}, source={"around": "resample", "options": again}, steps=12
+    )
     run = train(config, folder / "run")
     children = defaultdict(list)
     for sample in stored(run):
@@ -205,7 +207,12 @@ SEARCH = {"branches": 4, "expansions": 16}
 
 def agent_q(folder: Path) -> Iterator[Row]:
     search = {"by": "ucb", **SEARCH, "critique": ">", "good": "1"}
-    config = locks(folder, source=searching(search), objective={"name": "agent_q", "beta": 0.1}, steps=4)
+    config = locks(
+        folder,
+        source={"around": "tree_search", "options": search},
+        objective={"name": "agent_q", "beta": 0.1},
+        steps=4,
+    )
     run = train(config, folder / "run")
     samples = {s.id: s for s in stored(run)}
     with Store.open(run / "store.db", read_only=True) as store:
@@ -221,7 +228,7 @@ def agent_q(folder: Path) -> Iterator[Row]:
 def bfs_prover(folder: Path) -> Iterator[Row]:
     search = {"by": "best", "train": "path", **SEARCH}
     phases = [
-        {"name": "search", "source": searching(search), "train": {"steps": 4}},
+        {"name": "search", "source": {"around": "tree_search", "options": search}, "train": {"steps": 4}},
         {
             "name": "restart",
             "data": {"replay": 1.0, "min_reward": 1.0},
@@ -258,7 +265,11 @@ def mbrcsl(folder: Path) -> Iterator[Row]:
     search = {"by": "ucb", "explore": 0.0, "train": "path", **SEARCH}
     stored_alone = {"replay": 1.0, "group_size": 1}
     imitate = {"name": "imitate", "data": stored_alone, "train": {"steps": 250, "groups": 48}}
-    stitch = {"name": "stitch", "source": searching(search), "train": {"steps": 40}}
+    stitch = {
+        "name": "stitch",
+        "source": {"around": "tree_search", "options": search},
+        "train": {"steps": 40},
+    }
     new = {"alphabet": "0123>", "hidden": 32, "layers": 2, "heads": 2, "context": 16}
     settings = {"objective": {"name": "reward_conditioned"}, "policy": {"new": new}, "train__lr": 3e-3}
     data = {"data__store": str(log), "phases": [imitate, stitch], **settings, **prompts}
@@ -280,7 +291,10 @@ def opened_above_samples(row: str, by: str, folder: Path) -> Row:
     still: dict[str, Any] = {"steps": 1, "train__lr": 1e-12}
     search = {"by": by, "train": "path", **SEARCH}
     searched = train(
-        locks(folder, source=searching(search), objective={"name": "sft"}, **still), folder / "search"
+        locks(
+            folder, source={"around": "tree_search", "options": search}, objective={"name": "sft"}, **still
+        ),
+        folder / "search",
     )
     sampled = train(locks(folder, objective={"name": "grpo"}, sampler__n=64, **still), folder / "samples")
     opened = {root(s) for s in stored(searched) if s.reward == 1}
@@ -333,14 +347,6 @@ def taught(folder: Path, samples: list[Sample], max_new: int = 2) -> str:
     data["sampler__max_new"] = max_new
     config = task(folder, objective={"name": "sft"}, steps=120, train__groups=32, **data)
     return str(train(config, folder / "run") / "model")
-
-
-def resample(options: dict[str, Any]) -> dict[str, Any]:
-    return {"around": "resample", "options": options}
-
-
-def searching(options: dict[str, Any]) -> dict[str, Any]:
-    return {"around": "tree_search", "options": options}
 
 
 def task(folder: Path, steps: int, **changes: Any) -> RunConfig:
