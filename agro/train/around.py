@@ -153,8 +153,8 @@ def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]
     known = plugins.installed("sources")
     if name not in known and not plugins.is_reference(name):
         near = nearest(name, known)
-        hint = f"did you mean {near}?" if near else f"installed are {', '.join(known) or 'none'}"
-        raise Refused(f"{prefix}source.around = {name}: unknown; {hint}. Your own is file.py:NAME")
+        hint = f"did you mean {near}?" if near else f"installed are {', '.join(known) or 'none'}."
+        raise Refused(f"{prefix}source.around = {name}: unknown; {hint} One of your own is file.py:NAME")
     wrapper = plugins.load("sources", name, f"{prefix}source.around")
     if not isinstance(wrapper, SourceWrapper):
         raise Refused(
