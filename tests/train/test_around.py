@@ -37,7 +37,9 @@ def resting(folder: Path, **changes: Any) -> RunConfig:
 
 
 def test_a_source_of_a_user_changes_what_is_trained_on_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    config = resting(tmp_path)
+    own = tmp_path / "own.py"
+    own.write_text(EXAMPLE.read_text())
+    config = resting(tmp_path, source__around=f"{own}:CURRICULUM")
     run = Trainer(config, tmp_path / "whole").run()
     name = json.loads((run / "config.json").read_text())["run"]
     rewards: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -59,7 +61,11 @@ def test_a_source_of_a_user_changes_what_is_trained_on_and_resumes_to_the_same_b
     assert weights(resumed) == weights(run)
     assert [row["groups"] for row in metrics(resumed)] == [row["groups"] for row in metrics(run)]
     with pytest.raises(Refused, match=r"source\.options\.rest was 2, now it is 3"):
-        Trainer(resting(tmp_path, source__options={"rest": 3}), tmp_path / "run", resume=True).run()
+        other = resting(tmp_path, source__around=f"{own}:CURRICULUM", source__options={"rest": 3})
+        Trainer(other, tmp_path / "run", resume=True).run()
+    own.write_text(EXAMPLE.read_text() + "CURRICULUM = CURRICULUM\n")
+    with pytest.raises(Refused, match=r"source\.around"):
+        Trainer(config, tmp_path / "run", resume=True).run()
 
 
 def test_an_installed_source_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
