@@ -60,8 +60,8 @@ def test_a_source_of_a_user_changes_what_is_trained_on_and_resumes_to_the_same_b
     resumed = Trainer(config, tmp_path / "run", resume=True).run()
     assert weights(resumed) == weights(run)
     assert [row["groups"] for row in metrics(resumed)] == [row["groups"] for row in metrics(run)]
+    other = resting(tmp_path, source__around=f"{own}:CURRICULUM", source__options={"rest": 3})
     with pytest.raises(Refused, match=r"source\.options\.rest was 2, now it is 3"):
-        other = resting(tmp_path, source__around=f"{own}:CURRICULUM", source__options={"rest": 3})
         Trainer(other, tmp_path / "run", resume=True).run()
     own.write_text(EXAMPLE.read_text() + "CURRICULUM = CURRICULUM\n")
     with pytest.raises(Refused, match=r"source\.around"):
