@@ -60,14 +60,13 @@ KL_NAME, UPDATES = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats", "updates"
 def figures(found: Mapping[str, Found]) -> dict[str, Figure]:
     """By file name, of the parts that were run."""
     makers = {
-        "offline": ("offline", lambda of: _offline(of, 4)),
-        "single": ("single", lambda of: _offline(of, 1)),
-        "replay": ("replay", _replay),
-        "lag": ("lag", _lag),
-        "fresh": ("fresh", _fresh),
-        "beta": ("beta", _beta),
+        "offline": _offline,
+        "replay": _replay,
+        "lag": _lag,
+        "fresh": _fresh,
+        "beta": _beta,
     }
-    return {name: make(found[part]) for name, (part, make) in makers.items() if part in found}
+    return {name: make(found[name]) for name, make in makers.items() if name in found}
 
 
 def _lines(found: Found, plan: str, methods: Sequence[str]) -> list[Line]:
@@ -82,12 +81,12 @@ def _against_kl(panel: Panel) -> Panel:
     return replace(panel, title="", x=drawing.kl, x_name=KL_NAME, own_x=True)
 
 
-def _offline(found: Found, n: int) -> Figure:
+def _offline(found: Found) -> Figure:
     titles = {START: "the start's log", OTHER: "another model's log", MIXTURE: "unknown mixture"}
     first = [
         Panel(
-            f"{title}, n = {n}",
-            _lines(found, f"{log}, n = {n}", OFFLINE),
+            f"{title}, n = 4",
+            _lines(found, f"{log}, n = 4", OFFLINE),
             drawing.updates,
             drawing.accuracy,
             UPDATES,
@@ -120,7 +119,7 @@ def _lag(found: Found) -> Figure:
     shown = [name for name in methods if all((name, f"sync {lag}", None) in found for lag in lags)]
     for name in sorted(shown, key=list(LOOK).index):
         ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in lags]
-        by_seed = [{"ends": of_seed} for of_seed in zip(*ends, strict=True)]
+        by_seed = [{"ends": of_seed} for of_seed in zip(*ends)]  # of the seeds that all have
         over_lag.append(Line(name, STYLES[LOOK[name]], by_seed))
     last = f"sync {LAGS[-1]}"
     panels = [

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from reproductions.paper import rules
 from reproductions.paper.experiments import PAPER, PARTS, Part, Sentence, judge
 from reproductions.paper.rules import Found, Verdict, end
-from reproductions.paper.statements import PROVED
+from reproductions.paper.statements import PROVED, magnitudes
 
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 Judged = tuple[Part, Sentence, Verdict]
@@ -59,7 +59,7 @@ def _counted(rows: Sequence[Judged]) -> str:
 
 def _proved() -> str:
     lines = ["| proved | measured by |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {of.text} | {of.where} |" for of in PROVED)])
+    return "\n".join([*lines, *(f"| {of.text} | {of.where} |" for of in (*PROVED, *magnitudes()))])
 
 
 def _verdicts(rows: Sequence[Judged]) -> str:
