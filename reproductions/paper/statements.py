@@ -101,7 +101,7 @@ def magnitudes() -> list[Statement]:
         ),
         Statement(
             "So β ∼ 1/T, unless log-ratios are averaged over tokens",
-            f"the ratio grows as T^{power['square'] - power['score']:.2f}; of eq. 4's pairs, which have lost the "
-            f"common part, as T^{pair:.2f}; with the mean over tokens as T^{token:.2f}",
+            f"the ratio grows as T^{power['square'] - power['score']:.2f}; of eq. 4's pairs, whose "
+            f"common part is gone, as T^{pair:.2f}; with the mean over tokens as T^{token:.2f}",
         ),
     ]

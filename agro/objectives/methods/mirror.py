@@ -83,7 +83,7 @@ def mdpo(
     ratio: Ratio = "behavior",
     advantage: Advantage = "mean",
 ) -> Terms:
-    """Mirror descent policy optimization (MDPO, arXiv 2005.09814, on-policy form): −w A + (1/t_k) KL(π ‖ μ)
+    """Mirror descent policy optimization (MDPO, arXiv 2005.09814): −w A + (1/t_k) KL(π ‖ μ)
     token by token, w = π/μ, mean over all tokens; no clip.
 
     μ is the policy π_k that drew the samples, from which several updates are made. Of its samples w log w is
@@ -165,6 +165,7 @@ ENTRIES: dict[str, Objective] = {
             "MDPO (arXiv 2005.09814): the ratio times the advantage without a clip, and the KL to the "
             "last policy.",
             shown=("step_size", "kl"),
+            missing="the off-policy form, with a critic Q of replayed samples.",
             settings={"train.updates": 4},
         ),
     ),
