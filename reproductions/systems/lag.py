@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,16 @@ MORE = "β tenfold moves the weights: largest difference, as a multiple of that 
 SCALE_FREE = {"train__adam_eps": 1e-30, "train__clip": 1e9}
 
 
-def rows(folder: Path) -> list[Row]:
-    found = [
-        _matters("OAPL", {"name": "oapl"}, folder),
-        _matters("GVPO, VarGrad", {"name": "gvpo"}, folder),
-    ]
+def rows(folder: Path) -> Iterator[Row]:
+    yield _matters("OAPL", {"name": "oapl"}, folder)
+    yield _matters("GVPO, VarGrad", {"name": "gvpo"}, folder)
     for lag in LAGS:
-        found += _oapl(lag, folder)
-    return [
-        *found,
-        _ratios("MinPRO", "minpro", folder),
-        _ratios("REC, REP, RED, OPMD, AsymRE", "asymre", folder),
-        _ratios("LlamaRL", "aipo", folder),
-        _meanwhile("LlamaRL", "aipo", folder),
-        _meanwhile("Async RLHF", "online_dpo", folder),
-    ]
+        yield from _oapl(lag, folder)
+    yield _ratios("MinPRO", "minpro", folder)
+    yield _ratios("REC, REP, RED, OPMD, AsymRE", "asymre", folder)
+    yield _ratios("LlamaRL", "aipo", folder)
+    yield _meanwhile("LlamaRL", "aipo", folder)
+    yield _meanwhile("Async RLHF", "online_dpo", folder)
 
 
 def _matters(system: str, objective: dict[str, Any], folder: Path) -> Row:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from agro.store import Store
 from agro.train.stored_tensors import from_text
 from agro.types import Sample
 from reproductions.systems.row import Row
+from reproductions.systems.tiny import changed
 
 DIGITS = "0123456789"
 MODEL = {"alphabet": DIGITS + ">", "heads": 2, "context": 8, "initializer_range": 0.2, "layers": 1}
@@ -62,14 +64,8 @@ def run(folder: Path, steps: int, *, demonstrations: str = "", **changes: Any) -
                 Sample(prompt, answer if demonstrations == "copied" else f"{i * 7 % 5 * 2}", role="expert")
                 for i, (prompt, answer) in enumerate(prompts)
             )
-    for key, value in changes.items():
-        *sections, last = key.split("__")
-        at = values
-        for section in sections:
-            at = at.setdefault(section, {})
-        at[last] = value
     torch.set_num_threads(1)
-    out = Trainer(RunConfig.of(values), folder / "run").run()
+    out = Trainer(RunConfig.of(changed(values, changes)), folder / "run").run()
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row["step"]], out
 
@@ -84,17 +80,9 @@ def mean(values: list[float]) -> float:
     return float(np.mean(values))
 
 
-def rows(folder: Path) -> list[Row]:
-    return [
-        *rivals(folder),
-        *imitation(folder),
-        *off_policy_imitation(folder),
-        *hacking(folder),
-        *flow(folder),
-        *props(folder),
-        *draft(folder),
-        *residual(folder),
-    ]
+def rows(folder: Path) -> Iterator[Row]:
+    for measure in (rivals, imitation, off_policy_imitation, hacking, flow, props, draft, residual):
+        yield from measure(folder)
 
 
 def rivals(folder: Path) -> list[Row]:

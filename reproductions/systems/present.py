@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,11 @@ from reproductions.systems.row import Row
 from reproductions.systems.tiny import column, config, metrics, of_recipe, train
 
 
-def rows(folder: Path) -> list[Row]:
-    found = []
+def rows(folder: Path) -> Iterator[Row]:
     for measure_run in RUNS:
         scratch = folder / measure_run.__name__.removeprefix("_")
         scratch.mkdir(parents=True, exist_ok=True)
-        found += measure_run(scratch)
-    return found
+        yield from measure_run(scratch)
 
 
 def _arb(folder: Path) -> list[Row]:

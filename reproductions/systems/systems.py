@@ -13,7 +13,7 @@ from typing import Literal
 from agro.config.recipes import recipes
 from reproductions.systems.row import Row
 
-Extent = Literal["whole", "the loss", "the rule", "no"]
+Extent = Literal["whole", "mechanism only", "the loss", "the rule", "no"]
 
 
 @dataclass(frozen=True)
