@@ -5,6 +5,7 @@ The sentences about its figures are in `experiments`.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +61,7 @@ PROVED = (
 )
 
 
+@cache
 def magnitudes() -> list[Statement]:
     """How gradients grow with the length T, as powers of T, on tokens of π_ref that are independent."""
     lengths, tokens, count = (16, 64, 256, 1024), 8, 200
