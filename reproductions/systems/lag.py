@@ -26,9 +26,6 @@ def rows(folder: Path) -> Iterator[Row]:
     yield _matters("GVPO, VarGrad", {"name": "gvpo"}, folder)
     for lag in LAGS:
         yield from _oapl(lag, folder)
-    yield _ratios("MinPRO", "minpro", folder)
-    yield _ratios("REC, REP, RED, OPMD, AsymRE", "asymre", folder)
-    yield _ratios("LlamaRL", "aipo", folder)
     yield _meanwhile("LlamaRL", "aipo", folder)
     yield _meanwhile("Async RLHF", "online_dpo", folder)
 
@@ -65,20 +62,6 @@ def _oapl(lag: int, folder: Path) -> list[Row]:
         Row("OAPL", mechanism, consequence, float(off), 0.0, "at most"),
         Row("OAPL", mechanism, learned, float(gain), 0.1, "at least"),
     ]
-
-
-def _ratios(system: str, name: str, folder: Path) -> Row:
-    """How far behind the policy its sampler is."""
-    changes = {"source__sync_every": 20, "train__steps": 40}
-    run = train(of_recipe(name, folder, **changes), folder / name)
-    return Row(
-        system,
-        f"recipe `{name}`, `source.sync_every` = 20, 40 steps",
-        "largest staleness of a step's samples, in optimizer steps",
-        float(column(run, "staleness_max").max()),
-        19.0,
-        "at least",
-    )
 
 
 def _meanwhile(system: str, name: str, folder: Path) -> Row:

@@ -50,6 +50,12 @@ class System:
 SHIFTED = "a mean shifted by β"
 REVAL = "Of ReVal V of the reference at the first token, which it subtracts: no pass gives it."
 OLD_LOGITS = "The trainer's log-probs of the version that sampled: a copy of the weights for each."
+NESTED = "Tokens a second, and what its three corrections change, aren't measured."
+ROBUST = "Its speed, and that online DPO bears staleness best, aren't measured."
+REVISED = (
+    "The expert's revision is the user's, images aren't read, and the gain over DPO alone isn't measured."
+)
+SPEED = "Its speed-up on many GPUs: one host had 1.19 (`benchmarks/results/asynchrony.json`)."
 UNREAD = "Its text, which wasn't found to read."
 SYSTEMS = (
     System("AGRO off-policy", "2503.19612", ("agro", "log", "mixed", "replay")),
@@ -68,11 +74,13 @@ SYSTEMS = (
     System("GVPO, VarGrad", "2504.19599", ("gvpo", "vargrad")),
     System("MinPRO", "2601.22718", ("minpro",)),
     System("ARB", "2512.10510", ("arb",), part="the rule"),
-    System("Nested-ReFT", "2508.10123", ("nested_reft",)),
-    System("ReMix", "2507.06892", ("remix",)),
+    System("Nested-ReFT", "2508.10123", ("nested_reft",), NESTED, "mechanism only"),
+    System(
+        "ReMix", "2507.06892", ("remix",), "That it needs fewer rollouts isn't measured.", "mechanism only"
+    ),
     System("VIPO, model-based", "–", missing="A world model of an environment's states.", part="no"),
     System("VPO", "2410.22891", ("vdpo", "vipo")),
-    System("Async RLHF", "2410.18252", ("online_dpo",)),
+    System("Async RLHF", "2410.18252", ("online_dpo",), ROBUST, "mechanism only"),
     System(
         "Mixture of Attentions",
         "2410.03804",
@@ -85,7 +93,7 @@ SYSTEMS = (
     System("SOPHIA", "2507.16814", ("sophia",), part="the rule"),
     System("HNPG", "2311.08384", ("hnpg",)),
     System("OORL, GEPO", "2505.12723", ("oorl", "gepo")),
-    System("OPA-DPO", "2501.09695", ("opa_dpo",)),
+    System("OPA-DPO", "2501.09695", ("opa_dpo",), REVISED, "mechanism only"),
     System("REC, REP, RED, OPMD, AsymRE", "2509.24203", ("rec", "red_drop", "red_weight", "opmd", "asymre")),
     System("MDPO", "2005.09814", ("mdpo",)),
     System("SePPO", "2410.05255", ("seppo",)),
@@ -127,10 +135,10 @@ SYSTEMS = (
     System("realizability and coverage", "2211.05311", part="the rule"),
     System("AMPO", "2510.02227", ("ampo",)),
     System("quality and coverage of a log", "2111.04714", part="the rule"),
-    System("MBRCSL", "2310.19308", ("reward_conditioned", "mbrcsl")),
+    System("MBRCSL", "2310.19308", ("reward_conditioned", "mbrcsl"), part="the rule"),
     System("Guide", "2506.13923", ("guide",)),
     System("Agent Q", "2408.07199", ("agent_q",)),
-    System("LlamaRL", "2505.24034", ("aipo",)),
+    System("LlamaRL", "2505.24034", ("aipo",), SPEED, "mechanism only"),
     System("self-play, SPIN", "2401.01335", ("self_play",)),
     System("TBRM, ReVal", "2505.15311", ("tbrm",), missing=REVAL),
     System("QRPO", "2507.08068", ("qrpo",)),
