@@ -31,7 +31,7 @@ def tables(found: Mapping[str, Found], cost: Mapping[str, tuple[int, float]]) ->
     `cost`: of each part the number of runs and their CPU seconds.
     """
     verdicts = judged(found)
-    of_paper = sorted((row for row in verdicts if row[1].whose == PAPER), key=lambda row: row[1].text)
+    of_paper = sorted((row for row in verdicts if row[1].whose == PAPER), key=lambda row: row[1].claim.text)
     others = [row for row in verdicts if row[1].whose != PAPER]
     runs, minutes = sum(n for n, _ in cost.values()), sum(seconds for _, seconds in cost.values()) / 60
     parts = [
@@ -68,8 +68,8 @@ def _verdicts(rows: Sequence[Judged]) -> str:
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for _, of, verdict in rows:
         line = f"{of.on}: **{verdict.word}**, {verdict.why}"
-        grouped.setdefault((of.text, of.whose, of.ruled), []).append(line)
-    for (text, whose, ruled), of_data in grouped.items():
+        grouped.setdefault((*of.claim, of.whose), []).append(line)
+    for (text, ruled, whose), of_data in grouped.items():
         said = "" if whose == PAPER else f" ({whose})"
         lines.append(f"| {text}{said}: {ruled} | {'<br>'.join(of_data)} |")
     return "\n".join(lines)

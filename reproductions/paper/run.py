@@ -70,7 +70,7 @@ def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
     cost = {name: (len(of), sum(run["cpu_seconds"] for run in of)) for name, of in runs.items()}
     text = report.tables(found, cost)
     shown = [
-        {"part": part.name, **{name: getattr(sentence, name) for name in ("text", "on", "whose", "ruled")}}
+        {"part": part.name, **sentence.claim._asdict(), "on": sentence.on, "whose": sentence.whose}
         | {"verdict": verdict.word, "measured": verdict.why}
         for part, sentence, verdict in report.judged(found)
     ]

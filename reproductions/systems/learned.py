@@ -117,26 +117,12 @@ def rivals(folder: Path) -> list[Row]:
     own, iterations = "self-play, SPIN", 'policy.reference = "sampler", source.sync_every = 10'
     text = "right responses at the end, from demonstrations alone (from .02)"
     return [
-        Row(
-            own,
-            iterations,
-            "steps the rival is behind, less (step mod 10)",
-            max(off_rule),
-            0,
-            "at most",
-        ),
+        Row(own, iterations, "steps the rival is behind, less (step mod 10)", max(off_rule), 0, "at most"),
         Row(own, iterations, "loss as an iteration begins, less log 2", max(begun), 1e-6, "at most"),
         Row(own, "recipe self_play", text, mean(column(played, "reward_mean")[-10:]), 0.3, "at least"),
         Row("SePPO", setting, "most optimizer steps that the rival is behind", max(behind), 10, "at least"),
         Row("SePPO", setting, "fewest", min(behind), 4, "at most"),
-        Row(
-            "SePPO",
-            "recipe seppo",
-            text,
-            mean(column(steps, "reward_mean")[-10:]),
-            0.3,
-            "at least",
-        ),
+        Row("SePPO", "recipe seppo", text, mean(column(steps, "reward_mean")[-10:]), 0.3, "at least"),
     ]
 
 
