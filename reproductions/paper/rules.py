@@ -129,7 +129,7 @@ def best(first: Key, others: Sequence[Key], score: Score = end) -> Rule:
     def judge(found: Found) -> Verdict:
         rival = max(others, key=lambda key: statistics.mean(score(run) for run in found[key]))
         verdict = above(first, rival, score)(found)
-        return Verdict(verdict.word, f"{verdict.why}; the best other one is {rival[0]}", verdict.keys)
+        return Verdict(verdict.word, f"{verdict.why}; the best other: {rival[0]}", verdict.keys)
 
     return judge
 
@@ -200,7 +200,7 @@ def more_kl_efficient(first: Key, second: Key, least: float = 0.0) -> Rule:
         reach = min(float(_kl(run).max()) for key in (first, second) for run in found[key])
         values = [[over_kl(run, reach) for run in found[key]] for key in (first, second)]
         apart = difference(*values)
-        why = f"{apart} in accuracy, up to {reach:.2f} nats"
+        why = f"{apart}, up to {reach:.2f} nats"
         return Verdict(_side(apart, least), why, (first, second))
 
     return judge
