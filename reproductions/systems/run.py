@@ -120,12 +120,11 @@ def _linked(system: System) -> str:
 
 
 def _cell(rows: Sequence[Row]) -> str:
-    """The worst of those with one consequence."""
-    found: dict[str, Row] = {}
+    """The worst of those with one consequence and bound."""
+    found: dict[tuple[str, str, float], Row] = {}
     for row in rows:
-        worse = max if row.side == "at most" else min
-        known = found.setdefault(row.consequence, row)
-        found[row.consequence] = worse(known, row, key=lambda of: of.value)
+        key, worse = (row.consequence, row.side, row.bound), max if row.side == "at most" else min
+        found[key] = worse(found.get(key, row), row, key=lambda of: of.value)
     return "<br>".join(map(_line, found.values()))
 
 

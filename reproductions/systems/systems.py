@@ -42,7 +42,7 @@ class System:
 
     def reason(self, rows: Sequence[Row]) -> str:
         """Why it isn't whole; "" where it is."""
-        failed = [f"{row.consequence}: not {row.side} {row.bound:g}" for row in rows if not row.holds]
+        failed = [] if all(row.holds for row in rows) else ["Not all that is measured holds."]
         unmeasured = [] if rows or self.part == "no" else ["Nothing of it is measured here."]
         return " ".join(filter(None, (self.lacks, *failed, *unmeasured)))
 

@@ -37,7 +37,7 @@ def test_a_number_that_is_none_holds_nothing() -> None:
     ("system", "rows", "extent", "reason"),
     [
         (System("AGRO", "1"), [HELD], "whole", ""),
-        (System("AGRO", "1"), [HELD, FAILED], "the loss", "what it changes: not at least 0.5"),
+        (System("AGRO", "1"), [HELD, FAILED], "the loss", "Not all that is measured holds."),
         (System("AGRO", "1"), [], "the loss", "Nothing of it is measured here."),
         (System("AGRO", "1", missing="A lag.", part="the rule"), [HELD], "the rule", "A lag."),
         (System("AGRO", "1", missing="A world.", part="no"), [], "no", "A world."),
@@ -62,7 +62,7 @@ def test_the_page_has_all_systems_and_all_rows() -> None:
     text = page([Measured("some", [better, Row("PPO", "m", "|c|", 0.5, 1.0, "at least")], 60.0)])
     assert all(f"[{system.name}](" in text or f"| {system.name} |" in text for system in SYSTEMS)
     assert "1 of 2 measurements hold; 1.0 CPU minutes" in text
-    assert r"| the loss | \|c\|: 0.5 (**not** ≥ 1) | \|c\|: not at least 1 |" in text
+    assert r"| the loss | \|c\|: 0.5 (**not** ≥ 1) | Not all that is measured holds. |" in text
     with pytest.raises(KeyError):
         page([Measured("some", [Row("no such system", "m", "c", 0.5, 1.0, "at least")], 60.0)])
 
