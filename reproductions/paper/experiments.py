@@ -157,8 +157,10 @@ def _offline(n: int) -> list[Sentence]:
         whose = PAPER if plan == own and n == 4 else FOLLOWS
         found.append(Sentence(HIGHER, plan, rules.above(*pair), whose))
         if n == 4:
-            found.append(Sentence(HIGHER_J, f"{plan}, β = .1", rules.above(*pair, rules.regularized), whose))
-            found.append(Sentence(EFFICIENT, plan, rules.more_kl_efficient(*pair), whose))
+            found.append(
+                Sentence(HIGHER_J, f"{plan}, β = .1", rules.above(*pair, rules.regularized), FOLLOWS)
+            )
+            found.append(Sentence(EFFICIENT, plan, rules.more_kl_efficient(*pair), FOLLOWS))
         found += _weighted(plan, plan, (m.AGRO, m.KL_PG))
         best = rules.best(first, [key for key in rivals if key != first])
         found.append(Sentence(BEST, plan, best, "we"))
@@ -170,9 +172,9 @@ def _long() -> list[Sentence]:
     found = []
     for beta in LARGER:
         pair, on = [(name, LONG, beta) for name in (m.AGRO, m.KL_PG)], f"{LONG}, β = {beta:g}"
-        found.append(Sentence(HIGHER, on, rules.above(*pair)))
-        found.append(Sentence(HIGHER_J, on, rules.above(*pair, rules.regularized)))
-        found.append(Sentence(EFFICIENT, on, rules.more_kl_efficient(*pair)))
+        found.append(Sentence(HIGHER, on, rules.above(*pair), FOLLOWS))
+        found.append(Sentence(HIGHER_J, on, rules.above(*pair, rules.regularized), FOLLOWS))
+        found.append(Sentence(EFFICIENT, on, rules.more_kl_efficient(*pair), FOLLOWS))
     return found
 
 
@@ -188,7 +190,7 @@ def _figure_4() -> list[Sentence]:
         found.append(Sentence(SAVED, on, fewer, "arXiv 2604.08706"))
     half, most = ((m.AGRO, f"replay {share:g}", None) for share in SHARES[1:])
     grown = rules.grows(m.AGRO, m.KL_PG, "replay 0", most[1])
-    found.append(Sentence(STEEPER, "AGRO, 50% and 75%", rules.above(half, most, rules.half_way)))
+    found.append(Sentence(STEEPER, "AGRO, 50% and 75%", rules.above(half, most, rules.half_way), FOLLOWS))
     return [*found, Sentence(GROWS, "from no replay to 75 %", grown)]
 
 

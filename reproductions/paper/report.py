@@ -12,6 +12,7 @@ from reproductions.paper.rules import Found, Verdict, end
 from reproductions.paper.statements import PROVED, magnitudes
 
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
+WITHOUT_FIGURE = ("single", "long")  # all other numbers are in result.json
 Judged = tuple[Part, Sentence, Verdict]
 
 
@@ -45,7 +46,8 @@ def tables(found: Mapping[str, Found], cost: Mapping[str, tuple[int, float]]) ->
         "### Accuracy at the end (KL to the start, in nats), means of the seeds",
     ]
     for name, of_part in found.items():
-        parts += [f"{PARTS[name].title}:", _table(PARTS[name], of_part)]
+        if name in WITHOUT_FIGURE:
+            parts += [f"{PARTS[name].title}:", _table(PARTS[name], of_part)]
         missing = [f"{method} on {plan} {why}" for method, plan, why in PARTS[name].missing]
         parts += [f"Not run: {'; '.join(missing)}."] if missing else []
     return "\n\n".join(parts)

@@ -133,7 +133,8 @@ def own_part() -> str:
 def imitating(folder: Path, count: int, learned: dict[str, Any], **changes: Any) -> Steps:
     """A run whose reward is learned from demonstrations; the share of even digits is measured."""
     reward = {"name": own_part(), "learned": {"steps": 20, **learned}}
-    return run(folder, count, demonstrations="even", reward=reward, **changes)[0]
+    rate = {"train__lr": 3e-3}  # at 1e-2 it moves too far to climb a learned reward
+    return run(folder, count, demonstrations="even", reward=reward, **rate, **changes)[0]
 
 
 def share(name: str, mechanism: str, steps: Steps, bound: float) -> Row:
@@ -145,7 +146,7 @@ def share(name: str, mechanism: str, steps: Steps, bound: float) -> Row:
 def imitation(folder: Path) -> list[Row]:
     """The reward of demonstrations, by two losses."""
     inverse = imitating(folder, 40, {})
-    pairs = imitating(folder, 40, {"loss": "pairs", "penalty": 0.0}, objective={"name": "grpo"})
+    pairs = imitating(folder, 80, {"loss": "pairs", "penalty": 0.0}, objective={"name": "grpo"})
     name = "inverse RL from demonstrations"
     auc = column(inverse, "learned_auc")
     text = "AUC of the discriminator on prompts that it wasn't fitted to, first ten steps"
