@@ -17,8 +17,8 @@ from agro.proof.measuring import BETA, EXACT, INSTANCES, ProofRow, Subject, prob
 from agro.proof.passport import expectations
 from reproductions.systems.row import Row
 
-GRADIENT = "error of the expected gradient"
-END = "nats from π* where descent ends"
+GRADIENT = "gradient less its source's"
+END = "KL(π ‖ π*) where exact descent ends, nats"
 SHIFTED = "a mean shifted by β"
 # By system, the objectives whose equation makes it.
 EQUATIONS = {
