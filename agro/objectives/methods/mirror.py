@@ -88,8 +88,7 @@ def mdpo(
 
     μ is the policy π_k that drew the samples, from which several updates are made. Of its samples w log w is
     an unbiased estimate of the KL at each prefix, which the authors compute in closed form; half (log w)² is
-    right near π_k alone. The first update is the policy gradient; as t_k goes to 0 the policy stays. The
-    authors anneal t_k to 0 over the run: make it a schedule.
+    right near π_k alone. The first update is the policy gradient. The authors anneal t_k to 0: a schedule.
     """
     advantage_B1 = advantages.of_tokens(Groups.of(batch), advantage)
     log_BT = log_ratio(streams, batch, ratio)
