@@ -10,64 +10,39 @@ from matplotlib.figure import Figure
 
 from reproductions.arena.task import OTHER, START
 from reproductions.paper import drawing
+from reproductions.paper import methods as m
 from reproductions.paper.drawing import STYLES, Line, Panel
 from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, OURS, PARTS
-from reproductions.paper.methods import (
-    ADAPTIVE,
-    AGRO,
-    BY_SAMPLER,
-    CLIP,
-    DPPO,
-    DRO,
-    FPA,
-    IMITATION,
-    KL_PG,
-    M2PO,
-    OAPL,
-    ON_POLICY,
-    QRPO,
-    RLOO,
-    TOPR,
-    UNREGULARIZED,
-    WEIGHTED,
-)
 from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
 from reproductions.paper.rules import Found, end
 
 # A method looks the same in every figure; those that share a look share no figure.
 LOOK = {
-    WEIGHTED: 0,
-    AGRO: 1,
-    KL_PG: 2,
-    UNREGULARIZED: 3,
-    IMITATION: 4,
-    DRO: 5,
-    TOPR: 6,
-    QRPO: 7,
-    FPA: 8,
-    ON_POLICY: 3,
-    ADAPTIVE: 5,
-    RLOO: 8,
-    BY_SAMPLER: 2,
-    OAPL: 3,
-    M2PO: 5,
-    CLIP: 6,
-    DPPO: 8,
+    m.WEIGHTED: 0,
+    m.AGRO: 1,
+    m.KL_PG: 2,
+    m.UNREGULARIZED: 3,
+    m.IMITATION: 4,
+    m.DRO: 5,
+    m.TOPR: 6,
+    m.QRPO: 7,
+    m.FPA: 8,
+    m.ON_POLICY: 3,
+    m.ADAPTIVE: 5,
+    m.RLOO: 8,
+    m.BY_SAMPLER: 2,
+    m.OAPL: 3,
+    m.M2PO: 5,
+    m.CLIP: 6,
+    m.DPPO: 8,
 }
 KL_NAME, UPDATES = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats", "updates"
 
 
 def figures(found: Mapping[str, Found]) -> dict[str, Figure]:
     """By file name, of the parts that were run."""
-    makers = {
-        "offline": ("offline", lambda of: _offline(of, 4)),
-        "single": ("single", lambda of: _offline(of, 1)),
-        "replay": ("replay", _replay),
-        "lag": ("lag", _lag),
-        "fresh": ("fresh", _fresh),
-        "beta": ("beta", _beta),
-    }
-    return {name: make(found[part]) for name, (part, make) in makers.items() if part in found}
+    makers = {"offline": _offline, "replay": _replay, "lag": _lag, "fresh": _fresh, "beta": _beta}
+    return {name: make(found[name]) for name, make in makers.items() if name in found}
 
 
 def _lines(found: Found, plan: str, methods: Sequence[str]) -> list[Line]:
@@ -82,12 +57,12 @@ def _against_kl(panel: Panel) -> Panel:
     return replace(panel, title="", x=drawing.kl, x_name=KL_NAME, own_x=True)
 
 
-def _offline(found: Found, n: int) -> Figure:
+def _offline(found: Found) -> Figure:
     titles = {START: "the start's log", OTHER: "another model's log", MIXTURE: "unknown mixture"}
     first = [
         Panel(
-            f"{title}, n = {n}",
-            _lines(found, f"{log}, n = {n}", OFFLINE),
+            f"{title}, n = 4",
+            _lines(found, f"{log}, n = 4", OFFLINE),
             drawing.updates,
             drawing.accuracy,
             UPDATES,
@@ -116,11 +91,11 @@ def _lag(found: Found) -> Figure:
     """Accuracy at the end over the lag, and on the way with the largest one."""
     methods = PARTS["lag"].methods
     over_lag = []
-    lags = [lag for lag in LAGS if (AGRO, f"sync {lag}", None) in found]
+    lags = [lag for lag in LAGS if (m.AGRO, f"sync {lag}", None) in found]
     shown = [name for name in methods if all((name, f"sync {lag}", None) in found for lag in lags)]
     for name in sorted(shown, key=list(LOOK).index):
         ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in lags]
-        by_seed = [{"ends": of_seed} for of_seed in zip(*ends, strict=True)]
+        by_seed = [{"ends": of_seed} for of_seed in zip(*ends)]  # of the seeds that all have
         over_lag.append(Line(name, STYLES[LOOK[name]], by_seed))
     last = f"sync {LAGS[-1]}"
     panels = [
@@ -156,9 +131,9 @@ def _fresh(found: Found) -> Figure:
 
 def _beta(found: Found) -> Figure:
     shown = (
-        (ON_POLICY, f"fresh, {CAREFUL}", "on-policy AGRO, fresh"),
-        (AGRO, f"fresh, {CAREFUL}", "AGRO, fresh"),
-        (AGRO, f"{START}, n = 4", "AGRO, the start's log"),
+        (m.ON_POLICY, f"fresh, {CAREFUL}", "on-policy AGRO, fresh"),
+        (m.AGRO, f"fresh, {CAREFUL}", "AGRO, fresh"),
+        (m.AGRO, f"{START}, n = 4", "AGRO, the start's log"),
     )
     shades = (STYLES[1], STYLES[0], STYLES[2], STYLES[6], STYLES[8])
     first = []

@@ -52,9 +52,7 @@ ON_POLICY, ADAPTIVE = "on-policy AGRO", "on-policy AGRO, adaptive"
 KL_PG, UNREGULARIZED, RLOO = "KL-PG", "KL-PG, β = 0", "RLOO"
 IMITATION, DRO, TOPR, QRPO, FPA = "imitation of the right", "DRO-V", "TOPR", "QRPO", "FPA"
 OAPL, M2PO, CLIP, DPPO = "OAPL", "M2PO", "PPO's clip", "DPPO"
-AGRO_LARGER, KL_PG_LARGER = "AGRO, larger β", "KL-PG, larger β"
 NONE = (None,)
-LARGER = (0.3, 1.0)
 METHODS = {
     method.name: method
     for method in (
@@ -71,8 +69,6 @@ METHODS = {
         Method(KL_PG, "kl_pg", "policy gradient with the tokens' exact KL"),
         Method(UNREGULARIZED, "kl_pg", "the same without the KL", {"beta": 0.0}, NONE),
         Method(RLOO, "rloo", "β times the log-ratio is part of the reward"),
-        Method(AGRO_LARGER, "agro", "eq. 4", betas=LARGER),
-        Method(KL_PG_LARGER, "kl_pg", "policy gradient with the tokens' exact KL", betas=LARGER),
         Method(IMITATION, "sft", "likelihood of the right responses", betas=NONE),
         Method(DRO, "dro", "a learned value of the prompt", betas=BETAS[:1]),
         Method(TOPR, "topr", "tapered ratios", betas=NONE),

@@ -59,12 +59,14 @@ def _of_log(log: str, n: int) -> Plan:
     return Plan(f"{log}, n = {n}", about, replay=1.0, log=f"{log}, {n}", groups=GROUPS * N // n, n=n)
 
 
+LONG = f"{START}, n = 4, long"
 LAGS = (1, 10, 100, 400)
 SHARES = (0.0, 0.5, 0.75)
 PLANS = {
     plan.name: plan
     for plan in (
         *(_of_log(log, n) for n in (4, 1) for log in (START, OTHER, MIXTURE)),
+        replace(_of_log(START, 4), name=LONG, updates=768, every=96),
         *(
             Plan(
                 f"replay {share:g}",

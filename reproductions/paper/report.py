@@ -1,38 +1,29 @@
-"""Tables of the parts and of the verdicts."""
+"""Tables of the verdicts and of the parts."""
 
 from __future__ import annotations
 
-import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from reproductions.paper.experiments import PARTS, Part, Sentence
-from reproductions.paper.rules import Found, Verdict, end, start, trained
-from reproductions.paper.statements import PROVED
+from reproductions.paper import rules
+from reproductions.paper.experiments import PAPER, PARTS, Part, Sentence, judge
+from reproductions.paper.rules import Found, Verdict, end
+from reproductions.paper.statements import PROVED, magnitudes
 
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
-Run = Mapping[str, Any]
+WITHOUT_FIGURE = ("single", "long")  # all other numbers are in result.json
 Judged = tuple[Part, Sentence, Verdict]
-NOT_RUN = "not run"
 
 
 def judged(found: Mapping[str, Found]) -> list[Judged]:
     """Every sentence of the parts that were run."""
     return [
-        (part, sentence, _judge(sentence, found[part.name]))
+        (part, sentence, judge(sentence, found[part.name]))
         for part in PARTS.values()
         if part.name in found
         for sentence in part.sentences
     ]
-
-
-def _judge(sentence: Sentence, found: Found) -> Verdict:
-    """Where a plan isn't complete there is none."""
-    try:
-        return sentence.rule(found)
-    except KeyError as missing:
-        return Verdict(NOT_RUN, f"{missing.args[0][1]} isn't complete")
 
 
 def tables(found: Mapping[str, Found], cost: Mapping[str, tuple[int, float]]) -> str:
@@ -41,77 +32,63 @@ def tables(found: Mapping[str, Found], cost: Mapping[str, tuple[int, float]]) ->
     `cost`: of each part the number of runs and their CPU seconds.
     """
     verdicts = judged(found)
-    of_paper = [row for row in verdicts if row[1].whose == "the paper"]
-    of_paper.sort(key=lambda row: _figure(row[1].text))
-    others = [row for row in verdicts if row[1].whose != "the paper"]
+    of_paper = sorted((row for row in verdicts if row[1].whose == PAPER), key=lambda row: row[1].claim.text)
+    others = [row for row in verdicts if row[1].whose != PAPER]
+    runs, minutes = sum(n for n, _ in cost.values()), sum(seconds for _, seconds in cost.values()) / 60
     parts = [
-        "### The paper's sentences, in its order",
+        f"{runs} runs, {minutes:.0f} CPU minutes. The paper's sentences: {_counted(of_paper)}. "
+        f"Others: {_counted(others)}.",
+        "### What the paper says",
         _proved(),
-        _verdicts(of_paper, whose=False),
-        "### What follows from them, what others say, and what we say",
-        _verdicts(others, whose=True),
+        _verdicts(of_paper),
+        "### What follows from it, what others say, what we say",
+        _verdicts(others),
+        "### Accuracy at the end (KL to the start, in nats), means of the seeds",
     ]
     for name, of_part in found.items():
-        parts += [f"### {PARTS[name].title}", _extent(cost[name]), _table(of_part)]
+        if name in WITHOUT_FIGURE:
+            parts += [f"{PARTS[name].title}:", _table(PARTS[name], of_part)]
         missing = [f"{method} on {plan} {why}" for method, plan, why in PARTS[name].missing]
         parts += [f"Not run: {'; '.join(missing)}."] if missing else []
     return "\n\n".join(parts)
 
 
-def _figure(text: str) -> int:
-    number = re.search(r"figure (\d)", text)
-    assert number, text
-    return int(number[1])
+def _counted(rows: Sequence[Judged]) -> str:
+    counts = Counter(verdict.word for _, _, verdict in rows)
+    words = (rules.HOLDS, rules.FAILS, rules.EQUAL, rules.UNKNOWN)
+    return ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
 
 
 def _proved() -> str:
-    lines = ["| sentence | measured by |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {of.text} | {of.where} |" for of in PROVED)])
+    lines = ["| proved | measured by |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {of.text} | {of.where} |" for of in (*PROVED, *magnitudes()))])
 
 
-def _verdicts(rows: Sequence[Judged], *, whose: bool) -> str:
-    head = ["sentence", *(["whose"] if whose else []), "rule", "verdict", "measured"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for _, sentence, verdict in rows:
-        of = [sentence.whose] if whose else []
-        words = [sentence.text, *of, sentence.ruled, f"**{verdict.word}**", verdict.why]
-        lines.append(f"| {' | '.join(words)} |")
+def _verdicts(rows: Sequence[Judged]) -> str:
+    """A line for each sentence, with all data that it was tested on."""
+    lines = ["| sentence, and when it holds | on: verdict, measured |", "|---|---|"]
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for _, of, verdict in rows:
+        line = f"{of.on}: **{verdict.word}**, {verdict.why}"
+        grouped.setdefault((*of.claim, of.whose), []).append(line)
+    for (text, ruled, whose), of_data in grouped.items():
+        said = "" if whose == PAPER else f" ({whose})"
+        lines.append(f"| {text}{said}: {ruled} | {'<br>'.join(of_data)} |")
     return "\n".join(lines)
 
 
-def _extent(cost: tuple[int, float]) -> str:
-    runs, seconds = cost
-    return f"{runs} runs, {seconds / 60:.1f} CPU minutes. Means with the lowest and the highest seed."
-
-
-def _table(found: Found) -> str:
-    head = (
-        "| method | data | lr | β | seeds | accuracy: start | best on the way | end | KL at the end, nats "
-        "| training reward |"
-    )
-    lines = [head, "|---" * 10 + "|"]
-    for (name, plan, _), runs in sorted(found.items(), key=lambda item: _place(item[0])):
-        first = runs[0]
-        beta = "–" if first["beta"] is None else f"{first['beta']:g}"
-        peaks = [max(point["accuracy"] for point in run["curve"]) for run in runs]
-        words = [
-            *(name, plan, f"{first['rate']:.0e}".replace("e-0", "e-"), beta, str(len(runs))),
-            f"{start(first):.3f}",
-            _spread(peaks),
-            _spread([end(run) for run in runs]),
-            _spread([run["curve"][-1]["kl"] for run in runs], 2),
-            _spread([trained(run) for run in runs]) if first["rewards"] else "–",
-        ]
-        lines.append(f"| {' | '.join(words)} |")
+def _table(part: Part, found: Found) -> str:
+    names = list(dict.fromkeys((name, beta) for name, _, beta in found))
+    plans = [plan for plan in part.plans if any(key[1] == plan for key in found)]
+    lines = [f"| method | {' | '.join(plans)} |", "|---" * (1 + len(plans)) + "|"]
+    for name, beta in sorted(names, key=lambda of: (of[0], of[1] or 0.0)):
+        cells = [_end(found.get((name, plan, beta))) for plan in plans]
+        lines.append(f"| {name}{'' if beta is None else f', β = {beta:g}'} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _place(key: tuple[str, str, float | None]) -> tuple[int, str, float]:
-    plans = [plan for part in PARTS.values() for plan in part.plans]
-    return plans.index(key[1]), key[0], key[2] or 0.0
-
-
-def _spread(values: Sequence[float], digits: int = 3) -> str:
-    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if low == high else f"{mean} ({low} to {high})"
+def _end(runs: Sequence[rules.Run] | None) -> str:
+    if not runs:
+        return "–"
+    kl = statistics.mean(run["curve"][-1]["kl"] for run in runs)
+    return f"{statistics.mean(map(end, runs)):.3f} ({kl:.2f})"

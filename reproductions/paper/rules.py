@@ -1,7 +1,9 @@
-"""How a sentence is judged from runs: holds, doesn't, can't tell. The intervals are of 95 %, over seeds.
+"""How a sentence is judged from runs: holds, doesn't, no difference, can't tell.
 
-A difference of two means has Welch's interval, a mean Student's. All policies answer the same held-out
-prompts with the same random numbers. Each rule returns a function of what was found.
+Intervals are of 95 %, over seeds: Welch's of a difference of two means, Student's of a mean. There is no
+difference where two one-sided tests at 5 % say that it is below MARGIN either way (the interval of 90 % is
+within it). All policies answer the same held-out prompts with the same random numbers. Each rule returns a
+function of what was found.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import numpy as np
 
 from agro.rollout.evaluate import t_quantile
 
-HOLDS, FAILS, UNKNOWN = "holds", "doesn't", "can't tell"
+HOLDS, FAILS, EQUAL, UNKNOWN = "holds", "doesn't", "no difference", "can't tell"
+MARGIN = 0.03  # accuracy
 Run = Mapping[str, Any]
 Key = tuple[str, str, float | None]  # method, plan, and β where all of them are compared
 Found = Mapping[Key, Sequence[Run]]  # the runs of each, one a seed
@@ -27,6 +30,7 @@ Score = Callable[[Run], float]
 class Verdict:
     word: str
     why: str  # the numbers
+    keys: tuple[Key, ...] = ()  # the runs that more seeds would be added to
 
 
 Rule = Callable[[Found], Verdict]
@@ -35,8 +39,23 @@ Rule = Callable[[Found], Verdict]
 @dataclass(frozen=True)
 class Interval:
     mean: float
-    low: float
-    high: float
+    error: float  # standard error
+    degrees: int
+
+    def half(self, level: float = 0.95) -> float:
+        return t_quantile(self.degrees, level) * self.error if self.error else 0.0
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half()
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half()
+
+    def within(self, margin: float) -> bool:
+        """Two one-sided tests at 5 %: it is above −margin, and below margin."""
+        return abs(self.mean) + self.half(0.90) <= margin
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
@@ -57,6 +76,11 @@ def half_way(run: Run) -> float:
     return next(float(point["accuracy"]) for point in run["curve"] if 2 * point["update"] >= updates)
 
 
+def regularized(run: Run) -> float:
+    """J = E r − β KL(π ‖ π_ref) at the end, which both AGRO and KL-PG maximize, with the run's own β."""
+    return end(run) - float(run["beta"]) * float(run["curve"][-1]["kl"])
+
+
 def trained(run: Run) -> float:
     """The mean reward of all fresh responses of a run: how far ahead it is on the way."""
     return statistics.mean(run["rewards"])
@@ -69,30 +93,32 @@ def drop(run: Run) -> float:
 
 def of_mean(values: Sequence[float]) -> Interval:
     """Student's interval."""
-    mean = statistics.mean(values)
-    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(statistics.mean(values), error, len(values) - 1)
+
+
+def contrast(values: Sequence[tuple[float, Sequence[float]]]) -> Interval:
+    """A sum of means times factors; Welch's interval."""
+    mean = sum(factor * statistics.mean(of) for factor, of in values)
+    parts = [factor**2 * statistics.variance(of) / len(of) for factor, of in values]
+    if not sum(parts):
+        return Interval(mean, 0.0, 1)
+    degrees = sum(parts) ** 2 / sum(part**2 / (len(of) - 1) for part, (_, of) in zip(parts, values))
+    return Interval(mean, math.sqrt(sum(parts)), max(1, math.floor(degrees + 1e-9)))
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Of two means, Welch's interval."""
-    mean = statistics.mean(first) - statistics.mean(second)
-    parts = [statistics.variance(values) / len(values) for values in (first, second)]
-    if not sum(parts):
-        return Interval(mean, mean, mean)
-    degrees = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (first, second)))
-    half = t_quantile(max(1, math.floor(degrees + 1e-9))) * math.sqrt(sum(parts))
-    return Interval(mean, mean - half, mean + half)
+    return contrast([(1.0, first), (-1.0, second)])
 
 
-def above(first: Key, second: Key, score: Score = end, least: float = 0.0) -> Rule:
-    """The first one's score is more than `least` higher: the interval of the difference says so."""
+def above(first: Key, second: Key, score: Score = end) -> Rule:
+    """The first one's score is higher: the interval of the difference says so."""
 
     def judge(found: Found) -> Verdict:
         values = [[score(run) for run in found[key]] for key in (first, second)]
         apart = difference(*values)
         means = " against ".join(f"{statistics.mean(v):.3f}" for v in values)
-        return Verdict(_side(apart, least), f"{means}: {apart}")
+        return Verdict(_side(apart), f"{means}: {apart}", (first, second))
 
     return judge
 
@@ -103,19 +129,31 @@ def best(first: Key, others: Sequence[Key], score: Score = end) -> Rule:
     def judge(found: Found) -> Verdict:
         rival = max(others, key=lambda key: statistics.mean(score(run) for run in found[key]))
         verdict = above(first, rival, score)(found)
-        return Verdict(verdict.word, f"{verdict.why}; the best other one is {rival[0]}")
+        return Verdict(verdict.word, f"{verdict.why}; the best other: {rival[0]}", verdict.keys)
 
     return judge
 
 
-def level(first: Key, second: Key, within: float, score: Score = end) -> Rule:
-    """The interval of the difference is inside of ± `within`; it doesn't hold where it is outside."""
+def grows(first: str, second: str, near: str, far: str) -> Rule:
+    """The first method is further ahead of the second one at the end on the plan `far` than on `near`."""
+    keys = [(name, plan, None) for plan in (far, near) for name in (first, second)]
+
+    def judge(found: Found) -> Verdict:
+        ends = [[end(run) for run in found[key]] for key in keys]
+        more = contrast(list(zip((1.0, -1.0, -1.0, 1.0), ends, strict=True)))
+        gaps = [statistics.mean(ends[i]) - statistics.mean(ends[i + 1]) for i in (2, 0)]
+        return Verdict(_side(more), f"from {gaps[0]:+.3f} to {gaps[1]:+.3f}: {more}", tuple(keys))
+
+    return judge
+
+
+def level(first: Key, second: Key, score: Score = end) -> Rule:
+    """There is no difference; it doesn't hold where the interval is outside of ± MARGIN."""
 
     def judge(found: Found) -> Verdict:
         apart = difference(*([score(run) for run in found[key]] for key in (first, second)))
-        if -within <= apart.low and apart.high <= within:
-            return Verdict(HOLDS, str(apart))
-        return Verdict(FAILS if apart.low > within or apart.high < -within else UNKNOWN, str(apart))
+        outside = FAILS if apart.low > MARGIN or apart.high < -MARGIN else UNKNOWN
+        return Verdict(HOLDS if apart.within(MARGIN) else outside, str(apart), (first, second))
 
     return judge
 
@@ -126,7 +164,7 @@ def crashes(key: Key, least: float) -> Rule:
     def judge(found: Found) -> Verdict:
         fall = of_mean([drop(run) for run in found[key]])
         ends = ", ".join(f"{end(run):.3f}" for run in found[key])
-        return Verdict(_side(fall, least), f"ends {fall} below its best, at {ends}")
+        return Verdict(_side(fall, least), f"ends {fall} below its best, at {ends}", (key,))
 
     return judge
 
@@ -136,7 +174,7 @@ def below_start(key: Key) -> Rule:
 
     def judge(found: Found) -> Verdict:
         loss = of_mean([start(run) - end(run) for run in found[key]])
-        return Verdict(_side(loss, 0.0), f"the start is {loss} above the end")
+        return Verdict(_side(loss), f"the start is {loss} above the end", (key,))
 
     return judge
 
@@ -150,19 +188,20 @@ def keeps(ours: Sequence[str], fresh: str, stale: str, share: float) -> Rule:
         kept = of_mean([end(run) / of_fresh for run in found[name, stale, None]])
         ends = statistics.mean(map(end, found[name, stale, None]))
         why = f"{name}: {ends:.3f} of {of_fresh:.3f}, {kept.mean:.1%} ({kept.low:.1%} to {kept.high:.1%})"
-        return Verdict(_side(kept, share), why)
+        return Verdict(_side(kept, share), why, tuple((name, plan, None) for plan in (fresh, stale)))
 
     return judge
 
 
-def more_kl_efficient(first: Key, second: Key, least: float) -> Rule:
+def more_kl_efficient(first: Key, second: Key, least: float = 0.0) -> Rule:
     """More accuracy for the same KL: the mean over KL, up to the largest that all of the runs reach."""
 
     def judge(found: Found) -> Verdict:
         reach = min(float(_kl(run).max()) for key in (first, second) for run in found[key])
         values = [[over_kl(run, reach) for run in found[key]] for key in (first, second)]
         apart = difference(*values)
-        return Verdict(_side(apart, least), f"{apart} in accuracy, up to {reach:.2f} nats")
+        why = f"{apart}, up to {reach:.2f} nats"
+        return Verdict(_side(apart, least), why, (first, second))
 
     return judge
 
@@ -183,22 +222,24 @@ def fewer_generations(method: str, replayed: str, fresh: str, most: float) -> Ru
 
     That is 95 % of what fresh samples end with, which counts as reached where the line first crosses it.
     """
+    keys = ((method, replayed, None), (method, fresh, None))
 
     def judge(found: Found) -> Verdict:
-        goal = 0.95 * statistics.mean(map(end, found[method, fresh, None]))
-        needed = [[generations(run, goal) for run in found[method, plan, None]] for plan in (replayed, fresh)]
+        goal = 0.95 * statistics.mean(map(end, found[keys[1]]))
+        needed = [[generations(run, goal) for run in found[key]] for key in keys]
         missed = sum(n is None for n in needed[0])
         if not all(needed[1]):  # None, or 0 where the start is there already
-            return Verdict(UNKNOWN, f"a run on fresh samples doesn't rise to {goal:.3f}")
+            return Verdict(UNKNOWN, f"a run on fresh samples doesn't rise to {goal:.3f}", keys)
         if missed:
-            ends = ", ".join(f"{end(run):.3f}" for run in found[method, replayed, None])
-            word = FAILS if missed == len(needed[0]) else UNKNOWN
-            return Verdict(word, f"{missed} of {len(needed[0])} runs never reach {goal:.3f} ({ends})")
+            runs = len(needed[0])
+            chance = sum(math.comb(runs, k) for k in range(missed, runs + 1)) / 2**runs  # a sign test
+            word = FAILS if chance <= 0.025 else UNKNOWN
+            return Verdict(word, f"{missed} of {runs} runs never reach {goal:.3f}", keys)
         of_fresh = statistics.mean(n for n in needed[1] if n)
-        ratio = of_mean([n / of_fresh for n in needed[0]])
+        ratio = of_mean([n / of_fresh for n in needed[0] if n])
         word = {HOLDS: FAILS, FAILS: HOLDS, UNKNOWN: UNKNOWN}[_side(ratio, most)]
         why = f"{ratio.mean:.0%} ({ratio.low:.0%} to {ratio.high:.0%}) of {of_fresh:.0f}, for {goal:.3f}"
-        return Verdict(word, why)
+        return Verdict(word, why, keys)
 
     return judge
 
@@ -216,8 +257,10 @@ def generations(run: Run, goal: float) -> float | None:
     return None
 
 
-def _side(interval: Interval, least: float) -> str:
-    """Whether the interval is above `least`, below it, or has it inside."""
+def _side(interval: Interval, least: float = 0.0) -> str:
+    """Whether the interval is above `least`, below it, or has it inside; about 0, whether that is level."""
     if interval.low > least:
         return HOLDS
-    return FAILS if interval.high < least else UNKNOWN
+    if interval.high < least:
+        return FAILS
+    return EQUAL if not least and interval.within(MARGIN) else UNKNOWN

@@ -3,16 +3,15 @@
     python reproductions/paper/run.py --all [--out runs/paper] [--record] [--measured] [--small]
     python reproductions/paper/run.py offline fresh
 
-The parts: `offline`, `larger` and `single` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3),
-`beta` (figure 6). Their table is `experiments.py`: methods, data, and sentences, each with its rule, which
-was written before the part was run. Runs are those of the arena: a model of 0.2 million parameters that sorts
-digits carelessly, many runs in lockstep.
+The parts: `offline`, `single` and `long` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3),
+`beta` (figure 6). Their table is `experiments.py`: methods, data, and sentences, each with its rule. Runs are
+those of the arena: a model of 0.2 million parameters that sorts digits carelessly, many runs in lockstep.
 
 Of each method on each data all settings are run with one seed; the best by accuracy on the prompts for
 validation is run with two more. Where their mean is below what the next settings reached with one seed,
-these are run with all seeds too. Results are of other prompts. An interrupted command continues. Writes
-result.json and each part's figure as SVG and PDF into `--out`, with `--record` beside this script too, with
-the tables in README.md.
+these are run with all seeds too. Sentences that three seeds leave open get twelve more. Results are of other
+prompts. An interrupted command continues. Writes result.json and each part's figure as SVG and PDF into
+`--out`, with `--record` beside this script too, with the tables in README.md.
 """
 
 from __future__ import annotations
@@ -31,19 +30,29 @@ from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.paper import drawing, figures, report  # noqa: E402
 from reproductions.paper.experiments import PARTS, Part  # noqa: E402
-from reproductions.paper.runs import Run, complete  # noqa: E402
+from reproductions.paper.runs import Run, Trial, complete  # noqa: E402
 
 
 def made(part: Part, out: Path, *, small: bool, measured: bool = False) -> list[Run]:
-    """All runs of a part: on each plan its grid, then the other seeds of what is best, until that stays it.
+    """All runs of a part: the first look, and more seeds where it leaves a sentence open.
 
-    `measured`: none is made, and what isn't complete is left out.
+    `measured`: none is made, and of methods and plans that aren't complete there is nothing.
     """
+    parts = [part]
+    if measured:
+        parts = [replace(part, methods=[name], plans=[plan]) for name, plan in part.cells]
+    runs = [run for one in parts for run in _first_look(one, out, small=small, measured=measured)]
+    more = [] if small else part.more(runs)
+    return runs + complete([trial for trial in more if not measured or _done(trial, out)], out, small=small)
+
+
+def _first_look(part: Part, out: Path, *, small: bool, measured: bool) -> list[Run]:
+    """On each plan its grid, then the other seeds of what is best, until that stays it."""
     runs: list[Run] = []
     for plan in part.plans:
         trials = part.grid(plan)
         new, of_plan = trials, []
-        while new and (not measured or all((out / "runs" / trial.file).exists() for trial in new)):
+        while new and (not measured or all(_done(trial, out) for trial in new)):
             of_plan = complete(trials, out, small=small)
             new = [trial for trial in part.repeats(plan, of_plan) if trial not in trials]
             trials += new
@@ -51,10 +60,8 @@ def made(part: Part, out: Path, *, small: bool, measured: bool = False) -> list[
     return runs
 
 
-def found_complete(part: Part, out: Path) -> list[Run]:
-    """The runs of the methods and plans that are complete."""
-    alone = [replace(part, methods=[name], plans=[plan]) for name, plan in part.cells]
-    return [run for one in alone for run in made(one, out, small=False, measured=True)]
+def _done(trial: Trial, out: Path) -> bool:
+    return (out / "runs" / trial.file).exists()
 
 
 def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
@@ -63,10 +70,12 @@ def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
     cost = {name: (len(of), sum(run["cpu_seconds"] for run in of)) for name, of in runs.items()}
     text = report.tables(found, cost)
     shown = [
-        {"part": part.name, "sentence": sentence.text, "whose": sentence.whose, **vars(verdict)}
+        {"part": part.name, **sentence.claim._asdict(), "on": sentence.on, "whose": sentence.whose}
+        | {"verdict": verdict.word, "measured": verdict.why}
         for part, sentence, verdict in report.judged(found)
     ]
-    result = {"machine": harness.machine(), "verdicts": shown, "runs": runs}
+    short = json.loads(json.dumps(runs), parse_float=lambda digits: round(float(digits), 6))
+    result = {"machine": harness.machine(), "verdicts": shown, "runs": short}
     for folder in (out, *((HERE,) if beside else ())):
         (folder / "result.json").write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8")
         for name, figure in figures.figures(found).items():
@@ -91,10 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown or not (args.parts or args.all):
         raise Refused(f"expected --all or some of {', '.join(PARTS)}; got {', '.join(unknown) or 'nothing'}")
     chosen = [part for part in PARTS.values() if args.all or part.name in args.parts]
-    if args.measured:
-        runs = {part.name: found_complete(part, args.out) for part in chosen}
-    else:
-        runs = {part.name: made(part, args.out, small=args.small) for part in chosen}
+    runs = {part.name: made(part, args.out, small=args.small, measured=args.measured) for part in chosen}
     recorded(args.out, {name: of for name, of in runs.items() if of}, beside=args.record)
 
 

@@ -23,6 +23,7 @@ from agro.store import Store
 from agro.train.phases import derive
 from agro.types import Sample
 from reproductions.systems.row import Row
+from reproductions.systems.tiny import changed
 
 DIGITS = "0123456789"
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
@@ -30,16 +31,13 @@ BY_HINT = "resample, by = hint"
 Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run trained on
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> Iterator[Row]:
     """All measurements; `folder` is for their runs."""
     torch.set_num_threads(1)
-    measured = (guide, ampo, sophia, mixed, dapo, spellings, agent_q, bfs_prover, mbrcsl)
-    found = []
-    for measure in measured:
+    for measure in (guide, ampo, sophia, mixed, dapo, spellings, agent_q, bfs_prover, mbrcsl):
         scratch = folder / measure.__name__
         scratch.mkdir(parents=True, exist_ok=True)
-        found += list(measure(scratch))
-    return found
+        yield from measure(scratch)
 
 
 def guide(folder: Path) -> Iterator[Row]:
@@ -357,13 +355,7 @@ def task(folder: Path, steps: int, **changes: Any) -> RunConfig:
         "sampler": {"n": 8, "max_new": 2},
         "train": {"steps": steps, "groups": 8, "micro_batch": 128, "lr": 1e-2, "checkpoint_every": 1000},
     }
-    for key, value in changes.items():
-        *sections, last = key.split("__")
-        at = values
-        for section in sections:
-            at = at.setdefault(section, {})
-        at[last] = value
-    return RunConfig.of(values)
+    return RunConfig.of(changed(values, changes))
 
 
 def train(config: RunConfig, folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,13 @@ MORE = "β tenfold moves the weights: largest difference, as a multiple of that 
 SCALE_FREE = {"train__adam_eps": 1e-30, "train__clip": 1e9}
 
 
-def rows(folder: Path) -> list[Row]:
-    found = [
-        _matters("OAPL", {"name": "oapl"}, folder),
-        _matters("GVPO, VarGrad", {"name": "gvpo"}, folder),
-    ]
+def rows(folder: Path) -> Iterator[Row]:
+    yield _matters("OAPL", {"name": "oapl"}, folder)
+    yield _matters("GVPO, VarGrad", {"name": "gvpo"}, folder)
     for lag in LAGS:
-        found += _oapl(lag, folder)
-    return [
-        *found,
-        _ratios("MinPRO", "minpro", folder),
-        _ratios("REC, REP, RED, OPMD, AsymRE", "asymre", folder),
-        _ratios("LlamaRL", "aipo", folder),
-        _meanwhile("LlamaRL", "aipo", folder),
-        _meanwhile("Async RLHF", "online_dpo", folder),
-    ]
+        yield from _oapl(lag, folder)
+    yield _meanwhile("LlamaRL", "aipo", folder)
+    yield _meanwhile("Async RLHF", "online_dpo", folder)
 
 
 def _matters(system: str, objective: dict[str, Any], folder: Path) -> Row:
@@ -69,20 +62,6 @@ def _oapl(lag: int, folder: Path) -> list[Row]:
         Row("OAPL", mechanism, consequence, float(off), 0.0, "at most"),
         Row("OAPL", mechanism, learned, float(gain), 0.1, "at least"),
     ]
-
-
-def _ratios(system: str, name: str, folder: Path) -> Row:
-    """How far behind the policy its sampler is."""
-    changes = {"source__sync_every": 20, "train__steps": 40}
-    run = train(of_recipe(name, folder, **changes), folder / name)
-    return Row(
-        system,
-        f"recipe `{name}`, `source.sync_every` = 20, 40 steps",
-        "largest staleness of a step's samples, in optimizer steps",
-        float(column(run, "staleness_max").max()),
-        19.0,
-        "at least",
-    )
 
 
 def _meanwhile(system: str, name: str, folder: Path) -> Row:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from agro import Batch, objectives
 from agro.models.published import load_published
@@ -24,27 +27,30 @@ from reproductions.systems import tiny
 from reproductions.systems.row import Row
 from reproductions.systems.tiny import column, config, metrics, of_recipe, train
 
+ASYMRE = "REC, REP, RED, OPMD, AsymRE"
 
-def rows(folder: Path) -> list[Row]:
-    found = []
+
+def rows(folder: Path) -> Iterator[Row]:
     for measure_run in RUNS:
         scratch = folder / measure_run.__name__.removeprefix("_")
         scratch.mkdir(parents=True, exist_ok=True)
-        found += measure_run(scratch)
-    return found
+        yield from measure_run(scratch)
 
 
 def _arb(folder: Path) -> list[Row]:
-    """Of stored groups the closest come, so that they are newer than those of a uniform draw."""
-    stale = {}
-    for order in ("closest", "uniform"):
-        changes = {"data__order": order, "data__temperature": 0.02, "train__steps": 30}
-        run = train(of_recipe("arb", folder, **changes), folder / f"arb-{order}")
-        stale[order] = float(column(run, "staleness_mean")[10:].mean())
-    consequence = "mean staleness of what is trained on, as a share of that of uniform draws"
-    return [
-        Row("ARB", "recipe `arb`, 30 steps", consequence, stale["closest"] / stale["uniform"], 0.9, "at most")
-    ]
+    """A log of the start, then fresh samples: the closest stored groups, and any. As the recipe has it."""
+    reward: dict[str, list[float]] = {"closest": [], "uniform": []}
+    easy = {"reward__name": f"{Path(tiny.__file__)}:low"}
+    for order, seed in itertools.product(reward, (0, 1)):
+        here = folder / f"{order} {seed}"
+        still = config(here, train__steps=20, objective={"name": "reinforce"}, train__lr=1e-9, **easy)
+        log = train(still, here / "log") / "store.db"
+        changes = {"data__order": order, "train__steps": 30, "data__store": str(log), "train__seed": seed}
+        run = train(of_recipe("arb", here, **changes, **easy), here / "run")
+        reward[order].append(float(column(run, "reward_mean")[-10:].mean()))
+    gain = float(np.mean(reward["closest"]) - np.mean(reward["uniform"]))
+    consequence = "mean reward, last ten of 30 steps from a log on, less that of uniform draws, two seeds"
+    return [Row("ARB", "recipe `arb`", consequence, gain, 0.02, "at least")]
 
 
 def _remix(folder: Path) -> list[Row]:
@@ -284,18 +290,62 @@ def _freshper(folder: Path) -> list[Row]:
     return [Row("FreshPER", "recipe `freshper`, 40 steps", consequence, ratio, 1.3, "at least")]
 
 
-def _oreo(folder: Path) -> list[Row]:
-    """A log of single digits, half of them right; then what the policy writes."""
+def _log_of_digits(folder: Path) -> dict[str, Any]:
+    """Settings of a log of single digits, half of them right."""
     with Store.open(folder / "log.db") as store:
         store.append(Sample(f"{i:03d}>", str(j), reward=float(j < 5)) for i in range(60) for j in range(10))
-    changes = {"data__store": str(folder / "log.db"), "data__prompts": None}
-    changes |= {"train__steps": 100, "train__lr": 3e-3}
-    run = train(of_recipe("oreo", folder, **changes), folder / "oreo")
+    return {"data__store": str(folder / "log.db"), "data__prompts": None}
+
+
+def _right(run: Path, folder: Path) -> float:
+    """What the policy then writes: the share that begins with a digit below 5."""
     still = {"policy": {"model": str(run / "model")}, "reward__name": f"{Path(__file__)}:starts_low"}
-    last = train(config(folder, train__steps=2, train__lr=1e-12, **still), folder / "last")
-    right = float(column(last, "reward_mean").mean())
+    last = train(config(folder, train__steps=2, train__lr=1e-12, **still), folder / f"last {run.name}")
+    return float(column(last, "reward_mean").mean())
+
+
+def _oreo(folder: Path) -> list[Row]:
+    changes = {**_log_of_digits(folder), "train__steps": 100, "train__lr": 3e-3}
+    right = _right(train(of_recipe("oreo", folder, **changes), folder / "oreo"), folder)
     consequence = "right responses of the policy (of the log: 0.5)"
     return [Row("OREO", "recipe `oreo`, 100 steps", consequence, right, 0.7, "at least")]
+
+
+def _asymre(folder: Path) -> list[Row]:
+    """A baseline below the mean of the log's rewards, and one above it."""
+    changes = {**_log_of_digits(folder), "data__replay": 1.0, "data__group_size": 10, "train__steps": 80}
+    changes |= {"source__sync_every": 1}
+    right = {}
+    for shift in (-0.1, 0.1):
+        settings = of_recipe("asymre", folder, **changes, objective__shift=shift)
+        right[shift] = _right(train(settings, folder / f"asymre {shift}"), folder)
+    consequence = (
+        f"right responses after 80 steps on a log, less those with a shift of +0.1 ({right[0.1]:.2g})"
+    )
+    gain = right[-0.1] - right[0.1]
+    return [Row(ASYMRE, "recipe `asymre`, a log, shift −0.1", consequence, gain, 0.3, "at least")]
+
+
+def _minpro(folder: Path) -> list[Row]:
+    """Responses of 64 tokens by a sampler from which the policy is some .005 nats a token away."""
+    torch.manual_seed(0)
+    count, length, tokens = 400, 64, 8
+    logits_V = torch.randn(tokens).double()
+    policy_V, sampler_V = (logits_V + 0.2 * torch.randn(tokens)).log_softmax(0), logits_V.log_softmax(0)
+    drawn_BT = torch.multinomial(sampler_V.exp().expand(count, tokens), length, replacement=True)
+    logp_BT, log_BT = policy_V[drawn_BT], policy_V[drawn_BT] - sampler_V[drawn_BT]
+    batch = Batch.of(
+        mask=pad(torch.ones(count, length, dtype=torch.bool), (1, 0)),
+        reward=[float(i % 2) for i in range(count)],
+        group=[str(i // 2) for i in range(count)],
+        behavior_logp=pad(sampler_V[drawn_BT], (1, 0), value=math.nan),
+    )
+    found = objectives.evaluate("minpro", pad(logp_BT, (1, 0)), batch, clip=(1.0, 1e9))
+    size_BT = found.grad[:, 1:].abs()
+    weight_BT = size_BT * (log_BT[:, 0].exp() / size_BT[:, 0])[:, None]  # of the first token it is the ratio
+    consequence = "standard deviation of its weights, times that of the exact prefix ratios"
+    share = float(weight_BT.std() / log_BT.cumsum(1).exp().std())
+    return [Row("MinPRO", "`minpro`, 64 tokens, no clip", consequence, share, 0.5, "at most")]
 
 
 def starts_low(completions: list[str], **_: Any) -> list[float]:
@@ -401,5 +451,6 @@ def _echo(folder: Path) -> list[Row]:
 
 RUNS = (
     *(_arb, _remix, _erc, _tuned_beta, _dynamic_sampling, _tracked, _opa_dpo, _nested, _topr, _critic),
-    *(_evaluation, _checkpoints, _checked, _ranked, _coverage, _freshper, _oreo, _pear, _spo, _echo),
+    *(_evaluation, _checkpoints, _checked, _ranked, _coverage, _freshper, _oreo, _asymre, _minpro),
+    *(_pear, _spo, _echo),
 )

@@ -3,8 +3,8 @@
     python reproductions/systems/run.py [--only MODULE] [--json FILE] [--out FOLDER] [--limit SECONDS]
 
 Each module of this folder with a function `rows(folder) -> list[Row]` is run in a process of its own, with a
-time limit. Writes README.md: a table of what was measured, and one of all systems. It takes under thirty CPU
-minutes. With --only the other modules' rows are those of result.json.
+time limit. Writes README.md, a table of all systems with what was measured, and result.json. It takes under
+thirty CPU minutes. With --only the other modules' rows are those of result.json.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from typing import Any, get_args
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from reproductions.systems.row import Row
-from reproductions.systems.systems import SYSTEMS, Extent
+from reproductions.systems.systems import SYSTEMS, Extent, System
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 LIMIT_SECONDS = 900
 HEAD = """# What of each system is here
 
-`python reproductions/systems/run.py` measures what the mechanism of each system changes, and writes this
-page. *whole*: the essential thing of the paper happens in a run, and all that is measured of it holds. *the
-loss*, *the rule*: this part alone is here. *no*: nothing is, for the reason given.
+    python reproductions/systems/run.py
+
+Each system's consequence is measured in runs of seconds of models of some thousand parameters, and written
+here. *whole*: the essential thing of the paper happens in a run, and all that is measured of it holds.
+*mechanism only*: it happens, and what the paper says of it isn't seen here. *the loss*, *the rule*: this
+part alone is here. *no*: nothing is, for the reason given.
 
 """
 
@@ -56,7 +59,7 @@ def modules() -> list[str]:
 
 
 def measure(module: str, limit: float = LIMIT_SECONDS) -> Measured:
-    """The rows of a module, from a process of its own."""
+    """The rows of a module, from a process of its own; those before a failure or the time limit too."""
     before = _cpu_of_children()
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, str(Path(__file__)), "--measure", module, "--out", scratch]
@@ -65,14 +68,17 @@ def measure(module: str, limit: float = LIMIT_SECONDS) -> Measured:
             error = f"it ended with {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
             error = f"it took more than {limit:g} seconds"
-        written = Path(scratch) / "rows.json"
-        rows = [Row(**row) for row in json.loads(written.read_text())] if written.exists() else []
+        written = Path(scratch) / "rows.jsonl"
+        lines = written.read_text().splitlines() if written.exists() else []
+        rows = [Row(**json.loads(line)) for line in lines]
     return Measured(module, rows, _cpu_of_children() - before, error)
 
 
 def _measure_here(module: str, folder: Path) -> None:
-    rows = importlib.import_module(_full(module)).rows(folder)
-    (folder / "rows.json").write_text(json.dumps([asdict(row) for row in rows]))
+    """A row is written as it comes, so that a time limit doesn't take those before it."""
+    with (folder / "rows.jsonl").open("w", buffering=1) as file:
+        for row in importlib.import_module(_full(module)).rows(folder):
+            file.write(json.dumps(asdict(row)) + "\n")
 
 
 def _full(module: str) -> str:
@@ -89,31 +95,43 @@ def page(measured: Sequence[Measured]) -> str:
     by_name: dict[str, list[Row]] = {system.name: [] for system in SYSTEMS}
     rows = [row for part in measured for row in part.rows]
     for row in rows:
-        by_name.setdefault(row.row, []).append(row)
+        by_name[row.row].append(row)
     extents = [system.extent(by_name[system.name]) for system in SYSTEMS]
     counts = ", ".join(f"{extents.count(kind)} {kind}" for kind in get_args(Extent))
     held = sum(row.holds for row in rows)
     minutes = sum(part.cpu_seconds for part in measured) / 60
     lines = [
-        f"{len(SYSTEMS)} systems: {counts}.",
-        f"{held} of {len(rows)} measurements hold; {minutes:.1f} CPU minutes.",
+        f"{len(SYSTEMS)} systems: {counts}. {held} of {len(rows)} measurements hold; {minutes:.1f} CPU "
+        "minutes on two cores that other work shared. Each row's setting is in `result.json`.",
         *(f"\nThe module `{part.module}` failed: {part.error}." for part in measured if part.error),
-        "\n| system | arXiv | here | what is missing |\n|---|---|---|---|",
-        *(
-            f"| {system.name} | {system.paper} | {extent} | {system.reason(by_name[system.name])} |"
-            for system, extent in zip(SYSTEMS, extents, strict=True)
-        ),
-        "\n## What was measured\n\n| system | mechanism | consequence | value | bound | holds |",
-        "|---|---|---|---|---|---|",
-        *(_line(row) for of_system in by_name.values() for row in of_system),
+        "\n| system | here | measured | missing |\n|---|---|---|---|",
     ]
+    for system, extent in zip(SYSTEMS, extents, strict=True):
+        of_system = by_name[system.name]
+        cells = (_linked(system), extent, _cell(of_system), system.reason(of_system))
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |")
     return HEAD + "\n".join(lines) + "\n"
 
 
+def _linked(system: System) -> str:
+    number = system.paper
+    return f"[{system.name}](https://arxiv.org/abs/{number})" if number[0].isdigit() else system.name
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """The worst of those with one consequence and bound."""
+    found: dict[tuple[str, str, float], Row] = {}
+    for row in rows:
+        key, worse = (row.consequence, row.side, row.bound), max if row.side == "at most" else min
+        found[key] = worse(found.get(key, row), row, key=lambda of: of.value)
+    return "<br>".join(map(_line, found.values()))
+
+
 def _line(row: Row) -> str:
-    cells = (row.row, row.mechanism, row.consequence, f"{row.value:.3g}", f"{row.side} {row.bound:g}")
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} | {'yes' if row.holds else 'no'} |"
+    sign = "≤" if row.side == "at most" else "≥"
+    bound = "" if row.holds else "**not** "
+    return f"{row.consequence}: {row.value:.3g} ({bound}{sign} {row.bound:g})"
 
 
 def _known(folder: Path) -> dict[str, Measured]:

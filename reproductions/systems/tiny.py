@@ -55,7 +55,7 @@ def config(folder: Path, **changes: Any) -> RunConfig:
         "objective": {"name": "agro", "beta": 0.1},
         "train": {"steps": 30, "groups": 8, "micro_batch": 64, "lr": 1e-2, "checkpoint_every": 1000},
     }
-    return RunConfig.of(_changed(values, changes))
+    return RunConfig.of(changed(values, changes))
 
 
 def of_recipe(name: str, folder: Path, **changes: Any) -> RunConfig:
@@ -67,10 +67,10 @@ def of_recipe(name: str, folder: Path, **changes: Any) -> RunConfig:
         kept = {"steps", "updates", "value_lr"} if section == "train" else {"n"}
         new = {key: value for key, value in small[section].items() if key not in kept}
         values[section] = {**values.get(section, {}), **new}
-    return RunConfig.of(_changed(values, {"train__micro_tokens": None, **changes}))
+    return RunConfig.of(changed(values, {"train__micro_tokens": None, **changes}))
 
 
-def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
         *sections, last = key.split("__")
         at = values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from agro.errors import Refused
 from reproductions.arena import lockstep
 from reproductions.arena.task import OTHER, START, Files
 from reproductions.paper import plans, report, rules, run
-from reproductions.paper.experiments import PARTS, SAME_RATE, SEEDS
+from reproductions.paper.experiments import MORE, NOT_RUN, PARTS, SAME_RATE, SEEDS, judge
 from reproductions.paper.methods import METHODS, TOPR
 from reproductions.paper.plans import MIXTURE, PLANS
 from reproductions.paper.runs import Recorded, Trial
+from reproductions.paper.statements import magnitudes
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,8 @@ def test_the_intervals() -> None:
     assert of_one.high == pytest.approx(0.2 + 4.3027 * 0.057735, abs=1e-4)
     apart = rules.difference([0.3, 0.4, 0.5], [0.1, 0.2, 0.3])
     assert (apart.mean, apart.low) == pytest.approx((0.2, 0.2 - 2.7764 * 0.08165), abs=1e-4)
-    assert rules.difference([0.5] * 3, [0.5] * 3) == rules.Interval(0, 0, 0)
+    assert rules.difference([0.5] * 3, [0.5] * 3) == rules.Interval(0, 0, 1)
+    assert rules.difference([0.5] * 3, [0.5] * 3).high == 0
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,9 @@ def test_the_intervals() -> None:
         ((0.5, 0.51, 0.52), (0.4, 0.41, 0.42), rules.HOLDS),
         ((0.4, 0.41, 0.42), (0.5, 0.51, 0.52), rules.FAILS),
         ((0.4, 0.5, 0.6), (0.41, 0.5, 0.6), rules.UNKNOWN),
+        ((0.50, 0.51, 0.52), (0.50, 0.51, 0.52), rules.EQUAL),  # 2.132 · .00816 = .0174, below .03
+        ((0.50, 0.515, 0.53), (0.50, 0.515, 0.53), rules.EQUAL),  # .0261
+        ((0.50, 0.52, 0.54), (0.50, 0.52, 0.54), rules.UNKNOWN),  # .0348
     ],
 )
 def test_who_is_above(first, second, word) -> None:
@@ -63,14 +69,35 @@ def test_who_is_above(first, second, word) -> None:
     assert rules.above(("A", "log", None), ("B", "log", None))(found).word == word
 
 
-def test_two_are_level_only_where_the_interval_is_narrow() -> None:
-    found = {
-        ("A", "log", None): [measured(0.3, end) for end in (0.50, 0.51, 0.52)],
-        ("B", "log", None): [measured(0.3, end) for end in (0.50, 0.51, 0.52)],
-    }
+def test_two_are_level_only_where_both_one_sided_tests_say_so() -> None:
+    """t(4) of one side at 5 % is 2.132: .0348 of ends that are .02 apart, and .0174 of .01."""
     pair = ("A", "log", None), ("B", "log", None)
-    assert rules.level(*pair, within=0.05)(found).word == rules.HOLDS
-    assert rules.level(*pair, within=0.01)(found).word == rules.UNKNOWN
+    for step, word in ((0.01, rules.HOLDS), (0.02, rules.UNKNOWN)):
+        ends = [measured(0.3, 0.5 + i * step) for i in range(3)]
+        assert rules.level(*pair)(dict.fromkeys(pair, ends)).word == word
+
+
+def test_a_lead_that_grows_is_a_difference_of_differences() -> None:
+    """Leads of .1 and .3, and a standard error of √4 · .01/√3 = .01155 with 8 degrees: 2.306 of it."""
+
+    def ends(mean: float) -> list[dict[str, Any]]:
+        return [measured(0.3, mean + off) for off in (-0.01, 0.0, 0.01)]
+
+    found = {("A", "near", None): ends(0.5), ("B", "near", None): ends(0.4)}
+    found |= {("A", "far", None): ends(0.6), ("B", "far", None): ends(0.3)}
+    verdict = rules.grows("A", "B", "near", "far")(found)
+    assert verdict.word == rules.HOLDS
+    assert verdict.why == "from +0.100 to +0.300: +0.200 (+0.173 to +0.227)"
+
+
+def test_a_square_grows_as_the_square_of_the_length_and_its_gradient_to_the_reward_as_the_length() -> None:
+    """Within .06 of the powers at infinity: a token's drift outweighs its noise from some ten tokens on."""
+    found = [float(power) for of in magnitudes() for power in re.findall(r"T\^(-?[\d.]+\d)", of.where)]
+    assert found == pytest.approx([2.0, 1.0, 1.0, 0.5, -0.5], abs=0.06)
+
+
+def test_the_objective_of_both_takes_the_runs_own_beta() -> None:
+    assert rules.regularized(measured(0.3, 0.8, kl=2.0) | {"beta": 0.1}) == pytest.approx(0.6)
 
 
 def test_a_crash_is_a_fall_from_ones_best() -> None:
@@ -97,22 +124,39 @@ def test_kl_efficiency_is_accuracy_over_the_same_kl() -> None:
     assert rules.over_kl(measured(0.0, 1.0, kl=2.0), 1.0) == pytest.approx(0.25)
 
 
+def of_trials(trials, validation: float = 0.5, end: float = 0.5) -> list[dict[str, Any]]:
+    made = {**measured(0.3, end), "validation": validation, "cpu_seconds": 1.0}
+    return [{**vars(trial), **made} for trial in trials]
+
+
 def test_every_sentence_can_be_judged_from_its_part() -> None:
     """All runs alike: nothing is above anything, and no rule asks for a cell that isn't run."""
     for part in PARTS.values():
-        runs = [
-            {**vars(trial), **measured(0.3, 0.5), "validation": 0.5, "cpu_seconds": 1.0}
-            for plan in part.plans
-            for trial in part.grid(plan)
-        ]
-        more = [trial for plan in part.plans for trial in part.repeats(plan, runs)]
-        runs += [{**runs[0], **vars(trial)} for trial in more]
+        runs = of_trials(trial for plan in part.plans for trial in part.grid(plan))
+        runs += of_trials(trial for plan in part.plans for trial in part.repeats(plan, runs))
         found = part.found(runs)
         assert all(len(of) >= 2 for of in found.values() if of[0]["objective"] != SAME_RATE)
         for sentence in part.sentences:
-            assert report._judge(sentence, {}).word == report.NOT_RUN
-            assert sentence.rule(found).word in (rules.HOLDS, rules.FAILS, rules.UNKNOWN)
+            assert judge(sentence, {}).word == NOT_RUN
+            assert sentence.rule(found).word in (rules.HOLDS, rules.FAILS, rules.EQUAL, rules.UNKNOWN)
         assert report.tables({part.name: found}, {part.name: (len(runs), 1.0)})
+
+
+def test_open_sentences_get_more_seeds_and_settings_stay_those_of_the_first() -> None:
+    part, plan = PARTS["single"], PARTS["single"].plans[0]
+    trials = part.grid(plan)
+    trials += [trial for trial in part.repeats(plan, of_trials(trials)) if trial not in trials]
+    runs = of_trials(trials)
+    assert part.more(runs) == []  # all alike: no difference
+    for of in runs:
+        if of["objective"] in ("AGRO", "KL-PG"):
+            of["curve"] = measured(0.3, 0.5 + 0.1 * (of["seed"] == 1))["curve"]
+    more = part.more(runs)
+    assert [trial.objective for trial in more[::12]] == ["AGRO", "KL-PG", "AGRO, weighted"]
+    assert [trial.seed for trial in more[:12]] == list(MORE)
+    found = part.found(runs + of_trials(more, validation=0.0))  # they don't take part in the choice
+    assert {of["rate"] for of in found["AGRO", plan, None]} == {more[0].rate}
+    assert [of["seed"] for of in found["AGRO", plan, None]] == [*SEEDS, *MORE]
 
 
 def test_who_wrote_a_mixture_is_unknown(files) -> None:
@@ -172,10 +216,10 @@ def test_a_part_from_end_to_end(files, out, capsys) -> None:
     assert len({r["seed"] for r in result["runs"]["replay"]}) == len(SEEDS)
     for suffix in ("svg", "pdf"):
         assert (out / f"replay.{suffix}").stat().st_size > 5000
-    assert "| AGRO | replay 0.75 |" in capsys.readouterr().out
+    assert "AGRO, weighted by the sampler, 75%: **" in capsys.readouterr().out
     before = [file.stat().st_mtime_ns for file in sorted((out / "runs").iterdir())]
     run.main(["--all", "--measured", "--out", str(out)])
-    assert "| AGRO | replay 0.75 |" in capsys.readouterr().out
+    assert "AGRO, weighted by the sampler, 75%: **" in capsys.readouterr().out
     assert before == [file.stat().st_mtime_ns for file in sorted((out / "runs").iterdir())]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,8 @@ from reproductions.systems.row import Row
 from reproductions.systems.run import Measured, modules, page
 from reproductions.systems.systems import SYSTEMS, System
 
-HELD = Row("AGRO", "a setting", "what it changes", 1.0, 0.5, "at least")
-FAILED = Row("AGRO", "a setting", "what it changes", 0.2, 0.5, "at least")
+HELD = Row("PPO", "a setting", "what it changes", 1.0, 0.5, "at least")
+FAILED = Row("PPO", "a setting", "what it changes", 0.2, 0.5, "at least")
 
 
 def test_the_list_has_each_system_once_and_recipes_that_there_are() -> None:
@@ -36,7 +37,7 @@ def test_a_number_that_is_none_holds_nothing() -> None:
     ("system", "rows", "extent", "reason"),
     [
         (System("AGRO", "1"), [HELD], "whole", ""),
-        (System("AGRO", "1"), [HELD, FAILED], "the loss", "what it changes: not at least 0.5"),
+        (System("AGRO", "1"), [HELD, FAILED], "the loss", "Not all that is measured holds."),
         (System("AGRO", "1"), [], "the loss", "Nothing of it is measured here."),
         (System("AGRO", "1", missing="A lag.", part="the rule"), [HELD], "the rule", "A lag."),
         (System("AGRO", "1", missing="A world.", part="no"), [], "no", "A world."),
@@ -56,10 +57,25 @@ def test_what_a_recipe_lacks_its_system_lacks(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_page_has_all_systems_and_all_rows() -> None:
-    text = page([Measured("some", [HELD, Row("other", "m", "|c|", 2.0, 1.0, "at most")], 60.0)])
-    assert all(f"| {system.name} |" in text for system in SYSTEMS)
-    assert "1 of 2 measurements hold; 1.0 CPU minutes." in text
-    assert r"| other | m | \|c\| | 2 | at most 1 | no |" in text
+    """Of two rows with one consequence the worse one: the smaller of those that have to be large."""
+    better = Row("PPO", "m", "|c|", 3.0, 1.0, "at least")
+    text = page([Measured("some", [better, Row("PPO", "m", "|c|", 0.5, 1.0, "at least")], 60.0)])
+    assert all(f"[{system.name}](" in text or f"| {system.name} |" in text for system in SYSTEMS)
+    assert "1 of 2 measurements hold; 1.0 CPU minutes" in text
+    assert r"| the loss | \|c\|: 0.5 (**not** ≥ 1) | Not all that is measured holds. |" in text
+    with pytest.raises(KeyError):
+        page([Measured("some", [Row("no such system", "m", "c", 0.5, 1.0, "at least")], 60.0)])
+
+
+def test_rows_before_a_failure_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(folder: Path) -> Iterator[Row]:
+        yield HELD
+        raise TimeoutError
+
+    monkeypatch.setattr(run.importlib, "import_module", lambda name: SimpleNamespace(rows=rows))
+    with pytest.raises(TimeoutError):
+        run._measure_here("some", tmp_path)
+    assert json.loads((tmp_path / "rows.jsonl").read_text()) == asdict(HELD)
 
 
 def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +86,7 @@ def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.main(["--only", "present", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "README.md").read_text()
     assert "The module `present` failed: it ended with 1." in text
-    assert "| AGRO | a setting |" in text
+    assert "what it changes: 1 (≥ 0.5)" in text
 
 
 def test_modules_are_those_that_measure() -> None:

@@ -127,8 +127,7 @@ def oorl(
     """REINFORCE++ and a small share of GEPO (OORL, arXiv 2505.12723): L_RL + `share` · L_GEPO, as
     `reinforce_pp` and `gepo` have them.
 
-    The paper takes L_RL on tasks with rules to check answers and L_GEPO on judged responses; here both are of
-    all responses of a step, and the reward says which ones are good.
+    Both are of all responses of a step, and the reward says which ones are good.
     """
     rl = rec(streams, batch, mask="one_side", token_weight="is", advantage="reinforce_pp")
     preference = gepo(streams, batch, beta=beta, threshold=threshold, equivalent=equivalent)
@@ -239,6 +238,7 @@ ENTRIES: dict[str, Objective] = {
         certainty="paper",
         recipe=MethodRecipe(
             "OORL (arXiv 2505.12723): REINFORCE++ and a small share of GEPO on the same responses.",
+            missing="judged groups of intermediate representations, apart from the tasks with unit tests.",
             base="ratios",
             options={"beta": 0.1, "threshold": 0.5, "equivalent": "meaning"},
             shown=("share",),

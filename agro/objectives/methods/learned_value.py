@@ -119,8 +119,7 @@ def hnpg(
     fresh, and ½ (r − V(x))² to learn V, mean over these plus `offline` times the mean over an expert's.
 
     Responses of others train the value alone, so the policy's gradient is that of its own samples, whatever
-    was logged; prompts of the log are sampled from like any others. The authors fit Q(s, a) by its recursion
-    and step along the natural gradient; a response's Q is its reward here, and the optimizer makes the step.
+    was logged; prompts of the log are sampled from like any others. A response's Q is its reward here.
     """
     groups = Groups.of(batch)
     policy_N = ~groups.by_expert
@@ -211,6 +210,7 @@ ENTRIES: dict[str, Objective] = {
             "train the value alone.",
             base="experts",
             shown=("offline",),
+            missing="a critic Q(s, a), fitted by its recursion, and the natural gradient.",
             settings={"data.experts": 8, "sampler.n": 8, "train.value_lr": 0.01},
             notes={
                 "data.experts": "stored expert responses, at most, beside the samples of each prompt",

@@ -83,13 +83,12 @@ def mdpo(
     ratio: Ratio = "behavior",
     advantage: Advantage = "mean",
 ) -> Terms:
-    """Mirror descent policy optimization (MDPO, arXiv 2005.09814, on-policy form): −w A + (1/t_k) KL(π ‖ μ)
+    """Mirror descent policy optimization (MDPO, arXiv 2005.09814): −w A + (1/t_k) KL(π ‖ μ)
     token by token, w = π/μ, mean over all tokens; no clip.
 
     μ is the policy π_k that drew the samples, from which several updates are made. Of its samples w log w is
     an unbiased estimate of the KL at each prefix, which the authors compute in closed form; half (log w)² is
-    right near π_k alone. The first update is the policy gradient; as t_k goes to 0 the policy stays. The
-    authors anneal t_k to 0 over the run: make it a schedule.
+    right near π_k alone. The first update is the policy gradient. The authors anneal t_k to 0: a schedule.
     """
     advantage_B1 = advantages.of_tokens(Groups.of(batch), advantage)
     log_BT = log_ratio(streams, batch, ratio)
@@ -165,6 +164,7 @@ ENTRIES: dict[str, Objective] = {
             "MDPO (arXiv 2005.09814): the ratio times the advantage without a clip, and the KL to the "
             "last policy.",
             shown=("step_size", "kl"),
+            missing="the off-policy form, with a critic Q of replayed samples.",
             settings={"train.updates": 4},
         ),
     ),
