@@ -170,7 +170,7 @@ def written_rows(model: Any, lengths: Sequence[int], temperature: float) -> list
     """Rows of tokens of these lengths, on the CPU, drawn from the model; longer ones repeat what it wrote."""
     generator = torch.Generator().manual_seed(0)
     first = model.config.get_text_config().bos_token_id
-    known = isinstance(first, int) and 0 <= first < model.get_input_embeddings().num_embeddings
+    known = isinstance(first, int) and 0 <= first < model.get_input_embeddings().weight.shape[0]
     tokens = torch.full((len(lengths), 1), first if known else 0)
     for _ in range(min(_WRITTEN, max(lengths)) - 1):
         logits = model(input_ids=tokens.to(model.device), use_cache=False).logits[:, -1]
