@@ -24,6 +24,7 @@ from agro.io.datasets import on_hub
 from agro.io.numbers import count
 from agro.objectives import Need, Objective, get, least_responses
 from agro.objectives.needs import REWARD, Provider, judging, provided_by
+from agro.objectives.weights import MEASURED
 from agro.rollout.prompts import read_prompts
 from agro.store import DrawRule, Store
 from agro.store.location import exists, located
@@ -31,6 +32,7 @@ from agro.train.state import Position
 from agro.types.sample import ROLES
 
 TUNED = {"start", "target_kl", "rate"}
+SHIFT = "baseline shift"  # the monitor whose state it is, where objective.baseline_shift is "measured"
 
 
 TRIED = 1e-5  # the first rate that is tried where train.lr is "auto"
@@ -173,12 +175,16 @@ class Phase:
         """The objective's options at the next step: the current values of schedules and of a tuned β."""
         objective = self.config.objective
         current = options_at(objective.options, self.at(position), position.beta)
+        if current.get("baseline_shift") == MEASURED:
+            measured = position.monitors.get(SHIFT) or 0.0  # unknown: no shift
+            current["baseline_shift"] = measured * (1 - self.at(position) / self.steps)
         return self.entry.with_preset(current)
 
     def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """All options of the objective, for those of a step. They are checked again where a schedule changes
         them."""
-        if any(isinstance(value, Mapping) for value in self.config.objective.options.values()):
+        given = self.config.objective.options.values()
+        if any(isinstance(value, Mapping) or value == MEASURED for value in given):
             return self.entry.resolve(self.config.objective.name, options)
         return self._constant
 
