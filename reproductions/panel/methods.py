@@ -22,8 +22,8 @@ BETA = 0.1  # of objectives that need one, as in their recipes
 RIVAL_BETAS = (0.1, 0.01)  # as in recipes of others, and as in the default
 STORED: Values = {"replay": 1.0, "group_size": 8}
 HELD_OUT: Values = {"hold_out": 0.1, "hold_out_most": 128}
-UNBOUNDED: Values = {"step_kl": None}
-BOUNDED: Values = {"step_kl": 0.005}
+UNBOUNDED: Values = {"gain_ratio": None, "step_kl": None}
+BOUNDED: Values = {"gain_ratio": None, "step_kl": 0.005}  # until 28 November 2026 that of the default
 ROOT: Values = {"weight_max": 1.0, "weight_power": 0.5}
 BEFORE: dict[str, Values] = {
     "fresh": {"baseline": "others", "weight_baseline": "optimal"},
