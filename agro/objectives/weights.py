@@ -224,9 +224,7 @@ class BaselineShift(Ingredient):
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         shift = options["baseline_shift"]
         if shift == MEASURED:
-            raise Refused(
-                'baseline_shift = "measured" is for runs, which measure it: expected a number here'
-            )
+            raise Refused('baseline_shift = "measured" is for runs, which measure it: expected a number here')
         if shift == 0:
             return gradient
         groups = Groups.of(batch)

@@ -126,6 +126,13 @@ def _held_out(job: Job, facts: Facts) -> Values | str:
     return {**_default(job, facts), "data": HELD_OUT}
 
 
+def _shifted(job: Job, facts: Facts) -> Values | str:
+    """The default where a reward scores the start: the recipe `log` measures how much better the author is."""
+    if job.data != "groups":
+        return "the recipe has no shift"
+    return {**_default(job, facts), "data": {"eval_prompts": True}}
+
+
 def _centered(job: Job, facts: Facts) -> Values | str:
     """The default on ratings less what their user gives to others."""
     if not job.users:
@@ -303,6 +310,12 @@ METHODS = {
             candidate=True,
         ),
         Method("a tenth held out", "the same, `data.hold_out` as in the recipe", _held_out, candidate=True),
+        Method(
+            "the default with a reward",
+            "the same, which measures the start's mean reward on the held-out prompts: `baseline_shift`",
+            _shifted,
+            candidate=True,
+        ),
         Method(
             "centered by user",
             "the same on a log of `agro import --center-by user`",
