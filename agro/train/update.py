@@ -245,7 +245,7 @@ def lowered(lr: float, train: TrainConfig, bound: float, position: Position) -> 
 
 
 def speed_of(kl: float, lr: float) -> float | None:
-    """√(2 KL) per unit of learning rate of a step; None where it tells nothing: without a rate, not finite."""
+    """√(2 KL) of a step per unit of learning rate; None where it tells nothing."""
     return math.sqrt(2 * kl) / lr if lr > 0 and math.isfinite(kl) else None
 
 

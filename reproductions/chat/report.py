@@ -102,8 +102,8 @@ def page(result: dict[str, Any]) -> str:
 def summary(runs: Sequence[dict[str, Any]]) -> list[str]:
     """A row for each job and method: means over seeds."""
     lines = [
-        "| data | trained by | seeds | before | after | gain | probability of the answer, after | the likeliest "
-        "response is right, after | KL in the last step (nats) | CPU minutes |",
+        "| data | trained by | seeds | before | after | gain | probability of the answer, after | "
+        "the likeliest response is right, after | KL in the last step (nats) | CPU minutes |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for key, name in METHODS.items():

@@ -110,13 +110,10 @@ def _default(job: Job, facts: Facts) -> Values:
     return {"recipe": RECIPES[job.data]}
 
 
-def _before(job: Job, facts: Facts, *, train: Values) -> Values | str:
+def _before(job: Job, facts: Facts, *, train: Values) -> Values:
     """The recipes as they were until 24 November 2026: fresh samples were compared in their group, and pairs
     and single responses had the weight of the recipe `log`."""
-    objective = BEFORE.get(job.data)
-    if objective is None and train == BOUNDED:
-        return "is the default"
-    return {**_default(job, facts), "objective": objective or {}, "train": train}
+    return {**_default(job, facts), "objective": BEFORE.get(job.data, {}), "train": train}
 
 
 def _held_out(job: Job, facts: Facts) -> Values | str:
@@ -126,8 +123,12 @@ def _held_out(job: Job, facts: Facts) -> Values | str:
     return {**_default(job, facts), "data": HELD_OUT}
 
 
+def _by_nats(job: Job, facts: Facts) -> Values:
+    return {**_default(job, facts), "train": BOUNDED}
+
+
 def _shifted(job: Job, facts: Facts) -> Values | str:
-    """The default where a reward scores the start: the recipe `log` measures how much better the author is."""
+    """The default where a reward scores the start: recipe `log` measures how much better the author is."""
     if job.data != "groups":
         return "the recipe has no shift"
     return {**_default(job, facts), "data": {"eval_prompts": True}}
@@ -295,6 +296,12 @@ METHODS = {
         Method("RLOO", "", partial(_on_fresh, values={"objective": {"name": "rloo"}})),
         Method(
             "the default", "the recipe for the data: log, feedback, pairs or fresh", _default, candidate=True
+        ),
+        Method(
+            "by nats alone",
+            "the same, a step bounded by `train.step_kl = 0.005` alone",
+            _by_nats,
+            candidate=True,
         ),
         Method(
             "the default before",

@@ -54,8 +54,10 @@ def test_a_step_that_lost_more_than_all_makes_the_next_one_a_tenth() -> None:
 
 @pytest.mark.parametrize(
     ("promise", "gain", "lr"),
-    [(-0.1, 0.2, 0.01), (0.0, 0.1, 0.01), (math.nan, 0.1, 0.01), (0.1, math.nan, 0.01), (0.1, None, 0.01)]
-    + [(0.1, 0.1, 0.0)],
+    [
+        *((-0.1, 0.2, 0.01), (0.0, 0.1, 0.01), (0.1, 0.1, 0.0)),
+        *((math.nan, 0.1, 0.01), (0.1, math.nan, 0.01), (0.1, None, 0.01)),
+    ],
 )
 def test_what_promised_nothing_or_isnt_known_tells_nothing(
     promise: float, gain: float | None, lr: float
