@@ -89,8 +89,10 @@ class Updates:
             if config.train.lr == "auto" and position.rate is None:
                 position = replace(position, rate=self._find_rate(step, bound_of(view.phase)))
             lr, largest = view.phase.lr(position, update), position.rate
-            lr = lowered(lr, config.train, bound_of(view.phase), position)
-            before = self.learner.along_gradient() if config.train.measures_steps else None
+            before = None
+            if config.train.measures_steps:
+                lr = lowered(lr, config.train, bound_of(view.phase), position)
+                before = self.learner.along_gradient()
             self.learner.move(lr, largest if config.train.lr == "auto" else config.train.lr)
             view.metrics["lr"] = view.metrics["lr"] or lr
             position = replace(position, version=self.learner.version, skipped=0)
