@@ -88,29 +88,28 @@ class Updates:
                     return self._act(action, view, position)
             if config.train.lr == "auto" and position.rate is None:
                 position = replace(position, rate=self._find_rate(step, bound_of(view.phase)))
-            lr, largest = view.phase.lr(position, update), position.rate
-            before = None
-            if config.train.measures_steps:
-                lr = lowered(lr, config.train, bound_of(view.phase), position)
-                before = self.learner.along_gradient()
-            self.learner.move(lr, largest if config.train.lr == "auto" else config.train.lr)
-            view.metrics["lr"] = view.metrics["lr"] or lr
-            position = replace(position, version=self.learner.version, skipped=0)
-            if before is not None:
-                fall = float(before - self.learner.along_gradient())
-                logp_BT = self.learner.logp(step.batch)
-                promise, kl = max(1.0, step.norm / config.train.clip) * fall, change(logp_BT, step)
-                gain = kept(logp_BT, step)
-                if view.metrics["step_kl"] is None:
-                    view.metrics |= {"step_kl": kl, "promised": promise, "kept": gain}
-                speed = speed_of(kl, lr)
-                lost = None
-                if step.norm > ROUNDING:
-                    lost = loss_of(promise, gain, lr, config.train.gain_ratio)
-                position = replace(
-                    position, speed=recalled(speed, position.speed), lost=recalled(lost, position.lost)
-                )
+            position = self._move(view, position, step, view.phase.lr(position, update))
         return position
+
+    def _move(self, view: View, position: Position, step: Step, lr: float) -> Position:
+        """One optimizer step at a rate of at most `lr`, and what it did."""
+        train, before = view.phase.config.train, None
+        if train.measures_steps:
+            lr = lowered(lr, train, bound_of(view.phase), position)
+            before = self.learner.along_gradient()
+        self.learner.move(lr, position.rate if train.lr == "auto" else train.lr)
+        view.metrics["lr"] = view.metrics["lr"] or lr
+        position = replace(position, version=self.learner.version, skipped=0)
+        if before is None:
+            return position
+        promise = max(1.0, step.norm / train.clip) * float(before - self.learner.along_gradient())
+        logp_BT = self.learner.logp(step.batch)
+        kl, gain = change(logp_BT, step), kept(logp_BT, step)
+        if view.metrics["step_kl"] is None:
+            view.metrics |= {"step_kl": kl, "promised": promise, "kept": gain}
+        lost = loss_of(promise, gain, lr, train.gain_ratio) if step.norm > ROUNDING else None
+        speed = recalled(speed_of(kl, lr), position.speed)
+        return replace(position, speed=speed, lost=recalled(lost, position.lost))
 
     def check_skipped(self, phase: Phase, position: Position) -> None:
         if position.skipped >= phase.config.train.max_skipped:

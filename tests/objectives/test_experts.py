@@ -80,7 +80,9 @@ def test_the_schedule_of_mu() -> None:
     mu = {"start": 0.9, "end": 0.1, "steps": 8, "shape": "cosine", "warmup": 4}
     found = [options_at({"x": mu}, step)["x"] for step in (0, 2, 4, 8, 12, 99)]
     assert found == pytest.approx([0.0, 0.45, 0.9, 0.5, 0.1, 0.1], rel=1e-12)
-    assert options_at({"x": {"start": 0.9, "end": 0.1, "steps": 0, "warmup": 0}}, 0)["x"] == pytest.approx(0.1)
+    assert options_at({"x": {"start": 0.9, "end": 0.1, "steps": 0, "warmup": 0}}, 0)["x"] == pytest.approx(
+        0.1
+    )
 
 
 def test_luffy_counts_a_token_most_at_gamma() -> None:

@@ -55,7 +55,7 @@ def test_an_option_goes_from_start_to_end(value, expected: list) -> None:
 )
 def test_a_malformed_schedule_is_refused_with_what_came(wrong: dict) -> None:
     with pytest.raises(Refused, match=f"schedule of an option: .*{next(iter(wrong))}"):
-        options_at({"x": RAMP | wrong}, 0)["x"]
+        options_at({"x": RAMP | wrong}, 0)
 
 
 def test_each_option_has_its_own_schedule_and_beta_the_tuned_value() -> None:
