@@ -1,22 +1,10 @@
 """What a step does to the weights: it moves them, or skips the update, or rolls them back to a checkpoint.
 
-The learning rate of a step is lowered by what the steps before it did, which one forward pass after each
-measures. It is set before a step's samples are drawn and knows nothing of their rewards: where the expected
-step is 0 it stays so. With Adam a rate that is too high moves every weight as much in every step, whatever
-the gradient: what all responses share sinks then, and doesn't come back.
-
-`train.gain_ratio` is Armijo's condition (1966). A step promises the gain P = −⟨g, Δθ⟩ and keeps K, see
-`kept`. Along it K(α) = αp − ½κα², so the share that is lost, 1 − K/P = ακ/2p, grows with the rate: with the
-loss l per unit of rate of the steps before, the rate (1 − ratio)/l keeps the ratio. At ½ no step is longer
-than the best single one.
-
-`train.step_kl` is a trust region (TRPO, arXiv 1502.05477, by the rate), for what a step's own samples don't
-tell: noise promises what it keeps on them alone. It bounds KL(before ‖ after) a token, half the mean squared
-difference of the log-probs of the step's own tokens (k2, Schulman 2020). That grows as the square of a small
-rate, so with the speed v, the √(2 KL) per unit of rate, the rate √(2 bound)/v stays within it. A phase of
-fewer than 100 steps has a larger bound, by the root of what it lacks.
-
-Of both the highest value counts at once and is forgotten slowly; no step is taken back.
+The learning rate of a step is lowered by what the steps before it did: the share of their promised gain that
+they lost (`train.gain_ratio`, Armijo's condition), and how far they changed the policy (`train.step_kl`, a
+trust region by k2). Both are measured by one forward pass after each, the highest value counts at once and is
+forgotten slowly, and no step is taken back. The rate is set before a step's samples are drawn and knows
+nothing of their rewards: where the expected step is 0 it stays so. Derivations are in docs/guide/weights.md.
 """
 
 from __future__ import annotations

@@ -286,12 +286,12 @@ class MeasuredShift(Monitor):
             return None
         gain = float(log.mean() - policy.mean())
         error = math.hypot(*(x.std(ddof=1) / math.sqrt(len(x)) for x in (log, policy)))
+        shift = gain if gain > 2 * error else 0.0
         self.say(
-            f"the log's mean reward is {log.mean():.3f}, the policy's on held-out prompts {policy.mean():.3f}"
-            f" (a difference of {gain:.3f} ± {error:.3f}): objective.baseline_shift = "
-            f"{gain if gain > 2 * error else 0.0:.3f}, falling to 0 over the phase"
+            f"objective.baseline_shift = {shift:.3f}, falling to 0 over the phase: the log's mean reward is "
+            f"{gain:.3f} ± {error:.3f} above the policy's on held-out prompts"
         )
-        return gain if gain > 2 * error else 0.0
+        return shift
 
     def state(self) -> float | None:
         return self.shift
