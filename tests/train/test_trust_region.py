@@ -117,6 +117,9 @@ def test_steps_that_overshoot_are_shortened_until_they_keep_their_share(tmp_path
     assert lost is not None
     assert second["lr"] == pytest.approx(min(0.1, 0.25 / lost), rel=1e-12)
     assert second["lr"] < 0.05
+    again = recalled(loss_of(second["promised"], second["kept"], second["lr"], 0.75), lost)
+    assert again is not None
+    assert later[0]["lr"] == pytest.approx(min(0.1, 0.25 / again), rel=1e-12)
     shares = [row["kept"] / row["promised"] for row in later if row["promised"] > 0]
     assert statistics.median(shares) > max(0.6, first["kept"] / first["promised"])
 
