@@ -112,14 +112,14 @@ def test_a_rate_that_is_too_high_is_lowered(tmp_path: Path) -> None:
 
 def test_steps_that_overshoot_are_shortened_until_they_keep_their_share(tmp_path: Path) -> None:
     config = tiny(tmp_path, train__lr=0.1, train__gain_ratio=0.75, train__steps=12)
-    first, second, *later = metrics(Trainer(config, tmp_path / "run").run())
-    lost = loss_of(first["promised"], first["kept"], 0.1, 0.75)
-    assert lost is not None
-    assert second["lr"] == pytest.approx(min(0.1, 0.25 / lost), rel=1e-12)
-    assert second["lr"] < 0.05
-    again = recalled(loss_of(second["promised"], second["kept"], second["lr"], 0.75), lost)
-    assert again is not None
-    assert later[0]["lr"] == pytest.approx(min(0.1, 0.25 / again), rel=1e-12)
+    first, *later = metrics(Trainer(config, tmp_path / "run").run())
+    lost, row = None, first
+    for following in later:
+        lost = recalled(loss_of(row["promised"], row["kept"], row["lr"], 0.75), lost)
+        assert lost is not None
+        assert following["lr"] == pytest.approx(min(0.1, 0.25 / lost), rel=1e-12)
+        row = following
+    assert later[0]["lr"] < 0.05
     shares = [row["kept"] / row["promised"] for row in later if row["promised"] > 0]
     assert statistics.median(shares) > max(0.6, first["kept"] / first["promised"])
 
