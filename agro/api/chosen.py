@@ -19,7 +19,10 @@ from agro.train.trainable import kind_of
 # of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/arguments.py).
 LARGEST, PER_TOKEN = 0.01, 0.01 * 256
 LETTERS = 4  # of a token, about, where a log has none
-OF_METHOD = {"data": ("spread",), "train": ("step_kl", "schedule")}  # of a recipe, besides its objective
+OF_METHOD = {
+    "data": ("spread",),
+    "train": ("gain_ratio", "step_kl", "schedule"),
+}  # of a recipe, besides its objective
 
 
 class Chosen(NamedTuple):

@@ -78,11 +78,15 @@ class TrainConfig(Section):
     it. Training and sampling don't use it. No average where it is not given"""
     clip: float = field(1.0, gt=0)
     """largest norm of the gradient of a step; a larger one is scaled down to it"""
+    gain_ratio: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """least share that an optimizer step is to keep of the gain that its gradient promises (Armijo's
+    condition): 0.5 is the best single step's. Where steps keep less, the rate of the next ones is lowered.
+    Costs a forward pass of each batch; no rule where it is not given"""
     step_kl: Positive | None = None
     """how far an optimizer step may change the policy, nats a token: half the mean squared change of the
     log-probs of the step's tokens. Where steps change it more, the rate of the next ones is lowered. A phase
-    of fewer than 100 optimizer steps has a larger bound, step_kl √(100 / steps). Costs a forward pass of each
-    batch; no bound where it is not given"""
+    of fewer than 100 optimizer steps has a larger bound, step_kl √(100 / steps). Costs the same forward pass;
+    no bound where it is not given"""
     max_length: int | None = field(None, ge=2)
     """tokens a sequence at most; the model's context where it is not given. Longer sequences are dropped and
     counted"""
@@ -103,6 +107,11 @@ class TrainConfig(Section):
     auth login, or HF_TOKEN"""
     push_private: bool = field(True, resume=True, shared=True)
     """a repository that push makes is private"""
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether a forward pass after each optimizer step measures what it did."""
+        return self.step_kl is not None or self.gain_ratio is not None
 
     @model_validator(mode="before")
     @classmethod

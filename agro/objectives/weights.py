@@ -20,7 +20,8 @@ A baseline of a group is what its R are compared with. Every mean Σ_j c_j R_j w
 read rewards leaves π* the only stationary point of a table, with noisy rewards too; where responses share
 parameters, a weight may add others. The least variance has c ∝ w g, g the squared norm of ∇log π (Greensmith
 et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A choice between two such means that other groups make
-keeps this too ("crossfit"). See docs/guide/weights.md.
+keeps this too ("crossfit"). A baseline lowered by a constant pulls towards who wrote the responses. See
+docs/guide/weights.md.
 
 Ratios of the trained policy to what the samples were drawn from.
 """
@@ -34,6 +35,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
+from agro.errors import Refused
 from agro.objectives.core import Gradient, Ingredient, Options
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Option
@@ -93,6 +95,17 @@ WeightBaseline = Annotated[
         "these two; the mean of nearly least variance, by w Σ_t (1 − π_t)²; the lower one of that and of "
         "the weighted mean, with which a group as a whole is never pushed down; or the weighted mean where "
         "the optimal one would push the step's other groups down, else the optimal one"
+    ),
+]
+MEASURED = "measured"  # in place of a shift: what a run measures, falling to 0 over its steps
+Shift = Annotated[
+    float | Literal["measured"],
+    Option(
+        "how far the baseline is lowered, so that all responses are pushed up; 'measured': by how much the "
+        "log's mean reward is above the start's on held-out prompts, where that exceeds two standard "
+        "errors, falling to 0 over the phase",
+        "reward",
+        ge=0,
     ),
 ]
 Normalize = Annotated[
@@ -192,7 +205,36 @@ class GroupBaseline(Ingredient):
         return in_pair_N
 
 
+class BaselineShift(Ingredient):
+    """A baseline that is lower by s: −s w ∇log π more of each response, the mean over responses and groups.
+
+    Towards the log's author μ the reward rises by E_μ r − E_π r a share of μ, which a mean of μ's own
+    responses doesn't tell. Entries list it before the weight, after the baseline.
+    """
+
+    options: ClassVar = {"baseline_shift": (Shift, 0.0)}
+
+    def conflict(self, options: Options, explicit: Options) -> str:
+        for key in ("average", "scale") if options["baseline_shift"] != 0 else ():
+            expected = {"average": "sum", "scale": "reward"}[key]
+            if options[key] != expected:
+                return f'baseline_shift needs {key} = "{expected}", got "{options[key]}"'
+        return ""
+
+    def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
+        shift = options["baseline_shift"]
+        if shift == MEASURED:
+            raise Refused('baseline_shift = "measured" is for runs, which measure it: expected a number here')
+        if shift == 0:
+            return gradient
+        groups = Groups.of(batch)
+        share_N = (groups.weight / groups.weight.sum() / groups.n)[groups.group]
+        lower_BT = torch.where(batch.mask, groups.at_tokens(shift * share_N), 0.0)
+        return replace(gradient, logp_BT=gradient.logp_BT - lower_BT)
+
+
 WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS = Weight(), GroupBaseline(), GroupBaseline(judged=True)
+BASELINE_SHIFT = BaselineShift()
 COMPARED: dict[str, object] = {
     "weight_level": "sequence",
     "baseline": "others",

@@ -142,12 +142,16 @@ def corrected(
 
 def imitating(claims: Claims, k: Callable[[Situation], Tensor], shift: bool = True, **options: Any) -> Claims:
     """With a share of imitation of responses that are chosen with probability k [X,Y]. Its end is another."""
-    share = 0.7
+    return pulled(claims, lambda s: 0.7 * formulas.imitation(s, k(s)), shift, imitation=0.7, **options)
+
+
+def pulled(claims: Claims, more: Callable[[Situation], Tensor], shift: bool = True, **options: Any) -> Claims:
+    """With more in the loss, which moves its end."""
     return replace(
         claims,
-        expects=lambda s: claims.expects(s) + share * formulas.imitation(s, k(s)),
+        expects=lambda s: claims.expects(s) + more(s),
         ends="unknown",
-        options={**claims.options, "imitation": share, **options},
+        options={**claims.options, **options},
         shift=shift,
         noise=False,
         policy_gradient=None,

@@ -280,8 +280,8 @@ def _overshoot(rows: Sequence[Row], config: RunConfig) -> Problem | None:
         return None
     detail = (
         f"the last steps kept {share:.2g} of what their gradients promised (the median of kept / promised). "
-        f"The best single step keeps {HALF}, so shorter ones gain more. What to do: a lower train.lr (now "
-        f"{config.train.lr}) or train.step_kl (now {config.train.step_kl})"
+        f"The best single step keeps {HALF}, so shorter ones gain more. What to do: a larger "
+        f"train.gain_ratio (now {config.train.gain_ratio}) or a lower train.lr (now {config.train.lr})"
     )
     return Problem("steps overshoot", f"{share:.2g} of what they promise is kept", detail)
 

@@ -103,7 +103,7 @@ class Loop:
         """Build what the steps of the phase use, and let learner and monitors continue where they were."""
         if position.phase != phase.name:
             position = replace(position, phase=phase.name, anchor=position.digest, prompts=0)
-            position = replace(position, beta=None, speed=None, rate=None)
+            position = replace(position, beta=None, speed=None, lost=None, rate=None)
         if phase.config.policy.cache_reference and position.cached < 0:
             position = replace(position, cached=self.store.ledger.last_reference_logp())
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None

@@ -91,6 +91,7 @@ def describe_step(
         "loss": step.evaluation.loss,
         "objective": step.evaluation.metrics,
         "beta": options.get("beta"),
+        "baseline_shift": options.get("baseline_shift"),
         "grad_norm": step.norm,
         "grad_norm_clipped": min(step.norm, phase.config.train.clip),
     }

@@ -24,6 +24,7 @@ from agro.io.datasets import on_hub
 from agro.io.numbers import count
 from agro.objectives import Need, Objective, get, least_responses
 from agro.objectives.needs import REWARD, Provider, judging, provided_by
+from agro.objectives.weights import MEASURED
 from agro.rollout.prompts import read_prompts
 from agro.store import DrawRule, Store
 from agro.store.location import exists, located
@@ -31,6 +32,7 @@ from agro.train.state import Position
 from agro.types.sample import ROLES
 
 TUNED = {"start", "target_kl", "rate"}
+SHIFT = "baseline shift"  # the monitor whose state it is, where objective.baseline_shift is "measured"
 
 
 TRIED = 1e-5  # the first rate that is tried where train.lr is "auto"
@@ -52,25 +54,27 @@ def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None
     return largest * (0.5 * (1 + math.cos(math.pi * done)))
 
 
-def option_at(value: Any, step: int, tuned: float | None = None) -> Any:
-    """An option's value at step `step` (from 0) of a phase.
+def options_at(
+    options: Mapping[str, Any], step: int, tuned: float | None = None, shift: float = 0.0
+) -> dict[str, Any]:
+    """The values of options at step `step` (from 0) of a phase.
 
     A schedule `{start, end, steps, shape}` goes from `start` to `end` in `steps` steps; `shape` is "linear"
     (the default) or "cosine". With `warmup` it begins so many steps later, and rises from 0 to `start` in
     them (CHORD, arXiv 2508.11408). For `{start, target_kl, rate}` the value is `tuned`, the result of
-    `tune`, or `start` where that is None. Other values are constant.
+    `tune`, or `start` where that is None, and for "measured" it is `shift`. Other values are constant.
     """
-    if not isinstance(value, Mapping):
-        return value
-    if is_tuned(value):
-        return value["start"] if tuned is None else tuned
-    if not is_schedule(value):
-        raise Refused(f"schedule of an option: expected {EXPECTED}, got {dict(value)}")
-    return value_at(value, step)
-
-
-def options_at(options: Mapping[str, Any], step: int, tuned: float | None = None) -> dict[str, Any]:
-    return {k: option_at(v, step, tuned) for k, v in options.items()}
+    current = dict(options)
+    for name, value in options.items():
+        if value == MEASURED:
+            current[name] = shift
+        elif isinstance(value, Mapping) and is_tuned(value):
+            current[name] = value["start"] if tuned is None else tuned
+        elif isinstance(value, Mapping):
+            if not is_schedule(value):
+                raise Refused(f"schedule of an option: expected {EXPECTED}, got {dict(value)}")
+            current[name] = value_at(value, step)
+    return current
 
 
 def is_tuned(value: Any) -> bool:
@@ -172,13 +176,16 @@ class Phase:
     def options(self, position: Position) -> dict[str, Any]:
         """The objective's options at the next step: the current values of schedules and of a tuned β."""
         objective = self.config.objective
-        current = options_at(objective.options, self.at(position), position.beta)
+        measured = position.monitors.get(SHIFT) or 0.0  # unknown: none
+        shift = measured * (1 - self.at(position) / self.steps)
+        current = options_at(objective.options, self.at(position), position.beta, shift)
         return self.entry.with_preset(current)
 
     def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """All options of the objective, for those of a step. They are checked again where a schedule changes
         them."""
-        if any(isinstance(value, Mapping) for value in self.config.objective.options.values()):
+        given = self.config.objective.options.values()
+        if any(isinstance(value, Mapping) or value == MEASURED for value in given):
             return self.entry.resolve(self.config.objective.name, options)
         return self._constant
 

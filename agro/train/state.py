@@ -31,7 +31,9 @@ class Position:
     prompts: int = 0  # sampled from in this phase
     skipped: int = 0  # updates in a row that weren't made
     beta: float | None = None  # where it is tuned to a target KL
-    speed: float | None = None  # of the steps before, where train.step_kl limits it
+    # Of the steps before, per unit of learning rate: √(2 KL), and the share of their promise that they lost.
+    speed: float | None = None
+    lost: float | None = None
     rate: float | None = None  # the phase's largest, which was found where train.lr is "auto"
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
     # The last entry of other runs that may be used from the cache of reference log-probs; -1: not begun.

@@ -12,6 +12,7 @@ from agro.config import RunConfig
 from agro.io.files import new_run_folder
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
+from agro.objectives.weights import MEASURED
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import capabilities, declared
@@ -45,6 +46,7 @@ from agro.train.monitors.heldout import (
     HeldOutGroups,
     HeldOutLog,
     HeldOutPrompts,
+    MeasuredShift,
     NothingToRank,
     RewardParts,
     SampledKL,
@@ -361,6 +363,7 @@ class BaseTrainer:
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
         config, say = phase.config, self.progress.say
+        shifts = config.objective.options.get("baseline_shift") == MEASURED
         monitors: list[Monitor] = [SamplerMismatch(config.guard), Guard(config.guard, phase.name)]
         if "shares_weights" not in capabilities(config.engine.kind):
             monitors.append(FirstSamples(config.guard, config.policy.temperature, learner))
@@ -368,6 +371,10 @@ class BaseTrainer:
             assert self.reward is not None
             parts = self._rollout(phase), self.reward, self.eval_prompts, self.activity, say
             monitors.append(HeldOutPrompts(phase, learner, *parts))
+            if shifts:
+                monitors.append(MeasuredShift(phase, self.store, say))
+        elif shifts:
+            say(f"{phase.name}: objective.baseline_shift: no reward measures the start, so there is none")
         if self.eval_prompts or config.data.draws_stored:
             monitors += self._side_by_side(phase)
         if samples_kl(config) and learner.reference_key is not None:

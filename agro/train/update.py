@@ -1,15 +1,10 @@
 """What a step does to the weights: it moves them, or skips the update, or rolls them back to a checkpoint.
 
-With `train.step_kl` a trust region bounds how far a step may change the policy (TRPO, arXiv 1502.05477, by
-the rate): KL(before ‖ after) a token, half the mean squared difference of the log-probs of the step's own
-tokens (k2, Schulman 2020). It grows as the square of a small learning rate, so with the speed v, the √(2 KL)
-per unit of rate of the steps before, the rate √(2 bound)/v stays within it. The highest speed counts at once
-and is forgotten slowly; no step is taken back. The rate is set before a step's samples are drawn and knows
-nothing of their rewards: where the expected step is 0 it stays so. With Adam a rate that is too high moves
-every weight as much in every step, whatever the gradient: what all responses share sinks then, and doesn't
-come back. A short phase has a larger bound, by the root of what it lacks of 100 steps: under that of a long
-one it would be over before the policy has learned. (As much in sum as 100 steps would be too much where
-rewards are noisy: reproductions/panel/short.py.)
+The learning rate of a step is lowered by what the steps before it did: the share of their promised gain that
+they lost (`train.gain_ratio`, Armijo's condition), and how far they changed the policy (`train.step_kl`, a
+trust region by k2). Both are measured by one forward pass after each, the highest value counts at once and is
+forgotten slowly, and no step is taken back. The rate is set before a step's samples are drawn and knows
+nothing of their rewards: where the expected step is 0 it stays so. Derivations are in docs/guide/weights.md.
 """
 
 from __future__ import annotations
@@ -22,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import short
 from agro.objectives import NotFinite
@@ -38,7 +34,8 @@ from agro.train.recovery import start_of
 from agro.train.state import Position, damage
 from agro.train.step import Step
 
-KEPT = 0.7  # of the speed, in a step that is slower
+KEPT = 0.7  # of the speed, or of the loss, in a step that has less
+LEAST = 0.1  # of its rate, which the step after one that lost more than all has at least
 FEW_STEPS = 100  # a phase of fewer optimizer steps has a larger bound
 STEP_KL = 0.005  # the bound that a rate is found for, where train.step_kl gives none
 # Of finding it: trials, how near the bound one has to come, how far the next one goes, the largest rate.
@@ -79,23 +76,28 @@ class Updates:
                     return self._act(action, view, position)
             if config.train.lr == "auto" and position.rate is None:
                 position = replace(position, rate=self._find_rate(step, bound_of(view.phase)))
-            lr, largest = view.phase.lr(position, update), position.rate
-            before, is_bounded = None, config.train.step_kl is not None
-            if is_bounded:
-                lr = within(bound_of(view.phase), lr, position.speed)
-                before = self.learner.along_gradient() if view.metrics["step_kl"] is None else None
-            self.learner.move(lr, largest if config.train.lr == "auto" else config.train.lr)
-            view.metrics["lr"] = view.metrics["lr"] or lr
-            position = replace(position, version=self.learner.version, skipped=0)
-            if is_bounded:
-                logp_BT = self.learner.logp(step.batch)
-                kl = change(logp_BT, step)
-                if before is not None:
-                    fall = float(before - self.learner.along_gradient())
-                    promised = max(1.0, step.norm / config.train.clip) * fall
-                    view.metrics |= {"step_kl": kl, "promised": promised, "kept": kept(logp_BT, step)}
-                position = replace(position, speed=speed_after(kl, lr, position.speed))
+            position = self._move(view, position, step, view.phase.lr(position, update))
         return position
+
+    def _move(self, view: View, position: Position, step: Step, lr: float) -> Position:
+        """One optimizer step at a rate of at most `lr`, and what it did."""
+        train, before = view.phase.config.train, None
+        if train.measures_steps:
+            lr = lowered(lr, train, bound_of(view.phase), position)
+            before = self.learner.along_gradient()
+        self.learner.move(lr, position.rate if train.lr == "auto" else train.lr)
+        view.metrics["lr"] = view.metrics["lr"] or lr
+        position = replace(position, version=self.learner.version, skipped=0)
+        if before is None:
+            return position
+        promise = max(1.0, step.norm / train.clip) * float(before - self.learner.along_gradient())
+        logp_BT = self.learner.logp(step.batch)
+        kl, gain = change(logp_BT, step), kept(logp_BT, step)
+        if view.metrics["step_kl"] is None:
+            view.metrics |= {"step_kl": kl, "promised": promise, "kept": gain}
+        lost = loss_of(promise, gain, lr, train.gain_ratio) if step.norm > ROUNDING else None
+        speed = recalled(speed_of(kl, lr), position.speed)
+        return replace(position, speed=speed, lost=recalled(lost, position.lost))
 
     def check_skipped(self, phase: Phase, position: Position) -> None:
         if position.skipped >= phase.config.train.max_skipped:
@@ -219,22 +221,36 @@ def step_bound(step_kl: float, steps: int) -> float:
     return step_kl * max(1.0, math.sqrt(FEW_STEPS / steps))
 
 
-def within(bound: float, lr: float, speed: float | None) -> float:
-    """The learning rate, lowered to what keeps a step at this speed within the bound.
+def lowered(lr: float, train: TrainConfig, bound: float, position: Position) -> float:
+    """The learning rate, lowered to what the steps before allow.
 
-    Nothing is known of the speed before the first step of a phase, which warm-up makes small.
+    Nothing is known of them before the first step of a phase, which warm-up makes small.
     """
-    return min(lr, math.sqrt(2 * bound) / speed) if speed else lr
+    if train.step_kl is not None and position.speed:
+        lr = min(lr, math.sqrt(2 * bound) / position.speed)
+    if train.gain_ratio is not None and position.lost:
+        lr = min(lr, (1 - train.gain_ratio) / position.lost)
+    return lr
 
 
-def speed_after(kl: float, lr: float, speed: float | None) -> float | None:
-    """√(2 KL) per unit of learning rate, after a step with this KL; `speed`: before it.
+def speed_of(kl: float, lr: float) -> float | None:
+    """√(2 KL) of a step per unit of learning rate; None where it tells nothing."""
+    return math.sqrt(2 * kl) / lr if lr > 0 and math.isfinite(kl) else None
 
-    A step without a rate, or with a change that isn't finite, tells nothing.
+
+def loss_of(promise: float, gain: float | None, lr: float, ratio: float | None) -> float | None:
+    """The share of its promise that a step lost, per unit of learning rate; None where it tells nothing.
+
+    A step against its own gradient, along older ones, promised nothing. Where little was promised much more
+    may be lost, of which so much counts that the next rate is a tenth of this one.
     """
-    if lr == 0 or not math.isfinite(kl):
-        return speed
-    now = math.sqrt(2 * kl) / lr
-    if speed is None or now > speed:
-        return now
-    return KEPT * speed + (1 - KEPT) * now
+    if ratio is None or gain is None or lr == 0 or not 0 < promise < math.inf or not math.isfinite(gain):
+        return None
+    return min(max(1 - gain / promise, 0.0), (1 - ratio) / LEAST) / lr
+
+
+def recalled(now: float | None, before: float | None) -> float | None:
+    """What a step tells, or more of those before it, forgotten slowly; None: it tells nothing."""
+    if now is None or before is None or now > before:
+        return before if now is None else now
+    return KEPT * before + (1 - KEPT) * now

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from agro.config import PolicyConfig, SamplerConfig
+import torch
+
+from agro.config import PolicyConfig, RunConfig, SamplerConfig
 from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded
 from agro.runs.by_prompt import FILE
+from agro.train.collate import collate
+from agro.train.learner import Local
+from agro.types import Sample
 from reproductions.chat import logs
 
 SHOWN = 2  # held-out questions of each kind, the first ones, of which texts are shown
@@ -66,6 +72,26 @@ def by_kind(run: Path, held_out: Path) -> dict[str, dict[str, float]]:
     return {kind: {when: fmean(values) for when, values in both.items()} for kind, both in found.items()}
 
 
+def exact(model: Path, held_out: Path) -> dict[str, dict[str, float]]:
+    """Of each kind of question, without the noise of a sample: the mean probability that a response is the
+    answer alone, and the share of questions whose likeliest response is right."""
+    policy = Policy.load(PolicyConfig(model=str(model), threads=1))
+    prompts = load_prompts(held_out)
+    answers = [Sample(p.text, p.columns["answer"], prompt_id=p.id, id=i) for i, p in enumerate(prompts)]
+    learner = Local(policy, None, lambda text: None)
+    learner.enter(RunConfig.of({"train": {"micro_tokens": 8192}}), began=None, resumed=None)
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"probability": [], "likeliest": []})
+    batch = collate([policy.encoder.encode(sample) for sample in answers], 0)
+    logp_B = torch.where(batch.mask, learner.logp(batch), 0.0).sum(1)
+    for prompt, logp in zip(prompts, logp_B.tolist(), strict=True):
+        found[prompt.columns["kind"]]["probability"].append(math.exp(logp))
+    sampler = SamplerConfig(n=1, temperature=0.0, max_new=logs.MAX_NEW)
+    for sample in Rollout(policy.encoder, embedded(policy)).sample(prompts, 1, sampler, seed=1):
+        kind = prompts[int(sample.meta["index"])].columns["kind"]
+        found[kind]["likeliest"].append(logs.right(sample))
+    return {kind: {name: fmean(values) for name, values in both.items()} for kind, both in found.items()}
+
+
 def page(result: dict[str, Any]) -> str:
     """Everything that was measured, in Markdown."""
     runs = result["runs"]
@@ -76,8 +102,9 @@ def page(result: dict[str, Any]) -> str:
 def summary(runs: Sequence[dict[str, Any]]) -> list[str]:
     """A row for each job and method: means over seeds."""
     lines = [
-        "| data | trained by | seeds | before | after | gain | KL in the last step (nats) | CPU minutes |",
-        "|---|---|---|---|---|---|---|---|",
+        "| data | trained by | seeds | before | after | gain | probability of the answer, after | "
+        "the likeliest response is right, after | KL in the last step (nats) | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for key, name in METHODS.items():
         found = [r for r in runs if (r["job"], r["method"]) == key]
@@ -90,11 +117,20 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[str]:
             _mean(r["before"] for r in found),
             _mean(r["after"] for r in found),
             _mean(r["eval_gain"] for r in found),
+            *(
+                _mean(_over(r["exact"], name) for r in found if r.get("exact"))
+                for name in ("probability", "likeliest")
+            ),
             _mean(r["kl_ref"] for r in found if r["kl_ref"] is not None),
             _mean((r["cpu_seconds"] / 60 for r in found if r["cpu_seconds"]), 1),
         ]
         lines.append("| " + " | ".join(columns) + " |")
     return lines
+
+
+def _over(kinds: dict[str, dict[str, float]], name: str) -> float:
+    """The mean over the kinds, which have 30 questions each but for one with 29."""
+    return fmean(of_kind[name] for of_kind in kinds.values())
 
 
 def _mean(values: Any, digits: int = 3) -> str:

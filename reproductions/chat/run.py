@@ -140,6 +140,7 @@ def measure(
         "kl_ref": kls[-1] if kls else None,
         "verdict": Verdict.of(load_run(folder)).sentence,
         "kinds": report.by_kind(folder, files.held_out),
+        "exact": report.exact(folder / "model", files.held_out),
         "seconds": run["seconds"],
         "cpu_seconds": run["cpu_seconds"],
         "texts": report.texts(folder / "model", files.held_out) if is_shown else None,

@@ -103,7 +103,7 @@ def configure(trial: Trial, files: Files, store: Path) -> RunConfig:
         values["objective"] = dict(method["objective"])
     for section in ("data", "train"):
         values[section] |= method.get(section, {})
-    values["train"]["step_kl"] = None  # as these runs were recorded
+    values["train"] |= {"gain_ratio": None, "step_kl": None}  # as these runs were recorded
     if trial.value is not None:
         values["objective"][OPTIONS[trial.method][0]] = trial.value
     values["phases"] = [

@@ -228,7 +228,7 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
     for section in ("data", "train", "evaluate"):
         values[section] |= method.get(section, {})
     if row.method not in BOUNDED:
-        values["train"]["step_kl"] = None  # as these runs were recorded
+        values["train"] |= {"gain_ratio": None, "step_kl": None}  # as these runs were recorded
     values["phases"] = method.get("phases", [])
     options = {key: value for key, value in values["objective"].items() if key != "name"}
     needs = objectives.get(values["objective"]["name"]).needed(options)

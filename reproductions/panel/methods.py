@@ -22,8 +22,8 @@ BETA = 0.1  # of objectives that need one, as in their recipes
 RIVAL_BETAS = (0.1, 0.01)  # as in recipes of others, and as in the default
 STORED: Values = {"replay": 1.0, "group_size": 8}
 HELD_OUT: Values = {"hold_out": 0.1, "hold_out_most": 128}
-UNBOUNDED: Values = {"step_kl": None}
-BOUNDED: Values = {"step_kl": 0.005}
+UNBOUNDED: Values = {"gain_ratio": None, "step_kl": None}
+BOUNDED: Values = {"gain_ratio": None, "step_kl": 0.005}  # until 28 November 2026 that of the default
 ROOT: Values = {"weight_max": 1.0, "weight_power": 0.5}
 BEFORE: dict[str, Values] = {
     "fresh": {"baseline": "others", "weight_baseline": "optimal"},
@@ -110,13 +110,10 @@ def _default(job: Job, facts: Facts) -> Values:
     return {"recipe": RECIPES[job.data]}
 
 
-def _before(job: Job, facts: Facts, *, train: Values) -> Values | str:
+def _before(job: Job, facts: Facts, *, train: Values) -> Values:
     """The recipes as they were until 24 November 2026: fresh samples were compared in their group, and pairs
     and single responses had the weight of the recipe `log`."""
-    objective = BEFORE.get(job.data)
-    if objective is None and train == BOUNDED:
-        return "is the default"
-    return {**_default(job, facts), "objective": objective or {}, "train": train}
+    return {**_default(job, facts), "objective": BEFORE.get(job.data, {}), "train": train}
 
 
 def _held_out(job: Job, facts: Facts) -> Values | str:
@@ -124,6 +121,17 @@ def _held_out(job: Job, facts: Facts) -> Values | str:
     if job.prompts < 200:
         return "a tenth of the prompts is fewer than 20, and none are held out"
     return {**_default(job, facts), "data": HELD_OUT}
+
+
+def _by_nats(job: Job, facts: Facts) -> Values:
+    return {**_default(job, facts), "train": BOUNDED}
+
+
+def _shifted(job: Job, facts: Facts) -> Values | str:
+    """The default where a reward scores the start: recipe `log` measures how much better the author is."""
+    if job.data != "groups":
+        return "the recipe has no shift"
+    return {**_default(job, facts), "data": {"eval_prompts": True}}
 
 
 def _centered(job: Job, facts: Facts) -> Values | str:
@@ -290,6 +298,12 @@ METHODS = {
             "the default", "the recipe for the data: log, feedback, pairs or fresh", _default, candidate=True
         ),
         Method(
+            "by nats alone",
+            "the same, a step bounded by `train.step_kl = 0.005` alone",
+            _by_nats,
+            candidate=True,
+        ),
+        Method(
             "the default before",
             "of fresh samples the optimal baseline of each group; of pairs and single responses the weight "
             "min(1, √(π/π_ref))",
@@ -303,6 +317,12 @@ METHODS = {
             candidate=True,
         ),
         Method("a tenth held out", "the same, `data.hold_out` as in the recipe", _held_out, candidate=True),
+        Method(
+            "the default with a reward",
+            "the same, which measures the start's mean reward on the held-out prompts: `baseline_shift`",
+            _shifted,
+            candidate=True,
+        ),
         Method(
             "centered by user",
             "the same on a log of `agro import --center-by user`",

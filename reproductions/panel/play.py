@@ -102,6 +102,8 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
         values["data"]["value_store"] = str(logs.reference_samples(world.job, world.files))
     if store is None or values["data"].get("prompts"):  # of the log, where both are asked for
         values["data"]["prompts"] = str(world.files.prompts)
+    if values["data"].get("eval_prompts"):
+        values["data"]["eval_prompts"] = str(world.files.held_out)
     responses = given.get("responses", RESPONSES)
     values["train"] = {
         **values["train"],

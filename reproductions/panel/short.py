@@ -48,7 +48,7 @@ def bounded(name: str) -> Method:
     def settings(job: Job, facts: Facts) -> Values:
         given = default.settings(job, facts)
         assert not isinstance(given, str)
-        return {**given, "train": {"step_kl": bound_of(name, job.updates)}}
+        return {**given, "train": {"gain_ratio": None, "step_kl": bound_of(name, job.updates)}}
 
     return Method(name, name, settings)
 

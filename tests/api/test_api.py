@@ -380,7 +380,7 @@ def test_three_arguments_are_enough(objects, capsys) -> None:
     assert re.search(r"train\.lr = [\d.e-]+, at which the first update changes the policy by", said)
     config = json.loads((trained.folder / "config.json").read_text())
     assert (config["objective"]["beta"], config["train"]["lr"]) == (0.01, "auto")
-    assert (config["objective"]["baseline"], config["train"]["step_kl"]) == ("step", 0.005)
+    assert (config["objective"]["baseline"], config["train"]["gain_ratio"]) == ("step", 0.75)
 
 
 def test_a_log_says_how_long_responses_are_and_how_far_rewards_are_apart(tmp_path) -> None:
@@ -393,7 +393,7 @@ def test_a_log_says_how_long_responses_are_and_how_far_rewards_are_apart(tmp_pat
         of_log = agro.RunConfig.load("log")
         expected = {f"objective.{name}": value for name, value in of_log.objective.options.items()}
         expected |= {"objective.beta": beta, "train.lr": "auto", "data.spread": True}
-        expected |= {"train.step_kl": 0.005, "train.schedule": "linear"}
+        expected |= {"train.gain_ratio": 0.75, "train.step_kl": 0.005, "train.schedule": "linear"}
         assert chosen.settings == expected
         assert "rewards from -1 to 2" in chosen.notes[1]
         named = choose(values | {"objective": {"name": "agro", "weight": "none"}})

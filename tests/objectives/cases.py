@@ -21,7 +21,7 @@ from agro.errors import Refused
 from agro.objectives import Evaluation, Ingredient, Need
 from agro.objectives.imitation import Imitation
 from agro.objectives.kl_term import KL_TERM
-from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
+from agro.objectives.weights import BASELINE_SHIFT, WEIGHT, WEIGHT_BASELINE
 
 FIELDS = ("ref_logp", "behavior_logp", "old_logp")
 DRAWN = (*FIELDS, "old_value")
@@ -146,6 +146,9 @@ def variants_of_all(entry: objectives.Objective) -> list[dict[str, Any]]:
         out.append({"weight": "reference", "weight_normalize": "group", "weight_baseline": "optimal"})
         out.append({"weight_baseline": "optimal"})
         out.append({"weight_baseline": "balanced"})
+    if BASELINE_SHIFT in entry.ingredients:
+        out.append({"baseline_shift": NUMBER})
+        out.append({"baseline_shift": NUMBER, "weight": "reference"})
     if KL_TERM in entry.ingredients:
         for kl in ({}, {"kl": "k2"}, {"kl": "k2", "unbiased_kl": True}):
             out.append({"beta": NUMBER} | kl)
@@ -350,6 +353,10 @@ def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Resu
     """What the plain loops of `independent` say, a function of the objective's name."""
     entry = objectives.get(name)
     result = independent.result(name, case, **entry.function_options(options))
+    shift = options.get("baseline_shift", 0.0)
+    if shift and not options.get("weight_baseline"):
+        size = least(entry.needs(entry.defaults() | options))
+        result = independent.shifted(case, result, size, shift)
     if {"weight", "weight_baseline"} & options.keys():
         result = independent.weighted(case, result, **chosen(options, WEIGHT, WEIGHT_BASELINE))
     if KL_TERM in entry.ingredients and options.get("beta"):

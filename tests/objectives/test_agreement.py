@@ -264,7 +264,7 @@ DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "
         and not {"regularizer", "weight", "compared"} & (o | objectives.get(n).preset).keys()
         and o.get("mismatch") != "retrace"
         and "token_weight" not in o
-        and "weight_baseline" not in o
+        and not {"weight_baseline", "baseline_shift"} & o.keys()
         and o.get("baseline") != "step"  # a constant
     ]
 )

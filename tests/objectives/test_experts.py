@@ -16,7 +16,7 @@ import torch
 from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives.methods.experts import shape_reward
-from agro.train.phases import option_at
+from agro.train.phases import options_at
 
 ROLES = ["policy", "policy", "expert"]
 
@@ -78,9 +78,11 @@ def test_what_is_unknown_of_own_rows_is_refused() -> None:
 def test_the_schedule_of_mu() -> None:
     """W = 4, D = 8, P = 0.9, U = 0.1: 0, P/2 at W/2, P at W, the middle at W + D/2, U from W + D on."""
     mu = {"start": 0.9, "end": 0.1, "steps": 8, "shape": "cosine", "warmup": 4}
-    found = [option_at(mu, step) for step in (0, 2, 4, 8, 12, 99)]
+    found = [options_at({"x": mu}, step)["x"] for step in (0, 2, 4, 8, 12, 99)]
     assert found == pytest.approx([0.0, 0.45, 0.9, 0.5, 0.1, 0.1], rel=1e-12)
-    assert option_at({"start": 0.9, "end": 0.1, "steps": 0, "warmup": 0}, 0) == pytest.approx(0.1)
+    assert options_at({"x": {"start": 0.9, "end": 0.1, "steps": 0, "warmup": 0}}, 0)["x"] == pytest.approx(
+        0.1
+    )
 
 
 def test_luffy_counts_a_token_most_at_gamma() -> None:

@@ -219,11 +219,13 @@ def test_needs_other_than_the_claimed_are_named(changed, broken: str, monkeypatc
 def test_options_without_a_claim_are_named(monkeypatch) -> None:
     """Choices that nobody makes, and numbers that are always their default.
 
-    `normalize` of rloo is compared with a second version, but its expectation isn't enumerated.
+    `normalize` of rloo is compared with a second version, but its expectation isn't enumerated. A run puts
+    a number in the place of "measured".
     """
     settings = {name: module.unclaimed(name).setting for name in objectives.names()}
     assert {name: setting for name, setting in settings.items() if setting != "none"} == {
-        "rloo": "normalize=True"
+        "agro": "baseline_shift=measured",
+        "rloo": "normalize=True",
     }
     monkeypatch.setitem(CLAIMS, "grpo", CLAIMS["grpo"][:1])
     row = module.unclaimed("grpo")

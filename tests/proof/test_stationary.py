@@ -82,3 +82,43 @@ def test_a_weight_may_add_an_end_where_the_policy_isnt_a_table(
 def test_the_weight_is_that_of_the_recipe() -> None:
     log = RunConfig.load("log").objective.options
     assert {name: value for name, value in log.items() if name.startswith("weight")} == RECIPE
+
+
+def test_a_lower_baseline_ends_where_the_reward_above_the_optimum_is_what_pulls_to_the_author() -> None:
+    """A table of four responses, groups of two on data of μ: where R = c + s π/μ, found by bisection of each
+    log π and of c, the expected gradient is 0; there without s it isn't, and with s it isn't at π*. At most
+    s/β times the range of π/μ from π*, so that a shift that falls to 0 ends there."""
+    reference, behavior = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]).double()
+    reward, beta, shift = torch.tensor([0.0, 1.0, 0.5, 0.2]).double(), 0.5, 0.3
+
+    def end(c: float, s: float) -> Tensor:
+        """π with β log π/π_ref + s π/μ = r − c."""
+        low, high = torch.full((4,), -40.0).double(), torch.full((4,), 10.0).double()
+        for _ in range(80):
+            middle = (low + high) / 2
+            above = beta * (middle - reference.log()) + s * middle.exp() / behavior > reward - c
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return low.exp()
+
+    def normalized(s: float) -> Tensor:
+        low, high = -10.0, 10.0
+        for _ in range(80):
+            c = (low + high) / 2
+            low, high = (c, high) if end(c, s).sum() > 1 else (low, c)
+        return end(low, s)
+
+    def slope(policy: Tensor, s: float) -> float:
+        space = Space(4, 1, 1)
+        logp, ref, mu = (Enumerable.of(space, p.log()[None]) for p in (policy, reference, behavior))
+        batch = all_groups(DataDistribution(mu, reward[None]), ref, 2)
+        found = gradient(logp, ref, batch, "agro", {"beta": beta, "baseline_shift": s})
+        return float(found.abs().max())
+
+    star, moved = normalized(0.0), normalized(shift)
+    assert star.sum() == pytest.approx(1.0, abs=1e-12)
+    assert star.log() == pytest.approx(((reference * (reward / beta).exp()).log().log_softmax(0)), abs=1e-10)
+    assert slope(star, 0.0) < 1e-8  # rewards are float32
+    assert slope(moved, shift) < 1e-8
+    assert min(slope(star, shift), slope(moved, 0.0)) > 1e-2
+    ratio = moved / behavior
+    assert (moved / star).log().abs().max() <= shift / beta * (ratio.max() - ratio.min())

@@ -125,12 +125,15 @@ def test_the_page_has_means_over_seeds_and_texts_of_the_first(tmp_path):
             "thumbs": {"responses": 2, "up": 0.5},
             "cpu_seconds": 60.0,
         },
-        "runs": [measured("log", "recipe", 0, 0.5), measured("log", "recipe", 1, 0.6)],
+        "runs": [
+            measured("log", "recipe", 0, 0.5) | {"exact": {"past": {"probability": 0.45, "likeliest": 0.5}}},
+            measured("log", "recipe", 1, 0.6),
+        ],
         "start": [{"question": "Which?", "answer": "this", "sampled": "that", "likeliest": "this"}],
         "machine": {"cpu": "a CPU", "cores": 2, "load_average": 3.0, "commit": "0123456789"},
     }
     page = report.page(result)
-    assert "| 0, 1 | 0.250 ± 0.000 | 0.550 ± 0.071 | 0.300 ± 0.071 | – | 1.5 ± 0.0 |" in page
+    assert "| 0, 1 | 0.250 ± 0.000 | 0.550 ± 0.071 | 0.300 ± 0.071 | 0.450 | 0.500 | – | 1.5 ± 0.0 |" in page
     assert "| Which? | this | that; *this* | a\\|b; *c* |" in page
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")

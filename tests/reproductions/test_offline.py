@@ -128,7 +128,7 @@ def test_methods_differ_in_what_they_say_they_do(files) -> None:
     assert (recipe.objective.options["weight"], recipe.data.min_reward) == ("reference", None)
     assert recipe.train.step_kl == 0.005
     assert plain.objective.options == {"beta": 0.1}
-    assert plain.train == recipe.train.model_copy(update={"step_kl": None})
+    assert plain.train == recipe.train.model_copy(update={"gain_ratio": None, "step_kl": None})
     assert (imitation.objective.name, imitation.data.min_reward) == ("sft", 1.0)
     assert imitation.train.lr == RATES[0]
 

@@ -159,11 +159,11 @@ def test_the_default_is_the_recipe_for_the_data(out) -> None:
         "pairs": ("pair_consistency", "drop"),
         "fresh": ("agro", None),
     }
-    assert config.train.step_kl == 0.005
+    assert (config.train.gain_ratio, config.train.step_kl) == (0.75, None)  # of fresh samples
     unbounded = play.settings(
         play.world("own", out, logs.SMALL), Row("own", "without the bound", 1e-3), Path("log.db")
     )
-    assert unbounded.train.step_kl is None
+    assert (unbounded.train.gain_ratio, unbounded.train.step_kl) == (None, None)
     earlier = METHODS["earlier"].settings(JOBS["stars"], FACTS)
     assert not isinstance(earlier, str)
     assert earlier["objective"]["weight_power"] == 1.0

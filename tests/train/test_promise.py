@@ -142,5 +142,5 @@ def test_the_median_share_of_the_last_steps_decides(tmp_path: Path) -> None:
     assert kept_share(rows) == 0.49
     [problem] = phase_problems(rows, config)
     assert problem.title == "steps overshoot"
-    assert "a lower train.lr (now 0.01) or train.step_kl (now 0.005)" in problem.detail
+    assert "a larger train.gain_ratio (now None) or a lower train.lr (now 0.01)" in problem.detail
     assert phase_problems([row | {"kept": 1.0} for row in rows], config) == []

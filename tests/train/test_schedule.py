@@ -12,7 +12,7 @@ from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights
 from agro.api.reporting_trainer import Trainer
 from agro.config import TrainConfig
 from agro.errors import Interrupted, Refused
-from agro.train.phases import is_tuned, lr_at, option_at, options_at, tune
+from agro.train.phases import is_tuned, lr_at, options_at, tune
 
 ASKED = {"start": 0.02, "target_kl": 0.3, "rate": 0.2}
 
@@ -46,7 +46,7 @@ RAMP = {"start": 1.0, "end": 3.0, "steps": 4}
     ],
 )
 def test_an_option_goes_from_start_to_end(value, expected: list) -> None:
-    found = [option_at(value, step) for step in range(6)]
+    found = [options_at({"x": value}, step)["x"] for step in range(6)]
     assert found == (expected if isinstance(value, str) else pytest.approx(expected, abs=1e-4))
 
 
@@ -55,7 +55,7 @@ def test_an_option_goes_from_start_to_end(value, expected: list) -> None:
 )
 def test_a_malformed_schedule_is_refused_with_what_came(wrong: dict) -> None:
     with pytest.raises(Refused, match=f"schedule of an option: .*{next(iter(wrong))}"):
-        option_at(RAMP | wrong, 0)
+        options_at({"x": RAMP | wrong}, 0)
 
 
 def test_each_option_has_its_own_schedule_and_beta_the_tuned_value() -> None:
@@ -76,8 +76,8 @@ def test_log_beta_moves_with_the_distance_to_the_target() -> None:
     assert tune(ASKED, 0.1, 0.45) == pytest.approx(0.1 * math.exp(0.2 * 0.5))
     assert tune(ASKED, 0.1, 30.0) == pytest.approx(0.1 * math.exp(0.2))
     assert tune(ASKED, 0.1, -5.0) == pytest.approx(0.1 * math.exp(-0.2))  # an estimate of a KL may be below 0
-    assert option_at(ASKED, 7) == 0.02
-    assert option_at(ASKED, 7, 0.5) == 0.5
+    assert options_at({"x": ASKED}, 7)["x"] == 0.02
+    assert options_at({"x": ASKED}, 7, 0.5)["x"] == 0.5
 
 
 @pytest.mark.test

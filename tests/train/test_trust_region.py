@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,20 +14,56 @@ import torch
 from tiny_runs import metrics, tiny, weights
 
 from agro.api.reporting_trainer import Trainer
+from agro.config import TrainConfig
 from agro.errors import Interrupted
 from agro.train.monitors import Monitor, View
 from agro.train.phases import TRIED
-from agro.train.update import KEPT, change, speed_after, step_bound, within
+from agro.train.state import Position
+from agro.train.update import KEPT, change, loss_of, lowered, recalled, speed_of, step_bound
 
 BOUND = 0.005  # nats a token: a root mean square of 0.1
 
 
 def test_the_rate_keeps_a_step_of_known_speed_within_the_bound() -> None:
     """By hand: at 50 per unit of rate, √(2 · 0.005) = 0.1 is reached with the rate 0.002."""
-    assert within(BOUND, 0.003, 50.0) == pytest.approx(0.002, rel=1e-12)
-    assert within(BOUND, 0.001, 50.0) == 0.001
-    assert within(BOUND, 0.003, None) == 0.003  # the first step of a phase
-    assert within(BOUND, 0.003, 0.0) == 0.003  # nothing moved
+    train = TrainConfig(step_kl=BOUND)
+    assert lowered(0.003, train, BOUND, Position(speed=50.0)) == pytest.approx(0.002, rel=1e-12)
+    assert lowered(0.001, train, BOUND, Position(speed=50.0)) == 0.001
+    assert lowered(0.003, train, BOUND, Position()) == 0.003  # the first step of a phase
+    assert lowered(0.003, train, BOUND, Position(speed=0.0)) == 0.003  # nothing moved
+    assert lowered(0.003, TrainConfig(), BOUND, Position(speed=50.0, lost=1e9)) == 0.003  # no rule
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.75])
+def test_a_ratio_of_half_is_the_best_single_step_of_a_quadratic(ratio: float) -> None:
+    """A step α promises αp and keeps αp − ½κα², which is largest at α = p/κ; ¾ of it is kept at half of that.
+    Whatever step was measured, the next one has this length."""
+    p, curvature = 3.0, 40.0
+    for alpha in (0.01, 0.075, 0.12):
+        lost = loss_of(alpha * p, alpha * p - curvature * alpha**2 / 2, alpha, ratio)
+        train = TrainConfig(gain_ratio=ratio)
+        expected = 2 * (1 - ratio) * p / curvature
+        assert lowered(1.0, train, BOUND, Position(lost=lost)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_step_that_lost_more_than_all_makes_the_next_one_a_tenth() -> None:
+    lost = loss_of(1e-9, -5.0, 0.02, 0.75)
+    found = lowered(1.0, TrainConfig(gain_ratio=0.75), BOUND, Position(lost=lost))
+    assert found == pytest.approx(0.002, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("promise", "gain", "lr"),
+    [
+        *((-0.1, 0.2, 0.01), (0.0, 0.1, 0.01), (0.1, 0.1, 0.0)),
+        *((math.nan, 0.1, 0.01), (0.1, math.nan, 0.01), (0.1, None, 0.01)),
+    ],
+)
+def test_what_promised_nothing_or_isnt_known_tells_nothing(
+    promise: float, gain: float | None, lr: float
+) -> None:
+    assert loss_of(promise, gain, lr, 0.75) is None
+    assert recalled(loss_of(promise, gain, lr, 0.75), 3.0) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -38,15 +75,17 @@ def test_a_short_phase_has_a_larger_bound(steps: int, bound: float) -> None:
 
 def test_the_highest_speed_counts_at_once_and_is_forgotten_slowly() -> None:
     """√(2 · 0.02) = 0.2 at a rate of 0.01 is a speed of 20."""
-    assert speed_after(0.02, 0.01, None) == pytest.approx(20.0, rel=1e-12)
-    assert speed_after(0.02, 0.01, 5.0) == pytest.approx(20.0, rel=1e-12)
-    assert speed_after(0.02, 0.01, 50.0) == pytest.approx(KEPT * 50 + (1 - KEPT) * 20, rel=1e-12)
+    speed = speed_of(0.02, 0.01)
+    assert speed == pytest.approx(20.0, rel=1e-12)
+    assert (recalled(speed, None), recalled(speed, 5.0)) == (speed, speed)
+    assert recalled(speed, 50.0) == pytest.approx(KEPT * 50 + (1 - KEPT) * 20, rel=1e-12)
+    assert recalled(None, None) is None
 
 
 @pytest.mark.parametrize(("kl", "lr"), [(math.nan, 0.01), (math.inf, 0.01), (0.02, 0.0)])
 def test_a_step_that_tells_nothing_changes_nothing(kl: float, lr: float) -> None:
-    assert speed_after(kl, lr, 7.0) == 7.0
-    assert speed_after(kl, lr, None) is None
+    assert speed_of(kl, lr) is None
+    assert recalled(speed_of(kl, lr), 7.0) == 7.0
 
 
 def test_the_change_is_half_the_mean_square_over_the_tokens() -> None:
@@ -71,6 +110,20 @@ def test_a_rate_that_is_too_high_is_lowered(tmp_path: Path) -> None:
     assert max(row["step_kl"] for row in later) < first["step_kl"] / 10
 
 
+def test_steps_that_overshoot_are_shortened_until_they_keep_their_share(tmp_path: Path) -> None:
+    config = tiny(tmp_path, train__lr=0.1, train__gain_ratio=0.75, train__steps=12)
+    first, *later = metrics(Trainer(config, tmp_path / "run").run())
+    lost, row = None, first
+    for following in later:
+        lost = recalled(loss_of(row["promised"], row["kept"], row["lr"], 0.75), lost)
+        assert lost is not None
+        assert following["lr"] == pytest.approx(min(0.1, 0.25 / lost), rel=1e-12)
+        row = following
+    assert later[0]["lr"] < 0.05
+    shares = [row["kept"] / row["promised"] for row in later if row["promised"] > 0]
+    assert statistics.median(shares) > max(0.6, first["kept"] / first["promised"])
+
+
 def test_without_the_bound_nothing_is_measured(tmp_path: Path) -> None:
     run = Trainer(tiny(tmp_path, train__steps=2), tmp_path / "run").run()
     assert [row["step_kl"] for row in metrics(run)] == [None, None]
@@ -92,9 +145,10 @@ class Stopping(Monitor):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_resumed_run_knows_the_speed(tmp_path: Path) -> None:
-    """Checkpoints are every two steps, so it continues after a step whose speed was measured before."""
-    config = tiny(tmp_path, train__lr=0.1, train__step_kl=1e-6)
+def test_a_resumed_run_knows_what_steps_did(tmp_path: Path) -> None:
+    """Checkpoints are every two steps, so it continues after a step that was measured before. Both rules
+    lower rates here."""
+    config = tiny(tmp_path, train__lr=0.1, train__step_kl=0.01, train__gain_ratio=0.9, train__steps=7)
     undisturbed = Trainer(config, tmp_path / "undisturbed").run()
     with pytest.raises(Interrupted):
         Trainer(config, tmp_path / "run", monitors=[Stopping()]).run()
@@ -102,9 +156,9 @@ def test_a_resumed_run_knows_the_speed(tmp_path: Path) -> None:
     assert weights(undisturbed) == weights(resumed)
 
 
-def test_each_phase_begins_without_a_speed(tmp_path: Path) -> None:
+def test_each_phase_begins_without_what_steps_did(tmp_path: Path) -> None:
     phases = [{"name": "a", "train": {"steps": 2}}, {"name": "b", "train": {"steps": 2}}]
-    config = tiny(tmp_path, phases=phases, train__lr=0.1, train__step_kl=1e-6)
+    config = tiny(tmp_path, phases=phases, train__lr=0.1, train__gain_ratio=0.99)
     rows = metrics(Trainer(config, tmp_path / "run").run())
     assert [row["lr"] == 0.1 for row in rows] == [True, False, True, False]
 
@@ -132,7 +186,8 @@ def test_a_resumed_run_keeps_the_rate_that_was_found(tmp_path: Path) -> None:
 
 def test_equal_rewards_tell_no_rate(tmp_path: Path) -> None:
     """Then the gradient is 0 at the reference, and nothing moves."""
-    config = tiny(tmp_path, train__lr="auto", train__steps=2, reward__name=f"{__file__}:alike")
+    rule = {"train__lr": "auto", "train__gain_ratio": 0.75}
+    config = tiny(tmp_path, train__steps=2, reward__name=f"{__file__}:alike", **rule)
     rows = metrics(Trainer(config, tmp_path / "run").run())
     assert [row["lr"] for row in rows] == [TRIED, TRIED]
 

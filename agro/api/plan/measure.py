@@ -230,7 +230,7 @@ def step_seconds(
     if REF_LOGP in needs:
         scored = count
     parts["reference"] = 0.0 if config.policy.cache_reference else scored * rates.scoring * relative
-    again = step.twice + len(provided_by("draw", needs)) + (config.train.step_kl is not None)
+    again = step.twice + len(provided_by("draw", needs)) + config.train.measures_steps
     passes = len(step.passes) * rates.each_pass + count * rates.training
     parts["training"] = config.train.updates * passes + count * again * rates.scoring
     parts["update"] = config.train.updates * rates.update

@@ -46,7 +46,7 @@ from agro.objectives.needs import (
 )
 from agro.objectives.options import Baseline, Beta, Option, Scale
 from agro.objectives.reduce import Groups, refuse_several_rows
-from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, squared_norm
+from agro.objectives.weights import BASELINE_SHIFT, WEIGHT, WEIGHT_BASELINE, squared_norm
 from agro.types import Batch, Tensor
 
 WAY_OUT = 'likelihood_ratio = "adaptive" avoids it'
@@ -382,7 +382,7 @@ ENTRIES: dict[str, Objective] = {
         _agro_couples,
         excludes=_agro_conflict,
         anchor=to_reference,
-        ingredients=(WEIGHT_BASELINE, WEIGHT, IMITATION, SINGLETONS),
+        ingredients=(WEIGHT_BASELINE, BASELINE_SHIFT, WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
         certainty="paper",
         recipe=MethodRecipe(

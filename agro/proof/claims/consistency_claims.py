@@ -24,6 +24,7 @@ from agro.proof.families import (
     one,
     onpolicy_claims,
     prefix_claims,
+    pulled,
     soft_claims,
     squares_claims,
     step_claims,
@@ -112,6 +113,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             shift=False,
             imitation_reward=0.5,
         ),
+        pulled(agro_claims(GROUPED), lambda s: -0.3 * s.mean(s.policy.logp()), baseline_shift=0.3),
         stored_claims(),
         step_claims(),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.

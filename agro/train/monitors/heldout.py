@@ -3,6 +3,7 @@ of any origin: AGRO's loss, and whether π ranks right above wrong. And the KL t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
@@ -30,6 +31,7 @@ from agro.store import DrawnGroups, Store
 from agro.store.draw_rules import noise
 from agro.store.location import location_of
 from agro.store.queries import Filter, chosen
+from agro.store.survey import Scale
 from agro.train import diagnostics
 from agro.train.collate import collate
 from agro.train.diagnostics import log_ratios, summary
@@ -38,8 +40,8 @@ from agro.train.learner import Learner
 from agro.train.measure import kl_of
 from agro.train.monitors.base import Monitor, View
 from agro.train.monitors.warnings import warn_of_rewards
-from agro.train.phases import Phase, derive
-from agro.train.reward_scales import rescaled
+from agro.train.phases import SHIFT, Phase, derive
+from agro.train.reward_scales import differ_in_scale, rescaled
 from agro.train.source import can_be_asked
 from agro.types import Batch, Prompt, Sample, prompt_hash
 
@@ -254,6 +256,48 @@ class HeldOutPrompts(Monitor):
         if beta:
             metrics |= diagnostics.fresh_metrics(batch, logp, beta, options.get("average", "sum"))
         return metrics
+
+
+class MeasuredShift(Monitor):
+    """How much the log's mean reward is above the policy's on held-out prompts, when a phase begins.
+
+    0 where that doesn't exceed two standard errors; unknown without rewards, or of another scale.
+    """
+
+    name = SHIFT
+
+    def __init__(self, phase: Phase, store: Store, say: Callable[[str], None]) -> None:
+        self.phase, self.store, self.say = phase, store, say
+        self.shift: float | None = None
+
+    def after(self, view: View) -> None:
+        if view.step in (0, self.phase.ends) and view.held_out_rewards is not None:
+            self.shift = self._measure(list(view.held_out_rewards.rewards.values()))
+        if view.step == 0:
+            view.metrics["baseline_shift"] = self.shift
+
+    def _measure(self, rewards: Sequence[float | None]) -> float | None:
+        data = self.phase.config.data
+        of_log = [group.reward_mean for group in self.store.groups(**chosen(data))]
+        log, policy = (np.array([x for x in of if x is not None]) for of in (of_log, rewards))
+        ranges = [Scale("", x.min(initial=0.0), x.max(initial=0.0)) for x in (log, policy)]
+        if min(len(log), len(policy)) < 2 or data.reward_scale or differ_in_scale(*ranges):
+            self.say("objective.baseline_shift: the log's rewards and the policy's can't be compared: none")
+            return None
+        gain = float(log.mean() - policy.mean())
+        error = math.hypot(*(x.std(ddof=1) / math.sqrt(len(x)) for x in (log, policy)))
+        shift = gain if gain > 2 * error else 0.0
+        self.say(
+            f"objective.baseline_shift = {shift:.3f}, falling to 0 over the phase: the log's mean reward is "
+            f"{gain:.3f} ± {error:.3f} above the policy's on held-out prompts"
+        )
+        return shift
+
+    def state(self) -> float | None:
+        return self.shift
+
+    def restore(self, state: Any) -> None:
+        self.shift = float(state)
 
 
 class HeldOutLog(Monitor):

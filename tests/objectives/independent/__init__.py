@@ -18,7 +18,7 @@ from independent import (
     truncated,
     trust_region,
 )
-from independent.base import Case, Result, groups_of, imitating, shares, weighted, with_kl
+from independent.base import Case, Result, groups_of, imitating, shares, shifted, weighted, with_kl
 
 __all__ = [
     "Case",
@@ -28,6 +28,7 @@ __all__ = [
     "names",
     "result",
     "shares",
+    "shifted",
     "weighted",
     "with_kl",
 ]

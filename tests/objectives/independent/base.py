@@ -173,6 +173,15 @@ def weighted(
     return loss, {**grads, "logp": grad}
 
 
+def shifted(case: Case, result: Result, least: int, baseline_shift: float) -> Result:
+    """[28]: a baseline that is lower by s: −s Σ_t ∇l_t of each response, averaged as `shares` says."""
+    loss, grads = result
+    grad = grads["logp"].copy()
+    for place, share in shares(groups_of(case, least), 1.0).items():
+        grad[place] -= baseline_shift * share
+    return loss, {**grads, "logp": grad}
+
+
 def mean_by(shares: list[float], values: list[float]) -> float:
     """The mean of values by shares; 0 where these are 0."""
     total = fsum(shares)
