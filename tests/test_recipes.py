@@ -22,6 +22,7 @@ from agro.config.recipes.methodtext import method_values
 from agro.errors import Refused
 from agro.io import plugins
 from agro.models.newmodel import new_model
+from agro.objectives import table
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(recipes.recipes())
@@ -182,6 +183,7 @@ def phases(run: str) -> list[RunConfig]:
 
 
 def test_every_objective_has_a_recipe_of_its_name() -> None:
+    assert table.RECIPES.keys() <= objectives.OBJECTIVES.keys()
     for name in objectives.names():
         assert RunConfig.load(name).objective.name == name
 

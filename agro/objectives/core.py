@@ -173,7 +173,7 @@ class Objective:
     preset: Options = field(default_factory=dict)  # its defaults that differ from that function's
     about: str = ""  # of a preset: what it is, with its equation
     recipe: MethodRecipe | None = None
-    """What `agro train NAME` trains with; None where its recipe is a file of `agro/config/recipes/`."""
+    """What `agro train NAME` trains with, by `methods/recipes.toml`; None where another file says it."""
 
     @cached_property
     def options(self) -> type[BaseModel]:
@@ -314,7 +314,6 @@ def preset(
     *,
     certainty: Certainty = "paper",
     called: str = "",
-    recipe: MethodRecipe | None = None,
     **options: Any,
 ) -> Objective:
     """An entry for the objective `base` with other defaults, under the name that its paper gives it."""
@@ -326,7 +325,6 @@ def preset(
         of=base.function.__name__,
         preset=options,
         about=about,
-        recipe=recipe,
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
 from agro.io import peers, plugins
 from agro.objectives import core
 from agro.objectives.core import Objective
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods import (
     balanced,
     clipped,
@@ -28,7 +32,19 @@ from agro.objectives.methods import (
 )
 from agro.objectives.options import described
 
-OBJECTIVES: dict[str, Objective] = {
+FOLDER = Path(__file__).parent / "methods"
+
+
+def _recipes() -> dict[str, MethodRecipe]:
+    """Of `methods/recipes.toml`, by the objective's name."""
+    recipes = {}
+    for name, said in tomllib.loads((FOLDER / "recipes.toml").read_text(encoding="utf-8")).items():
+        settings = {**said.pop("settings", {}), **dict.fromkeys(said.pop("unset", ()))}
+        recipes[name] = MethodRecipe(**said, settings=settings)
+    return recipes
+
+
+ENTRIES: dict[str, Objective] = {
     **consistency.ENTRIES,
     **squares.ENTRIES,
     **learned_value.ENTRIES,
@@ -48,6 +64,8 @@ OBJECTIVES: dict[str, Objective] = {
     **labeled.ENTRIES,
     **teaching.SUPERVISED_ENTRIES,
 }
+RECIPES = _recipes()
+OBJECTIVES = {name: replace(entry, recipe=RECIPES.get(name)) for name, entry in ENTRIES.items()}
 
 
 def names() -> list[str]:

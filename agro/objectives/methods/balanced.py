@@ -20,7 +20,6 @@ import torch
 from agro.objectives.advantage import standardized
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import clipped_gain, floored_gain, limited, ratio_needs
 from agro.objectives.needs import BEHAVIOR_LOGP
 from agro.objectives.options import Option
@@ -168,14 +167,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",
-        recipe=MethodRecipe(
-            "BAPO (arXiv 2510.18927), as in the paper: clip bounds that are searched until right "
-            "tokens weigh enough.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("target", "criterion"),
-            notes={"criterion": '"gradient" counts only tokens that have a gradient, as the paper intends'},
-        ),
     ),
     "bapo_code": Objective(
         bapo_code,
@@ -187,12 +178,5 @@ ENTRIES: dict[str, Objective] = {
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='verl recipe/bapo, loss_mode = "bapo"',
-        recipe=MethodRecipe(
-            "BAPO (arXiv 2510.18927), as in its authors' code: other bounds, raised in another order, "
-            "and a dual clip.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("target",),
-        ),
     ),
 }

@@ -19,7 +19,6 @@ from agro.objectives.advantage import Std, relative
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import GROUPS, REWARD, Need
 from agro.objectives.options import REQUIRED, Average, Option
 from agro.objectives.reduce import Groups, average_tokens
@@ -147,28 +146,12 @@ ENTRIES: dict[str, Objective] = {
         "GRPO, arXiv 2402.03300, eq. 3",
         ratio_needs,
         called='TRL loss_type = "grpo"; verl adv_estimator = "grpo"',
-        recipe=MethodRecipe(
-            "GRPO (arXiv 2402.03300, eq. 3): standardized rewards, clipped ratios per token, several "
-            "updates per batch.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("clip", "std", "beta"),
-            notes={"beta": "here reward per nat of one token (k3); 0 needs no reference"},
-        ),
     ),
     "gspo": _entry(
         gspo,
         "GSPO, arXiv 2507.18071, eqs. 5 to 7",
         ratio_needs,
         called='TRL importance_sampling_level = "sequence"; verl loss_mode = "gspo"',
-        recipe=MethodRecipe(
-            "GSPO (arXiv 2507.18071): GRPO with one clipped ratio per response, the geometric mean of "
-            "its tokens' ratios.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("clip", "std"),
-            notes={"clip": "far narrower than for the ratio of a token"},
-        ),
     ),
     "gmpo": _entry(
         gmpo,
@@ -176,13 +159,6 @@ ENTRIES: dict[str, Objective] = {
         ratio_needs,
         certainty="code",
         called='TRL experimental GMPOTrainer; verl loss_mode = "geo_mean"',
-        recipe=MethodRecipe(
-            "GMPO (arXiv 2507.20673): the geometric mean of a response's ratios, each token's clipped "
-            "before the mean.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("clip",),
-        ),
     ),
 }
 ENTRIES |= {
@@ -197,13 +173,6 @@ ENTRIES |= {
         std=False,
         average=REQUIRED,
         beta=0.0,
-        recipe=MethodRecipe(
-            "Dr. GRPO (arXiv 2503.20783): GRPO without the division by the standard deviation and by "
-            "each response's length.",
-            base="ratios",
-            options={"ratio": "old", "average": 256.0},
-            notes={"average": "tokens, the same for all responses: sampler.max_new"},
-        ),
     ),
     "dapo": preset(
         ENTRIES["grpo"],
@@ -216,20 +185,6 @@ ENTRIES |= {
         clip=(0.2, 0.28),
         average="token",
         beta=0.0,
-        recipe=MethodRecipe(
-            "DAPO (arXiv 2503.14476): GRPO with clip-higher, the mean over all tokens, a penalty of "
-            "overlong responses, and dynamic sampling.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("clip",),
-            settings={"reward.functions": EXACT_AND_OVERLONG, "data.spread": True},
-            notes={
-                "data.spread": "dynamic sampling: until there are enough groups whose rewards differ",
-                "reward.functions": "overlong falls from 0 at 192 tokens to -1 at 256",
-            },
-            commands=NO_REWARD_NAMED,
-            required=ANSWERS,
-        ),
     ),
     "ppo_dual_clip": preset(
         ENTRIES["grpo"],
@@ -242,13 +197,6 @@ ENTRIES |= {
         dual_clip=3.0,
         average="token",
         beta=0.0,
-        recipe=MethodRecipe(
-            "PPO with a second clip for wrong tokens (arXiv 1912.09729), and GRPO's advantage in the "
-            "place of a learned value.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("dual_clip",),
-        ),
     ),
     "luspo": preset(
         ENTRIES["gspo"],
@@ -259,12 +207,6 @@ ENTRIES |= {
         called='TRL loss_type = "luspo"',
         average=1.0,
         beta=0.0,
-        recipe=MethodRecipe(
-            "LUSPO (arXiv 2602.05261): GSPO with each response's loss times its length.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("clip",),
-        ),
     ),
 }
 
@@ -284,13 +226,6 @@ CORRECTION_ENTRIES: dict[str, Objective] = {
         '"token_truncate"',
         weight_level="token",
         weight_max=2.0,
-        recipe=MethodRecipe(
-            "TIS: GRPO whose token gradients are weighted by how the sampler's probabilities differ "
-            "from the trainer's. With an engine of its own (engine.kind) the two differ; embedded "
-            "they are the same up to rounding.",
-            base="ratios",
-            shown=("weight_max",),
-        ),
     ),
     "mis": _corrected(
         "MIS, J. Liu, Y. Li et al. 2025, When speed kills stability",
@@ -300,14 +235,6 @@ CORRECTION_ENTRIES: dict[str, Objective] = {
         weight_level="sequence",
         weight_rule="mask",
         weight_max=3.0,
-        recipe=MethodRecipe(
-            "MIS: GRPO that masks responses whose probability differs too much between trainer and "
-            "sampler. With an engine of its own (engine.kind) the two differ; embedded they are the "
-            "same up to rounding.",
-            base="ratios",
-            shown=("weight_max",),
-            notes={"weight_max": "a response of a larger π_old/μ gets no gradient"},
-        ),
     ),
     "icepop": _corrected(
         "IcePop, arXiv 2510.18855, eq. 4",
@@ -318,14 +245,6 @@ CORRECTION_ENTRIES: dict[str, Objective] = {
         weight_rule="mask",
         weight_min=0.5,
         weight_max=5.0,
-        recipe=MethodRecipe(
-            "IcePop (arXiv 2510.18855): GRPO that masks tokens whose probability differs too much "
-            "between trainer and sampler. With an engine of its own (engine.kind) the two differ; "
-            "embedded they are the same up to rounding.",
-            base="ratios",
-            shown=("weight_min", "weight_max"),
-            notes={"weight_min": "tokens of π_old/μ outside of 0.5 to 5 get no gradient"},
-        ),
     ),
     "decoupled_ppo": _corrected(
         "Decoupled PPO, arXiv 2110.00641, eq. 6; AReaL, arXiv 2505.24298",
@@ -335,17 +254,5 @@ CORRECTION_ENTRIES: dict[str, Objective] = {
         "AReaL use_decoupled_loss; verl rollout_correction",
         weight_level="token",
         weight_max=None,
-        recipe=MethodRecipe(
-            "Decoupled PPO (AReaL, arXiv 2505.24298): a clip around the weights before the updates, "
-            "on stale samples too.",
-            base="ratios",
-            shown=("clip",),
-            settings={"data.replay": 0.5, "data.max_age": 8},
-            notes={
-                "data.replay": "half of each step's groups come from earlier steps",
-                "data.max_age": "optimizer steps; AReaL's largest staleness",
-                "clip": "of the ratio to the weights before the updates; κ = π_old/μ weighs it",
-            },
-        ),
     ),
 }

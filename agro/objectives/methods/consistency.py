@@ -31,7 +31,6 @@ from agro.objectives.core import (
     to_reference,
 )
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     FRESH,
@@ -385,13 +384,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(WEIGHT_BASELINE, BASELINE_SHIFT, WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
         certainty="paper",
-        recipe=MethodRecipe(
-            "AGRO (arXiv 2503.19612, eq. 4): half the variance of the regularized reward within a "
-            "group, on samples of any origin.",
-            options={"beta": 0.05},
-            shown=("scale",),
-            notes={"beta": "reward per nat of the complete response's log-ratio; at 0 it is rloo"},
-        ),
     ),
     "agro_onpolicy": Objective(
         agro_onpolicy,
@@ -404,15 +396,5 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(IMITATION, SINGLETONS),
         metrics=("consistency", "likelihood_ratio", "reversed_share", "trap_ratio"),
         certainty="paper",
-        recipe=MethodRecipe(
-            "AGRO with the gradient through the sampling too (arXiv 2503.19612, eqs. 5 and 6), on "
-            "fresh samples only.",
-            options={"beta": 0.05, "likelihood_ratio": "adaptive"},
-            notes={
-                "likelihood_ratio": "1.0 is the paper's loss. With rewards of 0 and 1 and a success "
-                "rate p of the reference, it raises the reward from there only where beta > 1/2 - p "
-                "(reproductions/trap)"
-            },
-        ),
     ),
 }

@@ -13,7 +13,6 @@ import torch
 from agro.objectives.core import Objective, Streams, Terms, always
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import Clip, clipped_gain
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_VALUE, PREFIX_VALUE, REWARD
 from agro.objectives.options import Average, Option
@@ -128,12 +127,5 @@ ENTRIES: dict[str, Objective] = {
         metrics=("clipped_share", "ratio_max", "value_loss", "value_mean", "explained_variance"),
         certainty="code",
         called='verl adv_estimator = "gae"; TRL PPOTrainer; OpenRLHF advantage_estimator = "gae"',
-        recipe=MethodRecipe(
-            "PPO (arXiv 1707.06347): the clipped ratio, with advantages by a value that is learned at every "
-            "token (GAE). One response per prompt is enough.",
-            base="ratios",
-            shown=("clip", "value_clip", "gae_lambda", "gamma"),
-            settings={"sampler.n": 1, "train.groups": 128, "train.value_lr": 0.01},
-        ),
     )
 }

@@ -14,7 +14,6 @@ import torch
 
 from agro.objectives.advantage import Std, relative, standardized
 from agro.objectives.core import Objective, Options, Streams, Terms, preset
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -289,27 +288,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='Trinity-RFT algorithm "mix_chord"',
-        recipe=MethodRecipe(
-            "CHORD (arXiv 2508.11408): GRPO on own samples, and a share of weighted imitation of an "
-            "expert's responses.",
-            base="experts",
-            shown=("mu", "expert_weight"),
-            settings={
-                "data.experts": None,
-                "sampler.n": 8,
-                "data.replay": 0.2,
-                "data.roles": ("expert",),
-                "data.group_size": 1,
-                "train.groups": 20,
-            },
-            notes={
-                "data.replay": "share of each step's groups that comes from the store, here the expert's",
-                "mu": 'or a schedule: {start = 0.9, end = 0.05, steps = 200, shape = "cosine"}',
-                "expert_weight": 'with the schedule "none" (CHORD-μ)',
-            },
-            required='policy.model, data.prompts, data.store with responses of role "expert" (rewards '
-            "aren't needed), and a reward for the samples unless it is `exact`.",
-        ),
     ),
     "luffy": Objective(
         luffy,
@@ -317,12 +295,6 @@ ENTRIES: dict[str, Objective] = {
         _mixed_needs,
         metrics=("ratio_max", "weight_mean"),
         certainty="code",
-        recipe=MethodRecipe(
-            "LUFFY (arXiv 2504.14945): groups of own samples and one response of a teacher, whose "
-            "tokens count p/(p + γ).",
-            base="experts",
-            shown=("gamma",),
-        ),
     ),
     "guide": Objective(
         guide,
@@ -331,35 +303,12 @@ ENTRIES: dict[str, Objective] = {
         _guide_couples,  # type: ignore[arg-type]
         metrics=("ratio_max", "weight_mean"),
         certainty="code",
-        recipe=MethodRecipe(
-            "Guide (arXiv 2506.13923): where all responses to a prompt fail, the policy is asked again with "
-            "a hint, and learns to do without it.",
-            shown=("gamma", "ratio"),
-            settings={
-                "source.around": "resample",
-                "source.options.by": "hint",
-                "source.options.hint": "hint",
-            },
-            notes={
-                "ratio": "recorded log-probs: those with the hint in the prompt",
-                "source.options.hint": "column of the prompts; source.options.template says where it stands",
-            },
-            required="policy.model; data.prompts with a column hint, a text that helps to the answer; and a "
-            "reward of at least source.options.right (1) for right responses unless it is `exact`.",
-        ),
     ),
     "tempsamp_r1": Objective(
         tempsamp_r1,
         "TempSamp-R1, arXiv 2509.18056, sections on mixed-policy sampling",
         _tempsamp_needs,
         metrics=("ratio_max",),
-        recipe=MethodRecipe(
-            "TempSamp-R1 (arXiv 2509.18056): groups of own samples and the right response, whose "
-            "reward is fixed.",
-            base="experts",
-            shown=("fix",),
-            notes={"fix": 'for rewards from 0 to 1; "cap" or "anchor": see agro objectives'},
-        ),
     ),
 }
 ENTRIES["ampo"] = preset(
@@ -371,27 +320,4 @@ ENTRIES["ampo"] = preset(
     certainty="code",
     clip=(0.2, 0.2),
     dual_clip=3.0,
-    recipe=MethodRecipe(
-        "AMPO (arXiv 2510.02227): where all responses to a prompt fail, the two teachers' responses that the "
-        "policy understands best take the places of two.",
-        base="experts",
-        settings={
-            "data.experts": None,
-            "sampler.n": 8,
-            "source.around": "resample",
-            "source.options.by": "store",
-            "source.options.take": "right",
-            "source.options.most": 2,
-            "source.options.choose": "comprehension",
-        },
-        notes={
-            "source.options.take": "right responses alone, each in the place of a wrong one",
-            "source.options.most": "teachers' responses in a group",
-            "source.options.choose": "first those after whose reasoning the policy finds the right answer "
-            "likeliest",
-        },
-        required="policy.model; data.prompts with a column answer; data.store with scored records of role "
-        '"expert" to the same prompts, of one teacher or of several (by their source); and a reward of at '
-        "least source.options.right (1) for right responses unless it is `exact`.",
-    ),
 )

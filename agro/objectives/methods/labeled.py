@@ -12,7 +12,6 @@ import torch
 
 from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always, coupling
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.preference import BetaOfJudgments, Smoothing, bradley_terry, log_ratio, ordered
 from agro.objectives.methods.rec import rec
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, MEANING, REF_LOGP, REWARD, Need
@@ -185,17 +184,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("reference_point",),
         certainty="code",
         called="TRL KTOTrainer",
-        recipe=MethodRecipe(
-            "KTO (arXiv 2402.01306): thumbs up or down for single responses; their rewards are the thumbs.",
-            base="stored",
-            options={"beta": 0.1, "threshold": 0.5},
-            shown=("desirable", "undesirable"),
-            notes={"desirable": "weights: raise that of the rarer label"},
-            commands=(
-                "agro import log.jsonl --store thumbs.db",
-                "agro train {name} policy.model=MODEL data.store=thumbs.db --out runs/{name}",
-            ),
-        ),
     ),
     "online_dpo": Objective(
         online_dpo,
@@ -206,12 +194,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("implicit_margin", "ordered_share"),
         certainty="code",
         called="TRL OnlineDPOTrainer",
-        recipe=MethodRecipe(
-            "Online DPO (arXiv 2402.04792, 2410.18252): the best and the worst sample of each prompt "
-            "by reward are the pair. With --place local:1 a collector samples while this trains, as the "
-            "second paper has it (Async RLHF).",
-            options={"beta": 0.1},
-        ),
     ),
     "gepo": Objective(
         gepo,
@@ -220,14 +202,6 @@ ENTRIES: dict[str, Objective] = {
         coupling("group"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         certainty="paper",
-        recipe=MethodRecipe(
-            "GEPO (arXiv 2505.12723): the mean of the good responses above that of the others, and "
-            "the good ones of one meaning alike.",
-            options={"beta": 0.1, "threshold": 0.5, "equivalent": "meaning"},
-            shown=("variance",),
-            commands=BY_MEANING,
-            required=MEANING_REQUIRED,
-        ),
     ),
     "oorl": Objective(
         oorl,
@@ -236,14 +210,5 @@ ENTRIES: dict[str, Objective] = {
         coupling("group"),
         metrics=("clipped_share", "ratio_max"),
         certainty="paper",
-        recipe=MethodRecipe(
-            "OORL (arXiv 2505.12723): REINFORCE++ and a small share of GEPO on the same responses.",
-            missing="judged groups of intermediate representations, apart from the tasks with unit tests.",
-            base="ratios",
-            options={"beta": 0.1, "threshold": 0.5, "equivalent": "meaning"},
-            shown=("share",),
-            commands=BY_MEANING,
-            required=MEANING_REQUIRED,
-        ),
     ),
 }

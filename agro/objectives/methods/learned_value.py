@@ -13,7 +13,6 @@ import torch
 
 from agro.objectives.core import Objective, Streams, Terms, always, masked, preset, regularized, to_reference
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import FRESH, NORMALIZER, PREFIX_VALUE, REF_LOGP, REWARD, VALUE, except_experts
 from agro.objectives.options import Beta, BetaAbove0, Option, Scale
 from agro.objectives.reduce import Groups, refuse_several_rows
@@ -161,12 +160,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("value_loss", "value_mean"),
         certainty="code",
         called="protein_tune_rl dro; not the dro of verl and tinker, which squares token by token",
-        recipe=MethodRecipe(
-            "DRO (arXiv 2405.19107): ½ (r − V(x) − β log π/π_ref)², V learned with the policy. One "
-            "response per prompt is enough.",
-            options={"beta": 0.05},
-            settings={"sampler.n": 1, "train.groups": 128, "train.value_lr": 0.01},
-        ),
     ),
     "tbrm": Objective(
         tbrm,
@@ -177,12 +170,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("value_loss", "value_mean"),
         certainty="notes",
         called="rlx-lab/TBRM",
-        recipe=MethodRecipe(
-            "TBRM (arXiv 2505.15311): (r − β (log π/π_ref + V(x)))², V from the model's own logits, which "
-            "are taken as Q-values. One response per prompt is enough.",
-            options={"beta": 0.05},
-            settings={"sampler.n": 1, "train.groups": 128},
-        ),
     ),
     "prefix_consistency": Objective(
         prefix_consistency,
@@ -190,13 +177,6 @@ ENTRIES: dict[str, Objective] = {
         regularized(REWARD, PREFIX_VALUE),
         ingredients=(IMITATION,),
         metrics=("value_loss", "value_mean"),
-        recipe=MethodRecipe(
-            "Consistency along a response: V*(y_<s) = Σ (r_u − β log π/π_ref) + V*(y_<t) between any "
-            "two positions. V is learned at every token.",
-            options={"beta": 0.05},
-            settings={"sampler.n": 4, "train.groups": 32, "train.value_lr": 0.01},
-            notes={"beta": "reward per nat of log-ratio"},
-        ),
     ),
     "hnpg": Objective(
         hnpg,
@@ -205,18 +185,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(),
         metrics=("value_loss", "value_mean"),
         certainty="code",
-        recipe=MethodRecipe(
-            "HNPG (arXiv 2311.08384): a policy gradient on own samples; stored responses of others "
-            "train the value alone.",
-            base="experts",
-            shown=("offline",),
-            missing="a critic Q(s, a), fitted by its recursion, and the natural gradient.",
-            settings={"data.experts": 8, "sampler.n": 8, "train.value_lr": 0.01},
-            notes={
-                "data.experts": "stored expert responses, at most, beside the samples of each prompt",
-                "offline": "weight of the value's errors on the stored responses; 0 is no offline data",
-            },
-        ),
     ),
 }
 ENTRIES["oreo"] = preset(
@@ -228,13 +196,4 @@ ENTRIES["oreo"] = preset(
     certainty="code",
     called="jwhj/OREO, dro_actor_loss",
     compared="end",
-    recipe=MethodRecipe(
-        "OREO (arXiv 2412.16145): a log of single responses, and a value at every token, with which each "
-        "position of a response agrees with its end.",
-        base="stored",
-        options={"beta": 0.03},
-        settings={"train.groups": 128, "train.value_lr": 0.01},
-        notes={"train.groups": "a group may have one response", "beta": "reward per nat of log-ratio"},
-        missing="the KL to the reference over the vocabulary, times .01, that the authors add to the loss.",
-    ),
 )

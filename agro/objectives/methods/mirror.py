@@ -10,7 +10,6 @@ from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import limited
 from agro.objectives.methods.truncated import ratio_and_advantage
 from agro.objectives.needs import GROUPS, REF_LOGP, REWARD
@@ -134,11 +133,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
         called='Trinity algorithm_type = "opmd"',
-        recipe=MethodRecipe(
-            "OPMD as in Trinity (arXiv 2509.24203): REINFORCE without ratios, whose step τ makes smaller.",
-            base="lagging",
-            shown=("tau", "form", "baseline"),
-        ),
     ),
     "token_quadratic": Objective(
         token_quadratic,
@@ -147,11 +141,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
         called='tinker loss_fn = "dro"; verl loss_mode = "dro"',
-        recipe=MethodRecipe(
-            'The "dro" of tinker and verl: REINFORCE and the squared log-ratio of each token to the sampler.',
-            base="ratios",
-            shown=("pull",),
-        ),
     ),
     "mdpo": Objective(
         mdpo,
@@ -160,13 +149,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="code",
-        recipe=MethodRecipe(
-            "MDPO (arXiv 2005.09814): the ratio times the advantage without a clip, and the KL to the "
-            "last policy.",
-            shown=("step_size", "kl"),
-            missing="the off-policy form, with a critic Q of replayed samples.",
-            settings={"train.updates": 4},
-        ),
     ),
     "props": Objective(
         props,
@@ -175,18 +157,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(),
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
-        recipe=MethodRecipe(
-            "PROPS (arXiv 2311.08290): a sampler of what the store lacks: all that it has becomes "
-            "less probable, good or bad.",
-            base="stored",
-            shown=("clip",),
-            settings={"train.steps": 100, "evaluate.every": 10, "evaluate.target_kl": 1.0},
-            notes={"evaluate.target_kl": "the sampler stops here, in nats per response"},
-            required="policy.model, the policy to sample for, and data.store, with what was sampled so far. "
-            "RUN/model is the sampler: agro sample --model RUN/model records its log-probs; then "
-            "train the policy on the store with agro, or with a method that has ratios to them. Train "
-            "the sampler again from the new policy before the next collection.",
-        ),
     ),
 }
 ENTRIES["opmd_token"] = preset(
@@ -197,10 +167,4 @@ ENTRIES["opmd_token"] = preset(
     certainty="code",
     called='Trinity policy_loss_fn = "rec" with regularizer k2',
     pull=0.2,
-    recipe=MethodRecipe(
-        "REP-OPMD (arXiv 2509.24203): REINFORCE and 0.1 times the squared log-ratio of each token.",
-        base="ratios",
-        shown=("pull",),
-        notes={"pull": "reward per nat²; twice the factor of the squares"},
-    ),
 )

@@ -22,7 +22,6 @@ from agro.objectives.core import (
     to_reference,
 )
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.consistency import less_baseline, regularized_reward
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -235,12 +234,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(WEIGHT_BASELINE, WEIGHT, IMITATION, SINGLETONS),
         certainty="code",
         called='TRL RLOOTrainer; verl adv_estimator = "rloo"; Trinity advantage_fn = "rloo"',
-        recipe=MethodRecipe(
-            "RLOO (arXiv 2402.14740): REINFORCE against the mean reward of the other responses to the "
-            "prompt.",
-            shown=("beta",),
-            notes={"beta": "reward per nat: the reward includes the KL estimate k1. 0 needs no reference"},
-        ),
     ),
     "reinforce": Objective(
         reinforce,
@@ -248,10 +241,6 @@ ENTRIES: dict[str, Objective] = {
         _reinforce_needs,
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         called='Trinity advantage_fn = "reinforce"',
-        recipe=MethodRecipe(
-            "REINFORCE (Williams 1992): the simplest policy gradient, as a baseline.",
-            options={"baseline": "mean"},
-        ),
     ),
     "kl_pg": Objective(
         kl_pg,
@@ -259,12 +248,6 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, GROUPS, KL),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("kl_sampled_prefixes",),
-        recipe=MethodRecipe(
-            "The KL-regularized policy gradient that AGRO is compared with (arXiv 2503.19612, section "
-            "8), with the exact KL over the vocabulary.",
-            options={"beta": 0.05},
-            notes={"beta": "reward per nat; use fresh samples: off-policy it misses the optimum"},
-        ),
     ),
     "fpa": Objective(
         fpa,
@@ -272,18 +255,6 @@ ENTRIES: dict[str, Objective] = {
         _fpa_needs,
         ingredients=(IMITATION, SINGLETONS),
         certainty="notes",
-        recipe=MethodRecipe(
-            "FPA (arXiv 2509.19893): a policy gradient on a log, each response weighed by its mean "
-            "probability under where the policy is going.",
-            base="stored",
-            shown=("extrapolation",),
-            settings={"objective.singletons": "drop"},
-            notes={
-                "extrapolation": "λ: the future policy has the logits (1 + λ) z − λ z_ref; the paper: 0.5 "
-                "to 2. 0 is SimPER",
-                "objective.singletons": "groups of one response have no gradient; they are counted",
-            },
-        ),
     ),
     "otb": Objective(
         otb,
@@ -293,11 +264,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
         called='verl adv_estimator = "optimal_token_baseline"',
-        recipe=MethodRecipe(
-            "OTB (arXiv 2602.07078): REINFORCE on fresh samples with a baseline for each token, in which a "
-            "response weighs as the squared norm of its gradient up to there.",
-            settings={"train.updates": 1},
-        ),
     ),
     "topr": Objective(
         topr,
@@ -307,25 +273,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("weight_mean",),
         certainty="notes",
         called='verl and ROLL "topr", as ratio = mean; Trinity policy_loss_fn = "topr", as ratio = token',
-        recipe=MethodRecipe(
-            "TOPR (arXiv 2503.14286): imitates positive responses, pushes negative ones down by the "
-            "truncated ratio min(1, π/μ), on a fixed set of responses whose log-probs are known.",
-            base="stored",
-            options={"baseline": 0.5},
-            shown=("positive", "negative", "ratio"),
-            settings={"train.lr": 5e-07},
-            notes={
-                "baseline": "reward; makes rewards of 0 and 1 negative and positive, as in the paper",
-                "negative": "of negative ones: truncated ratio; [0.0, 0.0] ignores them",
-                "ratio": 'per response, as in the paper; "mean" or "token" avoid underflow',
-            },
-            commands=(
-                "agro sample --model MODEL --prompts prompts.jsonl --out set.db -n 8",
-                "agro score set.db --reward my_reward.py:score",
-                "agro train {name} policy.model=MODEL data.store=set.db --out runs/{name}",
-            ),
-            required="policy.model and data.store, whose responses have rewards and log-probs.",
-        ),
     ),
 }
 ENTRIES["maxrl"] = preset(
@@ -337,11 +284,6 @@ ENTRIES["maxrl"] = preset(
     certainty="notes",
     called="prime-rl and SkyRL MaxRL advantage",
     baseline="maxrl",
-    recipe=MethodRecipe(
-        "MaxRL (arXiv 2602.02710): REINFORCE with (r − r̄)/r̄, for rewards of 0 and 1; rare "
-        "successes count more.",
-        settings={"train.updates": 1},
-    ),
 )
 ENTRIES["opo"] = preset(
     ENTRIES["reinforce"],
@@ -352,10 +294,6 @@ ENTRIES["opo"] = preset(
     certainty="code",
     called='verl adv_estimator = "opo"',
     baseline="opo",
-    recipe=MethodRecipe(
-        "OPO (arXiv 2505.23585): REINFORCE on fresh samples with a baseline that weighs rewards by length.",
-        settings={"train.updates": 1},
-    ),
 )
 ENTRIES["asymre"] = preset(
     ENTRIES["reinforce"],
@@ -367,12 +305,4 @@ ENTRIES["asymre"] = preset(
     called='Trinity algorithm_type = "asymre", baseline_shift',
     baseline="mean",
     shift=-0.1,
-    recipe=MethodRecipe(
-        "AsymRE (arXiv 2506.20520): REINFORCE without ratios and a baseline below the mean, for "
-        "stale samples.",
-        base="lagging",
-        shown=("shift",),
-        settings={"source.sync_every": 250, "train.steps": 1000},
-        notes={"source.sync_every": "optimizer steps that the sampler keeps its weights, as in the paper"},
-    ),
 )

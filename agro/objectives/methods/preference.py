@@ -17,7 +17,6 @@ import torch
 
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
 from agro.objectives.imitation import IMITATION_OF_WINNERS
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     PAIRS,
@@ -276,7 +275,6 @@ def judged(
     function: Callable[..., Terms],
     source: str,
     metrics: tuple[str, ...],
-    recipe: MethodRecipe,
     called: str = "",
 ) -> Objective:
     return Objective(
@@ -288,7 +286,6 @@ def judged(
         metrics=metrics,
         certainty="code",
         called=called,
-        recipe=recipe,
     )
 
 
@@ -301,52 +298,17 @@ _CONSISTENCY = Objective(
     ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
     metrics=RANKED,
     certainty="paper",
-    recipe=MethodRecipe(
-        "Consistency of two judged responses that also have rewards (CoPG, arXiv 2406.19185): AGRO on those "
-        "pairs only.",
-        base="pairs",
-        options={"beta": 0.05, "gap": "reward"},
-        notes={"gap": "the winner's reward minus the loser's; negative where the judge disagrees"},
-        commands=(
-            "agro import preferences.jsonl --store pairs.db",
-            "agro score pairs.db --reward my_reward.py:score",
-            "agro check pairs.db --objective {name}",
-            "agro train {name} policy.model=MODEL data.store=pairs.db --out runs/pairs",
-        ),
-        required="policy.model, data.store and a reward. Without rewards use ipo; without judgments agro.",
-    ),
 )
 _IPO = judged(
     ipo,
     "IPO, arXiv 2310.12036, eq. 17",
     RANKED,
-    MethodRecipe(
-        "IPO (arXiv 2310.12036) on judged pairs: the winner's log-ratio should be 1/(2 beta) nats above the "
-        "loser's.",
-        base="pairs",
-        options={"beta": 0.1},
-        shown=("average",),
-        notes={
-            "beta": "the paper's tau",
-            "average": 'over tokens; TRL takes their mean ("token"), another objective',
-        },
-    ),
     'TRL DPOTrainer, loss_type = "ipo", which averages over tokens',
 )
 _DPO = judged(
     dpo,
     "DPO, arXiv 2305.18290, eq. 7",
     (*RANKED, "ranked_share_ideal"),
-    MethodRecipe(
-        "DPO (arXiv 2305.18290) on judged pairs: the Bradley-Terry likelihood of the preferred response.",
-        base="pairs",
-        options={"beta": 0.1},
-        shown=("label_smoothing", "votes"),
-        notes={"votes": '"mean": 3 votes against 1 are a probability of 4/6, not certainty (VDPO)'},
-        required="policy.model and data.store. Rewards aren't used. Each line of the file is\n"
-        '  {"prompt": …, "chosen": …, "rejected": …}\n'
-        "and may also have votes_chosen and votes_rejected.",
-    ),
     'TRL DPOTrainer, loss_type = "sigmoid"',
 )
 
@@ -358,26 +320,12 @@ ENTRIES: dict[str, Objective] = {
         slic,
         "SLiC-HF, arXiv 2305.10425",
         ORDERED,
-        MethodRecipe(
-            "SLiC (arXiv 2305.10425) on judged pairs, its hinge on log-ratios: no loss where β h is "
-            "above the margin.",
-            base="pairs",
-            options={"beta": 0.1, "imitation": 0.1},
-            shown=("margin",),
-        ),
         'TRL DPOTrainer, loss_type = "hinge"',
     ),
     "gpo": judged(
         gpo,
         "GPO, arXiv 2402.05749, table 1",
         RANKED,
-        MethodRecipe(
-            "GPO (arXiv 2402.05749) on judged pairs with a loss of its own: exp(−β h), whose gradient grows "
-            "where a judgment is missed by far.",
-            base="pairs",
-            options={"beta": 0.1},
-            shown=("loss",),
-        ),
     ),
     "vipo": preset(
         _IPO,
@@ -386,13 +334,6 @@ ENTRIES: dict[str, Objective] = {
         "its least value. p is the posterior mean under a uniform prior.",
         certainty="reconstructed",
         votes="mean",
-        recipe=MethodRecipe(
-            "VIPO (VPO, arXiv 2410.22891): IPO whose gap shrinks where votes are few or divided.",
-            base="pairs",
-            options={"beta": 0.1},
-            notes={"beta": "the paper's tau"},
-            required=VOTED,
-        ),
     ),
     "vdpo": preset(
         _DPO,
@@ -401,13 +342,6 @@ ENTRIES: dict[str, Objective] = {
         "smoothing of each pair's own, by its votes. Without votes p is ½.",
         certainty="reconstructed",
         votes="mean",
-        recipe=MethodRecipe(
-            "VDPO (VPO, arXiv 2410.22891): DPO whose certainty of a judgment follows its votes, (v_w "
-            "+ 1)/(v_w + v_l + 2).",
-            base="pairs",
-            options={"beta": 0.1},
-            required=VOTED,
-        ),
     ),
     "opa_dpo": preset(
         _DPO,

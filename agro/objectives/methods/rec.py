@@ -10,8 +10,7 @@ from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
-from agro.objectives.methods.clipped import ANSWERS, EXACT_AND_OVERLONG, NO_REWARD_NAMED, limited
+from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
@@ -99,13 +98,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("clipped_share", "ratio_max"),
         certainty="code",
         called='Trinity policy_loss_fn = "rec"',
-        recipe=MethodRecipe(
-            "REC (arXiv 2509.24203): REINFORCE in groups, with a mask and a weight of each token to choose.",
-            base="ratios",
-            options={"mask": "one_side", "token_weight": "is"},
-            shown=("clip",),
-            notes={"token_weight": 'the ratio: PPO\'s gradient; "none": 1'},
-        ),
     ),
     "red_weight": Objective(
         red_weight,
@@ -114,11 +106,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(IMITATION, SINGLETONS),
         certainty="code",
         called='Trinity policy_loss_fn = "rec" with weight advantage',
-        recipe=MethodRecipe(
-            "RED-Weight (arXiv 2509.24203): REINFORCE without ratios in which better responses weigh more.",
-            base="ratios",
-            shown=("temperature",),
-        ),
     ),
 }
 ENTRIES["rec_one_side"] = preset(
@@ -130,13 +117,6 @@ ENTRIES["rec_one_side"] = preset(
     certainty="code",
     called='Trinity policy_loss_fn = "rec", clip_mode = "one-side"',
     mask="one_side",
-    recipe=MethodRecipe(
-        "REC-OneSide (arXiv 2509.24203): the mask of PPO's clip without its ratio.",
-        base="ratios",
-        options={"clip": (0.6, 2.0)},
-        shown=("token_weight",),
-        notes={"clip": "the wide limits that the paper finds faster; the usual ones are 0.2"},
-    ),
 )
 ENTRIES["rec_two_side"] = preset(
     ENTRIES["rec"],
@@ -146,12 +126,6 @@ ENTRIES["rec_two_side"] = preset(
     certainty="code",
     called='Trinity policy_loss_fn = "rec", clip_mode = "two-side"',
     mask="two_side",
-    recipe=MethodRecipe(
-        "REC-TwoSide (arXiv 2509.24203): no gradient of tokens whose ratio is far from 1, "
-        "whatever the advantage.",
-        base="ratios",
-        shown=("token_weight", "clip"),
-    ),
 )
 ENTRIES["rec_ring"] = preset(
     ENTRIES["rec"],
@@ -161,12 +135,6 @@ ENTRIES["rec_ring"] = preset(
     certainty="code",
     called='Trinity policy_loss_fn = "rec", clip_mode = "ring"',
     mask="ring",
-    recipe=MethodRecipe(
-        "REC-Ring (arXiv 2509.24203): as REC-TwoSide, but tokens that drifted far the wrong way are kept.",
-        base="ratios",
-        shown=("token_weight", "clip", "ring"),
-        notes={"ring": "and below 0.4 where A ≥ 0, above 3 where A ≤ 0"},
-    ),
 )
 ENTRIES["red_drop"] = preset(
     ENTRIES["rec"],
@@ -177,10 +145,6 @@ ENTRIES["red_drop"] = preset(
     certainty="code",
     called='Trinity advantage_fn = "rec" with drop balance',
     advantage="red_drop",
-    recipe=MethodRecipe(
-        "RED-Drop (arXiv 2509.24203): REINFORCE without ratios and without the surplus of worse responses.",
-        base="ratios",
-    ),
 )
 ENTRIES["reinforce_pp"] = preset(
     ENTRIES["rec"],
@@ -193,11 +157,6 @@ ENTRIES["reinforce_pp"] = preset(
     mask="one_side",
     token_weight="is",
     advantage="reinforce_pp",
-    recipe=MethodRecipe(
-        "REINFORCE++ (arXiv 2501.03262): PPO's clip with rewards normalized over the step, without groups.",
-        base="ratios",
-        shown=("clip", "advantage"),
-    ),
 )
 ENTRIES["gdpo"] = preset(
     ENTRIES["rec"],
@@ -211,13 +170,4 @@ ENTRIES["gdpo"] = preset(
     mask="one_side",
     token_weight="is",
     advantage="gdpo",
-    recipe=MethodRecipe(
-        "GDPO (arXiv 2601.05242): PPO's clip with several rewards, each normalized in its group by itself.",
-        base="ratios",
-        shown=("clip",),
-        settings={"reward.functions": EXACT_AND_OVERLONG},
-        notes={"reward.functions": "two or more; yours as file.py:function, with a weight"},
-        commands=NO_REWARD_NAMED,
-        required=ANSWERS,
-    ),
 )

@@ -9,7 +9,6 @@ import torch
 
 from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     GROUPS,
@@ -154,12 +153,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
         certainty="code",
-        recipe=MethodRecipe(
-            "AGRO's loss as a member of its family (see gvpo, vargrad, copg, oapl), which has a "
-            "choice of anchor, baseline and scale.",
-            options={"beta": 0.05},
-            shown=("anchor", "baseline", "scale"),
-        ),
     )
 }
 ENTRIES["qrpo"] = Objective(
@@ -169,23 +162,6 @@ ENTRIES["qrpo"] = Objective(
     ingredients=(WEIGHT,),
     certainty="code",
     called="CLAIRE-Labo/quantile-reward-policy-optimization",
-    recipe=MethodRecipe(
-        "QRPO (arXiv 2507.08068): (q − β log Z − β log π/π_ref)², q the quantile of a response's reward "
-        "among those of the reference's samples. One response a prompt is enough.",
-        base="stored",
-        options={"beta": 0.1},
-        settings={"train.groups": 128},
-        notes={"train.groups": "a group may have one response"},
-        commands=(
-            "agro import log.jsonl --store log.db",
-            "agro sample --model MODEL --prompts logged_prompts.jsonl --out values.db -n 8",
-            "agro score values.db --reward my_reward.py:score",
-            "agro train {name} policy.model=MODEL data.store=log.db data.value_store=values.db \\",
-            "  --out runs/{name}",
-        ),
-        required="policy.model, data.store, whose responses have rewards, and data.value_store with scored "
-        "samples of the reference to the same prompts.",
-    ),
 )
 _SQUARES = ENTRIES["squared_consistency"]
 ENTRIES["gvpo"] = preset(
@@ -198,12 +174,6 @@ ENTRIES["gvpo"] = preset(
     called="verl recipe/gvpo",
     beta=0.1,
     anchor="behavior",
-    recipe=MethodRecipe(
-        "GVPO (arXiv 2504.19599): half the variance of r − β log π/μ in a group. It regularizes "
-        "to the behavior policy μ, whose log-probs are recorded.",
-        base="lagging",
-        shown=("beta",),
-    ),
 )
 ENTRIES["vargrad"] = preset(
     _SQUARES,
@@ -214,11 +184,6 @@ ENTRIES["vargrad"] = preset(
     certainty="code",
     called="bbartoldson/TBA",
     scale="trajectory",
-    recipe=MethodRecipe(
-        "VarGrad, trajectory balance (TBA, arXiv 2503.18929): (log Z + log π/π_ref − r/β)² with "
-        "log Z the group's mean.",
-        options={"beta": 0.05},
-    ),
 )
 ENTRIES["copg"] = preset(
     _SQUARES,
@@ -227,11 +192,6 @@ ENTRIES["copg"] = preset(
     "− R_2)².",
     certainty="notes",
     scale="pairs",
-    recipe=MethodRecipe(
-        "CoPG (arXiv 2406.19185) with n samples: squared differences of r − β log π/π_ref over "
-        "all pairs of a group.",
-        options={"beta": 0.05},
-    ),
 )
 ENTRIES["rebel"] = preset(
     _SQUARES,
@@ -244,13 +204,6 @@ ENTRIES["rebel"] = preset(
     called="prime-rl REBEL",
     anchor="old",
     scale="pairs",
-    recipe=MethodRecipe(
-        "REBEL (arXiv 2404.16767): differences of rewards, regressed on those of log-ratios to "
-        "the policy before the update.",
-        options={"beta": 0.05},
-        settings={"sampler.n": 2, "train.updates": 4},
-        notes={"beta": "1/η, reward per nat of the complete response's log-ratio"},
-    ),
 )
 ENTRIES["kimi"] = preset(
     _SQUARES,
@@ -264,12 +217,6 @@ ENTRIES["kimi"] = preset(
     anchor="behavior",
     baseline="reward",
     scale="square",
-    recipe=MethodRecipe(
-        "Kimi k1.5 (arXiv 2501.12599, eq. 3) and K2: (r − r̄ − τ log π/μ)², μ the policy that sampled.",
-        options={"beta": 0.05},
-        settings={"train.updates": 4},
-        notes={"beta": "τ, reward per nat of the complete response's log-ratio"},
-    ),
 )
 ENTRIES["kimi_shifted"] = preset(
     _SQUARES,
@@ -282,14 +229,6 @@ ENTRIES["kimi_shifted"] = preset(
     anchor="behavior",
     baseline="lowered",
     scale="square",
-    recipe=MethodRecipe(
-        "Off-policy learning toward a cautious policy (arXiv 2605.28150): Kimi's loss, whose baseline is the "
-        "mean reward less β.",
-        base="lagging",
-        options={"beta": 0.05},
-        notes={"beta": "reward per nat of the complete response's log-ratio"},
-        missing="the text: the abstract and a summary were read, and the sign of the shift is ours.",
-    ),
 )
 ENTRIES["oapl"] = preset(
     _SQUARES,
@@ -304,17 +243,6 @@ ENTRIES["oapl"] = preset(
     baseline="soft",
     value_beta=1.0,
     scale="square",
-    recipe=MethodRecipe(
-        "OAPL (arXiv 2602.19362): (β log π/μ − (r − V))², V the soft maximum of the group's "
-        "rewards, regularized to the behavior.",
-        base="lagging",
-        shown=("beta", "value_beta"),
-        settings={"source.sync_every": 50},
-        notes={
-            "beta": "β₂, reward per nat of the complete response's log-ratio",
-            "source.sync_every": "optimizer steps that the sampler keeps its weights; the paper: 50 to 400",
-        },
-    ),
 )
 ENTRIES["apo"] = preset(
     _SQUARES,
@@ -328,21 +256,4 @@ ENTRIES["apo"] = preset(
     baseline="stored",
     value_beta=0.5,
     scale="square",
-    recipe=MethodRecipe(
-        "A*PO (arXiv 2505.20686): (β log π/π_ref − (r − V*))². V* is the soft maximum of the "
-        "rewards of the reference's samples.",
-        shown=("beta", "value_beta"),
-        settings={"sampler.n": 1, "train.groups": 128},
-        notes={
-            "sampler.n": "V* replaces the group",
-            "beta": "β₂, reward per nat of the complete response's log-ratio",
-        },
-        commands=(
-            "agro sample --model MODEL --prompts prompts.jsonl --out values.db -n 8",
-            "agro score values.db --reward my_reward.py:score",
-            "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl data.value_store=values.db \\",
-            "  reward.name=my_reward.py:score --out runs/{name}",
-        ),
-        required="policy.model, data.prompts and data.value_store; and a reward unless it is `exact`.",
-    ),
 )

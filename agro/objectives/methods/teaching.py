@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling, preset
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     KL,
@@ -41,11 +40,6 @@ SUPERVISED_ENTRIES: dict[str, Objective] = {
         ingredients=(WEIGHT,),
         certainty="code",
         called="TRL SFTTrainer",
-        recipe=MethodRecipe(
-            "Maximum likelihood on stored responses: imitation of a teacher, or the warm-up before a "
-            "run on rewards.",
-            base="supervised",
-        ),
     )
 }
 
@@ -218,18 +212,6 @@ ENTRIES: dict[str, Objective] = {
         excludes=_otr_excludes,
         metrics=("weight_mean",),
         certainty="notes",
-        recipe=MethodRecipe(
-            "OTR (arXiv 2509.26313): supervised learning that weighs each token by its probability, "
-            "and pushes the others down.",
-            base="supervised",
-            options={"temperature": 1.5, "draws": 0},
-            shown=("negative",),
-            notes={
-                "temperature": "at 1 it is sft with each token weighted by its probability",
-                "draws": "the expectation; as in the paper: draws = 256, with other ones at each step by "
-                "seed = { start = 0, end = 500, steps = 500 }",
-            },
-        ),
     ),
     "distill": Objective(
         distill,
@@ -240,24 +222,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("ratio_max",),
         certainty="paper",
         called="prime-rl opd; TRL GKDTrainer, whose beta is 1 for KL(π ‖ teacher)",
-        recipe=MethodRecipe(
-            "On-policy distillation (arXiv 2306.13649, 2306.08543): the divergence from a teacher, on "
-            "the policy's own samples.",
-            shown=("over", "divergence", "ratio"),
-            settings={
-                "policy.reference": "model",
-                "sampler.n": 1,
-                "train.groups": 64,
-                "evaluate.every": None,
-            },
-            notes={"over": '"vocabulary": the exact reverse KL, for a teacher of the same vocabulary'},
-            commands=(
-                "agro train {name} policy.model=MODEL policy.reference_model=MODEL \\",
-                "  data.prompts=prompts.jsonl --out runs/{name}",
-            ),
-            required="policy.model; policy.reference_model, the teacher, of the same tokenizer; and "
-            "data.prompts. Its gradient needs no reward.",
-        ),
     ),
     "middle_band": Objective(
         middle_band,
@@ -268,14 +232,6 @@ ENTRIES: dict[str, Objective] = {
         excludes=_band_excludes,
         metrics=("kept_share",),
         certainty="notes",
-        recipe=MethodRecipe(
-            "BFS-Prover-V2's filter (arXiv 2509.06493): imitation of the responses whose perplexity "
-            "is neither low nor high.",
-            base="supervised",
-            options={"low": 0.1, "high": 0.9},
-            required="policy.model and data.store, of right responses: set data.min_reward for a log that "
-            "has others.",
-        ),
     ),
     "sophia": preset(
         SUPERVISED_ENTRIES["sft"],
@@ -284,28 +240,6 @@ ENTRIES: dict[str, Objective] = {
         "intermediate text, has a mean reward of its children above α. They are imitated without the "
         'parent\'s text; source.around = "resample" with by = "parents" samples both stages.',
         certainty="paper",
-        recipe=MethodRecipe(
-            "SOPHIA (arXiv 2507.16814), on text: the policy writes parents, from each of which children are "
-            "written; the shortest right child of a good parent is imitated, without its parent.",
-            settings={
-                "sampler.n": 4,
-                "source.around": "resample",
-                "source.options.by": "parents",
-                "source.options.when": "always",
-                "source.options.take": "shortest",
-                "source.options.alpha": 0.5,
-                "source.options.n": 4,
-                "train.lr": 1e-5,
-            },
-            notes={
-                "sampler.n": "parents a prompt",
-                "source.options.by": "a parent is a hint to its children; with source.options.model another "
-                "model writes them",
-                "source.options.take": "the shortest right child of a good parent",
-                "source.options.alpha": "the mean reward of its children is above it",
-                "source.options.n": "children of a parent",
-            },
-        ),
     ),
     "pear": preset(
         SUPERVISED_ENTRIES["sft"],
@@ -315,20 +249,6 @@ ENTRIES: dict[str, Objective] = {
         certainty="notes",
         weight="behavior",
         weight_max=2.0,
-        recipe=MethodRecipe(
-            "PEAR (arXiv 2602.01058): imitation weighed by the ratio of the policy to who wrote a response.",
-            base="supervised",
-            shown=("weight_max",),
-            notes={"weight_max": "ours: the paper's bound wasn't read"},
-            commands=(
-                "agro sample --model MODEL --prompts prompts.jsonl --out set.db -n 8",
-                "agro train {name} policy.model=MODEL data.store=set.db --out runs/{name}",
-            ),
-            required="policy.model and data.store, of responses with the log-probs of who wrote them, most "
-            "often another model. Of right and wrong ones set data.min_reward.",
-            missing="ratios of the tokens or blocks after a token, with a discount: only that there are such "
-            "was read.",
-        ),
     ),
     "reward_conditioned": preset(
         SUPERVISED_ENTRIES["sft"],
@@ -337,18 +257,5 @@ ENTRIES: dict[str, Objective] = {
         "policy is then asked with the highest reward. The transform is that of the data: agro import --map "
         "\"prompt=join('', ['reward ', to_string(reward), ': ', prompt])\".",
         certainty="paper",
-        recipe=MethodRecipe(
-            "Return-conditioned imitation (MBRCSL, arXiv 2310.19308): the prompt begins with the "
-            "reward, then asks for the best. The recipe mbrcsl has its rollouts, which stitch.",
-            base="supervised",
-            commands=(
-                "agro import log.jsonl --store log.db "
-                "--map \"prompt=join('', ['reward ', to_string(reward), ': ', prompt])\"",
-                "agro train {name} policy.model=MODEL data.store=log.db \\",
-                "  --out runs/{name}",
-            ),
-            required="policy.model and data.store. Ask the trained policy with the highest reward in front "
-            "of the prompt, also in data.eval_prompts.",
-        ),
     ),
 }

@@ -12,7 +12,6 @@ from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD, Need
 from agro.objectives.options import Option
@@ -237,26 +236,12 @@ ENTRIES: dict[str, Objective] = {
         ratio_and_advantage,
         certainty="code",
         called='TRL loss_type = "cispo"; Trinity policy_loss_fn = "cispo"; Liger loss_type = "cispo"',
-        recipe=MethodRecipe(
-            "CISPO (MiniMax-M1, arXiv 2506.13585): ratios limited and constant, so that no token's "
-            "gradient is lost.",
-            base="ratios",
-            shown=("ratio", "clip", "advantage"),
-            notes={"clip": "the weight may go to 1.28; 1.0 sets no lower limit"},
-        ),
     ),
     "minpro": _entry(
         minpro,
         "MinPRO, arXiv 2601.22718",
         ratio_and_advantage,
         certainty="notes",
-        recipe=MethodRecipe(
-            "MinPRO (arXiv 2601.22718): each token's ratio times the smallest before it, for samples "
-            "that are far off.",
-            base="lagging",
-            shown=("clip", "cap_at_one"),
-            notes={"clip": "limits of the weight"},
-        ),
     ),
     "vespo": Objective(
         vespo,
@@ -266,13 +251,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("weight_mean",),
         certainty="code",
         called='TRL loss_type = "vespo"; Liger loss_type = "vespo"',
-        recipe=MethodRecipe(
-            "VESPO (arXiv 2602.10693): a smooth weight of each response that falls where its ratio is "
-            "far from 1.",
-            base="ratios",
-            shown=("positive", "negative"),
-            notes={"positive": "k and λ of the weight W^k e^(−λW) of responses with A ≥ 0"},
-        ),
     ),
     "m2po": _entry(
         m2po,
@@ -281,28 +259,12 @@ ENTRIES: dict[str, Objective] = {
         coupling("step"),
         certainty="code",
         called="AReaL actor.m2_threshold",
-        recipe=MethodRecipe(
-            "M2PO (arXiv 2510.01161): masks the tokens of the largest log-ratios until the mean of "
-            "their squares is small.",
-            base="lagging",
-            shown=("budget", "tokens"),
-            settings={"source.sync_every": 256, "train.steps": 800},
-            notes={
-                "source.sync_every": "optimizer steps that the sampler keeps its weights, as in the paper"
-            },
-        ),
     ),
     "raft_pp": _entry(
         raft_pp,
         "RAFT++, arXiv 2504.11343",
         _raft_needs,
         certainty="notes",
-        recipe=MethodRecipe(
-            "RAFT++ (arXiv 2504.11343): imitates the best response of each group, with a clipped ratio.",
-            base="ratios",
-            shown=("clip",),
-            notes={"clip": "no gradient where the ratio is above 1.2"},
-        ),
     ),
     "nested_reft": Objective(
         nested_reft,
@@ -311,13 +273,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="reconstructed",
-        recipe=MethodRecipe(
-            "Nested-ReFT (arXiv 2508.10123): GRPO's advantages on samples of a cheaper form of the policy.",
-            base="ratios",
-            shown=("mismatch", "retrace"),
-            settings={"sampler.skip_layers": 0.1},
-            notes={"sampler.skip_layers": "share of the layers that a batch of responses is sampled without"},
-        ),
     ),
 }
 ENTRIES["aipo"] = preset(
@@ -330,13 +285,4 @@ ENTRIES["aipo"] = preset(
     called="verl rollout_is token truncation (TIS) on REINFORCE",
     clip=(1.0, 3.0),
     advantage="mean",
-    recipe=MethodRecipe(
-        "AIPO (LlamaRL, arXiv 2505.24034): REINFORCE with ratios limited from above alone, for "
-        "asynchronous sampling. With --place local:1 a collector samples while this trains; without it a lag "
-        "stands for that.",
-        base="lagging",
-        shown=("clip",),
-        settings={"source.sync_every": 4},
-        notes={"clip": "the weight of a token is min(w, 4)"},
-    ),
 )

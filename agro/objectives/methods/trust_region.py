@@ -12,7 +12,6 @@ from agro.objectives.advantage import Std, relative
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset, regularized
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods.clipped import Clip, clipped_gain, limited, ratio_needs
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD, Need
 from agro.objectives.options import Average, Beta, Option
@@ -199,14 +198,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("clipped_share", "ratio_max"),
         called="TRL off_policy_mask_threshold and use_bias_correction_kl",
         preset={"unbiased_kl": True},
-        recipe=MethodRecipe(
-            "DeepSeek-V3.2's GRPO (arXiv 2512.02556): drops wrong responses that the policy has left; "
-            "an unbiased KL.",
-            base="ratios",
-            options={"beta": 0.001},
-            shown=("off_policy",),
-            notes={"beta": "reward per nat of one token; w k3 (unbiased_kl) estimates KL(π, π_ref)"},
-        ),
     ),
     "kimi_k25": Objective(
         kimi_k25,
@@ -216,12 +207,6 @@ ENTRIES: dict[str, Objective] = {
         metrics=("ratio_max",),
         certainty="code",
         called="prime-rl kl_tau",
-        recipe=MethodRecipe(
-            "Kimi K2.5 (arXiv 2602.02276): no clip; the squared log-ratio of each token pulls back to "
-            "what it was sampled with.",
-            base="ratios",
-            shown=("pull",),
-        ),
     ),
     "sapo": _entry(
         sapo,
@@ -229,13 +214,6 @@ ENTRIES: dict[str, Objective] = {
         ratio_needs,
         metrics=("ratio_max",),
         called='TRL loss_type = "sapo"; verl loss_mode = "sapo"',
-        recipe=MethodRecipe(
-            "SAPO (arXiv 2511.20347): GRPO with a soft gate in the place of the clip.",
-            base="ratios",
-            options={"ratio": "old"},
-            shown=("temperature",),
-            notes={"temperature": "of right and wrong tokens: the larger, the faster the gradient falls"},
-        ),
     ),
     "dppo": _entry(
         dppo,
@@ -243,11 +221,6 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
         metrics=("clipped_share", "ratio_max"),
         called='verl loss_mode = "dppo_tv"; TRL experimental DPPOTrainer; prime-rl dppo_mask_high',
-        recipe=MethodRecipe(
-            "DPPO (arXiv 2602.04879): masks tokens whose probability, not whose ratio, has moved too far.",
-            base="ratios",
-            shown=("limit",),
-        ),
     ),
     "remix": Objective(
         remix,
@@ -267,9 +240,4 @@ ENTRIES["dppo_kl"] = preset(
     called='verl loss_mode = "dppo_kl"; TRL divergence_type = "binary_kl"',
     divergence="kl",
     limit=0.05,
-    recipe=MethodRecipe(
-        "DPPO (arXiv 2602.04879) with a KL: masks tokens whose two-outcome KL to the sampler is too large.",
-        base="ratios",
-        shown=("limit",),
-    ),
 )
