@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,14 +18,16 @@ from agro.config.messages import explain
 from agro.errors import Refused
 from agro.io import plugins
 from agro.io.nearest import nearest
-from agro.models.policy import Policy
 from agro.rollout.engines.capabilities import capabilities
-from agro.rollout.envs import Environment
-from agro.runs.folder import Run
-from agro.store import Store
-from agro.train.phases import Phase
-from agro.train.source import InlineSource, Source
-from agro.types import Prompt
+
+if TYPE_CHECKING:
+    from agro.models.policy import Policy
+    from agro.rollout.envs import Environment
+    from agro.runs.folder import Run
+    from agro.store import Store
+    from agro.train.phases import Phase
+    from agro.train.source import InlineSource, Source
+    from agro.types import Prompt
 
 SourceCapability = Literal[
     "follows_phases",
