@@ -10,7 +10,6 @@ from pydantic_core import PydanticCustomError
 from agro.config.section import Count, Positive, Section, Share, Temperature, field
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.nearest import nearest
 from agro.types import truncation
 
 
@@ -115,15 +114,9 @@ ENGINES = ("hf", "vllm", "server")
 
 
 def _known_engine(kind: str) -> str:
-    known = (*ENGINES, *plugins.installed("engines"))
-    if kind in known or plugins.is_reference(kind):
-        return kind
-    near = nearest(kind, known)
-    raise PydanticCustomError(
-        "engine",
-        "expected {known}, file.py:Class or module:Class{near}",
-        {"known": ", ".join(known), "near": f"; did you mean {near}?" if near else ""},
-    )
+    if problem := plugins.unknown("engines", kind, ENGINES):
+        raise PydanticCustomError("engine", "{problem}", {"problem": problem.replace(f", got {kind!r}", "")})
+    return kind
 
 
 class EngineConfig(Section):

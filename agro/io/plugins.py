@@ -5,20 +5,22 @@ An installed package registers a part as an entry point, and a run names it like
     [project.entry-points."agro.rewards"]
     politeness = "my_package.rewards:politeness"
 
-Everywhere such a name is taken, so are `module:NAME` and `file.py:NAME`. The kinds are those of `KINDS`.
+Everywhere such a name is taken, so are `module:NAME` and `file.py:NAME`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from agro.errors import Refused
 from agro.io.worker import find
 
 Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "rewards", "sources"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @cache
@@ -55,16 +57,43 @@ def is_reference(name: str) -> bool:
     return bool(colon and module and attribute)
 
 
-@cache
-def load(kind: Kind, name: str, setting: str) -> Any:
-    """The part that `name` stands for: an installed one, module:NAME or file.py:NAME. A file is run once.
+def unknown(kind: Kind, name: str, own: Sequence[str] = ()) -> str:
+    """What is expected where `name` is neither of agro's `own`, nor installed, nor a reference; else ""."""
+    if name in own or is_reference(name) or name in (others := installed(kind, tuple(own))):
+        return ""
+    from agro.io.nearest import nearest
 
-    Raises `Refused`, whose message begins with `setting`, where there is none.
+    known = [*own, *others]
+    near = nearest(name, known)
+    hint = f"; did you mean {near}?" if near else ""
+    return f"expected {', '.join([*known, 'module:NAME or file.py:NAME'])}, got {name!r}{hint}"
+
+
+def load(kind: Kind, name: str, setting: str) -> Any:
+    """The part that `name` stands for: an installed one, module:NAME or file.py:NAME.
+
+    A file is run once, and again where it has changed. Raises `Refused`, whose message begins with `setting`,
+    where there is no such part.
     """
-    target, problem = find(reference(kind, name))
+    location = absolute(kind, name, setting)
+    module, _, attribute = location.rpartition(":")
+    try:
+        names = _run(module, Path(module).stat().st_mtime_ns if module.endswith(".py") else 0)
+        return attrgetter(attribute)(SimpleNamespace(**names))
+    except AttributeError:
+        problem = find(location)[1]
+    except Refused as error:
+        problem = str(error)
+    raise Refused(f"{setting}: {problem}")
+
+
+@cache
+def _run(module: str, changed: int) -> dict[str, Any]:
+    """The names of a module or file. `changed`: when the file last did. One that fails is tried again."""
+    names, problem = find(f"{module}:__dict__")
     if problem:
-        raise Refused(f"{setting}: {problem}")
-    return target
+        raise Refused(problem)
+    return dict(names)
 
 
 def absolute(kind: Kind, name: str, setting: str) -> str:
@@ -72,9 +101,9 @@ def absolute(kind: Kind, name: str, setting: str) -> str:
 
     Raises `Refused` where there is no such file or installed part.
     """
-    location = name if is_reference(name) else installed(kind).get(name)
-    if location is None:
-        raise Refused(f"{setting}: expected module:NAME, file.py:NAME or an installed one, got {name!r}")
+    if problem := unknown(kind, name):
+        raise Refused(f"{setting}: {problem}")
+    location = reference(kind, name)
     module, _, attribute = location.rpartition(":")
     if not module.endswith(".py"):
         return location

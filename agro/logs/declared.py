@@ -1,11 +1,12 @@
 """Formats as declarations: a TOML table beside the functions that read them, or a TOML file alone.
 
 A file of the user's own (`--format FILE.toml`) says what `--map`, and the rules for leaving out and refusing
-records, would say at each import. All but `map` may be left out::
+records, would say at each import; a package's is found by an entry point, whose part is the `Path` of the
+file. All but `map` may be left out::
 
     title = "Helicone: logged requests"
     kind = "samples"
-    columns = ["request_body", "response_body"]      # by which its records are recognized
+    columns = ["request_body", "response_body"]      # by which those of a package are recognized
 
     [map]                                            # FIELD = COLUMN or JMESPath, as in --map
     prompt = "request_body.messages"
@@ -116,8 +117,8 @@ def _holds(row: Row, condition: str) -> bool:
     return bool(value)
 
 
-def format_of(file: Path, read: Callable[[Row, Context], list[Item]]) -> Format:
-    """The format of a TOML file of the user's. `read`: reads a record of agro's own columns.
+def format_of(file: Path, name: str, read: Callable[[Row, Context], list[Item]]) -> Format:
+    """The format that a TOML file declares. `read`: reads a record of agro's own columns.
 
     Raises `Refused` for a file that isn't as this module says.
     """
@@ -140,7 +141,7 @@ def format_of(file: Path, read: Callable[[Row, Context], list[Item]]) -> Format:
             raise Refused(f"--format {file}: {condition}: expected a JMESPath expression: {problem}")
     columns = frozenset(said.columns)
     return Format(
-        str(file),
+        name,
         said.title or file.stem,
         said.kind,
         said.by,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from agro.errors import Refused
@@ -20,15 +19,51 @@ from agro.logs.protocol import Context, Format, Item, Row
 
 
 def _installed() -> Iterator[Format]:
-    """The formats of entry points: each is a `Format`, or several."""
-    for name, reference in plugins.installed("formats").items():
-        part = plugins.load("formats", reference, f"format {name}")
-        yield from [part] if isinstance(part, Format) else part
+    """The formats of entry points: each is a `Format`, the `Path` of a TOML file, or several of these."""
+    for name in plugins.installed("formats"):
+        part = plugins.load("formats", name, f"format {name} of an installed package")
+        for one in [part] if isinstance(part, Format | Path) else part if isinstance(part, tuple) else [None]:
+            if isinstance(one, Path):
+                one = format_of(one, one.stem, _read_own)
+            if not isinstance(one, Format):
+                raise Refused(
+                    f"format {name} of an installed package: expected a Format, the Path of a TOML file, or "
+                    f"a tuple of these, got {part!r:.80}. What to do: mend that package, or uninstall it"
+                )
+            yield one
 
 
-FORMATS: dict[str, Format] = {
-    format.name: format for format in (*DECLARATIONS.of_package("agro.logs.formats"), *_installed())
-}
+def _by_name(formats: Iterable[Format]) -> dict[str, Format]:
+    table: dict[str, Format] = {}
+    for format in formats:
+        if table.setdefault(format.name, format) is not format:
+            raise Refused(
+                f"two formats are called {format.name}: {table[format.name].title}, and {format.title}, of "
+                "an installed package. What to do: uninstall that, or give its format another name"
+            )
+    return table
+
+
+def _read_own(row: Row, context: Context) -> list[Item]:
+    """The responses of a record of agro's own columns."""
+    format = _one([f for f in own.FORMATS if f.fits(row)], "the record")
+    if format is None or format.kind == "prompts":
+        raise Refused(
+            f"[map]: expected response, messages, or chosen and rejected, got {', '.join(row) or 'nothing'}"
+        )
+    return format.read(row, context)
+
+
+def _one(candidates: Sequence[Format], subject: str) -> Format | None:
+    less = {name for format in candidates for name in format.over}
+    remaining = [format for format in candidates if format.name not in less]
+    if len(remaining) > 1:
+        names = " and ".join(format.name for format in remaining)
+        raise Refused(f"{subject} may be of the formats {names}; say which with --format {remaining[0].name}")
+    return remaining[0] if remaining else None
+
+
+FORMATS = _by_name((*DECLARATIONS.of_package("agro.logs.formats"), *_installed()))
 
 
 def get(name: str) -> Format:
@@ -45,24 +80,13 @@ def get(name: str) -> Format:
     raise Refused(f"--format {name}: unknown; {hint}. One of your own is FILE.toml or FILE.py:NAME")
 
 
-@cache
 def _of_user(name: str) -> Format:
     if name.endswith(".toml"):
-        return format_of(Path(name), _read_own)
+        return format_of(Path(name), name, _read_own)
     part = plugins.load("formats", name, "--format")
     if isinstance(part, Format):
         return replace(part, name=name)  # by which other processes find it
     raise Refused(f"--format {name}: expected a Format (agro.logs.protocol), got {part!r:.80}")
-
-
-def _read_own(row: Row, context: Context) -> list[Item]:
-    """The responses of a record of agro's own columns."""
-    format = _one([f for f in own.FORMATS if f.fits(row)], "the record")
-    if format is None or format.kind == "prompts":
-        raise Refused(
-            f"[map]: expected response, messages, or chosen and rejected, got {', '.join(row) or 'nothing'}"
-        )
-    return format.read(row, context)
 
 
 def format_at(path: Path) -> Format | None:
@@ -83,15 +107,6 @@ def blocks_of(path: Path, format: Format | None) -> Iterator[Block]:
     if format is None or (format.records is None and format.gather is None):
         return read_blocks(path)
     return record_blocks(lines_of(path, format))
-
-
-def _one(candidates: Sequence[Format], subject: str) -> Format | None:
-    less = {name for format in candidates for name in format.over}
-    remaining = [format for format in candidates if format.name not in less]
-    if len(remaining) > 1:
-        names = " and ".join(format.name for format in remaining)
-        raise Refused(f"{subject} may be of the formats {names}; say which with --format {remaining[0].name}")
-    return remaining[0] if remaining else None
 
 
 def joined(path: Path) -> dict[str, Row]:

@@ -8,6 +8,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypedDict
 
+from agro.io import plugins
+from agro.io.files import digest_of_module
 from agro.io.record_files import fingerprint
 from agro.io.strictjson import dumps
 from agro.logs.interchange import Tokenizer
@@ -187,7 +189,7 @@ def reading(options: Options) -> Reading:
     tokenizer, prompts, join = options.get("tokenizer"), options.get("prompts"), options.get("join")
     values = {
         "map": dict(options.get("mapping") or {}),
-        "format": options.get("format"),
+        "format": _format(options.get("format")),
         "reward": dict(options.get("rewards") or {}),
         "reward-map": dict(options.get("reward_map") or {}),
         "lower-is-better": options.get("lower_is_better", False),
@@ -204,6 +206,14 @@ def reading(options: Options) -> Reading:
         "redact-pattern": sorted(map(_hash, options.get("redact_patterns") or ())),
     }
     return {name: value for name, value in values.items() if value}
+
+
+def _format(name: str | None) -> str | None:
+    """One of the user's own is known by its content too."""
+    if name is None or not (name.endswith(".toml") or plugins.is_reference(name)):
+        return name
+    content = fingerprint(name) if name.endswith(".toml") else digest_of_module(name) or ""
+    return f"{Path(name).name} {content[:SHORT]}".strip()
 
 
 def difference(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:

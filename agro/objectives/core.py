@@ -328,14 +328,18 @@ def preset(
     )
 
 
-@cache
 def load(name: str) -> Objective:
-    """The entry that `name` stands for; raises `Refused` where there is none. A file is run once."""
+    """The entry that `name` stands for; raises `Refused` where there is none."""
     target = plugins.load("objectives", name, "objective.name")
     if isinstance(target, Objective):
         return target
     if not inspect.isfunction(target):
         raise Refused(f"objective.name: {name}: expected a function or an Objective, got {target!r}")
+    return _of_function(name, target)
+
+
+@cache
+def _of_function(name: str, target: Callable[..., Terms]) -> Objective:
     needs = {REWARD, GROUPS}
     if "beta" in inspect.signature(target).parameters:
         needs.add(REF_LOGP)

@@ -10,7 +10,6 @@ from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.nearest import nearest
 from agro.rewards import answers
 from agro.rewards.builtin import AnswerReward, OverlongReward, exact, overlong, regex
 from agro.rewards.function import PREFIX, FunctionReward
@@ -63,7 +62,7 @@ def maker_of(name: str) -> RewardMaker | None:
     """The built-in or installed reward of this name that takes options; None of a function."""
     if name in BUILTIN:
         return BUILTIN[name]
-    if plugins.is_reference(name) or name not in plugins.installed("rewards", tuple(BUILTIN)):
+    if plugins.is_reference(name) or plugins.unknown("rewards", name, tuple(BUILTIN)):
         return None
     part = plugins.load("rewards", name, f"reward {name}")
     return part if isinstance(part, RewardMaker) else None
@@ -135,11 +134,7 @@ def check_name(name: str) -> None:
             f"reward.name: {name} was a function of the Python process that began the run, and can't be "
             "imported. What to do: continue in Python, or write it into a file and give file.py:function"
         )
-    if plugins.is_reference(name):
+    if problem := plugins.unknown("rewards", name, tuple(BUILTIN)):
+        raise Refused(f"reward.name: {problem}")
+    if name not in BUILTIN:
         plugins.absolute("rewards", name, "reward.name")
-    elif name not in (names := [*BUILTIN, *plugins.installed("rewards", tuple(BUILTIN))]):
-        near = nearest(name, names)
-        raise Refused(
-            f"reward.name: expected {', '.join(names)}, module:function or file.py:function, got {name!r}"
-            + (f"; did you mean {near}?" if near else "")
-        )

@@ -17,7 +17,6 @@ from agro.config import RunConfig, Section
 from agro.config.messages import explain
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.nearest import nearest
 from agro.rollout.engines.capabilities import capabilities
 
 if TYPE_CHECKING:
@@ -152,11 +151,6 @@ def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]
     name, given = config.source.around, config.source.options
     if name is None:
         raise Refused(f"{prefix}source.options are those of source.around, which isn't set; set it")
-    known = plugins.installed("sources")
-    if name not in known and not plugins.is_reference(name):
-        near = nearest(name, known)
-        hint = f"did you mean {near}?" if near else f"installed are {', '.join(known) or 'none'}."
-        raise Refused(f"{prefix}source.around = {name}: unknown; {hint} One of your own is file.py:NAME")
     wrapper = plugins.load("sources", name, f"{prefix}source.around")
     if not isinstance(wrapper, SourceWrapper):
         raise Refused(

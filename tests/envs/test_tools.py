@@ -19,7 +19,7 @@ from agro.rollout.envs.playing import make_environment
         ("agro.rollout.envs:Tool", {"result": "x"}, r"options.result: expected text with \{\}"),
         ("agro.rollout.envs:Nothing", {}, "has no 'Nothing'"),
         ("agro.types:Prompt", {"text": "x"}, "has no name, stop, reset, step"),
-        ("nothing.py:A", {}, "can't be imported"),
+        ("nothing.py:A", {}, "environment.name: there is no file .*nothing.py"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(name, options, message):

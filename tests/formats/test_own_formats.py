@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ from typer.testing import CliRunner
 from agro.cli.program import app
 from agro.errors import Refused
 from agro.io import plugins
-from agro.logs.format_table import get
+from agro.logs import format_table
+from agro.logs.format_table import FORMATS, get
 from agro.logs.importing import import_files
 from agro.store import Store
 
@@ -122,15 +126,68 @@ def test_an_object_in_a_python_file(tmp_path: Path, store: Store) -> None:
         get(f"{tmp_path}/ours.py:NONE")
 
 
-def test_packages_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.metadata import EntryPoint
+def test_a_format_that_has_changed_is_another_one(tmp_path: Path, store: Store) -> None:
+    """Read again with the same name, all responses were called duplicates, and kept their old rewards."""
+    (tmp_path / "own.toml").write_text("[map]\nprompt = 'q'\nresponse = 'a'\nreward = 'r'")
+    log = write(tmp_path / "log.jsonl", [{"q": "1", "a": "x", "r": 1, "s": 2}])
+    import_files(store, [log], format=str(tmp_path / "own.toml"))
+    (tmp_path / "own.toml").write_text("[map]\nprompt = 'q'\nresponse = 'a'\nreward = 's'")
+    with pytest.raises(Refused, match=r"--format was own\.toml \w{12}, is own\.toml \w{12} now"):
+        import_files(store, [log], format=str(tmp_path / "own.toml"))
+    import_files(store, [log], format=str(tmp_path / "own.toml"), replace=True)
+    assert [s.reward for s in store.samples()] == [2.0]
 
-    points = [EntryPoint("a", value, "agro.rewards") for value in ("one:f", "two:f")]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+
+def test_a_part_of_a_file_that_has_changed_is_run_again(tmp_path: Path) -> None:
+    file, runs = tmp_path / "own.py", tmp_path / "runs"
+    text = f"open({str(runs)!r}, 'a').write('x')\nA = 1\nB = [A]\n"
+    file.write_text(text)
+    assert [plugins.load("rewards", f"{file}:{name}", "set") for name in "ABA"] == [1, [1], 1]
+    assert runs.read_text() == "x"
+    file.write_text(text.replace("A = 1", "A = 2"))
+    os.utime(file, ns=(0, 1))
+    assert plugins.load("rewards", f"{file}:B", "set") == [2]
+    with pytest.raises(Refused, match=r"set: .*own\.py has no 'C'"):
+        plugins.load("rewards", f"{file}:C", "set")
+
+
+def points(monkeypatch: pytest.MonkeyPatch, kind: str, *parts: str) -> None:
+    """Have installed packages that register these parts under the name a."""
+    found = [EntryPoint("a", part, f"agro.{kind}") for part in parts]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
     plugins.installed.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    plugins.installed.cache_clear()
+
+
+def test_packages_with_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    points(monkeypatch, "rewards", "one:f", "two:f")
     with pytest.raises(Refused, match="two installed packages have rewards named a: one:f and two:f"):
         plugins.installed("rewards")
-    plugins.installed.cache_clear()
+
+
+def test_a_package_brings_a_file_and_no_name_of_another(tmp_path, monkeypatch) -> None:
+    """Its records are recognized by their columns. A format of a name that there was replaced that one."""
+    (tmp_path / "theirs.toml").write_text("columns = ['q', 'a']\n[map]\nprompt = 'q'\nresponse = 'a'")
+    (tmp_path / "brought.py").write_text(
+        f"from pathlib import Path\nFILE = Path({str(tmp_path / 'theirs.toml')!r})\n"
+        "from agro.logs.format_table import get\nTAKEN = get('interchange')\nWRONG = [3]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    points(monkeypatch, "formats", "brought:FILE")
+    (format,) = format_table._installed()
+    assert (format.name, format.fits({"q": 1, "a": 2}), format.fits({"q": 1})) == ("theirs", True, False)
+    points(monkeypatch, "formats", "brought:TAKEN")
+    taken = [replace(format, title="theirs") for format in format_table._installed()]
+    with pytest.raises(Refused, match=r"two formats are called interchange: .*, and theirs, of an installed"):
+        format_table._by_name([*FORMATS.values(), *taken])
+    points(monkeypatch, "formats", "brought:WRONG")
+    with pytest.raises(Refused, match=r"expected a Format, the Path .* got \[3\].* or uninstall it"):
+        list(format_table._installed())
 
 
 def test_those_of_this_distribution_are_found() -> None:

@@ -491,7 +491,7 @@ def test_a_worker_that_died_between_calls_fails_no_response(write):
         ("{tmp}/mine.py:zzzzzz", "it has reward"),
         ("{tmp}/mine.py:number", "is of type int, not a function"),
         ("{tmp}/mine.py:Scorer", "is a class; give a function, or an object of the class"),
-        ("{tmp}/mine.py:", "module:function or file.py:function, got"),
+        ("{tmp}/mine.py:", "module:NAME or file.py:NAME, got"),
         (
             "{tmp}/mine.py:other",
             "expected f(prompts, completions, **columns) or "

@@ -30,9 +30,12 @@ def test_a_run_samples_with_it_and_publishes_weights_to_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ("vlm", r"engine\.kind: expected hf, vllm, server, file\.py:Class .* mean vllm\?, got 'vlm'"),
+        (
+            "vlm",
+            r"engine\.kind: expected hf, vllm, server, module:NAME .*; did you mean vllm\?, got 'vlm'",
+        ),
         ("json:dumps", r"expected a class as agro\.rollout\.engines\.Engine, .* without decode, load"),
-        ("none.py:X", r"engine\.kind: none\.py can't be imported"),
+        ("none.py:X", r"engine\.kind: there is no file .*none\.py"),
     ],
 )
 def test_what_is_no_engine_is_refused(engine: str, message: str, tmp_path: Path) -> None:

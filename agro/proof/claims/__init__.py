@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.worker import find
 from agro.proof.claim import Claims
 from agro.proof.claims import (
     balanced_claims,
@@ -50,11 +47,11 @@ def claims_of(name: str) -> tuple[Claims, ...]:
     """
     if name in CLAIMS:
         return CLAIMS[name]
-    module, _, attribute = plugins.reference("objectives", name).rpartition(":")
-    table: Any = find(f"{module}:CLAIMS")[0]
-    if not isinstance(table, dict) or not table.get(attribute):
+    location, _, attribute = plugins.absolute("objectives", name, "agro prove").rpartition(":")
+    try:
+        return tuple(plugins.load("objectives", f"{location}:CLAIMS", "agro prove")[attribute])
+    except (Refused, LookupError, TypeError):
         raise Refused(
-            f"agro prove: nothing is claimed of {name}. What to do: add CLAIMS to {module}, which has by the "
-            f"name {attribute!r} one or more agro.proof.claim.Claims"
-        )
-    return tuple(table[attribute])
+            f"agro prove: nothing is claimed of {name}. What to do: add CLAIMS to {location}, a dictionary "
+            f"that has by the name {attribute!r} a tuple of agro.proof.claim.Claims"
+        ) from None
