@@ -159,11 +159,6 @@ class EngineConfig(Section):
     """requests after a failed one before it is given up"""
 
     @property
-    def has_own_weights(self) -> bool:
-        """Whether new weights are published for it, since it doesn't decode with the learner's."""
-        return self.kind != "hf"
-
-    @property
     def uses_servers(self) -> bool:
         return self.kind in ("vllm", "server")
 

@@ -108,11 +108,6 @@ class TrainConfig(Section):
     push_private: bool = field(True, resume=True, shared=True)
     """a repository that push makes is private"""
 
-    @property
-    def measures_steps(self) -> bool:
-        """Whether a forward pass after each optimizer step measures what it did."""
-        return self.step_kl is not None or self.gain_ratio is not None
-
     @model_validator(mode="before")
     @classmethod
     def _one_length(cls, values: Any) -> Any:

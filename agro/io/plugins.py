@@ -46,11 +46,6 @@ def installed(kind: Kind, builtin: tuple[str, ...] = ()) -> dict[str, str]:
     return parts
 
 
-def reference(kind: Kind, name: str) -> str:
-    """`module:NAME` of the installed part of this name; another name as it is."""
-    return name if is_reference(name) else installed(kind).get(name, name)
-
-
 def is_reference(name: str) -> bool:
     """Whether `name` is module:NAME or file.py:NAME."""
     module, colon, attribute = name.rpartition(":")
@@ -103,7 +98,7 @@ def absolute(kind: Kind, name: str, setting: str) -> str:
     """
     if problem := unknown(kind, name):
         raise Refused(f"{setting}: {problem}")
-    location = reference(kind, name)
+    location = name if is_reference(name) else installed(kind)[name]
     module, _, attribute = location.rpartition(":")
     if not module.endswith(".py"):
         return location

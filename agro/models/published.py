@@ -64,7 +64,7 @@ class Probe:
 
 def form_of(config: RunConfig) -> Form:
     """The form in which the engine of a configuration takes new weights."""
-    if not config.engine.has_own_weights:
+    if not config.engine.uses_servers:
         return "model"
     way = config.engine.push or ("reload" if config.policy.lora is None else "adapter")
     forms: dict[str, Form] = {"reload": "explicit_head", "transfer": "model", "adapter": "adapter"}

@@ -121,7 +121,7 @@ def _load(
     if name in objects:
         return FunctionReward(objects[name], options, inline=True, **where)
     check_name(name)
-    maker = maker_of(name)
+    maker = None if plugins.is_reference(name) else maker_of(name)
     if maker is not None:
         return maker.make(options, timeout=config.timeout, workers=config.workers)
     return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, **where)

@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.io.worker import explain
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.rewards import Reward, Score
-from agro.rollout.engines import Engine, Request
+from agro.rollout.engines import Continuation, Engine, Request
 from agro.rollout.engines.capabilities import check_section, declared, engine_of_user
 from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode
-from agro.types import Prompt, Role, Sample, thought_in
+from agro.types import ROUNDING, Prompt, Role, Sample, thought_in
 from agro.types.kept_sets import ALL, flat
 from agro.types.sample import UNKNOWN_VERSION
 
@@ -104,12 +105,30 @@ class Rollout:
             return self._responses(prompt_of, waiting, options, seed)
         return self._episodes(self.environment, prompt_of, waiting, options, seed)
 
+    def _decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
+        """What the engine makes. Raises `Refused` for what isn't as `Engine` says: it may be anybody's."""
+        name, vocabulary = type(self.engine).__name__, self.encoder.vocab_size
+        for done in self.engine.decode(waiting, sampler, seed):
+            ids, logp, room = done.tokens, done.logp, done.request.room
+            problem = ""
+            if not 1 <= len(ids) <= room:
+                problem = f"1 to {room} tokens, got {len(ids)}"
+            elif logp.shape != ids.shape:
+                problem = f"a log-prob for each of {len(ids)} tokens, got an array {list(logp.shape)}"
+            elif ids.min() < 0 or ids.max() >= vocabulary:
+                problem = f"ids from 0 to {vocabulary - 1}, got {ids.min()} to {ids.max()}"
+            elif (logp > ROUNDING).any():
+                problem = f"log-probs of at most 0, got {logp.max():g}"
+            if problem:
+                raise Refused(f"engine {name}: response {done.request.number}: expected {problem}")
+            yield done
+
     def _responses(
         self, prompt_of: dict[int, Prompt], waiting: deque[Request], sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
         """Each response is a sample as soon as it finishes."""
         sampling = recorded(sampler, seed) | dict(self.marks)
-        for done in self.engine.decode(waiting, sampler, seed):
+        for done in self._decode(waiting, sampler, seed):
             prompt, context = prompt_of[done.request.number], done.request.ids
             tokens, length = done.tokens.tolist(), len(done.request.ids)
             text, stopped = before_stop(self.encoder.decode(tokens, context), sampler.stop)
@@ -162,7 +181,7 @@ class Rollout:
         live: dict[int, Episode] = {}
         stops = tuple(dict.fromkeys((*sampler.stop, *environment.stop)))
         turn_sampler = sampler.model_copy(update={"stop": stops})
-        for done in self.engine.decode(waiting, turn_sampler, seed):
+        for done in self._decode(waiting, turn_sampler, seed):
             number, tokens = done.request.number, done.tokens.tolist()
             episode = live.pop(number, None)
             if episode is None:
@@ -289,10 +308,13 @@ def _of_user(settings: config.EngineConfig, policy: Policy, say: Callable[[str],
     make = engine_of_user(settings.kind)
     try:
         return make(policy.encoder, say, **settings.options)
-    except TypeError as error:
+    except Refused:
+        raise
+    except Exception as error:
         given = ", ".join(settings.options) or "none"
         raise Refused(
-            f"engine.options: {settings.kind} was called with (encoder, say) and the options {given}: {error}"
+            f"engine.options: {settings.kind} was called with (encoder, say) and the options {given}: "
+            f"{explain(error, '')}"
         ) from error
 
 

@@ -65,12 +65,14 @@ def _environment(config: RunConfig) -> dict[str, str]:
 
 
 def _of_training(config: RunConfig) -> dict[str, str]:
-    """The code of the objective and of what is around the source, and the samples of stores that are only
-    read."""
+    """The code of the objective, of the engine and of what is around the source, and the samples of stores
+    that are only read."""
     digests = _of_code("objective", config.objective.name, {}, {})
     digests |= _of_code("source", None, config.source.options, {})
-    if code := digest_of_module(config.source.around or ""):
-        digests["source.around"] = code
+    digests |= _of_code("engine", None, config.engine.options, {})
+    for key, name in {"source.around": config.source.around, "engine.kind": config.engine.kind}.items():
+        if code := digest_of_module(name or ""):
+            digests[key] = code
     for key in ("value_store", "eval_store"):
         path = getattr(config.data, key)
         if path is not None and path != config.data.store and exists(path):

@@ -225,7 +225,7 @@ class Local:
 
     def _publish(self, policy: Policy, folder: Path) -> None:
         with complete_folder(folder) as temporary:
-            publish(policy, temporary, form_of(self.config), probed=self.config.engine.has_own_weights)
+            publish(policy, temporary, form_of(self.config), probed=self.config.engine.uses_servers)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self.policy.save(folder, merge=merge)

@@ -82,7 +82,7 @@ class Updates:
     def _move(self, view: View, position: Position, step: Step, lr: float) -> Position:
         """One optimizer step at a rate of at most `lr`, and what it did."""
         train, before = view.phase.config.train, None
-        if train.measures_steps:
+        if train.gain_ratio or train.step_kl:  # rules that a forward pass after the step measures
             lr = lowered(lr, train, bound_of(view.phase), position)
             before = self.learner.along_gradient()
         self.learner.move(lr, position.rate if train.lr == "auto" else train.lr)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
@@ -36,6 +36,7 @@ class Generate:
 
     def load(self, weights: Path, version: int) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(weights, dtype=self.dtype).eval()
+        self.model.generation_config = GenerationConfig()  # a model's own may truncate, or punish repetition
         self.version = version
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:

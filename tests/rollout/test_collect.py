@@ -25,7 +25,7 @@ from agro.store import Store
 from agro.types import Prompt, Sample
 
 PROMPTS = [Prompt("a", id="a"), Prompt("b", id="b")]
-SAMPLER = config.SamplerConfig(n=3, max_new=4)
+SAMPLER = config.SamplerConfig(n=3, max_new=6)
 BACKWARD = [5, 2, 0, 4, 1, 3]  # the order in which the fake engine finishes the responses
 
 

@@ -230,7 +230,9 @@ def step_seconds(
     if REF_LOGP in needs:
         scored = count
     parts["reference"] = 0.0 if config.policy.cache_reference else scored * rates.scoring * relative
-    again = step.twice + len(provided_by("draw", needs)) + config.train.measures_steps
+    again = (
+        step.twice + len(provided_by("draw", needs)) + bool(config.train.gain_ratio or config.train.step_kl)
+    )
     passes = len(step.passes) * rates.each_pass + count * rates.training
     parts["training"] = config.train.updates * passes + count * again * rates.scoring
     parts["update"] = config.train.updates * rates.update
