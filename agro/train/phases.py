@@ -66,7 +66,7 @@ def options_at(
     """
     current = dict(options)
     for name, value in options.items():
-        if value == MEASURED:
+        if name == "baseline_shift" and value == MEASURED:
             current[name] = shift
         elif isinstance(value, Mapping) and is_tuned(value):
             current[name] = value["start"] if tuned is None else tuned

@@ -16,7 +16,9 @@ from tiny_runs import metrics, tiny, weights
 from agro.api.reporting_trainer import Trainer
 from agro.config import TrainConfig
 from agro.errors import Interrupted
+from agro.train.check import check_config
 from agro.train.monitors import Monitor, View
+from agro.train.monitors.warnings import notes_on_settings
 from agro.train.phases import TRIED
 from agro.train.state import Position
 from agro.train.update import KEPT, change, loss_of, lowered, recalled, speed_of, step_bound
@@ -190,6 +192,18 @@ def test_equal_rewards_tell_no_rate(tmp_path: Path) -> None:
     config = tiny(tmp_path, train__steps=2, reward__name=f"{__file__}:alike", **rule)
     rows = metrics(Trainer(config, tmp_path / "run").run())
     assert [row["lr"] for row in rows] == [TRIED, TRIED]
+
+
+def test_an_objective_whose_gain_isn_t_measured_says_so(tmp_path: Path) -> None:
+    """An exact KL: nothing bounded a step, and nothing said so."""
+    changes = {"objective": {"name": "kl_pg", "beta": 0.1}, "train__steps": 2}
+    config = tiny(tmp_path, **changes, train__gain_ratio=0.75)
+    (note,) = (text for text in notes_on_settings(check_config(config)) if "gain_ratio" in text)
+    assert "kl_pg moves the policy by more than log-probs (kl), so train.gain_ratio isn't measured" in note
+    rows = metrics(Trainer(config, tmp_path / "run").run())
+    assert [row["kept"] for row in rows if row["step"]] == [None, None]
+    bounded = tiny(tmp_path, **changes, train__gain_ratio=0.75, train__step_kl=0.005)
+    assert not [text for text in notes_on_settings(check_config(bounded)) if "gain_ratio" in text]
 
 
 def alike(prompts: list[str], completions: list[str], **columns: object) -> list[float]:

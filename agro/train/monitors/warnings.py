@@ -16,7 +16,7 @@ from agro.models.chat import ignored_settings
 from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.objectives import Objective
-from agro.objectives.needs import REWARD, grouping
+from agro.objectives.needs import ENTROPY, KL, NORMALIZER, OBSERVED_LOGP, REWARD, grouping
 from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, way_out
 from agro.train.around import source_abilities
 from agro.train.check import has_groups_to_measure, measures_consistency
@@ -75,6 +75,7 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
             entry.warnings.options_warning(options),
             _unweighted(config, options.get("weight")),
             _of_other_weights(config, options.get("anchor"), options.get("baseline")),
+            _unmeasured_gain(phase),
         )
         lines += [f"phase {phase.name}: {text}" for text in texts if text]
         truncated = describe(phases, phase)
@@ -99,6 +100,18 @@ def _unweighted(config: RunConfig, weight: str | None) -> str | None:
         "the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
         '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = "optimal", '
         "as in the recipe log"
+    )
+
+
+def _unmeasured_gain(phase: Phase) -> str | None:
+    """Where streams besides log-probs move the policy (see `agro.train.update.kept`)."""
+    moved = phase.needs & {KL, ENTROPY, NORMALIZER, OBSERVED_LOGP}
+    if phase.config.train.gain_ratio is None or phase.config.train.step_kl is not None or not moved:
+        return None
+    name = phase.config.objective.name
+    return (
+        f"{name} moves the policy by more than log-probs ({', '.join(sorted(moved))}), "
+        "so train.gain_ratio isn't measured and nothing bounds a step. What to do: train.step_kl = 0.005"
     )
 
 
