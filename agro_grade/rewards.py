@@ -1,15 +1,17 @@
-"""The rewards `math` and `code` of agro, of the graders in this package."""
+"""The rewards `math`, `regex` and `code` of agro, of the graders in this package."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 from agro.errors import Refused
 from agro.rewards import AnswerReward, Pool, RewardMaker, Score, checked_options, score_known
 from agro.types import Sample
-from agro_grade import mathematics
+from agro_grade import marked, mathematics
+from agro_grade.answers import normalize
 from agro_grade.code import Case, ProgramGrader
 from agro_grade.final import final
 from agro_grade.sandbox import Level, LocalSandbox, NoSandbox, Sandbox
@@ -59,6 +61,67 @@ def _scored(grade: mathematics.Grade | None) -> Score | None:
     if grade is None or grade.value is None:
         return None if grade is None else Score(None, grade.reason)
     return Score(grade.value, details={"math": grade.reason} if grade.reason else {})
+
+
+def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
+    """1.0 where the final answer of the response is the answer (`agro_grade.marked.matches`), else 0.0.
+
+    Options: `marker` ("the final answer is"): the final answer follows its last occurrence on that line;
+    `pattern`: the final answer is the group of this regular expression's last match; `answer_marker`: the
+    sample's answer follows this marker in its column (GSM8K's "#### 18"). A pattern runs in worker
+    processes, because it may never end.
+    """
+    settings = checked_options(
+        "regex", options, {"marker": marked.MARKER, "pattern": "", "answer_marker": ""}
+    )
+    marker, pattern = settings["marker"], settings["pattern"]
+
+    def expected(answer: str) -> str:
+        found = (
+            marked.after_marker(answer, settings["answer_marker"]) if settings["answer_marker"] else answer
+        )
+        if found is None:
+            raise LookupError(f"the sample's answer has no {settings['answer_marker']!r}")
+        return found
+
+    if not pattern and not marker.strip():
+        raise Refused("reward.options.marker: expected text, got none")
+    if not pattern:
+
+        def score(responses: list[str], correct: list[str]) -> list[Score]:
+            finals = [marked.after_marker(response, marker) for response in responses]
+            return [Score(marked.matches(final, answer)) for final, answer in zip(finals, correct)]
+
+        return AnswerReward("regex", score, expected)
+
+    if "marker" in options:
+        raise Refused("reward.options: marker and pattern exclude each other; give one of them")
+    _check_pattern(pattern)
+    pool = Pool(
+        "agro_grade.marked:match_pattern",
+        {"pattern": pattern},
+        timeout=timeout,
+        workers=workers,
+    )
+
+    def score_in_worker(responses: list[str], correct: list[str]) -> list[Score]:
+        outcomes = pool.call({"completions": responses, "answer": correct}, len(correct))
+        return [Score(value, error) for value, error in outcomes]
+
+    return AnswerReward("regex", score_in_worker, expected, pool)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Raise `Refused` for what is no regular expression with one group."""
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise Refused(f"reward.options.pattern: {error}, got {pattern!r}") from None
+    if groups != 1:
+        raise Refused(
+            f"reward.options.pattern: expected one group, around the answer, got {groups} in {pattern!r}; "
+            "write (?:…) for other groups"
+        )
 
 
 class CodeReward:
@@ -126,6 +189,7 @@ def code(options: Mapping[str, Any], *, timeout: float, workers: int) -> CodeRew
     )
 
 
-# Majority votes count the final answers, whatever the case of their letters.
-MATH = RewardMaker(mathematical, final=lambda response: final(response).text.casefold() or None)
+# In majority votes equal answers are equal texts, whatever the case of their letters.
+MATH = RewardMaker(mathematical, lambda text: normalize(final(text).text).casefold() or None)
+REGEX = RewardMaker(regex, lambda text: normalize(marked.after_marker(text) or text))
 CODE = RewardMaker(code)

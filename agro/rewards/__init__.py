@@ -10,8 +10,7 @@ from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
 from agro.io import plugins
-from agro.rewards import answers
-from agro.rewards.builtin import AnswerReward, OverlongReward, exact, overlong, regex
+from agro.rewards.builtin import AnswerReward, OverlongReward, exact, overlong
 from agro.rewards.function import PREFIX, FunctionReward
 from agro.rewards.judge import judge
 from agro.rewards.meaning import MeaningfulReward
@@ -51,7 +50,6 @@ def _model(options: Mapping[str, Any], **others: Any) -> Reward:
 
 BUILTIN: dict[str, RewardMaker] = {
     "exact": RewardMaker(exact),
-    "regex": RewardMaker(regex, lambda response: answers.after_marker(response) or response.strip()),
     "overlong": RewardMaker(overlong),
     "judge": RewardMaker(judge),
     "model": RewardMaker(_model),

@@ -1,17 +1,14 @@
-"""Rewards that compare a response with the sample's answer, `exact` and `regex`, and `overlong`."""
+"""Rewards that compare a response with the sample's answer, `exact`, and `overlong`."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from agro.errors import Refused
-from agro.rewards import answers
 from agro.rewards.protocol import Score, checked_options, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample, without_open_thought
@@ -25,11 +22,16 @@ class AnswerReward:
     maximum: float | None = 1.0
 
     def __init__(
-        self, name: str, scorer: Scorer, marker: str | None = None, pool: Pool | None = None
+        self,
+        name: str,
+        scorer: Scorer,
+        expected: Callable[[str], str] = str,
+        pool: Pool | None = None,
     ) -> None:
+        """`expected`: the answer in the text of the answer column; raises `LookupError` where it has none."""
         self.name = name
         self._scorer = scorer
-        self._marker = marker  # the text before the answer in the answer column
+        self._expected = expected
         self._pool = pool
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
@@ -57,12 +59,7 @@ class AnswerReward:
         if not is_valid or answer in (math.inf, -math.inf):
             kind = type(answer).__name__
             raise LookupError(f"the sample's answer is a {kind}, expected text or a finite number")
-        if self._marker is None:
-            return str(answer)
-        marked = answers.after_marker(str(answer), self._marker)
-        if marked is None:
-            raise LookupError(f"the sample's answer has no {self._marker!r}")
-        return marked
+        return self._expected(str(answer))
 
     def close(self) -> None:
         if self._pool is not None:
@@ -90,59 +87,6 @@ def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
         return [Score(float(form(r) == form(a))) for r, a in zip(responses, expected)]
 
     return AnswerReward("exact", score)
-
-
-def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
-    """1.0 where the final answer of the response is the answer (`answers.matches`), else 0.0.
-
-    Options: `marker` ("the final answer is"): the final answer follows its last occurrence on that line;
-    `pattern`: the final answer is the group of this regular expression's last match; `answer_marker`: the
-    sample's answer follows this marker in its column (GSM8K's "#### 18"). A pattern runs in worker
-    processes, because it may never end.
-    """
-    settings = checked_options(
-        "regex", options, {"marker": answers.MARKER, "pattern": "", "answer_marker": ""}
-    )
-    marker, pattern = settings["marker"], settings["pattern"]
-    answer_marker = settings["answer_marker"] or None
-    if not pattern and not marker.strip():
-        raise Refused("reward.options.marker: expected text, got none")
-    if not pattern:
-
-        def score(responses: list[str], expected: list[str]) -> list[Score]:
-            finals = [answers.after_marker(response, marker) for response in responses]
-            return [Score(answers.matches(final, answer)) for final, answer in zip(finals, expected)]
-
-        return AnswerReward("regex", score, answer_marker)
-
-    if "marker" in options:
-        raise Refused("reward.options: marker and pattern exclude each other; give one of them")
-    _check_pattern(pattern)
-    pool = Pool(
-        f"{Path(answers.__file__).resolve()}:match_pattern",
-        {"pattern": pattern},
-        timeout=timeout,
-        workers=workers,
-    )
-
-    def score_in_worker(responses: list[str], expected: list[str]) -> list[Score]:
-        outcomes = pool.call({"completions": responses, "answer": expected}, len(expected))
-        return [Score(value, error) for value, error in outcomes]
-
-    return AnswerReward("regex", score_in_worker, answer_marker, pool)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Raise `Refused` for what is no regular expression with one group."""
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise Refused(f"reward.options.pattern: {error}, got {pattern!r}") from None
-    if groups != 1:
-        raise Refused(
-            f"reward.options.pattern: expected one group, around the answer, got {groups} in {pattern!r}; "
-            "write (?:…) for other groups"
-        )
 
 
 class OverlongReward:

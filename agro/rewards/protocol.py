@@ -88,7 +88,8 @@ class RewardMaker:
     """A reward that is made with options, as an entry point of `agro.rewards`; a function needs none.
 
     `make(options, timeout=…, workers=…)` raises `Refused` for options that it doesn't have. `final` finds the
-    final answer in a response, which majority votes and `agro check-data` count; None where there is none.
+    final answer in a response, in a form that equal answers share: majority votes and `agro check` count it;
+    None where there is none.
     """
 
     make: Callable[..., Reward]

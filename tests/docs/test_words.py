@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 import config_docs
 import pytest
@@ -187,7 +188,7 @@ def wrong_word(text: str) -> str:
 
 
 def wrong_name(text: str) -> str:
-    if text in {f"agro.{kind}" for kind in plugins.KINDS}:  # of entry points
+    if text in {f"agro.{kind}" for kind in get_args(plugins.Kind)}:  # of entry points
         return ""
     return missing(text) if re.fullmatch(r"agro(_papers)?(\.\w+)+", text) else ""
 

@@ -5,9 +5,9 @@ import time
 import pytest
 from tiers import some
 
-from agro.rewards.answers import after_marker, matches
 from agro_grade import answers
 from agro_grade.final import LONGEST, TAIL, final
+from agro_grade.marked import after_marker, matches
 from agro_grade.mathematics import too_large, without_sympy
 from agro_grade.numerals import plain
 

@@ -11,7 +11,6 @@ from typing import Any
 from agro.pages.store.spread import LENGTHS, Spread, equal_bins
 from agro.pages.store.texts import HeldOutOverlap, PromptCopies, near_repeats
 from agro.rewards import maker_of
-from agro.rewards.answers import normalize
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.store.survey import SurveyRow
@@ -204,7 +203,7 @@ def plain(prompt: Text) -> str:
 def final_answer(response: str) -> str:
     """What a response concludes, in a canonical form; all of it where it names no answer."""
     maker = maker_of("math")
-    return normalize(response if maker is None else maker.final(response) or "")
+    return (response.strip() if maker is None else maker.final(response)) or ""
 
 
 def _rewards(rows: Sequence[SurveyRow]) -> list[float]:

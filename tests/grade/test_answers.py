@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agro.rewards import answers
+from agro_grade import marked
 from agro_grade.answers import normalize
 
 SHARED = Path(__file__).parents[2] / "../shared"
@@ -28,13 +28,13 @@ SHARED = Path(__file__).parents[2] / "../shared"
     ],
 )
 def test_the_answer_follows_the_last_marker_on_its_line(text, found):
-    assert answers.after_marker(text) == found
+    assert marked.after_marker(text) == found
 
 
 def test_markers_of_gsm8k():
-    assert answers.after_marker("6 * 3 = 18\n#### 18", "####") == "18"
-    assert answers.after_marker("A: 9\nso\nA: 18\n", "A:") == "18"
-    assert answers.after_marker("A: 9\nits area: 5", "A:") == "9"
+    assert marked.after_marker("6 * 3 = 18\n#### 18", "####") == "18"
+    assert marked.after_marker("A: 9\nso\nA: 18\n", "A:") == "18"
+    assert marked.after_marker("A: 9\nits area: 5", "A:") == "9"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_markers_of_gsm8k():
     ],
 )
 def test_the_same_answer(a, b):
-    assert answers.normalize(a) == answers.normalize(b) == normalize(a) == normalize(b)
+    assert normalize(a) == normalize(b)
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,16 @@ def test_the_same_answer(a, b):
     ],
 )
 def test_another_answer(a, b):
-    assert answers.normalize(a) != answers.normalize(b)
-    assert [normalize(a), normalize(b)] == [answers.normalize(a), answers.normalize(b)]
+    assert normalize(a) != normalize(b)
 
 
 def test_a_second_sentence_does_not_spoil_an_answer():
-    assert answers.matches("18. I hope it is correct.", "18") == 1.0
-    assert answers.matches("3.5. I hope it is correct.", "3.5") == 1.0
-    assert answers.matches("3.5", "3") == 0.0
-    assert answers.matches("Dr. Smith", "Dr. Jones") == 0.0
-    assert answers.matches("Dr. Smith", "Dr. Smith") == 1.0
-    assert answers.matches(None, "") == 0.0
+    assert marked.matches("18. I hope it is correct.", "18") == 1.0
+    assert marked.matches("3.5. I hope it is correct.", "3.5") == 1.0
+    assert marked.matches("3.5", "3") == 0.0
+    assert marked.matches("Dr. Smith", "Dr. Jones") == 0.0
+    assert marked.matches("Dr. Smith", "Dr. Smith") == 1.0
+    assert marked.matches(None, "") == 0.0
 
 
 def test_logged_gsm8k_answers_are_judged_as_their_authors_did():
@@ -107,13 +106,13 @@ def test_logged_gsm8k_answers_are_judged_as_their_authors_did():
     agreed = total = 0
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for row in map(json.loads, lines):
-            truth = answers.after_marker(row["ground_truth"], "A:")
+            truth = marked.after_marker(row["ground_truth"], "A:")
             assert truth is not None
             for answer in row.values():
                 if isinstance(answer, dict):
                     total += 1
                     agreed += (
-                        answers.matches(answers.after_marker(answer["solution"], "A:"), truth)
+                        marked.matches(marked.after_marker(answer["solution"], "A:"), truth)
                         == answer["is_correct"]
                     )
     assert total == 4 * 1319
