@@ -16,6 +16,7 @@ PAGES = [
     ROOT / "README.md",
     *(DOCS / f"{n}.md" for n in ("index", "metrics", "scaling")),
     *sorted((DOCS / "guide").glob("*.md")),
+    *sorted((ROOT / "skills").glob("*/SKILL.md")),
 ]
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 

@@ -70,7 +70,7 @@ def small_settings(objective: str, settings: dict) -> dict:
     return configured(objective, given)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_a_page_does_what_it_says(page: Path, here: Path, capsys) -> None:
     names = {"__name__": "page"}
     for block in blocks(page):

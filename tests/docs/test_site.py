@@ -60,6 +60,13 @@ def test_versions_lie_beside_each_other(site: Path) -> None:
     assert f"url={__version__}/index.html" in (site.parent / "index.html").read_text(encoding="utf-8")
 
 
+def test_language_models_have_a_list_of_the_pages(site: Path) -> None:
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[.+\]\((.+)\)", text, re.MULTILINE)
+    assert {f"guide/{page.name}" for page in (ROOT / "docs/guide").glob("*.md")} <= set(listed)
+    assert all((site / page).exists() for page in listed)
+
+
 @pytest.fixture
 def browser() -> Iterator[Browser]:
     """A headless Chromium."""
