@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
-    *(DOCS / f"{n}.md" for n in ("index", "metrics", "scaling")),
+    *(DOCS / f"{n}.md" for n in ("index", "metrics", "peers", "scaling")),
     *sorted((DOCS / "guide").glob("*.md")),
     *sorted((ROOT / "skills").glob("*/SKILL.md")),
 ]
