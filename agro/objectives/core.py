@@ -330,11 +330,15 @@ def preset(
 
 def load(name: str) -> Objective:
     """The entry that `name` stands for; raises `Refused` where there is none."""
-    target = plugins.load("objectives", name, "objective.name")
+    return entry_of(name, plugins.load("objectives", name, "objective.name"))
+
+
+def entry_of(name: str, target: Any) -> Objective:
+    """The entry of a plug-in; raises `Refused` where it is neither an objective nor a function."""
     if isinstance(target, Objective):
         return target
     if not inspect.isfunction(target):
-        raise Refused(f"objective.name: {name}: expected a function or an Objective, got {target!r}")
+        raise Refused(f"objective.name: {name}: expected a function or an Objective, got {target!r:.80}")
     return _of_function(name, target)
 
 

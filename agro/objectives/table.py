@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,82 +10,99 @@ from agro.errors import Refused
 from agro.io import peers, plugins
 from agro.objectives import core
 from agro.objectives.core import Objective
-from agro.objectives.methodrecipe import MethodRecipe
+from agro.objectives.methodrecipe import with_recipes
 from agro.objectives.methods import (
-    balanced,
     clipped,
     consistency,
     critic,
-    experts,
     labeled,
     learned_value,
-    mirror,
     policy_gradient,
     preference,
-    rec,
-    rivals,
     squares,
     teaching,
-    truncated,
-    trust_region,
 )
 from agro.objectives.options import described
 
-FOLDER = Path(__file__).parent / "methods"
+OBJECTIVES = with_recipes(
+    {
+        **consistency.ENTRIES,
+        **squares.ENTRIES,
+        **learned_value.ENTRIES,
+        **policy_gradient.ENTRIES,
+        **critic.ENTRIES,
+        **clipped.ENTRIES,
+        **clipped.CORRECTION_ENTRIES,
+        **teaching.ENTRIES,
+        **preference.ENTRIES,
+        **labeled.ENTRIES,
+        **teaching.SUPERVISED_ENTRIES,
+    },
+    Path(__file__).parent / "methods" / "recipes.toml",
+)
 
 
-def _recipes() -> dict[str, MethodRecipe]:
-    """Of `methods/recipes.toml`, by the objective's name."""
-    recipes = {}
-    for name, said in tomllib.loads((FOLDER / "recipes.toml").read_text(encoding="utf-8")).items():
-        settings = {**said.pop("settings", {}), **dict.fromkeys(said.pop("unset", ()))}
-        recipes[name] = MethodRecipe(**said, settings=settings)
-    return recipes
+@cache
+def installed() -> dict[str, Objective]:
+    """Those of installed packages: an entry point is a function, an `Objective`, or a dictionary of these by
+    name.
+
+    Raises `Refused` where a name is there twice.
+    """
+    entries: dict[str, Objective] = {}
+    for point, of_point in _points().items():
+        for name, entry in of_point.items():
+            if name in OBJECTIVES or name in entries:
+                raise Refused(
+                    f"objectives of {point}, an installed package: there is an objective {name}. What to do: "
+                    "uninstall that package, or give its objective another name"
+                )
+            entries[name] = entry
+    return entries
 
 
-ENTRIES: dict[str, Objective] = {
-    **consistency.ENTRIES,
-    **squares.ENTRIES,
-    **learned_value.ENTRIES,
-    **policy_gradient.ENTRIES,
-    **critic.ENTRIES,
-    **balanced.ENTRIES,
-    **clipped.ENTRIES,
-    **clipped.CORRECTION_ENTRIES,
-    **experts.ENTRIES,
-    **mirror.ENTRIES,
-    **rec.ENTRIES,
-    **teaching.ENTRIES,
-    **truncated.ENTRIES,
-    **trust_region.ENTRIES,
-    **preference.ENTRIES,
-    **rivals.ENTRIES,
-    **labeled.ENTRIES,
-    **teaching.SUPERVISED_ENTRIES,
-}
-RECIPES = _recipes()
-OBJECTIVES = {name: replace(entry, recipe=RECIPES.get(name)) for name, entry in ENTRIES.items()}
+@cache
+def _points() -> dict[str, dict[str, Objective]]:
+    """What each entry point has."""
+    points = {}
+    for point in plugins.installed("objectives", tuple(OBJECTIVES)):
+        part = plugins.load("objectives", point, "objective.name")
+        points[point] = (
+            {name: core.entry_of(name, target) for name, target in part.items()}
+            if isinstance(part, dict)
+            else {point: core.entry_of(point, part)}
+        )
+    return points
+
+
+def registered(name: str) -> str:
+    """The entry point that has an objective; the name itself of a reference."""
+    return next((point for point, entries in _points().items() if name in entries), name)
+
+
+def entries() -> dict[str, Objective]:
+    """Every objective by its name, agro's own first."""
+    return OBJECTIVES | installed()
 
 
 def names() -> list[str]:
     """Every objective."""
-    return list(OBJECTIVES)
+    return list(entries())
 
 
 def get(name: str) -> Objective:
     """The entry of an objective; `file.py:NAME`, `module:NAME` and installed ones are of the user's own."""
+    if name in OBJECTIVES:
+        return OBJECTIVES[name]
     if plugins.is_reference(name):
         return core.load(name)
-    if name not in OBJECTIVES:
-        others = plugins.installed("objectives", tuple(OBJECTIVES))
-        if name in others:
-            return core.load(name)
-        called = {ours: entry.called for ours, entry in OBJECTIVES.items()}
-        hint = peers.objective(name, called) or f"there are {', '.join([*OBJECTIVES, *others])}"
+    if name not in installed():
+        called = {ours: entry.called for ours, entry in entries().items()}
+        hint = peers.objective(name, called) or f"there are {', '.join(names())}"
         raise Refused(
             f"objective: expected one of `agro objectives`, file.py:NAME or module:NAME, got {name!r}; {hint}"
         )
-    return OBJECTIVES[name]
+    return installed()[name]
 
 
 def describe(name: str, **options: Any) -> dict[str, Any]:

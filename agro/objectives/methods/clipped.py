@@ -129,14 +129,6 @@ def ratio_needs(options: Options) -> set[Need]:
     return {REWARD, GROUPS, needed(options)}
 
 
-EXACT_AND_OVERLONG = [{"name": "exact"}, {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}}]
-NO_REWARD_NAMED = (
-    "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
-    "  --out runs/{name}",
-)
-ANSWERS = "policy.model, and data.prompts with the answers."
-
-
 _entry = partial(
     Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), metrics=("clipped_share", "ratio_max")
 )

@@ -11,12 +11,12 @@ from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methods.clipped import limited
-from agro.objectives.methods.truncated import ratio_and_advantage
 from agro.objectives.needs import GROUPS, REF_LOGP, REWARD
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
 from agro.objectives.weights import Ratio, log_ratio
 from agro.types import Batch
+from agro_papers.methods.truncated import ratio_and_advantage
 
 
 def opmd(
