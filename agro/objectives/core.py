@@ -173,7 +173,7 @@ class Objective:
     preset: Options = field(default_factory=dict)  # its defaults that differ from that function's
     about: str = ""  # of a preset: what it is, with its equation
     recipe: MethodRecipe | None = None
-    """What `agro train NAME` trains with, by `methods/recipes.toml`; None where another file says it."""
+    """What `agro train NAME` trains with, by `methods.toml`; None where another file says it."""
 
     @cached_property
     def options(self) -> type[BaseModel]:
@@ -305,27 +305,6 @@ def couples_baseline(options: Options) -> Coupling:
 
 def to_reference(options: Options) -> ColumnNeed:
     return REF_LOGP
-
-
-def preset(
-    base: Objective,
-    source: str,
-    about: str,
-    *,
-    certainty: Certainty = "paper",
-    called: str = "",
-    **options: Any,
-) -> Objective:
-    """An entry for the objective `base` with other defaults, under the name that its paper gives it."""
-    return replace(
-        base,
-        source=source,
-        certainty=certainty,
-        called=called,
-        of=base.function.__name__,
-        preset=options,
-        about=about,
-    )
 
 
 def load(name: str) -> Objective:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from agro.objectives.core import Objective
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -33,13 +28,3 @@ class MethodRecipe:
     """lines that start it, where they aren't those of the base; {name} stands for the recipe's name"""
     required: str = ""
     """what must be given, where it isn't what the base requires"""
-
-
-def with_recipes(entries: Mapping[str, Objective], file: Path) -> dict[str, Objective]:
-    """The objectives, each with what a TOML file says of its recipe: a table by its name with the fields of
-    `MethodRecipe`, and `unset`, settings of the base that it doesn't make."""
-    recipes = {}
-    for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
-        settings = {**said.pop("settings", {}), **dict.fromkeys(said.pop("unset", ()))}
-        recipes[name] = MethodRecipe(**said, settings=settings)
-    return {name: replace(entry, recipe=recipes.get(name)) for name, entry in entries.items()}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agro.errors import Refused
 from agro.io import peers, plugins
 from agro.objectives import core
 from agro.objectives.core import Objective
-from agro.objectives.methodrecipe import with_recipes
+from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods import (
     clipped,
     consistency,
@@ -22,9 +26,42 @@ from agro.objectives.methods import (
     squares,
     teaching,
 )
-from agro.objectives.options import described
+from agro.objectives.options import REQUIRED, described
 
-OBJECTIVES = with_recipes(
+
+def with_methods(entries: Mapping[str, Objective], file: Path) -> dict[str, Objective]:
+    """The objectives, presets of them, and recipes of both, as a TOML file has them.
+
+    A table NAME has the fields of `MethodRecipe`, and `unset`, settings of the base that it doesn't make.
+    NAME.preset is the objective `of` with other defaults, under the name that its paper gives it: the fields
+    of `Objective` that are its own, `options`, those that are `required`, and those that are `unset`, None.
+    """
+    methods = dict(entries)
+    for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        if "preset" in said:
+            methods[name] = _preset(methods, **said.pop("preset"))
+        settings = {**said.pop("settings", {}), **dict.fromkeys(said.pop("unset", ()))}
+        recipe = MethodRecipe(**said, settings=settings) if said else None
+        methods[name] = replace(methods[name], recipe=recipe)
+    return methods
+
+
+def _preset(
+    methods: Mapping[str, Objective],
+    of: str,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    required: Sequence[str] = (),
+    unset: Sequence[str] = (),
+    **fields: Any,
+) -> Objective:
+    base = methods[of] if of in methods else OBJECTIVES[of]
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    values |= dict.fromkeys(required, REQUIRED) | dict.fromkeys(unset)
+    fields = {"called": ""} | fields
+    return replace(base, of=base.function.__name__, preset=values, **fields)
+
+
+OBJECTIVES = with_methods(
     {
         **consistency.ENTRIES,
         **squares.ENTRIES,
@@ -32,13 +69,12 @@ OBJECTIVES = with_recipes(
         **policy_gradient.ENTRIES,
         **critic.ENTRIES,
         **clipped.ENTRIES,
-        **clipped.CORRECTION_ENTRIES,
         **teaching.ENTRIES,
         **preference.ENTRIES,
         **labeled.ENTRIES,
         **teaching.SUPERVISED_ENTRIES,
     },
-    Path(__file__).parent / "methods" / "recipes.toml",
+    Path(__file__).parent / "methods" / "methods.toml",
 )
 
 

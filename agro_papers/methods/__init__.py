@@ -1,8 +1,8 @@
-"""Objectives of single papers, one family a file, with the recipes of recipes.toml."""
+"""Objectives of single papers, one family a file, with the recipes of methods.toml."""
 
 from pathlib import Path
 
-from agro.objectives.methodrecipe import with_recipes
+from agro.objectives.table import with_methods
 from agro_papers.methods import (
     balanced,
     equivalent,
@@ -17,7 +17,7 @@ from agro_papers.methods import (
     values,
 )
 
-OBJECTIVES = with_recipes(
+OBJECTIVES = with_methods(
     {
         **values.ENTRIES,
         **reinforced.ENTRIES,
@@ -31,6 +31,6 @@ OBJECTIVES = with_recipes(
         **rivals.ENTRIES,
         **equivalent.ENTRIES,
     },
-    Path(__file__).with_name("recipes.toml"),
+    Path(__file__).with_name("methods.toml"),
 )
 CLAIMS = "agro_papers.claims:CLAIMS"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from agro.objectives import get
-from agro.objectives.core import Objective, Options, Streams, Terms, coupling, preset
+from agro.objectives.core import Objective, Options, Streams, Terms, coupling
 from agro.objectives.needs import (
     PROPOSAL,
     PROPOSAL_MEAN,
@@ -116,30 +115,5 @@ ENTRIES: dict[str, Objective] = {
         excludes=_band_excludes,
         metrics=("kept_share",),
         certainty="notes",
-    ),
-    "sophia": preset(
-        get("sft"),
-        "SOPHIA, arXiv 2507.16814",
-        "SOPHIA: −log π of the shortest right response to each prompt among those whose parent, an "
-        "intermediate text, has a mean reward of its children above α. They are imitated without the "
-        'parent\'s text; source.around = "resample" with by = "parents" samples both stages.',
-        certainty="paper",
-    ),
-    "pear": preset(
-        get("sft"),
-        "PEAR, arXiv 2602.01058, by response",
-        "−G log π of each token, G = π/μ of its response, a constant, at most 2: imitation of the responses "
-        "that the policy would write itself, before it learns by reward. μ wrote them, with its log-probs.",
-        certainty="notes",
-        weight="behavior",
-        weight_max=2.0,
-    ),
-    "reward_conditioned": preset(
-        get("sft"),
-        "return-conditioned supervised learning, MBRCSL, arXiv 2310.19308",
-        "−log π(y | reward, x): imitation of all responses with their reward in front of the prompt. The "
-        "policy is then asked with the highest reward. The transform is that of the data: agro import --map "
-        "\"prompt=join('', ['reward ', to_string(reward), ': ', prompt])\".",
-        certainty="paper",
     ),
 }

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives import get
 from agro.objectives.core import (
     SINGLETONS,
     Objective,
@@ -15,7 +14,6 @@ from agro.objectives.core import (
     Terms,
     always,
     coupling,
-    preset,
 )
 from agro.objectives.imitation import IMITATION
 from agro.objectives.needs import (
@@ -162,34 +160,3 @@ ENTRIES: dict[str, Objective] = {
         called='verl and ROLL "topr", as ratio = mean; Trinity policy_loss_fn = "topr", as ratio = token',
     ),
 }
-ENTRIES["maxrl"] = preset(
-    get("reinforce"),
-    "MaxRL, arXiv 2602.02710",
-    "−(1/n) Σ_i A_i log π(y_i), A_i = (r_i − r̄)/|r̄|: `reinforce` with baseline maxrl. Of rewards of 0 and 1 "
-    "the right responses of a group weigh 1 in all, however few they are, which is the gradient of log of "
-    "the success rate as n grows. The paper has rewards of 0 and 1 and r̄ for |r̄|.",
-    certainty="notes",
-    called="prime-rl and SkyRL MaxRL advantage",
-    baseline="maxrl",
-)
-ENTRIES["opo"] = preset(
-    get("reinforce"),
-    "OPO, arXiv 2505.23585",
-    "−(1/n) Σ_i (r_i − b) log π(y_i), b = Σ T r / Σ T over the group, T tokens: `reinforce` with the "
-    "baseline of least variance where the squared norm of ∇log π(y) grows as its length. The paper trains "
-    "on fresh samples alone.",
-    certainty="code",
-    called='verl adv_estimator = "opo"',
-    baseline="opo",
-)
-ENTRIES["asymre"] = preset(
-    get("reinforce"),
-    "AsymRE, arXiv 2506.20520",
-    "−(1/n) Σ_i (r_i − r̄ − δV) log π(y_i), δV = −0.1: `reinforce` with the group's mean and a shift of the "
-    "baseline. That is REINFORCE and 0.1 times imitation of the samples, which keeps the support wide; with "
-    "δV of 0 or more it falls to one response on a fixed log.",
-    certainty="code",
-    called='Trinity algorithm_type = "asymre", baseline_shift',
-    baseline="mean",
-    shift=-0.1,
-)

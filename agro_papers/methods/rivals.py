@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives import get
-from agro.objectives.core import Objective, Streams, Terms, preset
+from agro.objectives.core import Objective, Streams, Terms
 from agro.objectives.methods.preference import ORDERED, BetaOfJudgments, judged, log_ratio, ordered
 from agro.objectives.options import Option
 from agro.objectives.reduce import Pairs
@@ -52,41 +51,4 @@ SEPPO = judged(
 
 ENTRIES: dict[str, Objective] = {
     "seppo": replace(SEPPO, certainty="reconstructed"),
-    "agent_q": preset(
-        get("dpo"),
-        "Agent Q, arXiv 2408.07199",
-        "DPO on pairs of actions tried in one state of a search tree (`step_pairs`), "
-        "with the log-probs that were recorded when they were sampled for the reference's: −log σ(β ((l_w "
-        "− b_w) − (l_l − b_l))). It needs no reference, and its anchor is as old as the tree.",
-        certainty="notes",
-        anchor="behavior",
-    ),
-    "vipo": preset(
-        get("ipo"),
-        "VIPO (votes), VPO, arXiv 2410.22891",
-        "(h − (2p − 1)/(2β))², p = (v_w + 1)/(v_w + v_l + 2): p (h − 1/(2β))² + (1 − p) (h + 1/(2β))² less "
-        "its least value. p is the posterior mean under a uniform prior.",
-        certainty="reconstructed",
-        votes="mean",
-    ),
-    "vdpo": preset(
-        get("dpo"),
-        "VDPO, VPO, arXiv 2410.22891",
-        "−p log σ(βh) − (1 − p) log σ(−βh), p = (v_w + 1)/(v_w + v_l + 2): DPO with a label "
-        "smoothing of each pair's own, by its votes. Without votes p is ½.",
-        certainty="reconstructed",
-        votes="mean",
-    ),
-    "opa_dpo": preset(
-        get("dpo"),
-        "OPA-DPO, arXiv 2501.09695",
-        "DPO against a reference that was first fine-tuned on both sides of each pair (the "
-        "recipe opa_dpo has the two phases), plus −log σ(β ρ) of the winner. The paper's terms on "
-        "masked images aren't carried. Its code also pushes down the revised response; here both of "
-        "its winners stay above the reference.",
-        certainty="code",
-        called="zhyang2226/OPA-DPO",
-        beta=0.1,
-        winner=1.0,
-    ),
 }

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import Objective, Streams, Terms, always, masked, preset, regularized, to_reference
+from agro.objectives.core import Objective, Streams, Terms, always, masked, regularized, to_reference
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methods.learned_value import regularizer
 from agro.objectives.needs import FRESH, NORMALIZER, PREFIX_VALUE, REF_LOGP, REWARD, VALUE, except_experts
@@ -145,13 +145,3 @@ ENTRIES: dict[str, Objective] = {
         certainty="code",
     ),
 }
-ENTRIES["oreo"] = preset(
-    ENTRIES["prefix_consistency"],
-    "OREO, arXiv 2412.16145, as its code has it",
-    "½ (r − β Σ_{s≥t} ρ_s − V(y_<t))², the mean over the positions t of a response: consistency of each with "
-    "the end. V learns from all of it, the policy through ρ_t alone. The code steps the two one after the "
-    "other, by its beta = 0.03 without dividing by it.",
-    certainty="code",
-    called="jwhj/OREO, dro_actor_loss",
-    compared="end",
-)
