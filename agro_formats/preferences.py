@@ -26,9 +26,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
-from agro.logs.columns import Columns, PairColumns, Ranking
+from agro.logs.columns import Columns
 from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
 from agro.logs.protocol import TIE, Context, Item, Row
+from agro_formats.judgments import PairColumns, Ranking
 from agro_formats.table import declared
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")

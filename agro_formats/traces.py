@@ -21,11 +21,11 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
-from agro.logs import spans
 from agro.logs.fields import grouped, number, settings, unlisted
-from agro.logs.model_calls import identified, joined_scores, score_key
 from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
-from agro.logs.spans import Scores, TraceSpan
+from agro_formats import spans
+from agro_formats.model_calls import identified, joined_scores, score_key
+from agro_formats.spans import Scores, TraceSpan
 from agro_formats.table import declared
 
 Declaration = Mapping[str, Any]
