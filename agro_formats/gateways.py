@@ -19,7 +19,7 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs.fields import call, settings, unlisted
 from agro.logs.formats import providers
-from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
+from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro_formats import exchanges
 from agro_formats.model_calls import (
     Message,
@@ -178,6 +178,5 @@ declared(
 )
 declared(
     "tensorzero-feedback",
-    unreadable("this is feedback without texts; import the inferences, with --join and this file"),
     joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
 )

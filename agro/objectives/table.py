@@ -78,42 +78,35 @@ OBJECTIVES = with_methods(
 )
 
 
-@cache
 def installed() -> dict[str, Objective]:
     """Those of installed packages: an entry point is a function, an `Objective`, or a dictionary of these by
     name.
 
     Raises `Refused` where a name is there twice.
     """
-    entries: dict[str, Objective] = {}
-    for point, of_point in _points().items():
-        for name, entry in of_point.items():
-            if name in OBJECTIVES or name in entries:
-                raise Refused(
-                    f"objectives of {point}, an installed package: there is an objective {name}. What to do: "
-                    "uninstall that package, or give its objective another name"
-                )
-            entries[name] = entry
-    return entries
-
-
-@cache
-def _points() -> dict[str, dict[str, Objective]]:
-    """What each entry point has."""
-    points = {}
-    for point in plugins.installed("objectives", tuple(OBJECTIVES)):
-        part = plugins.load("objectives", point, "objective.name")
-        points[point] = (
-            {name: core.entry_of(name, target) for name, target in part.items()}
-            if isinstance(part, dict)
-            else {point: core.entry_of(point, part)}
-        )
-    return points
+    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[0]
 
 
 def registered(name: str) -> str:
     """The entry point that has an objective; the name itself of a reference."""
-    return next((point for point, entries in _points().items() if name in entries), name)
+    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[1].get(name, name)
+
+
+@cache
+def _installed(points: tuple[tuple[str, str], ...]) -> tuple[dict[str, Objective], dict[str, str]]:
+    """Entries, and the entry point of each."""
+    found: dict[str, Objective] = {}
+    point_of: dict[str, str] = {}
+    for point, _ in points:
+        part = plugins.load("objectives", point, "objective.name")
+        for name, target in (part if isinstance(part, dict) else {point: part}).items():
+            if name in OBJECTIVES or name in found:
+                raise Refused(
+                    f"objectives of {point}, an installed package: there is an objective {name}. What to do: "
+                    "uninstall that package, or give its objective another name"
+                )
+            found[name], point_of[name] = core.entry_of(name, target), point
+    return found, point_of
 
 
 def entries() -> dict[str, Objective]:
