@@ -38,7 +38,7 @@ from agro.logs.fields import (
     split,
     token_fields,
 )
-from agro.logs.protocol import Context, Item, Row, line_of, unreadable
+from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
 from agro_formats.table import declared
 
@@ -300,16 +300,5 @@ declared(
     opens=lambda path: "sampled_tokens" in record_files.columns(path).get("wire_rows", ()),
     records=_tinker_records,
     identity=_sent,
-)
-declared(
-    "tinker-annotations",
-    unreadable("these are annotations of a capture, without responses; import wire.jsonl beside it"),
-)
-declared(
-    "tinker-summaries",
-    unreadable(
-        "steps: summaries of rollouts have rewards and lengths, but neither text nor tokens; capture the "
-        "run (tinker_cookbook.capture) and import capture/wire.jsonl"
-    ),
 )
 declared("tinker-evaluations", _trajectory)

@@ -17,10 +17,11 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
-from agro.logs import exchanges
 from agro.logs.fields import call, settings, unlisted
 from agro.logs.formats import providers
-from agro.logs.model_calls import (
+from agro.logs.protocol import Context, Item, Row, SkipRecord
+from agro_formats import exchanges
+from agro_formats.model_calls import (
     Message,
     blocks,
     identified,
@@ -29,8 +30,7 @@ from agro.logs.model_calls import (
     score_key,
     scored,
 )
-from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
-from agro.logs.spans import described
+from agro_formats.spans import described
 from agro_formats.table import declared
 
 _CALLS = {"completion", "text_completion", "responses", "anthropic_messages", "generate_content"}
@@ -178,6 +178,5 @@ declared(
 )
 declared(
     "tensorzero-feedback",
-    unreadable("this is feedback without texts; import the inferences, with --join and this file"),
     joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
 )

@@ -21,14 +21,18 @@ summarize_from_feedback/utils/experiment_helpers.py.
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Callable
 from itertools import chain, takewhile
+from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
-from agro.logs.columns import Columns, PairColumns, Ranking
+from agro.logs.columns import Columns, Parser
 from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
 from agro.logs.protocol import TIE, Context, Item, Row
+from agro_formats.judgments import PairColumns, Ranking
 from agro_formats.table import declared
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -221,66 +225,19 @@ def _post(value: Any, name: str) -> str:
     return f"SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 
 
-_INFO = {name: f"info.{name}" for name in ("id", "site", "subreddit", "title")}
+PARSERS: dict[str, Parser] = {"dialogue": open_dialogue, "post": _post}
+SHAPES: dict[str, Callable[..., PairColumns | Ranking | Columns]] = {
+    "pair": PairColumns,
+    "ranking": Ranking,
+    "columns": Columns,
+}
 
-SHP = PairColumns(
-    prompt="history",
-    response="human_ref_{}",
-    sides=("A", "B"),
-    better={"labels": "labels"},
-    values=(1, 0),
-    votes="score_{}",
-    meta={"comment": "c_root_id_{}", "created_at_utc": "created_at_utc_{}", "score": "score_{}"},
-    columns=("labels",),
-)
-SAFE_RLHF = PairColumns(
-    prompt="prompt",
-    response="response_{}",
-    better={"better": "better_response_id", "safer": "safer_response_id"},
-    model="response_{}_source",
-    meta={
-        "is_safe": "is_response_{}_safe",
-        "harm_category": "response_{}_harm_category",
-        "severity_level": "response_{}_severity_level",
-        "sha256": "response_{}_sha256",
-    },
-    columns=("better_response_id",),
-)
-WEBGPT = PairColumns(
-    prompt="question.full_text",
-    response="answer_{}",
-    score="score_{}",
-    meta={
-        "dataset": "question.dataset",
-        "question_id": "question.id",
-        "quotes": "quotes_{}",
-        "score": "score_{}",
-        "tokens": "tokens_{}",
-    },
-    columns=("score_0", "score_1"),
-)
-NECTAR = Ranking("prompt", each="answers", response="answer", rank="rank", model="model", parse=open_dialogue)
-SUMMARIES = PairColumns(
-    prompt="info",
-    response="summaries[{}].text",
-    better={"choice": "choice"},
-    model="summaries[{}].policy",
-    meta=_INFO | {"note": "summaries[{}].note"},
-    parse=_post,
-    columns=("choice",),
-)
-SUMMARY_AXES = Columns(
-    prompt="info",
-    response="summary.text",
-    model="summary.policy",
-    rewards="summary.axes",
-    meta=_INFO | {"note": "summary.note"},
-    parse=_post,
-)
 
-declared("shp", SHP.read, SHP.fits)
-declared("safe-rlhf", SAFE_RLHF.read, SAFE_RLHF.fits)
-declared("nectar", NECTAR.read, NECTAR.fits)
-declared("webgpt", WEBGPT.read, WEBGPT.fits)
-declared("summarize-comparisons", SUMMARIES.read, SUMMARIES.fits)
-declared("summarize-axes", SUMMARY_AXES.read, SUMMARY_AXES.fits)
+def _of_table(shape: str, parse: str = "", **fields: Any) -> PairColumns | Ranking | Columns:
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return SHAPES[shape](**values, **({"parse": PARSERS[parse]} if parse else {}))
+
+
+for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
+    _set = _of_table(**_fields)
+    declared(_name, _set.read, _set.fits)

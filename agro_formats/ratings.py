@@ -22,10 +22,10 @@ from agro.io.datasets import on_hub
 from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.io.record_files import read_records
-from agro.logs.columns import rank_judgments
 from agro.logs.fields import exchange, listed, number, one_of, rating, total, user
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.store.export import ENDINGS
+from agro_formats.judgments import rank_judgments
 from agro_formats.table import declared
 
 _COLUMNS = ("instruction", "models", "completions")

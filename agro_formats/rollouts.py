@@ -42,7 +42,7 @@ from agro.logs.fields import (
     sampled_fields,
     split,
 )
-from agro.logs.protocol import Context, Item, Row, unreadable
+from agro.logs.protocol import Context, Item, Row
 from agro.types.prompt import prompt_hash
 from agro_formats.table import declared
 
@@ -209,10 +209,9 @@ def _pickled(path: Path) -> Iterator[Line]:
 declared("skyrl-evaluations", _evaluated, identity=_repeated)
 declared(
     "skyrl-metrics",
-    unreadable("these are means of an evaluation, without prompts and responses; import the files beside it"),
-    lambda row: bool(row) and all(name.startswith("eval/") for name in row),
+    fits=lambda row: bool(row) and all(name.startswith("eval/") for name in row),
 )
-declared("pickle", unreadable("a pickle isn't read"), lambda row: False, opens=_is_pickle, records=_pickled)
+declared("pickle", fits=lambda row: False, opens=_is_pickle, records=_pickled)
 
 
 _SLIME_COLUMNS = (

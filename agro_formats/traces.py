@@ -21,11 +21,11 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
-from agro.logs import spans
 from agro.logs.fields import grouped, number, settings, unlisted
-from agro.logs.model_calls import identified, joined_scores, score_key
-from agro.logs.protocol import Context, Item, Row, SkipRecord, unreadable
-from agro.logs.spans import Scores, TraceSpan
+from agro.logs.protocol import Context, Item, Row, SkipRecord
+from agro_formats import spans
+from agro_formats.model_calls import identified, joined_scores, score_key
+from agro_formats.spans import Scores, TraceSpan
 from agro_formats.table import declared
 
 Declaration = Mapping[str, Any]
@@ -229,8 +229,7 @@ def declare(name: str, how: Declaration) -> None:
     if "of" in how:
         functions["joined_by"] = lambda row: score_key(*(at(row, expression) for expression in how["of"]))
     fits = (lambda row: bool(at(row, how["fits"]))) if "fits" in how else None
-    reader = unreadable(how["unreadable"]) if "unreadable" in how else partial(read, how)
-    declared(name, reader, fits, **functions)
+    declared(name, partial(read, how) if "span" in how else None, fits, **functions)
 
 
 for _name, _how in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():

@@ -18,7 +18,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
 from agro.logs.fields import exchange, fingerprinted, flags, integer, integers, number, numbers, parsed, split
-from agro.logs.protocol import Context, Item, Row, unreadable
+from agro.logs.protocol import Context, Item, Row
 from agro.types.prompt import prompt_hash
 from agro_formats.table import declared
 
@@ -328,10 +328,3 @@ def _is_result(row: Row) -> bool:
 
 declared("verifiers-traces", _episode, identity=lambda row: str(row.get("id")))
 declared("verifiers-results", _result, _is_result)
-declared(
-    "prime-rl-tokens",
-    unreadable(
-        "token_ids: exported tokens of prime-rl have neither text nor rewards (only advantages); import "
-        "the run's rollouts/step_*/train/all/traces.jsonl"
-    ),
-)

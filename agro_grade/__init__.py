@@ -4,6 +4,8 @@
 
     grade(r"Half of it: $\\boxed{\\frac12}$.", "0.5").value  # 1.0
 
+    from contextlib import closing
+
     from agro_grade.code import Case, ProgramGrader
 
     with closing(ProgramGrader.local("limits")) as grader:

@@ -1,4 +1,4 @@
-"""Systems of the literature that are more than an objective: sources around a source (`agro.train.around`).
+"""Methods of single papers: objectives with claims, sources around a source (`agro.train.around`), recipes.
 
 They import of agro what `docs/api` documents, and agro imports none of them: it finds them by their entry
 points, as it does those of any package.

@@ -12,13 +12,13 @@ from agro.config import Count, Positive, Section
 from agro.io.files import complete_folder
 from agro.objectives import get
 from agro.rollout import CollectResult
-from agro.rollout.engines.hf import HF
 from agro.train.around import Context, SourceWrapper
 from agro.train.collate import collate
 from agro.train.lagging import Copies
 from agro.train.learner import Learner, Local
 from agro.train.monitors import Monitor
 from agro.train.source import FillRequest, Source
+from agro_papers.drafted import Drafted
 
 NEWEST = 256  # responses that the draft is trained on at once, at most
 UPDATES = 4  # of these
@@ -26,7 +26,7 @@ OPTIONS = get("sft").resolve("sft", {})
 
 
 class DraftOptions(Section):
-    """How the model of `sampler.draft` is trained."""
+    """How the draft model is trained."""
 
     every: Count = 1
     """optimizer steps from one training of the draft model to the next, on what was written since then"""
@@ -41,11 +41,10 @@ class DraftSource(Monitor):
 
     def __init__(self, source: Source, context: Context, options: DraftOptions) -> None:
         config, engine = context.inline.config, context.inline.rollout.engine
-        assert config.sampler.draft is not None
-        assert isinstance(engine, HF), "settings of a draft are refused for other engines"
+        assert isinstance(engine, Drafted), "other engines are refused"
         self.sampler, self.store, self.options = source, context.store, options
         self.check = context.inline.activity.check
-        self.learner = Local(engine.draft(config.sampler.draft), None, context.say)
+        self.learner = Local(engine.draft, None, context.say)
         self.copies = Copies(context.folder, context.store, "draft")
         self.newest: list[int] = []  # ids of what was sampled since the draft was trained
         self.trained = -1  # the version of the policy when it was
@@ -96,6 +95,7 @@ TRAINED_DRAFT = SourceWrapper(
     ),
     can=lambda inner, options: inner,
     problems=lambda phase, options: {
-        "needs sampler.draft: no draft is there to be trained": not phase.config.sampler.draft
+        'needs engine.kind = "drafted": no draft is there to be trained': phase.config.engine.kind
+        != "drafted"
     },
 )

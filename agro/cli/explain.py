@@ -29,17 +29,18 @@ def objectives(
     whole: Whole = False,
     as_json: Json = False,
 ) -> None:
-    from agro.objectives import OBJECTIVES, describe, names
+    from agro.objectives import describe, names
+    from agro.objectives.table import entries
 
     if as_json:
         print(json.dumps(describe(name) if name else [describe(n) for n in names()], ensure_ascii=False))
     elif name:
         show(_one(describe(name)), f"agro objectives {name}", whole)
     elif whole:
-        lines = [line for found in OBJECTIVES.items() for line in _entry(*found)]
+        lines = [line for found in entries().items() for line in _entry(*found)]
         show(lines, "agro objectives", whole=True)
     else:
-        show(_by_needs(OBJECTIVES), "agro objectives", whole)
+        show(_by_needs(entries()), "agro objectives", whole)
 
 
 def _by_needs(entries: Mapping[str, Objective]) -> list[str]:

@@ -23,16 +23,18 @@ SEVERAL_STORES = (
 )
 
 
-# By key, what was a setting of its own and is a source around the source: the value of source.around, and
-# what runs without it have in their config.json.
-AROUND: dict[str, tuple[str, float | None]] = {
-    "again": ("resample", None),
-    "search": ("tree_search", None),
-    "source.props": ("props", None),
-    "reward.learned": ("adversary", None),
-    "reward.flow": ("flow_reward", None),
-    "sampler.draft_every": ("trained_draft", None),
-    "sampler.draft_lr": ("trained_draft", 1e-3),
+# By key, what was a setting of its own and is a part now: the setting that names it, and what runs without it
+# have in their config.json.
+PARTS: dict[str, tuple[str, float | None]] = {
+    "again": ('source.around = "resample"', None),
+    "search": ('source.around = "tree_search"', None),
+    "source.props": ('source.around = "props"', None),
+    "reward.learned": ('source.around = "adversary"', None),
+    "reward.flow": ('source.around = "flow_reward"', None),
+    "sampler.draft": ('engine.kind = "drafted"', None),
+    "sampler.draft_tokens": ('engine.kind = "drafted"', 4),
+    "sampler.draft_every": ('source.around = "trained_draft"', None),
+    "sampler.draft_lr": ('source.around = "trained_draft"', 1e-3),
 }
 
 
@@ -68,9 +70,9 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
         text = f"{location}: {path}: {problem}, got {error['input']!r:.80}"
         is_several = path == "data.store" and isinstance(error["input"], list | tuple)
         return f"{text}. {SEVERAL_STORES}" if is_several else text
-    if path in AROUND:
-        around = f'source.around = "{AROUND[path][0]}"'
-        return f"{location}: {path}: it is {around} now, with its values in source.options"
+    if path in PARTS:
+        part = PARTS[path][0]
+        return f"{location}: {path}: it is {part} now, with its values in {part.partition('.')[0]}.options"
     *sections, name = keys
     model = config
     for key in sections:

@@ -104,11 +104,11 @@ def drop_options(values: dict[str, Any], items: Sequence[str]) -> Iterator[str]:
         name = parse(raw, f"override {item!r:.80}")
         if keys != ["objective", "name"] or not isinstance(options, dict):
             continue
-        from agro.objectives.table import OBJECTIVES  # imports torch
+        from agro.objectives.table import entries  # imports torch
 
-        if str(name) not in OBJECTIVES:
+        if str(name) not in entries():
             continue
-        known = OBJECTIVES[str(name)].options.model_fields
+        known = entries()[str(name)].options.model_fields
         dropped = [option for option in options if option != "name" and option not in known]
         for option in dropped:
             del options[option]

@@ -35,12 +35,6 @@ class SamplerConfig(Section):
     """a response ends with the first of these texts"""
     batch: Count = 64
     """sequences decoded at once"""
-    draft: str | None = None
-    """folder or hub name of a small model with the same vocabulary; it proposes tokens that the policy then
-    checks in one pass (speculative decoding), without an effect on the responses"""
-    draft_tokens: Count = 4
-    """tokens that the draft model proposes at once"""
-
     skip_layers: Share = 0.0
     """share of the policy's layers between the first and the last that responses are sampled without, a
     random choice for each batch (Nested-ReFT); log-probs are those of the policy without these layers"""
@@ -124,9 +118,10 @@ class EngineConfig(Section):
 
     kind: Annotated[str, AfterValidator(_known_engine)] = field("hf", shared=True)
     """hf: transformers, in this process; vllm: vLLM, which the run starts and ends; server: an
-    OpenAI-compatible server that runs already; or an engine of your own, as file.py:Class or module:Class"""
+    OpenAI-compatible server that runs already; or the name of an installed engine, or one of your own, as
+    file.py:Class or module:Class"""
     options: dict[str, Any] = field({}, shared=True)
-    """of an engine of your own: keyword arguments of its class"""
+    """of another engine: keyword arguments of its class"""
     vllm: str = field("vllm", resume=True, shared=True)
     """vllm: the command, with further arguments of `vllm serve`, such as vllm --max-num-seqs 512"""
     fused: bool = field(True, shared=True)

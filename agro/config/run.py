@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config.aliases import THEIRS, note, renamed, without_aliases
 from agro.config.data import DataConfig
-from agro.config.messages import AROUND, check_values, explain, section_at
+from agro.config.messages import PARTS, check_values, explain, section_at
 from agro.config.override import as_list, drop_options, drop_replaced, merge, override
 from agro.config.policy_config import PolicyConfig
 from agro.config.reward_config import RewardConfig
@@ -175,7 +175,7 @@ class RunConfig(Section):
 def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a config.json without what the run itself adds to them, and earlier versions had."""
     values = {key: value for key, value in record.items() if key not in BY_THE_RUN}
-    for path, (_, unset) in AROUND.items():
+    for path, (_, unset) in PARTS.items():
         section, _, key = path.rpartition(".")
         within = values.get(section) if section else values
         if isinstance(within, dict) and within.get(key, ...) == unset:

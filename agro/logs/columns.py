@@ -5,18 +5,17 @@ A place is a path as in `--map`: the name of a column, or a JMESPath expression.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.column_paths import value_at
-from agro.io.json_values import entry, is_unknown, objects, omit, text
-from agro.logs.fields import exchange, integer, number, parsed, rewarded, scores, split, total
+from agro.io.json_values import entry, omit, text
+from agro.logs.fields import exchange, integer, number, rewarded, scores, split, total
 from agro.logs.mapping import heads
-from agro.logs.protocol import TIE, Context, Item, Judgment, Row, Votes
+from agro.logs.protocol import Context, Item, Row
 
 Parser = Callable[[Any, str], Any]  # of the value at a path, whose name is for messages
 
@@ -54,27 +53,27 @@ class Columns:
         record = self._exchange(row, name)
         for key, path in (("model", self.model), ("answer", self.answer)):
             if path:
-                record[key] = _at(row, path)
+                record[key] = at(row, path)
         if self.role:
             record["role"] = self.role
         if self.judge is not None:
             record["reward"] = self.judge(row, context)
         elif self.reward:
             record["reward"] = number(_required(row, self.reward), self.reward)
-        rewards = entry(_at(row, self.rewards), self.rewards)
+        rewards = entry(at(row, self.rewards), self.rewards)
         if self.rewards:
             record["reward"] = total(rewards, list(rewards), context.rewards)
-        meta = record.get("meta", {}) | omit(row, self._columns | heads([name])) | _named(row, self.meta)
-        meta |= {column: integer(_at(row, column), column) for column in self.integers}
+        meta = record.get("meta", {}) | omit(row, self._columns | heads([name])) | named(row, self.meta)
+        meta |= {column: integer(at(row, column), column) for column in self.integers}
         if len(rewards) > 1:
             meta["rewards"] = rewards
         return record | {"meta": meta}
 
     def _exchange(self, row: Row, name: str) -> dict[str, Any]:
-        response = _at(row, name)
+        response = at(row, name)
         if self.compose is not None:
             return _after(self.compose(row), response, (self.prompt, name))
-        prompt = _at(row, self.prompt)
+        prompt = at(row, self.prompt)
         if self.messages:
             return exchange(prompt, response, (self.prompt, name))
         return {"prompt": self.parse(prompt, self.prompt), "response": text(response, name)}
@@ -130,7 +129,7 @@ class Preference:
         names = self.columns(row) or self.sides[0]
         prompt = self.compose(row)
         chosen, rejected = (
-            _after(prompt, self.parse(_at(row, name), name), (self.prompt, name)) for name in names
+            _after(prompt, self.parse(at(row, name), name), (self.prompt, name)) for name in names
         )
         details = {} if self.details is None else self.details(row)
         items = preference(chosen, rejected, row, (*names, *self.dropped))
@@ -150,137 +149,7 @@ def preference(
     return [Item.pair(chosen, rejected)]
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Responses with ranks, of which a lower one is better. `--reward RANK=-1` makes it a reward."""
-
-    prompt: str
-    each: str  # the list, whose items have `response`, `model` and `rank`
-    response: str
-    rank: str
-    model: str
-    parse: Parser = text  # what is at `prompt`
-
-    def fits(self, row: Row) -> bool:
-        """Whether a record has a prompt, and a list of ranked responses."""
-        items = row.get(self.each)
-        if self.prompt not in row or not isinstance(items, list) or not items:
-            return False
-        return isinstance(items[0], dict) and items[0].keys() >= {self.response, self.rank}
-
-    def read(self, row: Row, context: Context) -> list[Item]:
-        common = {"prompt": self.parse(row[self.prompt], self.prompt)}
-        meta = omit(row, (self.prompt, self.each))
-        records, names, ranks = [], [], []
-        for i, item in enumerate(objects(row[self.each], self.each)):
-            name = f"{self.each}[{i}]"
-            ranks.append(number(item.get(self.rank), f"{name}.{self.rank}"))
-            names.append(name)
-            record = {
-                "response": text(item.get(self.response), f"{name}.{self.response}"),
-                "model": item.get(self.model),
-                "meta": meta | omit(item, (self.response, self.model)),
-            }
-            if context.rewards:
-                record["reward"] = total({self.rank: ranks[-1]}, (self.rank,), context.rewards)
-            records.append(common | record)
-        return [Item(tuple(records), tuple(names), rank_judgments(ranks))]
-
-
-@dataclass(frozen=True)
-class PairColumns:
-    """Two responses, and which one is better. `{}` in a path stands for the name of a side."""
-
-    prompt: str
-    response: str
-    sides: tuple[str, str] = ("0", "1")
-    better: Mapping[str, str] = field(default_factory=dict)
-    """By preference the column that says which side is better; --choose preference takes one of several."""
-    values: tuple[int, int] = (0, 1)  # of such a column, for the sides
-    score: str = ""  # without `better`: the side with the higher one is better
-    votes: str = ""
-    model: str = ""
-    meta: Mapping[str, str] = field(default_factory=dict)  # by names in `meta`; with `{}` of a side
-    parse: Parser = text  # what is at `prompt`
-    columns: tuple[str, ...] = ()  # that records have besides
-
-    def fits(self, row: Row) -> bool:
-        """Whether a record has these columns."""
-        paths = (self.prompt, *self._both(self.response))
-        return row.keys() >= {*self.columns, *heads(paths)}
-
-    def read(self, row: Row, context: Context) -> list[Item]:
-        prompt = self.parse(_at(row, self.prompt), self.prompt)
-        names = self._both(self.response)
-        paths = [path for each in (self.model, *self.meta.values()) for path in self._both(each)]
-        meta = omit(row, heads((self.prompt, *names, *paths)))
-        records = []
-        for side, name in zip(self.sides, names):
-            record = {
-                "prompt": prompt,
-                "response": text(_at(row, name), name),
-                "model": _at(row, self.model.replace("{}", side)),
-                "meta": meta | _named(row, self.meta, side),
-            }
-            records.append(record)
-        return [Item(tuple(records), names, self._judgments(row, context))]
-
-    def _judgments(self, row: Row, context: Context) -> tuple[Judgment, ...]:
-        votes = self._votes(row, context)
-        if votes[0] is not None and votes[0] == votes[1]:
-            return (Judgment(0, 1, votes),)
-        winner = self._winner(row, context)
-        if winner is None:
-            return ()
-        won, lost = votes[winner], votes[1 - winner]
-        if won is not None and lost is not None and won < lost:
-            better, worse = (self._both(self.votes)[side] for side in (winner, 1 - winner))
-            raise Refused(
-                f"{better}: expected more than {worse}, as that side is better, got {won} and {lost}"
-            )
-        return (Judgment(winner, 1 - winner, (won, lost)),)
-
-    def _winner(self, row: Row, context: Context) -> int | None:
-        """The side that is better; None where it is unknown."""
-        if not self.better:
-            a, b = self._numbers(row, self.score, context)
-            return None if a is None or b is None else int(b > a)
-        column = self._preference(row, context)
-        if is_unknown(row[column]):
-            return None
-        value = integer(row[column], column)
-        if value not in self.values:
-            says = ", ".join(f"{v} for {name}" for v, name in zip(self.values, self._both(self.response)))
-            raise Refused(f"{column}: expected {says}, got {value}")
-        return self.values.index(value)
-
-    def _preference(self, row: Row, context: Context) -> str:
-        columns = {name: column for name, column in self.better.items() if column in row}
-        chosen = context.choose.get("preference")
-        if chosen is None and len(columns) == 1:
-            return next(iter(columns.values()))
-        if chosen not in columns:
-            got = "" if chosen is None else f", got {chosen}"
-            raise Refused(f"preference: expected --choose preference=NAME of {', '.join(columns)}{got}")
-        return columns[chosen]
-
-    def _votes(self, row: Row, context: Context) -> Votes:
-        """The votes for the sides. A score below 0 is no number of votes."""
-        if self.votes:
-            a, b = self._numbers(row, self.votes, context)
-            return (None, None) if min(a or 0, b or 0) < 0 else (a, b)
-        return score_votes(*self._numbers(row, self.score, context)) if self.score else (None, None)
-
-    def _numbers(self, row: Row, path: str, context: Context) -> tuple[float | None, float | None]:
-        a, b = (_number(row, each, context) for each in self._both(path))
-        return a, b
-
-    def _both(self, path: str) -> tuple[str, str]:
-        a, b = (path.replace("{}", side) for side in self.sides)
-        return a, b
-
-
-def _at(row: Row, path: str) -> Any:
+def at(row: Row, path: str) -> Any:
     """The value at a path; None where there is none."""
     if path in row:
         return row[path]
@@ -290,7 +159,7 @@ def _at(row: Row, path: str) -> Any:
 def _required(row: Row, path: str) -> Any:
     """The value at a path, which may be null, but not missing."""
     if path in row or value_at(row, path)[0]:
-        return _at(row, path)
+        return at(row, path)
     raise Refused(f"{path}: expected a number, or null where it is unknown, got no such column")
 
 
@@ -301,50 +170,6 @@ def _after(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, Any]
     return exchange(prompt, response, names)
 
 
-def _named(row: Row, paths: Mapping[str, str], side: str = "") -> dict[str, Any]:
+def named(row: Row, paths: Mapping[str, str], side: str = "") -> dict[str, Any]:
     """The values at these paths, by their names; without unknown ones."""
-    return omit({name: _at(row, path.replace("{}", side)) for name, path in paths.items()}, ())
-
-
-def _number(row: Row, path: str, context: Context) -> float | None:
-    value = _at(row, path)
-    return number(parsed(value, path) if context.is_text and isinstance(value, str) else value, path)
-
-
-def score_votes(a: float | None, b: float | None) -> Votes:
-    """The votes for two responses with these scores: equal scores are a tie, others no number of votes."""
-    return TIE if a is not None and a == b else (None, None)
-
-
-def rank_judgments(ranks: Sequence[float | None]) -> tuple[Judgment, ...]:
-    """Of every two responses with a rank the one with the lower rank is better; equal ranks are a tie."""
-    judgments = []
-    for (i, a), (j, b) in combinations(enumerate(ranks), 2):
-        if a is None or b is None:
-            continue
-        if a == b:
-            judgments.append(Judgment(i, j, TIE))
-        else:
-            judgments.append(Judgment(i, j) if a < b else Judgment(j, i))
-    return tuple(judgments)
-
-
-def tally(judgments: Iterable[Judgment]) -> tuple[Judgment, ...]:
-    """The judgments of several annotators as one of every two responses, with the votes for both.
-
-    A tie is half a vote for each.
-    """
-    votes: dict[tuple[int, int], list[float]] = {}
-    for judgment in judgments:
-        pair = (min(judgment[:2]), max(judgment[:2]))
-        counts = votes.setdefault(pair, [0.0, 0.0])
-        if judgment.votes == TIE:
-            counts[0] += 0.5
-            counts[1] += 0.5
-        else:
-            counts[pair.index(judgment.winner)] += 1.0
-    total = []
-    for (i, j), (a, b) in votes.items():
-        ahead = a >= b
-        total.append(Judgment(i, j, (a, b)) if ahead else Judgment(j, i, (b, a)))
-    return tuple(total)
+    return omit({name: at(row, path.replace("{}", side)) for name, path in paths.items()}, ())

@@ -25,10 +25,10 @@ from __future__ import annotations
 import pkgutil
 import tomllib
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -54,12 +54,15 @@ class Declarations:
     def declare(
         self,
         name: str,
-        read: Callable[[Row, Context], list[Item]],
+        read: Callable[[Row, Context], list[Item]] | None = None,
         fits: Callable[[Row], bool] | None = None,
         **functions: Callable[..., Any],
     ) -> Format:
-        """The format of this name. Without `fits` a record is of it that has all `columns` of the table."""
+        """The format of this name. Without `fits` a record is of it that has all `columns` of the table;
+        without `read` it can't be imported, and the table says why (`unreadable`)."""
         values = {**self._table[name], **functions}
+        reason = values.pop("unreadable", "")
+        read = read or partial(_refuse, reason)
         columns = frozenset(values.pop("columns", ()))
         values |= {key: tuple(values.get(key, ())) for key in ("carries", "over")}
         title, kind, by = (values.pop(key) for key in ("title", "kind", "by"))
@@ -76,7 +79,11 @@ class Declarations:
         """All formats, in the order of the table, once every module of the package has declared its own."""
         for module in pkgutil.iter_modules([str(self._file.parent)]):
             import_module(f"{package}.{module.name}")
-        return tuple(self._declared[name] for name in self._table)
+        return tuple(self._declared.get(name) or self.declare(name) for name in self._table)
+
+
+def _refuse(reason: str, row: Row, context: Context) -> NoReturn:
+    raise Refused(reason)
 
 
 class Declaration(BaseModel):

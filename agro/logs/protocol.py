@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
-from agro.errors import Refused
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.logs.interchange import Tokenizer
 from agro.types import Text
@@ -94,15 +93,6 @@ class Context:
     word_rewards: Mapping[str, float | None] = field(default_factory=dict)
     """Rewards of words, from --reward-map; empty where it isn't given."""
     notes: dict[str, Any] = field(default_factory=dict)  # what a reader keeps from one record to the next
-
-
-def unreadable(reason: str) -> Callable[[Row, Context], NoReturn]:
-    """The reader of a format of the kind "nothing": it says why its records can't be imported."""
-
-    def read(row: Row, context: Context) -> NoReturn:
-        raise Refused(reason)
-
-    return read
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class Objective:
     preset: Options = field(default_factory=dict)  # its defaults that differ from that function's
     about: str = ""  # of a preset: what it is, with its equation
     recipe: MethodRecipe | None = None
-    """What `agro train NAME` trains with, by `methods/recipes.toml`; None where another file says it."""
+    """What `agro train NAME` trains with, by `methods.toml`; None where another file says it."""
 
     @cached_property
     def options(self) -> type[BaseModel]:
@@ -307,34 +307,17 @@ def to_reference(options: Options) -> ColumnNeed:
     return REF_LOGP
 
 
-def preset(
-    base: Objective,
-    source: str,
-    about: str,
-    *,
-    certainty: Certainty = "paper",
-    called: str = "",
-    **options: Any,
-) -> Objective:
-    """An entry for the objective `base` with other defaults, under the name that its paper gives it."""
-    return replace(
-        base,
-        source=source,
-        certainty=certainty,
-        called=called,
-        of=base.function.__name__,
-        preset=options,
-        about=about,
-    )
-
-
 def load(name: str) -> Objective:
     """The entry that `name` stands for; raises `Refused` where there is none."""
-    target = plugins.load("objectives", name, "objective.name")
+    return entry_of(name, plugins.load("objectives", name, "objective.name"))
+
+
+def entry_of(name: str, target: Any) -> Objective:
+    """The entry of a plug-in; raises `Refused` where it is neither an objective nor a function."""
     if isinstance(target, Objective):
         return target
     if not inspect.isfunction(target):
-        raise Refused(f"objective.name: {name}: expected a function or an Objective, got {target!r}")
+        raise Refused(f"objective.name: {name}: expected a function or an Objective, got {target!r:.80}")
     return _of_function(name, target)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agro.errors import Refused
@@ -13,80 +16,122 @@ from agro.objectives import core
 from agro.objectives.core import Objective
 from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.methods import (
-    balanced,
     clipped,
     consistency,
     critic,
-    experts,
     labeled,
     learned_value,
-    mirror,
     policy_gradient,
     preference,
-    rec,
-    rivals,
     squares,
     teaching,
-    truncated,
-    trust_region,
 )
-from agro.objectives.options import described
-
-FOLDER = Path(__file__).parent / "methods"
+from agro.objectives.options import REQUIRED, described
 
 
-def _recipes() -> dict[str, MethodRecipe]:
-    """Of `methods/recipes.toml`, by the objective's name."""
-    recipes = {}
-    for name, said in tomllib.loads((FOLDER / "recipes.toml").read_text(encoding="utf-8")).items():
+def with_methods(entries: Mapping[str, Objective], file: Path) -> dict[str, Objective]:
+    """The objectives, presets of them, and recipes of both, as a TOML file has them.
+
+    A table NAME has the fields of `MethodRecipe`, and `unset`, settings of the base that it doesn't make.
+    NAME.preset is the objective `of` with other defaults, under the name that its paper gives it: the fields
+    of `Objective` that are its own, `options`, those that are `required`, and those that are `unset`, None.
+    """
+    methods = dict(entries)
+    for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        if "preset" in said:
+            methods[name] = _preset(methods, **said.pop("preset"))
         settings = {**said.pop("settings", {}), **dict.fromkeys(said.pop("unset", ()))}
-        recipes[name] = MethodRecipe(**said, settings=settings)
-    return recipes
+        recipe = MethodRecipe(**said, settings=settings) if said else None
+        methods[name] = replace(methods[name], recipe=recipe)
+    return methods
 
 
-ENTRIES: dict[str, Objective] = {
-    **consistency.ENTRIES,
-    **squares.ENTRIES,
-    **learned_value.ENTRIES,
-    **policy_gradient.ENTRIES,
-    **critic.ENTRIES,
-    **balanced.ENTRIES,
-    **clipped.ENTRIES,
-    **clipped.CORRECTION_ENTRIES,
-    **experts.ENTRIES,
-    **mirror.ENTRIES,
-    **rec.ENTRIES,
-    **teaching.ENTRIES,
-    **truncated.ENTRIES,
-    **trust_region.ENTRIES,
-    **preference.ENTRIES,
-    **rivals.ENTRIES,
-    **labeled.ENTRIES,
-    **teaching.SUPERVISED_ENTRIES,
-}
-RECIPES = _recipes()
-OBJECTIVES = {name: replace(entry, recipe=RECIPES.get(name)) for name, entry in ENTRIES.items()}
+def _preset(
+    methods: Mapping[str, Objective],
+    of: str,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    required: Sequence[str] = (),
+    unset: Sequence[str] = (),
+    **fields: Any,
+) -> Objective:
+    base = methods[of] if of in methods else OBJECTIVES[of]
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    values |= dict.fromkeys(required, REQUIRED) | dict.fromkeys(unset)
+    fields = {"called": ""} | fields
+    return replace(base, of=base.function.__name__, preset=values, **fields)
+
+
+OBJECTIVES = with_methods(
+    {
+        **consistency.ENTRIES,
+        **squares.ENTRIES,
+        **learned_value.ENTRIES,
+        **policy_gradient.ENTRIES,
+        **critic.ENTRIES,
+        **clipped.ENTRIES,
+        **teaching.ENTRIES,
+        **preference.ENTRIES,
+        **labeled.ENTRIES,
+        **teaching.SUPERVISED_ENTRIES,
+    },
+    Path(__file__).parent / "methods" / "methods.toml",
+)
+
+
+def installed() -> dict[str, Objective]:
+    """Those of installed packages: an entry point is a function, an `Objective`, or a dictionary of these by
+    name.
+
+    Raises `Refused` where a name is there twice.
+    """
+    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[0]
+
+
+def registered(name: str) -> str:
+    """The entry point that has an objective; the name itself of a reference."""
+    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[1].get(name, name)
+
+
+@cache
+def _installed(points: tuple[tuple[str, str], ...]) -> tuple[dict[str, Objective], dict[str, str]]:
+    """Entries, and the entry point of each."""
+    found: dict[str, Objective] = {}
+    point_of: dict[str, str] = {}
+    for point, _ in points:
+        part = plugins.load("objectives", point, "objective.name")
+        for name, target in (part if isinstance(part, dict) else {point: part}).items():
+            if name in OBJECTIVES or name in found:
+                raise Refused(
+                    f"objectives of {point}, an installed package: there is an objective {name}. What to do: "
+                    "uninstall that package, or give its objective another name"
+                )
+            found[name], point_of[name] = core.entry_of(name, target), point
+    return found, point_of
+
+
+def entries() -> dict[str, Objective]:
+    """Every objective by its name, agro's own first."""
+    return OBJECTIVES | installed()
 
 
 def names() -> list[str]:
     """Every objective."""
-    return list(OBJECTIVES)
+    return list(entries())
 
 
 def get(name: str) -> Objective:
     """The entry of an objective; `file.py:NAME`, `module:NAME` and installed ones are of the user's own."""
+    if name in OBJECTIVES:
+        return OBJECTIVES[name]
     if plugins.is_reference(name):
         return core.load(name)
-    if name not in OBJECTIVES:
-        others = plugins.installed("objectives", tuple(OBJECTIVES))
-        if name in others:
-            return core.load(name)
-        called = {ours: entry.called for ours, entry in OBJECTIVES.items()}
-        hint = peers.objective(name, called) or f"there are {', '.join([*OBJECTIVES, *others])}"
+    if name not in installed():
+        called = {ours: entry.called for ours, entry in entries().items()}
+        hint = peers.objective(name, called) or f"there are {', '.join(names())}"
         raise Refused(
             f"objective: expected one of `agro objectives`, file.py:NAME or module:NAME, got {name!r}; {hint}"
         )
-    return OBJECTIVES[name]
+    return installed()[name]
 
 
 def describe(name: str, **options: Any) -> dict[str, Any]:

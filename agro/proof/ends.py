@@ -268,8 +268,3 @@ PER_TOKEN = End(
     "π_ref exp(T r/β)/Z", lambda s: _tilted(s.reference.logp(), s.policy.space.lengths * s.reward / s.beta)
 )
 BY_WINS = End("π_ref exp(P(y ≻ y')/β)/Z, y' from μ", lambda s: _tilted(s.reference.logp(), wins(s) / s.beta))
-# p̂ is the mean of the votes of each pair, 3 against 1 in the proof: ⅔.
-BY_VOTED_WINS = End(
-    "π_ref exp((2p̂ − 1) P(y ≻ y')/β)/Z, y' from μ",
-    lambda s: _tilted(s.reference.logp(), wins(s) / (3 * s.beta)),
-)

@@ -208,36 +208,8 @@ def dro_claims(slope: Callable[[float], float], scale: str) -> Claims:
     )
 
 
-def prefix_claims(expects: Callable[[Situation], Tensor], updates: int = 0, **options: str) -> Claims:
-    return Claims(
-        expects,
-        "optimum",
-        (*REGULARIZED, "prefix_value"),
-        options,
-        shift=False,
-        reference_shift=False,
-        n=(1, 2),
-        episodes=False,
-        updates=updates,
-    )
-
-
 def reinforce_claims(constant: float, **options: Any) -> Claims:
     return Claims(lambda s: formulas.reinforce(s, constant), "elsewhere", ("reward",), options, shift=False)
-
-
-def topr_claims(expects: Callable[[Situation], Tensor], updates: int = 600, **options: Any) -> Claims:
-    """A response whose reward crosses the baseline changes its weight, so a shift and noise matter."""
-    return Claims(
-        expects,
-        "elsewhere",
-        ("reward", "behavior_logp"),
-        {"baseline": 0.5, **options},
-        shift=False,
-        noise=False,
-        n=(1, 2),
-        updates=updates,
-    )
 
 
 def ratio_claims(

@@ -9,7 +9,6 @@ d = l − log f(y).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -118,7 +117,7 @@ class _Weighted(Enumerable):
         self.w_XYT = w_XYT
 
     def logp_tokens(self) -> Tensor:
-        return _sloped(super().logp_tokens(), self.w_XYT)
+        return sloped(super().logp_tokens(), self.w_XYT)
 
 
 @dataclass(frozen=True)
@@ -192,22 +191,6 @@ def adaptive(s: Situation) -> Tensor:
     return s.mean_groups(weight_XK * s.policy.logp()[:, s.groups[:, 0]])
 
 
-def tapered(
-    s: Situation,
-    ratio: Literal["sequence", "mean", "token"] = "sequence",
-    positive: tuple[float, float] = (1.0, 1.0),
-    negative: tuple[float, float] = (0.0, 1.0),
-) -> Tensor:
-    """−E_μ[Σ_t k_t (r − ½) log π_t / T], k the ratio π/μ without gradient, clamped to `positive` where r > ½,
-    else to `negative` (TOPR)."""
-    e_XYT, T = s.e_tokens.detach(), s.policy.space.lengths
-    total_XY1 = e_XYT.sum(2, keepdim=True)
-    log_ratio = {"token": e_XYT, "mean": total_XY1 / T[:, None], "sequence": total_XY1}[ratio]
-    good_XY1 = (s.reward > 0.5)[..., None]
-    k = torch.where(good_XY1, log_ratio.exp().clamp(*positive), log_ratio.exp().clamp(*negative))
-    return -s.mean((s.reward - 0.5) * (k * s.policy.logp_tokens()).sum(2) / T)
-
-
 def advantage_over_value(s: Situation) -> Tensor:
     """−E_μ (r − V*) log π."""
     value = s.beta * (s.reference.logp().detach() + s.reward / s.beta).logsumexp(1, keepdim=True)
@@ -228,55 +211,12 @@ def square_of_quantile(s: Situation) -> Tensor:
     return s.mean((q - s.beta * log_Z - s.beta * s.d).square())
 
 
-def half_square_with_normalizer(s: Situation) -> Tensor:
-    """½β E_μ (d + V − r/β)², V the log of the sum of exp of the logits at the first token (TBRM)."""
-    start_XY = s.policy.normalizer()[:, s.policy.space.places[:, 0]]
-    return 0.5 * s.beta * s.mean((s.d + start_XY - s.reward / s.beta).square())
-
-
-def future_gain(s: Situation, strength: float) -> Tensor:
-    """−E_μ (r − E_μ r) c l/T, c = exp(log π̂(y)/T), π̂ ∝ π (π/f)^λ at each token, T tokens (FPA)."""
-    space = s.policy.space
-    future = s.policy.future(s.reference, strength)[:, space.places, space.tokens]
-    c = (torch.where(space.mask, future, 0.0).sum(2) / space.lengths).exp()
-    return -s.mean(s.centered(s.reward) * c * s.policy.logp() / space.lengths)
-
-
 def half_square_with_value(s: Situation, slope: float = 1.0) -> Tensor:
     """½ E_μ (r − βd − V)² (DRO); the part that goes to the policy times `slope`."""
-    return 0.5 * s.mean((s.reward - s.beta * _sloped(s.d, slope) - s.value).square())
+    return 0.5 * s.mean((s.reward - s.beta * sloped(s.d, slope) - s.value).square())
 
 
-def prefix_residuals(s: Situation, slope: float = 1.0) -> Tensor:
-    """E_μ of the mean of ½ (V(y_<i) − Σ_{i≤u<j} (r_u − βd_u) − V(y_<j))² over all i < j, r at the last
-    token, V = 0 after it; the part that goes to the policy times `slope`."""
-    space, total_XY = s.policy.space, torch.zeros_like(s.reward)
-    d_XYT = _sloped(s.d_tokens, slope)
-    for y, T in enumerate(space.lengths.tolist()):
-        none_X = torch.zeros_like(s.reward[:, 0])
-        values = [s.policy.value.prefix[:, space.places[y, t]] for t in range(T)] + [none_X]
-        pairs = list(itertools.combinations(range(T + 1), 2))
-        for i, j in pairs:
-            gained_X = -s.beta * d_XYT[:, y, i:j].sum(1)
-            if j == T:
-                gained_X = gained_X + s.reward[:, y]
-            total_XY[:, y] += 0.5 * (values[i] - gained_X - values[j]).square() / len(pairs)
-    return s.mean(total_XY)
-
-
-def residuals_to_end(s: Situation, slope: float = 1.0) -> Tensor:
-    """E_μ of the mean over t of ½ (r − β Σ_{u≥t} d_u − V(y_<t))², later d without gradient (OREO)."""
-    space, total_XY = s.policy.space, torch.zeros_like(s.reward)
-    d_XYT, place = s.d_tokens, space.places
-    for y, T in enumerate(space.lengths.tolist()):
-        for t in range(T):
-            d_X = _sloped(d_XYT[:, y, t], slope) + d_XYT[:, y, t + 1 : T].detach().sum(1)
-            value_X = s.policy.value.prefix[:, place[y, t]]
-            total_XY[:, y] += 0.5 * (s.reward[:, y] - s.beta * d_X - value_X).square() / T
-    return s.mean(total_XY)
-
-
-def _sloped(x: Tensor, slope: float | Tensor) -> Tensor:
+def sloped(x: Tensor, slope: float | Tensor) -> Tensor:
     """x, whose derivative counts `slope` times."""
     return slope * x + (1 - slope) * x.detach()
 

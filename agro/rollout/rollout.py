@@ -227,7 +227,7 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def recorded(sampler: SamplerConfig, seed: int) -> dict[str, Any]:
     """The `sampling` of a sample: what determines its distribution, and the seed; an engine adds to it."""
-    without = {"n", "batch", "keep_sets", "draft", "draft_tokens", "skip_layers"}
+    without = {"n", "batch", "keep_sets", "skip_layers"}
     return {**sampler.model_dump(mode="json", exclude=without), "seed": seed}
 
 
@@ -295,7 +295,7 @@ def load_engine(
     if settings.kind == "hf":
         return embedded(policy, version, fused=settings.fused)
     if not settings.uses_servers:
-        return _of_user(settings, policy, say)
+        return _of_user(settings, policy, say, version)
     from agro.rollout.engines.server import Server
     from agro.rollout.engines.vllm import VLLM
 
@@ -304,16 +304,20 @@ def load_engine(
     return Server(settings, policy.encoder, say=say)
 
 
-def _of_user(settings: config.EngineConfig, policy: Policy, say: Callable[[str], None]) -> Engine:
+def _of_user(
+    settings: config.EngineConfig, policy: Policy, say: Callable[[str], None], version: int
+) -> Engine:
     make = engine_of_user(settings.kind)
+    shares = "shares_weights" in declared(make)
+    given = "(policy, version)" if shares else "(encoder, say)"
     try:
-        return make(policy.encoder, say, **settings.options)
+        return make(*((policy, version) if shares else (policy.encoder, say)), **settings.options)
     except Refused:
         raise
     except Exception as error:
-        given = ", ".join(settings.options) or "none"
+        options = ", ".join(settings.options) or "none"
         raise Refused(
-            f"engine.options: {settings.kind} was called with (encoder, say) and the options {given}: "
+            f"engine.options: {settings.kind} was called with {given} and the options {options}: "
             f"{explain(error, '')}"
         ) from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from agro.proof.claims import CLAIMS
+from agro.proof.claims import claims_of
 from agro.proof.ends import ends, own_ends
 from agro.proof.enumerable import Space, kl
 from agro.proof.formulas import Situation
@@ -64,7 +64,7 @@ def rows(folder: Path) -> Iterator[Row]:
 
 def _equation(system: str, name: str) -> list[Row]:
     """Of the objective's first claims: its expected gradient and, where it is claimed, its end."""
-    subject = Subject(name, CLAIMS[name][0])
+    subject = Subject(name, claims_of(name)[0])
     worst = _worst(list(expectations(subject)))
     found = [Row(system, f"`agro prove {name}`", GRADIENT, worst, EXACT, "at most")]
     if subject.claims.ends == "optimum" and subject.claims.updates:
@@ -75,7 +75,7 @@ def _equation(system: str, name: str) -> list[Row]:
 
 def _shifted() -> list[Row]:
     """Where descent goes, and how far that is from μ, with the shift and without."""
-    subjects = [Subject(name, CLAIMS[name][0]) for name in ("kimi", "kimi_shifted")]
+    subjects = [Subject(name, claims_of(name)[0]) for name in ("kimi", "kimi_shifted")]
     worst, distances = _worst(list(own_ends(subjects[1]))), []
     policy, reference, behaviors, reward = problem(INSTANCES)
     mu = behaviors["reference"]
@@ -99,7 +99,7 @@ def _worst(proved: list[ProofRow]) -> float:
 def _token_level() -> list[Row]:
     """The estimates of section 6, on fresh samples, against the gradient of eq. 4."""
     found = []
-    for claims in CLAIMS["agro"]:
+    for claims in claims_of("agro"):
         estimate = claims.options.get("regularizer")
         if estimate:
             worst = _worst(list(expectations(Subject("agro", claims))))
@@ -115,7 +115,7 @@ def _token_level() -> list[Row]:
 def _spread(estimate: str) -> float:
     """The trace of the covariance of a pair's gradient, over all pairs of responses of two tokens."""
     policy, reference, _, reward = problem(Space(3, 2, 1))
-    claims = replace(CLAIMS["agro"][0], options={"beta": 1.0, "regularizer": estimate})
+    claims = replace(claims_of("agro")[0], options={"beta": 1.0, "regularizer": estimate})
     subject = Subject("agro", claims)
     batch = subject.batch(reference, torch.zeros_like(reward), reference, 2)
     gradients, chances = [], []

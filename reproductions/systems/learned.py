@@ -253,9 +253,9 @@ def draft(folder: Path) -> list[Row]:
     Policy.load(PolicyConfig(new=new), seed=5).save(folder / "draft")
     accepted = {}
     for every in (None, 1):
-        sampler = {"n": 4, "max_new": 3, "draft": str(folder / "draft"), "draft_tokens": 2}
+        engine = {"kind": "drafted", "options": {"model": str(folder / "draft"), "tokens": 2}}
         around = {"around": "trained_draft", "options": {"every": every, "lr": 1e-2}} if every else {}
-        steps, _ = run(folder, 30, sampler=sampler, source=around)
+        steps, _ = run(folder, 30, sampler={"n": 4, "max_new": 3}, engine=engine, source=around)
         accepted[every] = column(steps, "draft_accepted")
     name, setting = "Mixture of Attentions", "trained_draft, every = 1"
     ratio = mean(accepted[1][-5:]) / mean(accepted[None][-5:])

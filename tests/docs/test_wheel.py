@@ -68,7 +68,8 @@ def test_the_wheel_holds_everything(programs: Path, tmp_path: Path) -> None:
     ]
     assert {
         "agro/config/recipes/fresh.toml",
-        "agro/config/recipes/methods/remix.toml",
+        "agro_papers/recipes/remix.toml",
+        "agro_papers/methods/methods.toml",
         "agro/cli/tasks/chat/template.jinja",
         "agro/pages/run/templates/page.html",
         "agro_papers/recipes/adaptive_sampling.toml",

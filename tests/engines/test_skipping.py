@@ -16,8 +16,10 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import decoder_layers
+from agro.rollout import Rollout
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF, chosen_layers, skipping
+from agro_papers.drafted import Drafted
 
 NAMES = ["Llama", "GPT2", "Gemma3"]
 
@@ -84,8 +86,8 @@ def test_a_draft_of_the_policy_without_its_layers(tiny, tmp_path):
     policy.save(tmp_path)
     sampler = SamplerConfig(max_new=20, skip_layers=0.25)
     plain = by_index(rollout(policy).sample(PROMPTS, 4, sampler))
-    drafted = sampler.model_copy(update={"draft": str(tmp_path)})
-    for i, s in by_index(rollout(policy).sample(PROMPTS, 4, drafted)).items():
+    drafted = Rollout(policy.encoder, Drafted(policy, model=str(tmp_path)))
+    for i, s in by_index(drafted.sample(PROMPTS, 4, sampler)).items():
         assert s.tokens.tolist() == plain[i].tokens.tolist()
         assert s.sampling == plain[i].sampling
 

@@ -5,6 +5,7 @@ Without pip: folders with the metadata that it would write are put on the path.
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import closing
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from agro.config import ObjectiveConfig, RewardConfig
+from agro.config import ObjectiveConfig, RewardConfig, recipes
 from agro.errors import Refused
 from agro.io import plugins
-from agro.objectives import evaluate, get
+from agro.objectives import evaluate, get, names
+from agro.proof.claims import claims_of
 from agro.rewards import load_reward
 from agro.rollout.envs.playing import make_environment
 from agro.types import Batch, Sample
@@ -75,6 +77,52 @@ def test_an_installed_objective_is_used_by_its_name(install: Install) -> None:
         get("best_of_group").resolve("best_of_group", {"marg": 1})
     with pytest.raises(Refused, match=r"one of `agro objectives`.*'best'"):
         get("best")
+
+
+SEVERAL = """
+from pathlib import Path
+
+from agro.objectives.table import with_methods
+IMPORT
+
+OBJECTIVES = with_methods({"mine": LOSS}, Path(__file__).with_name("methods.toml"))
+CLAIMS = "their_claims:CLAIMS"
+"""
+
+
+def test_a_package_of_several_objectives_has_presets_recipes_and_claims(
+    install: Install, tmp_path: Path
+) -> None:
+    """Claims are imported where they are asked for alone."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    own = "from best_of_group import BEST_OF_GROUP as LOSS"
+    (folder / "their_objectives.py").write_text(SEVERAL.replace("IMPORT", own))
+    (folder / "their_claims.py").write_text("CLAIMS = {'mine': ('claimed',)}\n")
+    (folder / "methods.toml").write_text(
+        '[mine]\ntitle = "Ours."\n[wide.preset]\nof = "mine"\nsource = "us"\nabout = "With a margin."\n'
+        "options = { margin = 0.5 }\n[less.preset]\nof = 'rloo'\nsource = 'us'\noptions = { beta = 0.5 }\n"
+    )
+    several = {"agro.objectives": {"theirs": "their_objectives:OBJECTIVES"}}
+    install(FOLDER / "objective", {})
+    install(folder, several)
+    assert [name for name in names() if name in ("mine", "wide", "less", "theirs")] == [
+        "mine",
+        "wide",
+        "less",
+    ]
+    assert (get("wide").defaults()["margin"], get("less").defaults()["beta"]) == (0.5, 0.5)
+    assert (get("wide").of, get("mine").of) == ("imitate_best", "")
+    assert recipes.get("mine").title == "Ours."
+    assert "their_claims" not in sys.modules
+    assert claims_of("mine") == ("claimed",)
+    with pytest.raises(Refused, match=r"nothing is claimed of wide\. .* by the name 'wide'"):
+        claims_of("wide")
+    twice = "from best_of_group import BEST_OF_GROUP\nTWICE = {'rloo': BEST_OF_GROUP}\n"
+    (folder / "twice.py").write_text(twice)
+    install(tmp_path / "again", {"agro.objectives": {"again": "twice:TWICE"}})
+    with pytest.raises(Refused, match=r"objectives of again, .*: there is an objective rloo"):
+        names()
 
 
 def test_an_installed_environment_is_used_by_its_name(install: Install) -> None:

@@ -10,9 +10,9 @@ from examples_preferences import AXES, NECTAR, SAFE, SHP, WEBGPT, message
 from examples_sets import BINARIZED
 
 from agro.errors import Refused
-from agro.logs.columns import rank_judgments, tally
 from agro.logs.format_table import FORMATS
 from agro.logs.protocol import TIE, Context, Judgment
+from agro_formats.judgments import rank_judgments, tally
 
 CONTEXT = Context(Path("log.jsonl"))
 NONE = (None, None)

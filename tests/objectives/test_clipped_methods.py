@@ -11,7 +11,7 @@ from cases import Case, batch_of, change, draw, evaluate
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.objectives.methods.balanced import _Rule, _Tokens
+from agro_papers.methods.balanced import _Rule, _Tokens
 
 LOW, HIGH = (0.6, 0.9, 0.02), (1.2, 3.0, 0.05)
 

@@ -15,10 +15,11 @@ import torch
 from agro import Batch, objectives
 from agro.errors import Refused
 from agro.models.policy import VALUES
-from agro.objectives import OBJECTIVES, Evaluation, NotFinite, Objective, differentiate
+from agro.objectives import Evaluation, NotFinite, Objective, differentiate
 from agro.objectives.core import MethodWarnings, Terms, wanted_streams
 from agro.objectives.methods import consistency
 from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE, provided_by
+from agro.objectives.table import entries
 from agro.store import SampleSummary
 
 
@@ -392,11 +393,11 @@ def test_the_log_ratio_is_a_sum_unless_its_option_says_otherwise() -> None:
 
 
 def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped() -> None:
-    anchors = {name: entry.anchor({}) for name, entry in OBJECTIVES.items() if not entry.of}
+    anchors = {name: entry.anchor({}) for name, entry in entries().items() if not entry.of}
     to_reference = {"agro", "agro_onpolicy", "squared_consistency", "dro", "tbrm", "rloo"}
     assert {name for name, anchor in anchors.items() if anchor == "ref_logp"} == to_reference
     assert objectives.get("squared_consistency").anchor({"anchor": "behavior"}) == "behavior_logp"
-    own = {name: entry for name, entry in OBJECTIVES.items() if not entry.of}
+    own = {name: entry for name, entry in entries().items() if not entry.of}
     whole = {name for name, entry in own.items() if "singletons" not in entry.options.model_fields}
     of_rows = {"dro", "tbrm", "qrpo", "ppo", "hnpg", "prefix_consistency", "topr", "kto", "props"}
     assert whole == of_rows | {"sft", "otr", "distill", "middle_band"}

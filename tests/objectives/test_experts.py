@@ -15,8 +15,8 @@ import torch
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.objectives.methods.experts import shape_reward
 from agro.train.phases import options_at
+from agro_papers.methods.experts import shape_reward
 
 ROLES = ["policy", "policy", "expert"]
 

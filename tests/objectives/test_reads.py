@@ -22,7 +22,7 @@ from cases import (
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.objectives import OBJECTIVES, Evaluation, Objective, differentiate
+from agro.objectives import Evaluation, Objective, differentiate, get
 from agro.objectives.core import STREAMS, Terms
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -216,7 +216,7 @@ def grads_of(
     name: str, options: dict[str, Any], batch: Batch, streams: dict[str, Any], rows: list[int]
 ) -> Any:
     """Gradients of `rows`, as the step takes them when it holds no streams but theirs."""
-    entry = OBJECTIVES[name]
+    entry = get(name)
     given = {k: torch.as_tensor(v) for k, v in streams.items()}
     out = differentiate(name, entry, given, batch, entry.resolve(name, options), torch.as_tensor(rows))
     return {k: v[rows].numpy() for k, v in out.grads.items()}

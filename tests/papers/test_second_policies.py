@@ -37,11 +37,12 @@ def drafted(folder: Path, steps: int, every: int | None, **changes: Any) -> RunC
     new = NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=8, initializer_range=0.2)
     if not (folder / "draft").exists():
         Policy.load(PolicyConfig(new=new), seed=5).save(folder / "draft")
-    sampler = {"n": 4, "max_new": 3, "draft": str(folder / "draft"), "draft_tokens": 2}
+    sampler = {"n": 4, "max_new": 3}
+    engine = {"kind": "drafted", "options": {"model": str(folder / "draft"), "tokens": 2}}
     if every is not None:
         changes["source"] = {"around": "trained_draft", "options": {"every": every, "lr": 1e-2}}
     objective = {"name": "agro", "beta": 0.05}
-    return copying(folder, steps, **{"objective": objective, "sampler": sampler, **changes})
+    return copying(folder, steps, **{"objective": objective, "sampler": sampler, "engine": engine, **changes})
 
 
 def column(run: Path, name: str) -> list[Any]:
@@ -167,5 +168,5 @@ def test_several_ranks_have_no_complete_policy(tmp_path: Path) -> None:
 
 
 def test_a_draft_is_needed_to_train_one(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"trained_draft needs sampler\.draft: no draft is there"):
+    with pytest.raises(Refused, match=r"trained_draft needs engine\.kind = .drafted.: no draft is there"):
         check_config(copying(tmp_path, 2, sampler={"n": 2, "max_new": 3}, source__around="trained_draft"))

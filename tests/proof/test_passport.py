@@ -17,24 +17,35 @@ from typer.testing import CliRunner
 from agro import objectives
 from agro.cli import app
 from agro.models.policy import VALUES
-from agro.objectives import OBJECTIVES, NotFinite, advantage, reduce
+from agro.objectives import NotFinite, Objective, advantage, get, names, reduce, table
 from agro.objectives.core import Terms
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, PAIRS, TRIPLES, provided_by
 from agro.objectives.reduce import Groups, Pairs
+from agro.proof import claims as of_agro
 from agro.proof import passport as module
 from agro.proof.claim import DESCENT
-from agro.proof.claims import CLAIMS
+from agro.proof.claims import claims_of
 from agro.proof.ends import LAMBERT, TEACHER, ends, own_ends
 from agro.proof.formulas import Situation
 from agro.proof.measuring import BETA, SMALL, ProofRow, Subject, problem
 from agro.proof.passport import passport
 from agro.train import step
 from agro.types import Batch
+from agro_papers import claims as papers
 
 
 def test_every_objective_declares_its_claims() -> None:
-    assert CLAIMS.keys() == OBJECTIVES.keys()
-    assert all(CLAIMS.values())
+    assert all(map(claims_of, names()))
+
+
+def put(patch: pytest.MonkeyPatch, name: str, entry: Objective) -> None:
+    """In the place of the objective of that name."""
+    patch.setitem(table.OBJECTIVES if name in table.OBJECTIVES else table.installed(), name, entry)
+
+
+def first_claim(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Of an objective, without its others."""
+    patch.setitem(of_agro.CLAIMS if name in of_agro.CLAIMS else papers.CLAIMS, name, claims_of(name)[:1])
 
 
 def prove(*args: str):
@@ -74,7 +85,7 @@ def test_agro_holds_all_that_is_claimed() -> None:
     # groups. Of two of the five behaviors: all sizes together, groups of one dropped, and episodes where they
     # aren't refused.
     every, counts = 0, {"n=2 and 3": 0, "n=1 and 2": 0, "two rows each": 0}
-    for claims in CLAIMS["agro"]:
+    for claims in claims_of("agro"):
         is_of_one = bool({"fresh", "of_reference"} & set(claims.needs))
         behaviors, two = (1, 1) if is_of_one else (5, 2)
         every += behaviors * 3 * len(claims.n) + two * (1 + claims.grouped + claims.episodes)
@@ -95,7 +106,7 @@ def test_agro_holds_all_that_is_claimed() -> None:
 
 def test_another_end_than_the_claimed_is_named() -> None:
     """sft ends at the policy that wrote the samples, not at the reference."""
-    claims = CLAIMS["sft"][0]
+    claims = claims_of("sft")[0]
     assert [row.holds for row in own_ends(Subject("sft", claims))] == [True] * 4
     other = Subject("sft", replace(claims, updates=200, end=TEACHER))
     assert [row.holds for row in own_ends(other)][1:3] == [False] * 2  # the others are of the reference
@@ -103,7 +114,7 @@ def test_another_end_than_the_claimed_is_named() -> None:
 
 def test_a_descent_that_is_not_claimed_to_arrive_is_long_enough_to() -> None:
     """So one that stays away from the optimum would, however long it went on."""
-    near = ends(Subject("agro", replace(CLAIMS["agro"][0], updates=DESCENT, ends="unknown")))
+    near = ends(Subject("agro", replace(claims_of("agro")[0], updates=DESCENT, ends="unknown")))
     values = [row.value for row in near if "lacks support" not in row.setting]
     assert len(values) == 5
     assert max(values) < 1e-4
@@ -143,15 +154,17 @@ def _scale(terms: Terms) -> Terms:
     )
 
 
-FUNCTIONS = [name for name, entry in OBJECTIVES.items() if not entry.of]  # whose function no other one has
+FUNCTIONS = [
+    name for name, entry in table.entries().items() if not entry.of
+]  # whose function no other one has
 
 
 @pytest.mark.parametrize("how", [_flip, pytest.param(_scale, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_flipped_sign_or_a_wrong_denominator_is_named(name: str, how, monkeypatch, no_descents) -> None:
-    entry = OBJECTIVES[name]
+    entry = get(name)
     broken = functools.wraps(entry.function)(lambda *a, **o: how(entry.function(*a, **o)))
-    monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=broken))
+    put(monkeypatch, name, replace(entry, function=broken))
     assert first_broken(name) == "expected gradient"
 
 
@@ -161,7 +174,7 @@ COMPARED = {"online_dpo", "gepo", "oorl", "raft_pp", "chord", "otb"}
 BASELINES = [
     n
     for n in FUNCTIONS
-    if any({GROUPS, TRIPLES} & OBJECTIVES[n].needed(c.options) for c in CLAIMS[n]) and n not in COMPARED
+    if any({GROUPS, TRIPLES} & get(n).needed(c.options) for c in claims_of(n)) and n not in COMPARED
 ]
 
 
@@ -179,10 +192,10 @@ def test_a_dropped_baseline_is_named(name: str, monkeypatch, no_descents) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, entry in OBJECTIVES.items() if provided_by("value_head", entry.needed({}))]
+    "name", [name for name, entry in table.entries().items() if provided_by("value_head", entry.needed({}))]
 )
 def test_a_dropped_value_is_named(name: str, monkeypatch, no_descents) -> None:
-    entry = OBJECTIVES[name]
+    entry = get(name)
 
     @functools.wraps(entry.function)
     def without(streams, batch, **options):
@@ -190,11 +203,13 @@ def test_a_dropped_value_is_named(name: str, monkeypatch, no_descents) -> None:
             {k: 0.0 * v if k in VALUES else v for k, v in streams.items()}, batch, **options
         )
 
-    monkeypatch.setitem(OBJECTIVES, name, replace(entry, function=without))
+    put(monkeypatch, name, replace(entry, function=without))
     assert first_broken(name) == "expected gradient"
 
 
-@pytest.mark.parametrize("name", [name for name, entry in OBJECTIVES.items() if PAIRS in entry.needed({})])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in table.entries().items() if PAIRS in entry.needed({})]
+)
 def test_a_forgotten_loser_is_named(name: str, monkeypatch, no_descents) -> None:
     """The other response of a pair is its baseline."""
     monkeypatch.setattr(Pairs, "gap", lambda self, v: v[self.winner])
@@ -209,10 +224,10 @@ def test_a_forgotten_loser_is_named(name: str, monkeypatch, no_descents) -> None
     ],
 )
 def test_needs_other_than_the_claimed_are_named(changed, broken: str, monkeypatch) -> None:
-    entry = OBJECTIVES["agro"]
+    entry = get("agro")
     other = replace(entry, requires=lambda options: changed(entry.requires(options)))
-    monkeypatch.setitem(OBJECTIVES, "agro", other)
-    rows = list(module.needs(Subject("agro", CLAIMS["agro"][0])))
+    put(monkeypatch, "agro", other)
+    rows = list(module.needs(Subject("agro", claims_of("agro")[0])))
     assert [row.property for row in rows if not row.holds] == [broken]
 
 
@@ -227,7 +242,7 @@ def test_options_without_a_claim_are_named(monkeypatch) -> None:
         "agro": "baseline_shift=measured",
         "rloo": "normalize=True",
     }
-    monkeypatch.setitem(CLAIMS, "grpo", CLAIMS["grpo"][:1])
+    first_claim(monkeypatch, "grpo")
     row = module.unclaimed("grpo")
     options = "ratio=old, clip, dual_clip, std=False, average=token, average, beta, kl=k2, unbiased_kl=True"
     assert (row.setting, row.value, row.holds) == (options, 9.0, None)
@@ -239,7 +254,7 @@ def _first_row_s_value(patch: pytest.MonkeyPatch) -> None:
 
 def _stored_value_by_row(patch: pytest.MonkeyPatch) -> None:
     """Response k gets the value of row k."""
-    entry = OBJECTIVES["squared_consistency"]
+    entry = get("squared_consistency")
 
     @functools.wraps(entry.function)
     def by_row(streams, batch, **options):
@@ -247,7 +262,7 @@ def _stored_value_by_row(patch: pytest.MonkeyPatch) -> None:
         value[first_row] = batch.extra["stored_value"][: len(first_row)]
         return entry.function(streams, batch.replace(extra={"stored_value": value}), **options)
 
-    patch.setitem(OBJECTIVES, "squared_consistency", replace(entry, function=by_row))
+    put(patch, "squared_consistency", replace(entry, function=by_row))
 
 
 def _large_groups_count_more(patch: pytest.MonkeyPatch) -> None:
@@ -292,7 +307,7 @@ def test_what_single_rows_and_equal_groups_hide_is_named(
 
 
 def test_the_side_of_a_bound() -> None:
-    subject = Subject("agro", CLAIMS["agro"][0])
+    subject = Subject("agro", claims_of("agro")[0])
     below, above = subject.row("p", "s", 1.0, upper=2.0), subject.row("p", "s", 1.0, lower=2.0)
     assert (below.bound, below.side, below.holds) == (2.0, "at most", True)
     assert (above.bound, above.side, above.holds) == (2.0, "at least", False)
@@ -322,19 +337,19 @@ def test_the_others_hold_what_is_claimed(name: str) -> None:
 
 
 def family(name: str) -> str:
-    return OBJECTIVES[name].function.__module__
+    return get(name).function.__module__
 
 
 @pytest.mark.parametrize("name", first_of_each(family, objectives.names()))
 def test_every_objective_holds_its_first_claims(name: str, monkeypatch) -> None:
     """All that is measured but descents. test_claims.py has the gradient of every claim."""
-    monkeypatch.setitem(CLAIMS, name, CLAIMS[name][:1])
+    first_claim(monkeypatch, name)
     for measure in ("ends", "own_ends", "tools"):
         monkeypatch.setattr(module, measure, lambda *_: iter(()))
     assert_claimed(list(passport(name)))
 
 
-DESCENDING = [name for name in objectives.names() if CLAIMS[name][0].updates]
+DESCENDING = [name for name in objectives.names() if claims_of(name)[0].updates]
 # The first one of each file of objectives.
 OF_FILES = {family(name): name for name in reversed(DESCENDING)}
 
@@ -342,7 +357,7 @@ OF_FILES = {family(name): name for name in reversed(DESCENDING)}
 @pytest.mark.parametrize("name", some(sorted(OF_FILES.values()), every=3))
 def test_descent_ends_where_it_is_claimed_to(name: str) -> None:
     """Where the gradient is the claimed one it ends where that one's does, whatever the objective."""
-    subject = Subject(name, CLAIMS[name][0])
+    subject = Subject(name, claims_of(name)[0])
     rows = [*ends(subject), *own_ends(subject)]
     assert len(rows) >= 2
     assert [row for row in rows if row.holds is False] == []

@@ -41,7 +41,6 @@ NEEDING: dict[str, Any] = {
     "train__weights_average": 0.9,
     "sampler__keep_sets": True,
     "sampler__skip_layers": 0.5,
-    "sampler__draft": "small",
     "source__kind": "elsewhere",
     "source__sync_every": 2,
     "source__sync_from": 2,
@@ -103,7 +102,7 @@ def encoder(tmp_path_factory) -> Encoder:
     return Policy.load(tiny(tmp_path_factory.mktemp("tiny")).policy, seed=0).encoder
 
 
-@pytest.mark.parametrize("changes", [{"keep_sets": True}, {"skip_layers": 0.5}, {"draft": "small"}])
+@pytest.mark.parametrize("changes", [{"keep_sets": True}, {"skip_layers": 0.5}])
 def test_a_rollout_refuses_it_too(encoder: Encoder, changes: dict[str, Any]) -> None:
     [name] = changes
     with pytest.raises(Refused, match=f"sampler.{name} and the engine Third exclude each other"):

@@ -39,7 +39,7 @@ def test_a_run_samples_with_it_and_publishes_weights_to_it(lora: bool, tmp_path:
     [
         (
             "vlm",
-            r"engine\.kind: expected hf, vllm, server, module:NAME .*; did you mean vllm\?, got 'vlm'",
+            r"engine\.kind: expected hf, vllm, server, .*module:NAME .*; did you mean vllm\?, got 'vlm'",
         ),
         ("json:dumps", r"expected a class as agro\.rollout\.engines\.Engine, .* without decode, load"),
         ("none.py:X", r"engine\.kind: there is no file .*none\.py"),

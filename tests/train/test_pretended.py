@@ -31,6 +31,7 @@ from agro.train.learner import Local
 from agro.train.monitors.warnings import notes
 from agro.train.step import backward
 from agro.types import Batch, KeptSets
+from agro_papers.drafted import Drafted
 
 pytestmark = pytest.mark.skipif(bool(pretended.MISSING), reason=pretended.MISSING)
 A_STEP, A_TOKEN = 5, 1  # the promised numbers of waits, of a training step and of a decoded token
@@ -156,38 +157,46 @@ def decoded(engine: HF, sampler: SamplerConfig) -> list[tuple[int, ...]]:
     return [found[i] for i in range(10)]
 
 
+def engine_on(device: str, fused: bool | None, folder: Path) -> HF:
+    """With a draft where `fused` is None."""
+    if fused is not None:
+        return HF(policy_on(device), fused=fused)
+    policy_on("cpu").save(folder / "draft")
+    return Drafted(policy_on(device), model=str(folder / "draft"), tokens=2)
+
+
 OPTIONS = [
     *({}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"temperature": 0.0}, {"stop": ["一"]}),
     *(
         {"top_k": 5, "keep_sets": True},
         {"batch": 3},
         {"skip_layers": 1.0},
-        {"draft": "draft", "draft_tokens": 2},
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("options", "fused"), [*some([(options, True) for options in OPTIONS], every=3), ({}, False)]
+    ("options", "fused"),
+    [*some([(options, True) for options in OPTIONS], every=3), ({}, False), ({}, None)],
 )
-def test_an_engine_decodes_as_on_the_cpu(gpu: Gpu, options: dict[str, Any], fused: bool) -> None:
+def test_an_engine_decodes_as_on_the_cpu(
+    gpu: Gpu, options: dict[str, Any], fused: bool | None, tmp_path: Path
+) -> None:
     sampler = SamplerConfig(**{"batch": 10, "max_new": 10, **options})
     tokens = []
     for device in ("cpu", "cuda:0"):
-        engine = HF(policy_on(device), fused=fused)
-        assert engine.fused == fused
-        engine._drafts["draft"] = policy_on(device)
+        engine = engine_on(device, fused, tmp_path)
+        assert engine.fused == bool(fused)
         tokens.append(decoded(engine, sampler))
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "fused"), [({}, True), ({}, False), ({"top_p": 0.9}, True), ({"draft": "draft"}, True)]
-)
-def test_a_decoded_token_waits_once(gpu: Gpu, options: dict[str, Any], fused: bool) -> None:
+@pytest.mark.parametrize(("options", "fused"), [({}, True), ({}, False), ({"top_p": 0.9}, True), ({}, None)])
+def test_a_decoded_token_waits_once(
+    gpu: Gpu, options: dict[str, Any], fused: bool | None, tmp_path: Path
+) -> None:
     """Whatever the rows: one copy of tokens and log-probs. Adding rows, and removing them, doesn't wait."""
-    engine = HF(policy_on("cuda:0"), fused=fused)
-    engine._drafts["draft"] = policy_on("cuda:0")
+    engine = engine_on("cuda:0", fused, tmp_path)
     sampler = SamplerConfig(batch=4, max_new=10, **options)
     steps = 0
 

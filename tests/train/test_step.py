@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agro import config, objectives
 from agro.models.policy import Policy
-from agro.proof.claims import CLAIMS
+from agro.proof.claims import claims_of
 from agro.store import Pair
 from agro.train.collate import collate
 from agro.train.micro import MicroBatch
@@ -26,7 +26,7 @@ SIZES = (5, 1, 3, 2)  # ragged groups; 1 only where an objective takes it
 CASES = [
     (name, ({"beta": 0.3} if "beta" in objectives.describe(name)["options"] else {}) | dict(claims.options))
     for name in objectives.names()
-    for claims in CLAIMS[name]
+    for claims in claims_of(name)
 ]
 CASES.append(("dro", {"beta": 0.0}))
 

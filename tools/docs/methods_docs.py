@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agro.config.recipes import recipes
-from agro.objectives import OBJECTIVES, Objective
-from agro.proof.claims import CLAIMS
+from agro.objectives import Objective, get
+from agro.objectives.table import entries
+from agro.proof.claims import claims_of
 
 HEAD = """# Methods by paper
 
@@ -187,7 +188,7 @@ RECIPE = re.compile(r"recipe `(\w+)`")
 
 def methods() -> str:
     """The page, as Markdown."""
-    rows = [row for name, entry in OBJECTIVES.items() for row in _rows(name, entry)]
+    rows = [row for name, entry in entries().items() for row in _rows(name, entry)]
     table = "\n".join(row for _, row in sorted(rows)) + "\n"
     rules = {}
     for name, what in RULES.items():
@@ -246,16 +247,16 @@ def _needs(entry: Objective) -> str:
 
 def _reaches(name: str) -> str:
     """On which samples some claim of the objective has descent end at the optimum."""
-    needs = [claims.needs for claims in CLAIMS[name] if claims.ends == "optimum"]
-    regularized = " with β > 0" if OBJECTIVES[name].defaults().get("beta") == 0 else ""
+    needs = [claims.needs for claims in claims_of(name) if claims.ends == "optimum"]
+    regularized = " with β > 0" if get(name).defaults().get("beta") == 0 else ""
     if any("fresh" not in of_claim for of_claim in needs):
         return f"any{regularized}"
     if needs:
         return f"fresh{regularized}"
-    ends = [claims.end.name for claims in CLAIMS[name] if claims.end is not None]
+    ends = [claims.end.name for claims in claims_of(name) if claims.end is not None]
     if ends:
         return f"no: {ends[0]}"
-    return "no" if any(claims.ends == "elsewhere" for claims in CLAIMS[name]) else "–"
+    return "no" if any(claims.ends == "elsewhere" for claims in claims_of(name)) else "–"
 
 
 if __name__ == "__main__":

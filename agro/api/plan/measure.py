@@ -26,7 +26,7 @@ from agro.models.pretrained import LARGE, parameters
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import Request
-from agro.rollout.engines.capabilities import capabilities
+from agro.rollout.engines.capabilities import ENGINES, capabilities
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.queries import chosen
@@ -138,7 +138,7 @@ def unknown_sampling(config: RunConfig) -> str:
         "other processes sample": config.source.kind == "elsewhere",
         "a server samples": "shares_weights" not in capabilities(config.engine.kind),
         "an environment takes its own time": config.environment is not None,
-        "a draft model's accepted share is unknown": config.sampler.draft is not None,
+        "another engine samples": config.engine.kind not in ENGINES,
         "groups are completed": bool(config.data.complete_groups),
     }
     return ", ".join(reason for reason, holds in reasons.items() if holds and config.data.samples)

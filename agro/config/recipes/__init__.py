@@ -13,11 +13,11 @@ from agro.errors import Refused
 from agro.io import plugins
 from agro.io.nearest import nearest as near_name
 from agro.objectives import Objective
-from agro.objectives.table import OBJECTIVES
+from agro.objectives.table import entries
 
 FOLDER = Path(__file__).parent
 FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "chat")  # in lists
-USUAL_END = method_end(SAMPLES)  # of methods/*.toml without an own [train] or phases
+USUAL_END = method_end(SAMPLES)  # of a method's file without an own [train] or phases
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def recipes() -> dict[str, Recipe]:
     paths = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
     names = [*FIRST, *(name for name in paths if name not in FIRST)]
     situations = [Recipe(name, "situation", paths[name]) for name in names]
-    methods = [Recipe(path.stem, "method", path) for path in FOLDER.glob("methods/*.toml")]
-    methods += [Recipe(name, "method", of) for name, of in OBJECTIVES.items() if of.recipe is not None]
+    methods = [Recipe(name, "method", of) for name, of in entries().items() if of.recipe is not None]
     taken = {recipe.name for recipe in [*situations, *methods]}
     for recipe in _installed():
         if recipe.name in taken:

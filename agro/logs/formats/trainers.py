@@ -26,7 +26,7 @@ from agro.io.json_values import omit, text
 from agro.logs.columns import Columns, Conversation, preference
 from agro.logs.fields import digest, exchange, integer, total
 from agro.logs.formats.table import declared, declared_prompts
-from agro.logs.protocol import Context, Item, Row, unreadable
+from agro.logs.protocol import Context, Item, Row
 from agro.rollout.prompt_formats import OPENRLHF, ends_with_assistant
 
 _TURNS = ("num_turns", "__num_turns__")
@@ -203,11 +203,7 @@ declared("trl-prompt-completion", TRL_DEMONSTRATIONS.read, TRL_DEMONSTRATIONS.fi
 declared("trl-stepwise", _stepwise)
 declared(
     "trl-language-modeling",
-    unreadable(
-        "text: one text, in which a prompt can't be told from a response; name them with "
-        "--map prompt=COLUMN --map response=COLUMN, or give messages"
-    ),
-    lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
+    fits=lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
 )
 
 

@@ -11,16 +11,16 @@ staleness too they estimate the gradient of GRPO at π_old, but for the bounds.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.needs import GROUPS, REWARD, Need
-from agro.objectives.options import REQUIRED, Average, Option
+from agro.objectives.options import Average, Option
 from agro.objectives.reduce import Groups, average_tokens
 from agro.objectives.weights import WEIGHT, Ratio, log_ratio, needed
 from agro.types import Batch, Tensor
@@ -129,14 +129,6 @@ def ratio_needs(options: Options) -> set[Need]:
     return {REWARD, GROUPS, needed(options)}
 
 
-EXACT_AND_OVERLONG = [{"name": "exact"}, {"name": "overlong", "options": {"max_tokens": 256, "buffer": 64}}]
-NO_REWARD_NAMED = (
-    "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
-    "  --out runs/{name}",
-)
-ANSWERS = "policy.model, and data.prompts with the answers."
-
-
 _entry = partial(
     Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), metrics=("clipped_share", "ratio_max")
 )
@@ -159,100 +151,5 @@ ENTRIES: dict[str, Objective] = {
         ratio_needs,
         certainty="code",
         called='TRL experimental GMPOTrainer; verl loss_mode = "geo_mean"',
-    ),
-}
-ENTRIES |= {
-    "dr_grpo": preset(
-        ENTRIES["grpo"],
-        "Dr. GRPO, arXiv 2503.20783, section 3.2",
-        "GRPO without its two biases: A = r − r̄, not divided by the standard deviation, and the sum over a "
-        "response's tokens divided by one length for all, not by its own. `average` is it: the "
-        "tokens that a response may have (sampler.max_new). No KL.",
-        certainty="code",
-        called='TRL loss_type = "dr_grpo"; verl loss_agg_mode = "seq-mean-token-sum-norm"',
-        std=False,
-        average=REQUIRED,
-        beta=0.0,
-    ),
-    "dapo": preset(
-        ENTRIES["grpo"],
-        "DAPO, arXiv 2503.14476, eq. 8",
-        "GRPO with clip-higher, ratios from 0.8 to 1.28, the mean over all tokens of the step, and no KL. "
-        "The penalty of overlong responses is the reward `overlong` (eq. 13), dynamic sampling data.spread: "
-        "without it groups of equal rewards have no gradient, and their tokens count in the mean.",
-        certainty="code",
-        called='TRL loss_type = "dapo"; verl recipe/dapo',
-        clip=(0.2, 0.28),
-        average="token",
-        beta=0.0,
-    ),
-    "ppo_dual_clip": preset(
-        ENTRIES["grpo"],
-        "Dual-clip PPO, arXiv 1912.09729, eq. 5",
-        "PPO's clipped gain, bounded from below where A < 0: max(min(w A, clamp(w, 0.8, 1.2) A), 3 A). A "
-        "token that became 3 times as likely although it is wrong gets no gradient. A as in GRPO, without a "
-        "learned value; the mean over all tokens of the step.",
-        certainty="code",
-        called="verl clip_ratio_c = 3; TRL delta",
-        dual_clip=3.0,
-        average="token",
-        beta=0.0,
-    ),
-    "luspo": preset(
-        ENTRIES["gspo"],
-        "LUSPO, arXiv 2602.05261",
-        "GSPO with each response's loss times its length: −T min(s A, clamp(s) A), mean in a group, mean "
-        "over groups. So a token's coefficient, −s A / n, doesn't depend on how long its response is.",
-        certainty="code",
-        called='TRL loss_type = "luspo"',
-        average=1.0,
-        beta=0.0,
-    ),
-}
-
-
-def _corrected(source: str, summary: str, called: str, **options: Any) -> Objective:
-    preset_options = {"ratio": "old", "beta": 0.0, "weight": "mismatch", **options}
-    return preset(ENTRIES["grpo"], source, summary, certainty="code", called=called, **preset_options)
-
-
-CORRECTION_ENTRIES: dict[str, Objective] = {
-    "tis": _corrected(
-        "TIS, F. Yao et al. 2025, Your efficient RL framework secretly brings you off-policy RL training",
-        "Truncated importance sampling: GRPO against π_old, each token's gradient times min(π_old/μ, 2). The "
-        "authors' scripts have 2, and 8 for models of 32 billion parameters. ROLL calls another thing TIS: "
-        "the ratio π/μ itself, clamped to 0 … 1.",
-        'verl rollout_is = "token", rollout_is_threshold = 2; TRL vllm_importance_sampling_mode = '
-        '"token_truncate"',
-        weight_level="token",
-        weight_max=2.0,
-    ),
-    "mis": _corrected(
-        "MIS, J. Liu, Y. Li et al. 2025, When speed kills stability",
-        "Masked importance sampling: GRPO against π_old, each response's gradient times π_old/μ of the "
-        "complete response, and 0 where that is above 3. Masked tokens stay in the mean's denominator.",
-        'TRL vllm_importance_sampling_mode = "sequence_mask" (its default); verl rollout_rs = "sequence"',
-        weight_level="sequence",
-        weight_rule="mask",
-        weight_max=3.0,
-    ),
-    "icepop": _corrected(
-        "IcePop, arXiv 2510.18855, eq. 4",
-        "GRPO against π_old, each token's gradient times π_old/μ where that is from 0.5 to 5, and 0 "
-        "elsewhere. Masked tokens stay in the mean's denominator.",
-        "prime-rl's first default; slime use_tis with icepop_function",
-        weight_level="token",
-        weight_rule="mask",
-        weight_min=0.5,
-        weight_max=5.0,
-    ),
-    "decoupled_ppo": _corrected(
-        "Decoupled PPO, arXiv 2110.00641, eq. 6; AReaL, arXiv 2505.24298",
-        "The policy that the clip holds on to and the one that generated the samples are two: κ min(u A, "
-        "clamp(u, 0.8, 1.2) A), u = π/π_old, κ = π_old/μ of each token, without a bound. A as in GRPO. AReaL "
-        'also masks tokens whose κ is above a cap: weight_rule = "mask" and weight_max.',
-        "AReaL use_decoupled_loss; verl rollout_correction",
-        weight_level="token",
-        weight_max=None,
     ),
 }

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
 from agro.objectives.imitation import IMITATION_OF_WINNERS
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -263,10 +263,6 @@ def _consistency_conflict(options: Options) -> str:
     return f'gap = "reward" knows the gap, but votes = "{options["votes"]}" estimates it; set one of the two'
 
 
-VOTED = (
-    "policy.model and data.store. Rewards aren't used. Each line of the file is\n"
-    '  {"prompt": …, "chosen": …, "rejected": …, "votes_chosen": 3, "votes_rejected": 1}'
-)
 ORDERED = ("ordered_share", "implicit_margin")
 RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anchor")
 
@@ -326,33 +322,5 @@ ENTRIES: dict[str, Objective] = {
         gpo,
         "GPO, arXiv 2402.05749, table 1",
         RANKED,
-    ),
-    "vipo": preset(
-        _IPO,
-        "VIPO (votes), VPO, arXiv 2410.22891",
-        "(h − (2p − 1)/(2β))², p = (v_w + 1)/(v_w + v_l + 2): p (h − 1/(2β))² + (1 − p) (h + 1/(2β))² less "
-        "its least value. p is the posterior mean under a uniform prior.",
-        certainty="reconstructed",
-        votes="mean",
-    ),
-    "vdpo": preset(
-        _DPO,
-        "VDPO, VPO, arXiv 2410.22891",
-        "−p log σ(βh) − (1 − p) log σ(−βh), p = (v_w + 1)/(v_w + v_l + 2): DPO with a label "
-        "smoothing of each pair's own, by its votes. Without votes p is ½.",
-        certainty="reconstructed",
-        votes="mean",
-    ),
-    "opa_dpo": preset(
-        _DPO,
-        "OPA-DPO, arXiv 2501.09695",
-        "DPO against a reference that was first fine-tuned on both sides of each pair (the "
-        "recipe opa_dpo has the two phases), plus −log σ(β ρ) of the winner. The paper's terms on "
-        "masked images aren't carried. Its code also pushes down the revised response; here both of "
-        "its winners stay above the reference.",
-        certainty="code",
-        called="zhyang2226/OPA-DPO",
-        beta=0.1,
-        winner=1.0,
     ),
 }

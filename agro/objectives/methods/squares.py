@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always, preset
+from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always
 from agro.objectives.imitation import IMITATION
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -164,96 +164,3 @@ ENTRIES["qrpo"] = Objective(
     called="CLAIRE-Labo/quantile-reward-policy-optimization",
 )
 _SQUARES = ENTRIES["squared_consistency"]
-ENTRIES["gvpo"] = preset(
-    _SQUARES,
-    "GVPO, arXiv 2504.19599",
-    "½ · sample variance in a group of r − β log π/μ: AGRO's loss with the behavior policy as the anchor. "
-    "The optimum is μ exp(r/β) / Z, so it moves on with the policy that samples. The authors' code takes the "
-    'trainer\'s own log-probs for those of μ (anchor = "old").',
-    certainty="code",
-    called="verl recipe/gvpo",
-    beta=0.1,
-    anchor="behavior",
-)
-ENTRIES["vargrad"] = preset(
-    _SQUARES,
-    "trajectory balance with VarGrad, TBA, arXiv 2503.18929",
-    "(log Z + log π/π_ref − r/β)², the mean over a group, log Z the group's mean of r/β − log π/π_ref: "
-    "2 (n−1)/(n β²) times AGRO's loss. The authors' code detaches log Z, which changes nothing: the "
-    "residuals of a group sum to 0.",
-    certainty="code",
-    called="bbartoldson/TBA",
-    scale="trajectory",
-)
-ENTRIES["copg"] = preset(
-    _SQUARES,
-    "CoPG, arXiv 2406.19185; Command A (n samples), arXiv 2504.00698",
-    "Σ over pairs of (R_i − R_j)²/(n−1), R = r − β log π/π_ref: 2n times AGRO's loss, for n = 2 (R_1 "
-    "− R_2)².",
-    certainty="notes",
-    scale="pairs",
-)
-ENTRIES["rebel"] = preset(
-    _SQUARES,
-    "REBEL, arXiv 2404.16767, Algorithm 1",
-    "((r_1 − r_2) − β (e_1 − e_2))², e = log π/π_old of a response, β = 1/η: the regression of differences "
-    "of rewards on those of log-ratios to the policy before the update. Of n responses the sum over pairs "
-    "divided by n − 1. The paper's second response may come from another policy: that takes anchor = "
-    '"reference" with the policy before the update as the reference.',
-    certainty="notes",
-    called="prime-rl REBEL",
-    anchor="old",
-    scale="pairs",
-)
-ENTRIES["kimi"] = preset(
-    _SQUARES,
-    "Kimi k1.5, arXiv 2501.12599, eq. 3; Kimi K2, arXiv 2507.20534",
-    "(r − r̄ − τ log π/μ)², the mean over a group, β = τ. r̄, the mean reward, stands for τ log Z, which is "
-    "above it: the optimum isn't μ exp(r/τ) / Z but closer to μ (arXiv 2602.05933), where τ log(π/μ) + ν π/μ "
-    "= (1 − 1/n)(r − E_μ r), a Lambert function of the rewards (arXiv 2605.28150 finds such ends). "
-    "k1.5 divides the gradient by 2τ. Other libraries square token by token: that is another objective.",
-    certainty="notes",
-    called="OpenKimi PMD-mean",
-    anchor="behavior",
-    baseline="reward",
-    scale="square",
-)
-ENTRIES["kimi_shifted"] = preset(
-    _SQUARES,
-    "a mean shifted by β, arXiv 2605.28150, as a summary has it",
-    "(r − (r̄ − β) − β log π/μ)², the mean over a group: `kimi` with a baseline that is β lower. At the end β "
-    "log(π/μ) + ν π/μ = (1 − 1/n)(r − E_μ r) + β with ν = β (1 + KL(μ ‖ π)): it is closer to μ, and ν isn't "
-    "below 0 where the baseline is a little off. The abstract and a summary were read, which don't give the "
-    "sign; with the other one ν is below 0 near μ, and there may be no end.",
-    certainty="reconstructed",
-    anchor="behavior",
-    baseline="lowered",
-    scale="square",
-)
-ENTRIES["oapl"] = preset(
-    _SQUARES,
-    "OAPL, arXiv 2602.19362, eqs. 2 and 3",
-    "(β₂ log π/μ − (r − V))², V = β₁ log mean exp(r/β₁) of the group; β = β₂, value_beta = β₁. With one β "
-    "for both the optimum is μ exp(r/β) / Z up to V's error from few responses; with the paper's two "
-    "no policy fits all residuals, and training has to stop early.",
-    certainty="code",
-    called="NeMo-RL OAPL",
-    beta=1e-3,
-    anchor="behavior",
-    baseline="soft",
-    value_beta=1.0,
-    scale="square",
-)
-ENTRIES["apo"] = preset(
-    _SQUARES,
-    "A*PO, arXiv 2505.20686",
-    "(β₂ log π/π_ref − (r − V*))², V* = β₁ log mean exp(r/β₁) over samples of the reference that were made "
-    "before (data.value_store; the paper takes 8 of each prompt); β = β₂, value_beta = β₁. One response of "
-    "a prompt is enough.",
-    certainty="code",
-    called="ZhaolinGao/A-PO",
-    beta=1e-3,
-    baseline="stored",
-    value_beta=0.5,
-    scale="square",
-)

@@ -10,19 +10,16 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling, preset
+from agro.objectives.core import Objective, Options, Streams, Terms, always
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     KL,
     OLD_LOGP,
-    PROPOSAL,
-    PROPOSAL_MEAN,
     REF_LOGP,
     Need,
-    changed,
 )
 from agro.objectives.options import Option
-from agro.objectives.reduce import Groups, mean_over, quantile, token_mean
+from agro.objectives.reduce import token_mean
 from agro.objectives.weights import WEIGHT, log_ratio
 from agro.types import Batch, Tensor
 
@@ -44,43 +41,7 @@ SUPERVISED_ENTRIES: dict[str, Objective] = {
 }
 
 
-Quantile = Annotated[
-    float, Option("quantile of −log π per token over the step's responses", "share", ge=0, le=1)
-]
 ANCHORS = {"behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
-
-
-def otr(
-    streams: Streams,
-    batch: Batch,
-    *,
-    negative: Annotated[
-        float, Option("reward of a token other than the given one, β_o; small and below 0", "reward")
-    ] = -0.1,
-    temperature: Annotated[
-        float, Option("κ of the tokens' distribution q ∝ π^(1/κ)", "temperature", gt=0)
-    ] = 1.0,
-    draws: Annotated[
-        float,
-        Option("K tokens drawn from q at each position, as in the paper; 0: the expectation", "tokens", ge=0),
-    ] = 0.0,
-    seed: Annotated[
-        float,
-        Option("of the draws, which also depend on the tokens before; a schedule changes them", "number"),
-    ] = 0.0,
-) -> Terms:
-    """One-token rollout (OTR, arXiv 2509.26313): −[q(x) log π(x) + β_o Σ_{a≠x} q(a) log π(a)] at each given
-    token x, q without gradient; mean over all tokens of the step.
-
-    This is the expectation over the paper's K = 256 draws from q, whose rewards are 1 for the given token and
-    β_o for others. `draws` = K takes their shares in place of q: −(1/K) Σ_j R_j log π(a_j), the same gradient
-    on average, and a noisier one. At κ = 1 that average is the gradient of sft with each token weighted by p,
-    times 1 − β_o. The paper's κ is above 1; the number wasn't read.
-    """
-    q_BT, mean_BT = streams["proposal"].detach(), streams["proposal_mean"]
-    right_BT = q_BT * streams["logp"]
-    loss = token_mean(batch, -(right_BT + negative * (mean_BT - right_BT)))
-    return Terms(loss, metrics={"weight_mean": token_mean(batch, q_BT)})
 
 
 def distill(
@@ -144,43 +105,6 @@ def _divergence(log_u: Tensor, divergence: str | float) -> tuple[Tensor, Tensor]
     return beta * u * (log_u - log_m) - (1 - beta) * log_m, -(1 - beta) * log_m
 
 
-def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile) -> Terms:
-    """The middle of the perplexities (BFS-Prover-V2, arXiv 2509.06493): −log π of responses whose mean −log
-    π per token lies between two quantiles of the step's; mean over their tokens.
-
-    What is too easy and what is noise is left out. The quantile of a share is the least number that so many
-    don't exceed. The paper's shares weren't read. It filters tactics, which are samples of their own here.
-    """
-    groups, logp_BT = Groups.of(batch), streams["logp"]
-    nll_N = -groups.mean_tokens(logp_BT.detach())
-    weight_N = groups.weight[groups.group]
-    lower, upper = (quantile(nll_N, weight_N, share) for share in (low, high))
-    band_N = (nll_N >= lower) & (nll_N <= upper)
-    band_BT = batch.mask & band_N[batch.response][:, None]
-    share_in_band = (weight_N * band_N).sum() / weight_N.sum()
-    return Terms(mean_over(batch, band_BT, -logp_BT), metrics={"kept_share": share_in_band})
-
-
-def _otr_needs(options: Options) -> set[Need]:
-    at = [
-        options[key] if isinstance(options.get(key), (int, float)) else other
-        for key, other in (("temperature", 1.0), ("draws", 0.0), ("seed", 0.0))
-    ]
-    temperature, draws, seed = map(float, at)
-    drawn = {"temperature": temperature, "draws": int(draws), "seed": seed}
-    return {changed(need, **drawn) for need in (PROPOSAL, PROPOSAL_MEAN)}
-
-
-def _otr_excludes(options: Options) -> str:
-    if options["draws"] != int(options["draws"]):
-        return f"draws = {options['draws']} isn't a whole number"
-    if options["seed"] and not options["draws"]:
-        return (
-            f"seed = {options['seed']} is of draws, but draws = 0 is their expectation; leave one of them out"
-        )
-    return ""
-
-
 def _distill_needs(options: Options) -> set[Need]:
     if options.get("over") == "vocabulary":
         return {KL}
@@ -197,22 +121,7 @@ def _distill_excludes(options: Options) -> str:
     )
 
 
-def _band_excludes(options: Options) -> str:
-    if options["low"] <= options["high"]:
-        return ""
-    return f"low = {options['low']} is above high = {options['high']}; swap them"
-
-
 ENTRIES: dict[str, Objective] = {
-    "otr": Objective(
-        otr,
-        "OTR, arXiv 2509.26313",
-        _otr_needs,
-        ingredients=(),
-        excludes=_otr_excludes,
-        metrics=("weight_mean",),
-        certainty="notes",
-    ),
     "distill": Objective(
         distill,
         "on-policy distillation, arXiv 2306.13649 (GKD) and 2306.08543 (MiniLLM)",
@@ -222,40 +131,5 @@ ENTRIES: dict[str, Objective] = {
         metrics=("ratio_max",),
         certainty="paper",
         called="prime-rl opd; TRL GKDTrainer, whose beta is 1 for KL(π ‖ teacher)",
-    ),
-    "middle_band": Objective(
-        middle_band,
-        "BFS-Prover-V2, arXiv 2509.06493",
-        lambda options: set(),
-        coupling("step"),
-        ingredients=(),
-        excludes=_band_excludes,
-        metrics=("kept_share",),
-        certainty="notes",
-    ),
-    "sophia": preset(
-        SUPERVISED_ENTRIES["sft"],
-        "SOPHIA, arXiv 2507.16814",
-        "SOPHIA: −log π of the shortest right response to each prompt among those whose parent, an "
-        "intermediate text, has a mean reward of its children above α. They are imitated without the "
-        'parent\'s text; source.around = "resample" with by = "parents" samples both stages.',
-        certainty="paper",
-    ),
-    "pear": preset(
-        SUPERVISED_ENTRIES["sft"],
-        "PEAR, arXiv 2602.01058, by response",
-        "−G log π of each token, G = π/μ of its response, a constant, at most 2: imitation of the responses "
-        "that the policy would write itself, before it learns by reward. μ wrote them, with its log-probs.",
-        certainty="notes",
-        weight="behavior",
-        weight_max=2.0,
-    ),
-    "reward_conditioned": preset(
-        SUPERVISED_ENTRIES["sft"],
-        "return-conditioned supervised learning, MBRCSL, arXiv 2310.19308",
-        "−log π(y | reward, x): imitation of all responses with their reward in front of the prompt. The "
-        "policy is then asked with the highest reward. The transform is that of the data: agro import --map "
-        "\"prompt=join('', ['reward ', to_string(reward), ': ', prompt])\".",
-        certainty="paper",
     ),
 }

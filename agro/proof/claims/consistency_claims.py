@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from agro.proof import formulas
 from agro.proof.claim import DESCENT, Claims
-from agro.proof.claims.experts_claims import hybrid
 from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN, SHIFTED_LAMBERT
 from agro.proof.families import (
     BEHAVIOR,
@@ -23,7 +21,6 @@ from agro.proof.families import (
     itself,
     one,
     onpolicy_claims,
-    prefix_claims,
     pulled,
     soft_claims,
     squares_claims,
@@ -33,20 +30,6 @@ from agro.proof.families import (
 )
 from agro.proof.formulas import CorrectionWeight, half_variance, square_to_reward
 from agro.proof.measuring import BETA
-
-
-def hybrid_claims(weight: float, updates: int = 0, **options: Any) -> Claims:
-    """Its own samples are fresh; with each group comes one response of an expert, whoever that is."""
-    return Claims(
-        lambda s: hybrid(s, weight),
-        "elsewhere",
-        ("reward", "value", "fresh"),
-        options,
-        shift=False,
-        n=(1, 2),
-        updates=updates,
-        expert="apart",
-    )
 
 
 def _to_reward(shift: float, baseline: str) -> Claims:
@@ -212,28 +195,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             updates=DESCENT,
         ),
     ),
-    "tbrm": (
-        Claims(
-            formulas.half_square_with_normalizer,
-            "optimum",
-            (*REGULARIZED, "normalizer"),
-            shift=False,
-            reference_shift=False,
-            n=(1, 2),
-            episodes=False,
-            updates=600,
-        ),
-    ),
     "dro": (
         dro_claims(lambda beta: 1 / beta, "reward"),
         dro_claims(one, "loss"),
         weighted(dro_claims(lambda beta: 1 / beta, "reward"), "reference", updates=0),
     ),
-    "hnpg": (hybrid_claims(1.0, updates=DESCENT), hybrid_claims(0.4, offline=0.4)),
-    "prefix_consistency": (
-        prefix_claims(formulas.prefix_residuals, 1000, scale="loss"),
-        prefix_claims(lambda s: formulas.prefix_residuals(s, 1 / s.beta), scale="reward"),
-        prefix_claims(formulas.residuals_to_end, scale="loss", compared="end"),
-    ),
-    "oreo": (prefix_claims(lambda s: formulas.residuals_to_end(s, 1 / s.beta), 1000),),
 }

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from agro.proof import formulas
 from agro.proof.claim import DESCENT, Claims, End
-from agro.proof.ends import BY_VOTED_WINS, BY_WINS
-from agro.proof.expectation import meaning_of
+from agro.proof.ends import BY_WINS
 from agro.proof.families import JUDGED, imitating, itself, weighted
 from agro.proof.formulas import Situation, half_variance, wins
-from agro.proof.measuring import BETA
 
 
 def on_pairs(s: Situation, loss: Callable[[Tensor, Tensor], Tensor], ratio_XY: Tensor) -> Tensor:
@@ -107,16 +105,6 @@ def hinge(s: Situation, ratio_XY: Tensor, margin: float = 1.0) -> Tensor:
     return on_pairs(s, lambda w, x: F.relu(margin - s.beta * (w - x)), ratio_XY)
 
 
-def flipping(s: Situation, otherwise: float) -> Tensor:
-    """E −log σ(β(ρ_w − s ρ_0)), s = 1 where ρ_w ≥ 0, else `otherwise` (SePPO)."""
-
-    def loss(w: Tensor, x: Tensor) -> Tensor:
-        sign = torch.where(w.detach() >= 0, 1.0, otherwise)
-        return F.softplus(-s.beta * (w - sign * x))
-
-    return on_pairs(s, loss, s.d)
-
-
 def labels(
     s: Situation, threshold: float = 0.5, desirable: float = 1.0, undesirable: float = 1.0, kl: bool = True
 ) -> Tensor:
@@ -141,35 +129,6 @@ def extremes(s: Situation, p: float = 1.0) -> Tensor:
     return s.mean_groups(total_XK / count_XK.clamp(min=1))
 
 
-def equivalent_by_meaning(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> Tensor:
-    """E of −log σ(β(ρ̄_W − ρ̄_L)) and of λ times the mean variance of ρ within a good meaning, where ρ̄ are
-    means over meanings of the mean of each (GEPO)."""
-    meaning_Kn = meaning_of(s.groups)
-    same_Knn = (meaning_Kn[:, :, None] == meaning_Kn[:, None, :]).double()
-    size_Kn = same_Knn.sum(-1)
-    d_XKn = s.d[:, s.groups]
-    mean_XKn = (same_Knn * d_XKn[:, :, None, :]).sum(-1) / size_Kn
-    reward_XKn = (same_Knn * s.reward[:, s.groups][:, :, None, :]).sum(-1) / size_Kn
-    good_XKn = (reward_XKn > threshold).double()
-    n_W, n_L = (good_XKn / size_Kn).sum(-1), ((1 - good_XKn) / size_Kn).sum(-1)
-    mean_W = (mean_XKn * good_XKn / size_Kn).sum(-1) / n_W.clamp(min=0.5)
-    mean_L = (mean_XKn * (1 - good_XKn) / size_Kn).sum(-1) / n_L.clamp(min=0.5)
-    spread = ((d_XKn - mean_XKn).square() * good_XKn / size_Kn).sum(-1) / n_W.clamp(min=0.5)
-    loss = torch.where((n_W > 0) & (n_L > 0), F.softplus(-s.beta * (mean_W - mean_L)), 0.0)
-    return s.mean_groups(loss + variance * spread)
-
-
-def equivalent(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> Tensor:
-    """E of −log σ(β(ρ̄_W − ρ̄_L)) where a group has both, and of λ Var_W(ρ) (GEPO)."""
-    d_XKn, good = s.d[:, s.groups], (s.reward[:, s.groups] > threshold).double()
-    n_W, n_L = good.sum(-1), (1 - good).sum(-1)
-    mean_W = (d_XKn * good).sum(-1) / n_W.clamp(min=1)
-    mean_L = (d_XKn * (1 - good)).sum(-1) / n_L.clamp(min=1)
-    spread = (d_XKn.square() * good).sum(-1) / n_W.clamp(min=1) - mean_W.square()
-    loss = torch.where((n_W > 0) & (n_L > 0), F.softplus(-s.beta * (mean_W - mean_L)), 0.0)
-    return s.mean_groups(loss + variance * spread)
-
-
 OF_BEHAVIOR = ("pairs", "behavior_logp")
 VOTED = (*JUDGED, "votes")
 OPTIMAL: dict[str, Any] = {"weight": "reference", "weight_power": 0.5, "weight_baseline": "optimal"}
@@ -177,7 +136,7 @@ BALANCED: dict[str, Any] = {**OPTIMAL, "weight_baseline": "balanced"}
 Ends = Literal["optimum", "elsewhere", "unknown"]
 
 
-def _claims(
+def of_pairs(
     expects: Callable[[Situation], Tensor],
     ends: Ends,
     needs: tuple[str, ...] = JUDGED,
@@ -189,70 +148,55 @@ def _claims(
     return Claims(expects, ends, needs, options, n=(2,), updates=updates, end=end)
 
 
-def _moved(claims: Claims) -> Claims:
+def moved(claims: Claims) -> Claims:
     """The same, where a number more in log f of a prompt makes a difference."""
     return replace(claims, reference_shift=False)
 
 
-RATED = _claims(half_variance, "optimum", (*JUDGED, "reward"), 400, gap="reward")
-LIKELIHOOD = _claims(lambda s: likelihood(s, s.d), "optimum", updates=400)
+RATED = of_pairs(half_variance, "optimum", (*JUDGED, "reward"), 400, gap="reward")
+LIKELIHOOD = of_pairs(lambda s: likelihood(s, s.d), "optimum", updates=400)
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "pair_consistency": (
         replace(RATED, policy_gradient=itself),
         weighted(RATED, "reference"),
         # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
-        _claims(lambda s: quarter(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
+        of_pairs(lambda s: quarter(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
         # The optimal baseline doesn't read judgments, so it ends there too; the balanced one does.
-        _moved(
-            _claims(
+        moved(
+            of_pairs(
                 partial(square_from_baseline, kind="optimal"), "elsewhere", JUDGED, 600, BY_WINS, **OPTIMAL
             )
         ),
-        _moved(_claims(partial(square_from_baseline, kind="balanced"), "unknown", **BALANCED)),
+        moved(of_pairs(partial(square_from_baseline, kind="balanced"), "unknown", **BALANCED)),
         # Three votes of four say ⅔ after the uniform prior.
-        _claims(lambda s: quarter(s, s.d, 0.8 / 3), "elsewhere", VOTED, gap=0.8, votes="mean"),
-        _claims(lambda s: quarter(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        of_pairs(lambda s: quarter(s, s.d, 0.8 / 3), "elsewhere", VOTED, gap=0.8, votes="mean"),
+        of_pairs(lambda s: quarter(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
     ),
     "dpo": (
         LIKELIHOOD,
         weighted(LIKELIHOOD, "reference"),
         imitating(LIKELIHOOD, formulas.wins),
-        _claims(lambda s: likelihood(s, s.d, 0.9), "unknown", label_smoothing=0.1),
-        _claims(lambda s: likelihood(s, s.d, 2 / 3), "unknown", VOTED, votes="mean"),
-        _claims(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
-        _moved(_claims(lambda s: likelihood(s, s.d) + 0.7 * winners(s), "unknown", winner=0.7)),
+        of_pairs(lambda s: likelihood(s, s.d, 0.9), "unknown", label_smoothing=0.1),
+        of_pairs(lambda s: likelihood(s, s.d, 2 / 3), "unknown", VOTED, votes="mean"),
+        of_pairs(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        moved(of_pairs(lambda s: likelihood(s, s.d) + 0.7 * winners(s), "unknown", winner=0.7)),
     ),
     "gpo": (
-        _claims(partial(of_gpo, loss="exponential"), "elsewhere"),
-        _claims(partial(of_gpo, loss="truncated_square"), "elsewhere", loss="truncated_square"),
-        _claims(partial(of_gpo, loss="savage"), "elsewhere", loss="savage"),
+        of_pairs(partial(of_gpo, loss="exponential"), "elsewhere"),
+        of_pairs(partial(of_gpo, loss="truncated_square"), "elsewhere", loss="truncated_square"),
+        of_pairs(partial(of_gpo, loss="savage"), "elsewhere", loss="savage"),
     ),
     "ipo": (
-        _claims(lambda s: square(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
-        _claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, votes="mean"),
-        _claims(lambda s: square(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
-        _moved(_claims(lambda s: square(s, per_token(s)), "elsewhere", average="token")),
+        of_pairs(lambda s: square(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
+        of_pairs(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, votes="mean"),
+        of_pairs(lambda s: square(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        moved(of_pairs(lambda s: square(s, per_token(s)), "elsewhere", average="token")),
     ),
-    "vipo": (_claims(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, 300, BY_VOTED_WINS),),
-    "vdpo": (_claims(lambda s: likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, DESCENT),),
     "slic": (
-        _claims(lambda s: hinge(s, s.d), "elsewhere", JUDGED, DESCENT),
-        _claims(lambda s: hinge(s, s.d, 0.2), "elsewhere", margin=0.2),
-        _claims(lambda s: hinge(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
-        _claims(lambda s: hinge(s, s.policy.logp()), "elsewhere", ("pairs",), anchor="none"),
-    ),
-    "seppo": (
-        _moved(_claims(lambda s: flipping(s, -1.0), "elsewhere", JUDGED, DESCENT)),
-        _moved(_claims(lambda s: flipping(s, 0.0), "elsewhere", doubt="drop")),
-    ),
-    "agent_q": (_claims(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, DESCENT),),
-    "opa_dpo": (
-        _moved(
-            _claims(
-                lambda s: likelihood(replace(s, beta=0.1), s.d) + winners(replace(s, beta=0.1)), "unknown"
-            )
-        ),
-        _moved(_claims(lambda s: likelihood(s, s.d) + winners(s), "elsewhere", JUDGED, DESCENT, beta=BETA)),
+        of_pairs(lambda s: hinge(s, s.d), "elsewhere", JUDGED, DESCENT),
+        of_pairs(lambda s: hinge(s, s.d, 0.2), "elsewhere", margin=0.2),
+        of_pairs(lambda s: hinge(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        of_pairs(lambda s: hinge(s, s.policy.logp()), "elsewhere", ("pairs",), anchor="none"),
     ),
 }

@@ -12,24 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agro.objectives.needs import PROPOSAL, changed
-from agro.objectives.reduce import quantile
 from agro.proof import formulas
-from agro.proof.claim import DESCENT, Claims, End
-from agro.proof.claims.truncated_claims import per_token
+from agro.proof.claim import Claims, End
+from agro.proof.claims.advantages import per_token
 from agro.proof.ends import SAMPLER, TEACHER
 from agro.proof.families import weighted
 from agro.proof.formulas import Situation
-
-
-def one_token(s: Situation, negative: float = -0.1, kappa: float = 1.0, draws: int = 0) -> Tensor:
-    """−Σ_a R(a) q(a) log π(a), R = 1 for the given token and β_o for the others, q ∝ π^(1/κ), or the shares
-    of K draws from it (OTR)."""
-    space, logp_XCV = s.policy.space, s.policy.logp_next()
-    q_XCV = s.policy.proposal(changed(PROPOSAL, temperature=kappa, draws=draws, seed=3.0))
-    given_YTV = torch.nn.functional.one_hot(space.tokens, space.vocabulary).bool()
-    R = given_YTV + negative * (~given_YTV).double()
-    return per_token(s, -(R * (q_XCV * logp_XCV)[:, space.places]).sum(-1))
 
 
 def exact(s: Situation, divergence: str | float = "reverse") -> Tensor:
@@ -63,18 +51,10 @@ def distilled(s: Situation, divergence: str | float = "reverse") -> Tensor:
     return exact(s, divergence) if (s.p > 0).all() else sampled(s, divergence)
 
 
-def in_band(s: Situation, low: float, high: float) -> Tensor:
-    """[X,Y] whether the mean of −log π over a response's tokens is between two quantiles over μ."""
-    nll = -(s.policy.logp().detach() / s.policy.space.lengths)
-    lower, upper = (quantile(nll.flatten(), s.p.flatten(), share) for share in (low, high))
-    return ((nll >= lower) & (nll <= upper)).double()
-
-
-PROPOSALS = ("proposal", "proposal_mean")
 SAMPLED = ("ref_logp", "behavior_logp")
 
 
-def _claims(
+def of_texts(
     expects: Callable[[Situation], Tensor],
     needs: tuple[str, ...] = (),
     updates: int = 0,
@@ -85,39 +65,27 @@ def _claims(
     return Claims(expects, "elsewhere", needs, options, n=(1, 2), updates=updates, end=end)
 
 
-def _moved(claims: Claims) -> Claims:
+def moved(claims: Claims) -> Claims:
     """The same, where a number more in log f of a prompt makes a difference."""
     return replace(claims, reference_shift=False)
 
 
 SUPERVISED_CLAIMS: dict[str, tuple[Claims, ...]] = {
     "sft": (
-        _claims(formulas.imitation, (), 400, SAMPLER),
-        weighted(_claims(formulas.imitation), "reference", updates=0),
+        of_texts(formulas.imitation, (), 400, SAMPLER),
+        weighted(of_texts(formulas.imitation), "reference", updates=0),
     )
 }
 CLAIMS: dict[str, tuple[Claims, ...]] = {
-    "otr": (
-        _claims(one_token, PROPOSALS, DESCENT),
-        _claims(lambda s: one_token(s, -0.3, 1.5), PROPOSALS, negative=-0.3, temperature=1.5),
-        # Given the draws; their mean is the first claim.
-        _claims(lambda s: one_token(s, kappa=1.5, draws=4), PROPOSALS, temperature=1.5, draws=4.0, seed=3.0),
-    ),
     "distill": (
-        _claims(distilled, SAMPLED, 300, TEACHER),
-        _moved(
-            _claims(
+        of_texts(distilled, SAMPLED, 300, TEACHER),
+        moved(
+            of_texts(
                 lambda s: distilled(s, "forward"), ("ref_logp", "old_logp"), divergence="forward", ratio="old"
             )
         ),
-        _moved(_claims(lambda s: distilled(s, 0.3), SAMPLED, divergence=0.3)),
-        _moved(_claims(lambda s: sampled(s, "reverse", weighted=False), ("ref_logp",), ratio="none")),
-        _claims(exact, ("kl",), over="vocabulary"),
+        moved(of_texts(lambda s: distilled(s, 0.3), SAMPLED, divergence=0.3)),
+        moved(of_texts(lambda s: sampled(s, "reverse", weighted=False), ("ref_logp",), ratio="none")),
+        of_texts(exact, ("kl",), over="vocabulary"),
     ),
-    "middle_band": (
-        _claims(lambda s: formulas.imitation(s, in_band(s, 0.2, 0.7)), (), 100, low=0.2, high=0.7),
-    ),
-    "sophia": (_claims(formulas.imitation),),
-    "pear": (replace(weighted(_claims(formulas.imitation), "behavior", 2.0, updates=0), options={}),),
-    "reward_conditioned": (_claims(formulas.imitation),),
 }

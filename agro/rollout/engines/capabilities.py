@@ -19,7 +19,6 @@ CAPABILITIES: dict[Capability, str] = {
     "shares_weights": "decodes with the learner's own weights, in its process",
     "reports_kept_sets": "reports which tokens truncation kept",
     "skips_layers": "decodes without some layers of the policy",
-    "drafts": "loads a draft model",
     "serves_collectors": "is loaded by each collector (agro collect)",
 }
 ENGINES: dict[str, frozenset[Capability]] = {  # what those of each engine.kind can do
@@ -43,7 +42,6 @@ REQUIREMENTS = (
     Requirement("train.weights_average", "shares_weights", "remove it"),
     Requirement("sampler.keep_sets", "reports_kept_sets", "remove it, or sample without truncation"),
     Requirement("sampler.skip_layers", "skips_layers", "sample with all layers"),
-    Requirement("sampler.draft", "drafts", "give the draft model to the server (vLLM: --speculative-config)"),
     Requirement("source.sync_every", "shares_weights", "sample with the newest weights", unset=(1,)),
     Requirement("source.sync_from", "shares_weights", "sample with the newest weights", unset=(1,)),
     Requirement("source.kind", "serves_collectors", 'use source.kind = "inline"', unset=("inline",)),

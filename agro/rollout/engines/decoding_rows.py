@@ -19,7 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -71,6 +71,23 @@ class Stops:
 
 HAS_KEYS = attrgetter("is_initialized")  # before the first pass no layer, later all that aren't skipped
 _SLACK = 256  # columns beyond what a row may need, so that moving to the left is rare
+
+
+class Decoder(Protocol):
+    """The requests that an engine serves at once, at most `size`; those in `live` aren't finished."""
+
+    size: int
+    live: list[Request]
+
+    @property
+    def free(self) -> int: ...
+
+    def admit(self, wave: list[Request]) -> None:
+        """Add requests, at most `free`."""
+
+    def step(self) -> list[Finished]:
+        """One or more tokens for every row; removes and returns the rows that finished."""
+        ...
 
 
 class Finished(NamedTuple):

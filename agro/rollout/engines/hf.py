@@ -14,18 +14,16 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors
 from agro.rollout.engines.capabilities import ENGINES
-from agro.rollout.engines.decoding_rows import Rows
-from agro.rollout.engines.drafted import DraftDecoder
+from agro.rollout.engines.decoding_rows import Decoder, Rows
 from agro.rollout.engines.fused import is_fusable
 from agro.rollout.engines.protocol import Capability, Continuation, Request
 
-PROBED = 4  # tokens decoded per sequence when an engine is made, or a draft loaded
+PROBED = 4  # tokens decoded per sequence when an engine is made
 
 
 class HF:
@@ -35,6 +33,7 @@ class HF:
     """
 
     can: ClassVar[frozenset[Capability]] = ENGINES["hf"]
+    mode: ClassVar[str] = "token by token"  # how it decodes, for messages
 
     def __init__(self, policy: Policy, version: int = -1, *, fused: bool = True) -> None:
         """Raises `Refused` for an architecture whose decoded log-probs differ from the trained ones.
@@ -51,7 +50,6 @@ class HF:
         self.measured: Mapping[str, Any] = {}
         self.check: Callable[[], None] = lambda: None
         self._may_skip = False  # whether skipping layers was checked
-        self._drafts: dict[str, Policy] = {}
         layers = {type(layer) for layer in DynamicCache(config=policy.model.config).layers}
         foreign = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
         if foreign:
@@ -62,7 +60,7 @@ class HF:
         self.fused = False
         sampler = SamplerConfig(temperature=policy.temperature, max_new=PROBED)
         with refusing_errors(policy.name, "sampling"):
-            self._probe(sampler)
+            self.probe(sampler)
         if fused and is_fusable(policy):
             self.fused = True
             with refusing_errors(policy.name, "sampling with engine.fused"):
@@ -83,7 +81,7 @@ class HF:
             layers = chosen_layers(self.policy, sampler.skip_layers, seed, waiting[0].number)
         sampling = {"skipped_layers": list(layers)} if layers else {}
         fused = self.fused and not layers and is_fusable(self.policy)
-        rows = self._rows(waiting, sampler, seed, fused=fused)
+        rows = self.rows(waiting, sampler, seed, fused=fused)
         while waiting or rows.live:
             self.check()
             # Not while the reader has control.
@@ -97,9 +95,6 @@ class HF:
                         f"version {self.version} arrived while version {version} was sampled from"
                     )
                 yield Continuation(done.request, done.tokens, done.logp, version, sampling, done.kept)
-        if isinstance(rows, DraftDecoder):
-            self.proposed += rows.proposed
-            self.accepted += rows.accepted
 
     def _check_skipping(self, share: float) -> None:
         """Raise `Refused` where the model computes something else without some of its layers."""
@@ -109,35 +104,11 @@ class HF:
                 sampler = SamplerConfig(
                     temperature=self.policy.temperature, max_new=PROBED, skip_layers=share
                 )
-                self._probe(sampler)
+                self.probe(sampler)
 
-    def _rows(
-        self, waiting: deque[Request], sampler: SamplerConfig, seed: int, *, fused: bool
-    ) -> Rows | DraftDecoder:
-        if sampler.draft is None:
-            return Rows(self.policy, waiting, sampler, seed, fused=fused)
-        if sampler.records_kept:
-            raise Refused(
-                "sampler.draft: expected none where kept sets are recorded (sampler.keep_sets, or an "
-                f"objective with ratios on truncated samples), got {sampler.draft!r}; leave it out, or the "
-                "truncation"
-            )
-        return DraftDecoder(self.policy, self.draft(sampler.draft), waiting, sampler, seed)
-
-    def draft(self, name: str) -> Policy:
-        """The draft model, loaded the first time. Raises `Refused` for another vocabulary."""
-        if name not in self._drafts:
-            policy = self.policy
-            dtype = "bfloat16" if policy.dtype == torch.bfloat16 else "float32"
-            draft = Policy.load(
-                config.PolicyConfig(model=name, dtype=dtype, device=str(policy.device), threads=0)
-            )
-            check_vocabulary(policy, draft, name)
-            self._drafts[name] = draft
-            with refusing_errors(policy.name, "sampling with a draft model"):
-                self._probe(SamplerConfig(temperature=policy.temperature, max_new=PROBED, draft=name))
-            self.proposed = self.accepted = 0  # by the probe
-        return self._drafts[name]
+    def rows(self, waiting: deque[Request], sampler: SamplerConfig, seed: int, *, fused: bool) -> Decoder:
+        """What decodes these requests, and later ones with no more room than they have."""
+        return Rows(self.policy, waiting, sampler, seed, fused=fused)
 
     def load(self, weights: Path, version: int) -> None:
         """Copy the weights of a saved model into this one."""
@@ -170,13 +141,12 @@ class HF:
             found.append(logp[mask.to(logp.device)].cpu())
         return torch.cat(found)
 
-    def _probe(self, sampler: SamplerConfig) -> None:
+    def probe(self, sampler: SamplerConfig) -> None:
         """Raise `Refused` where decoded log-probs differ by more than rounding."""
         gap, allowed = self._gap(sampler)
-        mode = "token by token" if sampler.draft is None else "with sampler.draft"
         if not gap <= allowed:
             raise Refused(
-                f"{self.policy.name}: decoded {mode}, its log-probs differ by {gap:.3g} nats from "
+                f"{self.policy.name}: decoded {self.mode}, its log-probs differ by {gap:.3g} nats from "
                 f"those of complete sequences (expected at most {allowed:.2g}); sample from it "
                 "elsewhere and import the responses"
             )
@@ -220,17 +190,3 @@ def skipping(policy: Policy, layers: Sequence[int]) -> Iterator[None]:
 
 def _unchanged(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return hidden_states
-
-
-def check_vocabulary(policy: Policy, draft: Policy, name: str) -> None:
-    """Raise `Refused` unless the draft model's tokens are the policy's."""
-    vocabulary, other = policy.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if vocabulary == other:
-        return
-    differing = [token for token in vocabulary | other if vocabulary.get(token) != other.get(token)]
-    raise Refused(
-        f"sampler.draft: {name}: expected a model with the policy's vocabulary of {len(vocabulary)} tokens, "
-        "got "
-        f"{len(other)} tokens, {len(differing)} of which differ (such as {min(differing)!r}); use a smaller "
-        "model of the same family"
-    )

@@ -15,7 +15,7 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.types.kept_sets import Ids
 
-Capability = Literal["shares_weights", "reports_kept_sets", "skips_layers", "drafts", "serves_collectors"]
+Capability = Literal["shares_weights", "reports_kept_sets", "skips_layers", "serves_collectors"]
 
 
 class NoServer(Refused):

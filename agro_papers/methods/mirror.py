@@ -8,15 +8,15 @@ import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methods.clipped import limited
-from agro.objectives.methods.truncated import ratio_and_advantage
 from agro.objectives.needs import GROUPS, REF_LOGP, REWARD
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, token_mean
 from agro.objectives.weights import Ratio, log_ratio
 from agro.types import Batch
+from agro_papers.methods.truncated import ratio_and_advantage
 
 
 def opmd(
@@ -159,12 +159,3 @@ ENTRIES: dict[str, Objective] = {
         certainty="code",
     ),
 }
-ENTRIES["opmd_token"] = preset(
-    ENTRIES["token_quadratic"],
-    "REP-OPMD, arXiv 2509.24203",
-    "−(r − r̄) log π + 0.1 (log π − log μ)² token by token, mean over all tokens: OPMD as REC's code has it. "
-    "Kimi's squares are of responses (`kimi`), which is another objective.",
-    certainty="code",
-    called='Trinity policy_loss_fn = "rec" with regularizer k2',
-    pull=0.2,
-)

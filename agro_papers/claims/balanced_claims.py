@@ -1,4 +1,4 @@
-"""Claims of agro.objectives.methods.balanced.
+"""Claims of agro_papers.methods.balanced.
 
 Sums over the step are those of its groups: groups have one size.
 """
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from agro.proof.claim import Claims
 from agro.proof.claims.clipped_claims import clipped_surrogate, first_response_loss
-from agro.proof.claims.trust_region_claims import log_ratio
 from agro.proof.families import BEHAVIOR, OLD, ratio_claims
 from agro.proof.formulas import Situation
+from agro_papers.claims.trust_region_claims import log_ratio
 
 Bound = tuple[float, float, float]  # its start, maximum and step
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.advantage import Std, relative, standardized
-from agro.objectives.core import Objective, Options, Streams, Terms, preset
+from agro.objectives.core import Objective, Options, Streams, Terms
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -311,13 +311,3 @@ ENTRIES: dict[str, Objective] = {
         metrics=("ratio_max",),
     ),
 }
-ENTRIES["ampo"] = preset(
-    ENTRIES["luffy"],
-    "AMPO, arXiv 2510.02227",
-    "AMPO: LUFFY's loss with a dual clip on own tokens. Where A ≥ 0 it is −min(w A, clamp(w, 0.8, 1.2) A), "
-    "where A < 0 at most −3 A; teachers' tokens −A p/(p + 0.1). Teachers come on demand: with resample right "
-    "stored responses replace wrong ones in groups without a right one.",
-    certainty="code",
-    clip=(0.2, 0.2),
-    dual_clip=3.0,
-)

@@ -1,4 +1,4 @@
-"""Claims of agro.objectives.methods.trust_region.
+"""Claims of agro_papers.methods.trust_region.
 
 Their formulas are built on those of `agro.proof.claims.clipped_claims`.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from agro.proof.claim import DESCENT, Claims
 from agro.proof.claims import clipped_claims
+from agro.proof.claims.advantages import per_token
 from agro.proof.claims.clipped_claims import clipped_surrogate, first_response_loss
-from agro.proof.claims.truncated_claims import per_token
 from agro.proof.families import BEHAVIOR, OLD, ratio_claims
 from agro.proof.formulas import Situation
 

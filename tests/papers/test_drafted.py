@@ -18,13 +18,13 @@ from agro.config import NewModel, SamplerConfig
 from agro.errors import Refused
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
-from agro.rollout import Task, collect
+from agro.rollout import Rollout, Task, collect
 from agro.rollout.engines import Request
 from agro.rollout.engines.decoding_rows import Rows
-from agro.rollout.engines.drafted import Lane
 from agro.rollout.engines.hf import HF
 from agro.store import Store
 from agro.types import Prompt
+from agro_papers.drafted import Drafted, Lane
 
 ARCHITECTURES = ["Llama", "Qwen3", "GPT2"]
 
@@ -41,14 +41,18 @@ def saved_draft(policy: Policy, folder: Path, scale: float = 0.3) -> str:
     return str(folder)
 
 
+def drafting(policy: Policy, draft: str, tokens: int = 4) -> Rollout:
+    return Rollout(policy.encoder, Drafted(policy, model=draft, tokens=tokens))
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize(
     "options",
     some(
         [
             {},
-            {"draft_tokens": 1},
-            {"draft_tokens": 7, "batch": 5},
+            {"tokens": 1},
+            {"tokens": 7, "batch": 5},
             {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05},
             {"temperature": 0.0},
             {"stop": ("ab", "h")},
@@ -60,11 +64,11 @@ def saved_draft(policy: Policy, folder: Path, scale: float = 0.3) -> str:
 def test_a_draft_changes_no_token(tiny, tmp_path, name, options):
     policy = tiny(name)
     end_with(policy, 5)
-    sampler = SamplerConfig(max_new=30, **options)
+    tokens = options.get("tokens", 4)
+    sampler = SamplerConfig(max_new=30, **{k: v for k, v in options.items() if k != "tokens"})
     plain = by_index(rollout(policy).sample(PROMPTS, 8, sampler, seed=3))
-    drafted = rollout(policy)
-    draft = saved_draft(policy, tmp_path)
-    found = by_index(drafted.sample(PROMPTS, 8, sampler.model_copy(update={"draft": draft}), seed=3))
+    drafted = drafting(policy, saved_draft(policy, tmp_path), tokens)
+    found = by_index(drafted.sample(PROMPTS, 8, sampler, seed=3))
     assert found.keys() == plain.keys()
     tolerance = rounding(*(s.behavior_logp for s in plain.values()))
     for i, s in plain.items():
@@ -79,9 +83,9 @@ def test_requests_of_any_length_may_come_later(tiny, tmp_path):
     """A longer prompt than any before, and a turn that goes on where the noise of the last ended."""
     policy = tiny()
     end_with(policy)
-    sampler = SamplerConfig(batch=2, draft=saved_draft(policy, tmp_path))
+    sampler = SamplerConfig(batch=2)
     requests = [Request(0, [1, 4], 7), Request(1, [1], 3), Request(2, [1, *[5] * 30], 7, position=4)]
-    engine = HF(policy)
+    engine = Drafted(policy, model=saved_draft(policy, tmp_path))
     waiting, found = deque(requests[:2]), {}
     for done in engine.decode(waiting, sampler, 3):
         if not found:
@@ -89,7 +93,7 @@ def test_requests_of_any_length_may_come_later(tiny, tmp_path):
         found[done.request.number] = done
     tolerance = rounding(*(d.logp for d in found.values()))
     for r in requests:
-        (alone,) = engine.decode(deque([r]), SamplerConfig(), 3)
+        (alone,) = HF(policy).decode(deque([r]), SamplerConfig(), 3)
         assert found[r.number].tokens.tolist() == alone.tokens.tolist()
         np.testing.assert_allclose(found[r.number].logp, alone.logp, **tolerance)
 
@@ -98,10 +102,10 @@ def test_the_context_ends_a_response(tiny, tmp_path):
     """GPT-2 has no embedding for a position beyond its context, where some proposals are."""
     policy = tiny("GPT2", max_position_embeddings=20)
     end_with(policy)
-    sampler = SamplerConfig(max_new=10, draft=saved_draft(policy, tmp_path))
+    sampler = SamplerConfig(max_new=10)
     prompts = [Prompt("a" * 15), Prompt("b" * 18), Prompt("")]
-    found = by_index(rollout(policy).sample(prompts, 1, sampler))
-    plain = by_index(rollout(policy).sample(prompts, 1, SamplerConfig(max_new=10)))
+    found = by_index(drafting(policy, saved_draft(policy, tmp_path)).sample(prompts, 1, sampler))
+    plain = by_index(rollout(policy).sample(prompts, 1, sampler))
     assert sorted(int(s.action.sum()) for s in found.values()) == [1, 4, 10]
     assert all(found[i].tokens.tolist() == s.tokens.tolist() for i, s in plain.items())
 
@@ -110,8 +114,9 @@ def test_pairs_of_tokens_are_as_frequent_as_the_policy_says(tiny, tmp_path):
     """8,192 responses of two tokens: the 169 frequencies within 5 standard errors of the probabilities."""
     policy, n = tiny(), 8192
     end_with(policy)
-    sampler = SamplerConfig(temperature=0.8, max_new=2, batch=1024, draft=saved_draft(policy, tmp_path, 1.0))
-    samples = list(rollout(policy).sample([Prompt("ab")], n, sampler, seed=5))
+    sampler = SamplerConfig(temperature=0.8, max_new=2, batch=1024)
+    drafted = drafting(policy, saved_draft(policy, tmp_path, 1.0))
+    samples = list(drafted.sample([Prompt("ab")], n, sampler, seed=5))
     counts = np.zeros((13, 13))
     for s in samples:
         counts[tuple(s.tokens[-2:])] += 1
@@ -133,8 +138,8 @@ def test_a_token_is_accepted_where_both_draw_it(tiny, tmp_path):
     policy, n = tiny(), 8192
     end_with(policy)
     draft = saved_draft(policy, tmp_path)
-    engine, ids = HF(policy), policy.encode_prompt("ab")
-    sampler = SamplerConfig(max_new=1, draft=draft, draft_tokens=1, batch=1024)
+    engine, ids = Drafted(policy, model=draft, tokens=1), policy.encode_prompt("ab")
+    sampler = SamplerConfig(max_new=1, batch=1024)
     list(engine.decode(deque(Request(i, ids, 1) for i in range(n)), sampler, 2))
     edges = []
     for model in (policy, Policy.load(config.PolicyConfig(model=draft, device="cpu"))):
@@ -152,45 +157,39 @@ def test_all_proposals_of_the_policy_itself_are_accepted(tiny, tmp_path):
     """10 tokens are two steps of 4 proposals and the policy's own token."""
     policy = tiny()
     end_with(policy)
-    engine = HF(policy)
-    sampler = SamplerConfig(draft=saved_draft(policy, tmp_path, 0.0))
-    list(engine.decode(deque(Request(i, [1, 4], 10) for i in range(3)), sampler, 0))
+    engine = Drafted(policy, model=saved_draft(policy, tmp_path, 0.0))
+    list(engine.decode(deque(Request(i, [1, 4], 10) for i in range(3)), SamplerConfig(), 0))
     assert (engine.proposed, engine.accepted) == (24, 24)
 
 
 def test_a_step_of_collecting_reports_the_accepted_share(tiny, tmp_path):
-    policy = tiny()
-    draft = saved_draft(policy, tmp_path / "draft")
-    sampler, shares = SamplerConfig(max_new=20, draft=draft), []
-    made = rollout(policy)
+    policy, sampler = tiny(), SamplerConfig(max_new=20)
+    made = drafting(policy, saved_draft(policy, tmp_path / "draft"))
     with Store.open(tmp_path / "store.db") as store:
-        for options in (sampler, sampler, sampler.model_copy(update={"draft": None})):
+        for seed in range(2):
             before = np.array([made.engine.accepted, made.engine.proposed])
-            shares.append(collect(made, PROMPTS, options, store, Task(seed=len(shares))).draft_accepted)
+            share = collect(made, PROMPTS, sampler, store, Task(seed=seed)).draft_accepted
             accepted, proposed = np.array([made.engine.accepted, made.engine.proposed]) - before
-            if proposed:
-                assert shares[-1] == accepted / proposed
-    assert shares[2] is None
+            assert share == accepted / proposed
+        assert collect(rollout(policy), PROMPTS, sampler, store, Task(seed=2)).draft_accepted is None
 
 
 def test_a_draft_with_another_vocabulary_is_refused(tiny, tmp_path):
     new_model(tmp_path, NewModel(alphabet="abcdefgx", hidden=8, layers=1, heads=1, context=96), 0)
-    responses = rollout(tiny()).sample(PROMPTS, 1, SamplerConfig(draft=str(tmp_path)))
-    with pytest.raises(Refused, match=r"sampler.draft: .* 13 tokens, got 12 tokens, \d of which differ"):
-        next(responses)
+    with pytest.raises(Refused, match=r"options: model: .* 13 tokens, got 12 tokens, \d of which differ"):
+        drafting(tiny(), str(tmp_path))
 
 
 def test_sliding_windows_are_refused(tiny, tmp_path):
     policy = tiny("Mistral", sliding_window=8)
-    responses = rollout(policy).sample(PROMPTS, 1, SamplerConfig(draft=saved_draft(policy, tmp_path)))
-    with pytest.raises(Refused, match=r"sampler.draft: .*MistralForCausalLM has DynamicSlidingWindowLayer"):
-        next(responses)
+    with pytest.raises(Refused, match=r"drafted: .*MistralForCausalLM has DynamicSlidingWindowLayer"):
+        drafting(policy, saved_draft(policy, tmp_path))
 
 
 def test_a_model_that_reads_several_tokens_otherwise_is_refused(tiny, tmp_path, monkeypatch):
     policy = tiny()
     draft = saved_draft(policy, tmp_path)
-    engine, forward = HF(policy), policy.model.base_model.forward
+    forward = policy.model.base_model.forward
 
     def blind(**inputs):
         if inputs["attention_mask"] is not None and inputs["attention_mask"].ndim == 4:
@@ -198,21 +197,19 @@ def test_a_model_that_reads_several_tokens_otherwise_is_refused(tiny, tmp_path, 
         return forward(**inputs)
 
     monkeypatch.setattr(policy.model.base_model, "forward", blind)
-    with pytest.raises(Refused, match=r"decoded with sampler.draft, its log-probs differ by"):
-        next(engine.decode(deque([Request(0, [1, 4], 3)]), SamplerConfig(draft=draft), 0))
+    with pytest.raises(Refused, match=r"decoded with a draft, its log-probs differ by"):
+        Drafted(policy, model=draft)
 
 
 @pytest.mark.parametrize("drafted", [False, True])
 def test_keys_and_values_are_freed_at_once(tiny, tmp_path, drafted):
     """Without a search for cycles: they may be gigabytes, and Python counts them as a few objects."""
     policy = tiny("Llama")
-    sampler = SamplerConfig(max_new=8)
-    if drafted:
-        sampler = sampler.model_copy(update={"draft": saved_draft(policy, tmp_path)})
+    made = drafting(policy, saved_draft(policy, tmp_path)) if drafted else rollout(policy)
     gc.collect()
     gc.disable()
     try:
-        assert len(list(rollout(policy).sample(PROMPTS, 2, sampler))) == 8
+        assert len(list(made.sample(PROMPTS, 2, SamplerConfig(max_new=8)))) == 8
         left = [x for x in gc.get_objects() if isinstance(x, Rows | Lane)]
     finally:
         gc.enable()

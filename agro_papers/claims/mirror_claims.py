@@ -1,4 +1,4 @@
-"""Claims of agro.objectives.methods.mirror."""
+"""Claims of agro_papers.methods.mirror."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from agro.proof.claim import DESCENT, Claims
-from agro.proof.claims import truncated_claims as formulas
-from agro.proof.claims.truncated_claims import over_tokens
+from agro.proof.claims import advantages as formulas
 from agro.proof.families import BEHAVIOR, OLD
 from agro.proof.formulas import Situation
+from agro_papers.claims.truncated_claims import masked, over_tokens
 
-_ONE = formulas.masked("none", "none", 0.0, 1.0)
+_ONE = masked("none", "none", 0.0, 1.0)
 
 
 def _opmd(factor: float, options: Mapping[str, Any], updates: int = 0) -> Claims:

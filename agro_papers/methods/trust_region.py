@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset, regularized
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, regularized
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.methods.clipped import Clip, clipped_gain, limited, ratio_needs
@@ -231,13 +231,3 @@ ENTRIES: dict[str, Objective] = {
         certainty="notes",
     ),
 }
-ENTRIES["dppo_kl"] = preset(
-    ENTRIES["dppo"],
-    "DPPO, arXiv 2602.04879",
-    "DPPO with the KL of two outcomes: a token is masked where the gradient leads away from μ and μ log(μ/π) "
-    "+ (1−μ) log((1−μ)/(1−π)) > 0.05.",
-    certainty="code",
-    called='verl loss_mode = "dppo_kl"; TRL divergence_type = "binary_kl"',
-    divergence="kl",
-    limit=0.05,
-)

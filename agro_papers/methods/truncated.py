@@ -10,7 +10,7 @@ import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD, Need
@@ -275,14 +275,3 @@ ENTRIES: dict[str, Objective] = {
         certainty="reconstructed",
     ),
 }
-ENTRIES["aipo"] = preset(
-    ENTRIES["cispo"],
-    "AIPO, LlamaRL, arXiv 2505.24034",
-    "−min(w, ρ) A log π, w = π/μ token by token and constant, A = r − r̄: `cispo` with an upper limit ρ alone "
-    "and without the standard deviation. Here ρ = 4, that is clip = (1, 3); the paper takes 2 to 10. As w "
-    "goes to 0 so does the weight.",
-    certainty="notes",
-    called="verl rollout_is token truncation (TIS) on REINFORCE",
-    clip=(1.0, 3.0),
-    advantage="mean",
-)

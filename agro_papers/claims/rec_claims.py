@@ -1,4 +1,4 @@
-"""Claims of agro.objectives.methods.rec."""
+"""Claims of agro_papers.methods.rec."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from agro.proof.claim import DESCENT, Claims
-from agro.proof.claims import truncated_claims as formulas
-from agro.proof.claims.truncated_claims import over_tokens
+from agro_papers.claims.truncated_claims import masked, over_tokens
 
 GROUPS = ("reward", "groups")
-_PLAIN = formulas.masked("none", "none", 0.8, 1.2)
+_PLAIN = masked("none", "none", 0.8, 1.2)
 
 
 def _rec(mask: str, weight: str, options: Mapping[str, Any], noise: bool = False, updates: int = 0) -> Claims:
-    token_weight = formulas.masked(mask, weight, 0.8, 1.2)
+    token_weight = masked(mask, weight, 0.8, 1.2)
     return over_tokens("mean", token_weight, options, noise=noise, updates=updates)
 
 
@@ -33,7 +32,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         _rec("two_side", "is", {"mask": "two_side", "token_weight": "is"}, noise=True),
         over_tokens(
             "standardized",
-            formulas.masked("ring", "none", 0.9, 1.4, (0.3, 0.7)),
+            masked("ring", "none", 0.9, 1.4, (0.3, 0.7)),
             {"mask": "ring", "clip": (0.1, 0.4), "ring": (0.3, 0.7), "advantage": "standardized"},
         ),
         *(_advantage(kind) for kind in ("others", "maxrl", "opo", "red_drop")),
@@ -50,7 +49,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "gdpo": (
         over_tokens(
             "gdpo",
-            formulas.masked("one_side", "is", 0.8, 1.2),
+            masked("one_side", "is", 0.8, 1.2),
             needs=("reward_parts", "part_weights", "groups", "behavior_logp"),
             updates=DESCENT,
         ),
@@ -58,7 +57,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "reinforce_pp": (
         over_tokens(
             "reinforce_pp",
-            formulas.masked("one_side", "is", 0.8, 1.2),
+            masked("one_side", "is", 0.8, 1.2),
             needs=("reward", "behavior_logp"),
             updates=DESCENT,
         ),

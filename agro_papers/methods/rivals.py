@@ -1,5 +1,5 @@
-"""Pairs that a run makes itself: a demonstration over a sample of an earlier version, or two turns of a
-search."""
+"""Pairs that a run makes itself, a demonstration over a sample of an earlier version or two turns of a
+search; and pairs with votes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import Objective, Streams, Terms, preset
-from agro.objectives.methods import preference
+from agro.objectives.core import Objective, Streams, Terms
 from agro.objectives.methods.preference import ORDERED, BetaOfJudgments, judged, log_ratio, ordered
 from agro.objectives.options import Option
 from agro.objectives.reduce import Pairs
@@ -52,13 +51,4 @@ SEPPO = judged(
 
 ENTRIES: dict[str, Objective] = {
     "seppo": replace(SEPPO, certainty="reconstructed"),
-    "agent_q": preset(
-        preference.ENTRIES["dpo"],
-        "Agent Q, arXiv 2408.07199",
-        "DPO on pairs of actions tried in one state of a search tree (`step_pairs`), "
-        "with the log-probs that were recorded when they were sampled for the reference's: −log σ(β ((l_w "
-        "− b_w) − (l_l − b_l))). It needs no reference, and its anchor is as old as the tree.",
-        certainty="notes",
-        anchor="behavior",
-    ),
 }

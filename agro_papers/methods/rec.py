@@ -8,7 +8,7 @@ import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, preset
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, REWARD, Need
@@ -108,66 +108,3 @@ ENTRIES: dict[str, Objective] = {
         called='Trinity policy_loss_fn = "rec" with weight advantage',
     ),
 }
-ENTRIES["rec_one_side"] = preset(
-    ENTRIES["rec"],
-    "REC-OneSide, arXiv 2509.24203",
-    "−sg[M] (r − r̄) log π, M = 1 where A ≥ 0 and w ≤ 1.2, or A ≤ 0 and w ≥ 0.8: the mask of PPO's clip "
-    'without its ratio (NoIS); token_weight = "is" multiplies by w, which is PPO. The paper finds '
-    "clip = (0.6, 2.0) faster on fresh and mixed samples.",
-    certainty="code",
-    called='Trinity policy_loss_fn = "rec", clip_mode = "one-side"',
-    mask="one_side",
-)
-ENTRIES["rec_two_side"] = preset(
-    ENTRIES["rec"],
-    "REC-TwoSide, arXiv 2509.24203",
-    "−sg[M] (r − r̄) log π, M = 1 where 0.8 ≤ w ≤ 1.2, whatever the sign of A: it also drops tokens that "
-    'drifted the wrong way. token_weight = "is" multiplies by w.',
-    certainty="code",
-    called='Trinity policy_loss_fn = "rec", clip_mode = "two-side"',
-    mask="two_side",
-)
-ENTRIES["rec_ring"] = preset(
-    ENTRIES["rec"],
-    "REC-Ring, arXiv 2509.24203",
-    "−sg[M] (r − r̄) log π, M as in `rec_two_side`, and 1 where A ≥ 0 and w ≤ 0.4, or A ≤ 0 and w ≥ 3: tokens "
-    'that drifted far the wrong way are let in again. token_weight = "is" multiplies by w.',
-    certainty="code",
-    called='Trinity policy_loss_fn = "rec", clip_mode = "ring"',
-    mask="ring",
-)
-ENTRIES["red_drop"] = preset(
-    ENTRIES["rec"],
-    "RED-Drop, arXiv 2509.24203",
-    "−A log π, mean over all tokens: where more responses of a group are below r̄ than not, the surplus is "
-    "dropped and A = r minus the mean of those left. The authors drop at random; this is the exact mean over "
-    "their drops, so the gradient is theirs in expectation, with less variance and no seed.",
-    certainty="code",
-    called='Trinity advantage_fn = "rec" with drop balance',
-    advantage="red_drop",
-)
-ENTRIES["reinforce_pp"] = preset(
-    ENTRIES["rec"],
-    "REINFORCE++, arXiv 2501.03262",
-    "PPO's clip with A = (r − mean)/std over all tokens of the step: `rec` with the one-sided mask and the "
-    'ratio as weight, whose gradient is that of the clip. advantage = "reinforce_pp_baseline" takes r − r̄ of '
-    "the group first. The paper's KL to the reference, in the reward of each token, isn't here.",
-    certainty="code",
-    called='OpenRLHF advantage_estimator = "reinforce"; verl adv_estimator = "reinforce_plus_plus"',
-    mask="one_side",
-    token_weight="is",
-    advantage="reinforce_pp",
-)
-ENTRIES["gdpo"] = preset(
-    ENTRIES["rec"],
-    "GDPO, arXiv 2601.05242",
-    "PPO's clip with an advantage that standardizes each part of a reward in its group by itself, adds them "
-    "up with their weights, and standardizes the sum over all tokens of the step: `rec` with the one-sided "
-    "mask and the ratio as weight. The rewards on condition of another, which the paper has beside it, are "
-    "gates (`gate` of one of reward.functions).",
-    certainty="code",
-    called='TRL multi_objective_aggregation = "normalize_then_sum"; verl adv_estimator = "gdpo"',
-    mask="one_side",
-    token_weight="is",
-    advantage="gdpo",
-)

@@ -13,8 +13,9 @@ each token of the vocabulary, .68.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,13 +24,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from agro.config import SamplerConfig
+from agro.config import PolicyConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.models.pretrained import refusing_errors
 from agro.models.tiles import Head
-from agro.rollout.engines.decoding_rows import ColumnsLayer, Finished, Stops, close_ranks
+from agro.rollout.engines import Continuation, Request
+from agro.rollout.engines.decoding_rows import ColumnsLayer, Decoder, Finished, Stops, close_ranks
 from agro.rollout.engines.draw import draw, uniforms
-from agro.rollout.engines.protocol import Request
+from agro.rollout.engines.hf import HF
 
 
 class _LaneLayer(ColumnsLayer):
@@ -69,8 +72,8 @@ class Lane:
         foreign = sorted(kind.__name__ for kind in kinds - {DynamicLayer})
         if foreign:
             raise Refused(
-                f"sampler.draft: expected models whose layers attend to all earlier tokens, but "
-                f"{policy.name} has {', '.join(foreign)}; leave sampler.draft out"
+                f"engine drafted: expected models whose layers attend to all earlier tokens, but "
+                f'{policy.name} has {", ".join(foreign)}; use engine.kind = "hf"'
             )
         self.rows = slice(0, 0)
         self.at_bq = torch.zeros((0, 1), dtype=torch.long, device=policy.device)
@@ -118,11 +121,18 @@ class DraftDecoder:
     """The `live` requests are rows 0 … b-1 of the buffers. A row's tokens are in columns 0 … length-1."""
 
     def __init__(
-        self, policy: Policy, draft: Policy, requests: Collection[Request], sampler: SamplerConfig, seed: int
+        self,
+        policies: tuple[Policy, Policy],
+        count: int,
+        requests: Collection[Request],
+        sampler: SamplerConfig,
+        seed: int,
     ) -> None:
-        """`requests`: those known so far, for the sizes. No later one may have more room than these."""
+        """The policy and its draft, which proposes `count` tokens at once. `requests`: those known so far,
+        for the sizes. No later one may have more room than these."""
+        policy, draft = policies
         self.policy, self.sampler, self.seed = policy, sampler, seed
-        self.count = sampler.draft_tokens
+        self.count = count
         self.live: list[Request] = []
         self.size = min(sampler.batch, len(requests))
         room = max(r.room for r in requests)
@@ -271,3 +281,53 @@ class DraftDecoder:
             for lane in (self.target, self.draft):
                 lane.copy(to, source)
         return results
+
+
+class Drafted(HF):
+    """The embedded engine with a draft model, `engine.kind = "drafted"`."""
+
+    can: ClassVar = HF.can - {"reports_kept_sets"}
+    mode: ClassVar = "with a draft"
+
+    def __init__(self, policy: Policy, version: int = -1, *, model: str, tokens: int = 4) -> None:
+        """Raises `Refused` for a draft with another vocabulary, or where the policy reads several tokens at
+        once otherwise than one by one.
+
+        Args:
+            model: folder or hub name of a small model with the same vocabulary.
+            tokens: what it proposes at once.
+        """
+        if tokens < 1:
+            raise Refused(f"engine.options: tokens: expected 1 or more, got {tokens}")
+        self.tokens = tokens
+        self._decoder: DraftDecoder | None = None
+        dtype = "bfloat16" if policy.dtype == torch.bfloat16 else "float32"
+        self.draft = Policy.load(PolicyConfig(model=model, dtype=dtype, device=str(policy.device), threads=0))
+        check_vocabulary(policy, self.draft, model)
+        with refusing_errors(policy.name, "sampling with a draft model"):
+            super().__init__(policy, version, fused=False)
+        self.proposed = self.accepted = 0  # by the probe
+
+    def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
+        before = self._decoder
+        yield from super().decode(waiting, sampler, seed)
+        if self._decoder is not None and self._decoder is not before:
+            self.proposed += self._decoder.proposed
+            self.accepted += self._decoder.accepted
+
+    def rows(self, waiting: deque[Request], sampler: SamplerConfig, seed: int, *, fused: bool) -> Decoder:
+        self._decoder = DraftDecoder((self.policy, self.draft), self.tokens, waiting, sampler, seed)
+        return self._decoder
+
+
+def check_vocabulary(policy: Policy, draft: Policy, name: str) -> None:
+    """Raise `Refused` unless the draft model's tokens are the policy's."""
+    vocabulary, other = policy.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if vocabulary == other:
+        return
+    differing = [token for token in vocabulary | other if vocabulary.get(token) != other.get(token)]
+    raise Refused(
+        f"engine.options: model: {name}: expected a model with the policy's vocabulary of {len(vocabulary)} "
+        f"tokens, got {len(other)} tokens, {len(differing)} of which differ (as {min(differing)!r}); use "
+        "a smaller model of the same family"
+    )

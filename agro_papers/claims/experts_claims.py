@@ -1,4 +1,4 @@
-"""Claims of agro.objectives.methods.experts: the policy's responses mixed with those of an expert.
+"""Claims of agro_papers.methods.experts: the policy's responses mixed with those of an expert.
 
 q [X,Y] are the expert's probabilities. A group has n responses of the policy and one of the expert. The other
 letters are those of `agro.proof.formulas`.
