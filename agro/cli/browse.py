@@ -190,7 +190,7 @@ def _check(store: Store, roles: list[str] | None, sources: list[str] | None) -> 
 def _samples(
     store: Store, prompt_id: str | None, newest: bool, selection: dict[str, Any]
 ) -> Iterator[Sample]:
-    from agro.pages.run.store_samples import newest_first
+    from agro.pages.run.live import newest_first
 
     read = partial(newest_first, store) if newest else store.samples
     return read(prompt_id=prompt_id, **selection)

@@ -25,8 +25,7 @@ from agro.errors import Refused
 if TYPE_CHECKING:
     from agro.config import RunConfig
     from agro.pages.store.check_report import Report
-    from agro.pages.store.measurements import Measurements
-    from agro.pages.store.own_reward import OwnReward
+    from agro.pages.store.measurements import Measurements, OwnReward
     from agro.store import Store
 
 
@@ -137,7 +136,7 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
 
 def _look_at(*models: str | None) -> None:
     """Refuse models that aren't there."""
-    from agro.cli.first_looks import look_at_model
+    from agro.cli.runs import look_at_model
 
     for name in filter(None, models):
         look_at_model(name)
@@ -160,7 +159,7 @@ def _own_reward(store: Store, name: str, option: list[str] | None, config: RunCo
     """`config`: its policy is the model that is asked."""
     from agro.config import RewardConfig
     from agro.models.policy import Policy
-    from agro.pages.store.own_reward import own_reward
+    from agro.pages.store.measurements import own_reward
     from agro.rewards import load_reward
 
     policy = Policy.load(config.policy)

@@ -92,7 +92,7 @@ def compare(
         sampling = Sampling(n, max_new, temperature, seed, policy)
         sides = [_answered(name, sets, scoring, sampling) for name in results]
     paired = PairedSets.of(sides, metric)
-    from agro.pages.run.compare_page import write_results
+    from agro.pages.run.compare import write_results
 
     written = [str(path) for path in write_results(paired, out)]
     if as_json:
@@ -158,14 +158,14 @@ class Sampling(NamedTuple):
 
 def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool) -> None:
     from agro.pages.run.compare import compare as read
-    from agro.pages.run.compare_page import to_json, write
+    from agro.pages.run.compare import to_json, write
 
     comparison = read(runs, metric)
     paths = write(comparison, out)
     if as_json:
         print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
         return
-    from agro.pages.run.compare_page import (
+    from agro.pages.run.compare import (
         BANDS,
         difference_words,
         differences_words,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +14,13 @@ import typer
 from agro.cli.common import Json, PolicySetting, Workers, pairs, policy_config
 from agro.errors import Refused
 
-SHOWN = 3  # records of each file in a preview
-
 if TYPE_CHECKING:
+    from agro.logs.guessing import Proposal
     from agro.logs.import_report import ImportReport
     from agro.models.encoding import Encoder
     from agro.store import Store
+
+SHOWN = 3  # records of each file in a preview
 
 
 def import_(
@@ -112,7 +114,6 @@ def import_(
     yes: Annotated[bool, typer.Option("--yes", help="Take what --guess proposes, unseen.")] = False,
     as_json: Json = False,
 ) -> None:
-    from agro.cli.guessing import default_store, proposed
     from agro.logs.labels import parse_words
     from agro.logs.mapping import parse_map
 
@@ -235,3 +236,79 @@ def _encoding(store: Store, encoder: Encoder) -> dict[str, int]:
         except InvalidSample as error:
             counts[error.reason] += 1
     return dict(counts)
+
+
+# Options that say how records are read: nothing is guessed beside them.
+DECIDED = ("mapping", "format", "reward_map", "choose", "join", "prompts")
+
+
+def proposed(
+    files: Sequence[Path],
+    arguments: Mapping[str, Any],
+    store: str,
+    *,
+    guess: bool,
+    yes: bool,
+    as_json: bool,
+) -> Proposal | None:
+    """The proposal that was taken; None where the files are to be read as they are.
+
+    Raises `Refused` with the proposal where nobody says whether to take it, and where there is none.
+    """
+    from agro.io.terminal import visible
+    from agro.logs.guessing import propose, propose_unknown
+
+    decided = [name for name in DECIDED if arguments.get(name)]
+    if decided and guess:
+        flags = ", ".join("--map" if name == "mapping" else f"--{name.replace('_', '-')}" for name in decided)
+        raise Refused(f"--guess: expected no {flags} beside it, which say how to read the records")
+    rewards, is_lower = arguments["rewards"], arguments["lower_is_better"] or None
+    if decided or (rewards and not guess):
+        return None
+    if guess:
+        proposal = propose(files[0], rewards=rewards, lower_is_better=is_lower)
+    else:
+        proposal = propose_unknown(files[0], lower_is_better=is_lower)
+    if proposal is None:
+        return None
+    can_be_taken = proposal and proposal.undefined is None
+    if can_be_taken and (yes or (guess and (rewards or is_lower))):
+        print(f"{proposal}\n  {visible(proposal.command(store))}", file=sys.stderr)
+        return proposal
+    if as_json:
+        print(json.dumps(proposal.to_json(store), ensure_ascii=False))
+        raise SystemExit(2)
+    if can_be_taken and sys.stdin.isatty() and sys.stdout.isatty():
+        return _asked(proposal, store)
+    raise proposal.refusal(store)
+
+
+def _asked(proposal: Proposal, store: str) -> Proposal:
+    """As the person at the terminal says."""
+    from agro.io.terminal import visible
+    from agro.logs.guessing import propose
+
+    while True:
+        print(proposal, file=sys.stderr)
+        if proposal.undefined is not None:
+            raise proposal.refusal(store)
+        question = "Is the upper one better? y / n (lower is better) / another column / q: "
+        if not proposal.is_judged:
+            question = "Are these prompts and responses? y / a column that judges them / q: "
+        print(question, end="", file=sys.stderr, flush=True)
+        answer = (sys.stdin.readline() or "q").strip()
+        if answer.lower() in ("y", "yes"):
+            return proposal
+        if answer.lower() in ("n", "no") and proposal.is_judged:
+            return proposal.reversed()
+        if answer.lower() in ("n", "no", "q", "quit"):
+            raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(store)}")
+        try:
+            proposal = (answer and propose(proposal.path, rewards={answer: 1.0})) or proposal
+        except Refused as error:
+            print(visible(f"agro: {error}"), file=sys.stderr)
+
+
+def default_store(file: Path) -> str:
+    """The store that is proposed for a file: beside it, of its name."""
+    return str(file.with_name(f"{file.name.split('.')[0]}.db"))

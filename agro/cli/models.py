@@ -50,7 +50,7 @@ def sample(
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
 ) -> None:
-    from agro.cli.first_looks import look_at_model
+    from agro.cli.runs import look_at_model
     from agro.rollout import Task, collect
     from agro.rollout.prompts import load_prompts
     from agro.store import Store, write_samples

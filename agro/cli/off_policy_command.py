@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from agro.cli.measuring import Measurement
-    from agro.cli.rescored_log import Log, RescoredLog
+    from agro.cli.measuring import Log, Measurement, RescoredLog
     from agro.models.policy import Policy
     from agro.rollout.off_policy_values import LoggedResponses
 
@@ -77,7 +76,7 @@ def off_policy(
     subject = MeasuredModel.of(run, model, policy)
     if not checkpoints:  # else the run's are read
         subject.look_at(subject.path)
-    from agro.cli.rescored_log import Log  # here: what is missing is refused at once
+    from agro.cli.measuring import Log  # here: what is missing is refused at once
 
     logged = Log.read(log)
     document: dict[str, Any] = {"log": str(log), "values": values}
@@ -107,8 +106,7 @@ def _estimate(
     beta: float | None,
 ) -> dict[str, Any]:
     """The value of the model by the log, and how it ranks the log's pairs."""
-    from agro.cli.measuring import policy_of
-    from agro.cli.rescored_log import RescoredLog
+    from agro.cli.measuring import RescoredLog, policy_of
 
     rescored = RescoredLog.of(log, _policy(subject, values))
     other = None
@@ -211,7 +209,7 @@ def _rank_checkpoints(
     prompts; of the ranking SharpeRatio@k. What wrote the log is a candidate too."""
     import numpy as np
 
-    from agro.cli.rescored_log import RescoredLog
+    from agro.cli.measuring import RescoredLog
     from agro.rollout.off_policy_values import HEADLINE, sharpe_ratio
 
     if subject.run is None:

@@ -13,7 +13,7 @@ from running import done, refused, report_of
 
 from agro import objectives
 from agro.cli import COMMANDS
-from agro.cli.first import commands
+from agro.cli.explain import commands
 from agro.cli.tasks import TASKS
 from agro.config import RunConfig
 from agro.config.recipes import recipes
