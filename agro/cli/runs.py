@@ -153,7 +153,7 @@ def _fitted(
     config: Path, overrides: list[str], limits: list[str], out: Path | None
 ) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration with what `--fit` chose, which is printed, and the plan of the run."""
-    from agro.api.plan.plan import Limits, fit, items
+    from agro.api.plan.fit import Limits, fit, items
     from agro.config import RunConfig
     from agro.config.aliases import renamed
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from tiny_runs import tiny
 
+from agro.api.plan import fit as fitting
 from agro.api.plan import measure as memory
 from agro.api.plan import plan as planning
+from agro.api.plan.fit import Limits, fit
 from agro.api.plan.measure import Rates
-from agro.api.plan.plan import Limits, fit
 from agro.config import RunConfig
 from agro.config.override import merge
 from agro.errors import Refused
@@ -27,7 +28,7 @@ RATES = Rates(each_pass=0.0, training=1e-3, scoring=0.0, sampling=2e-3, saved=1e
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "measured", lambda *args: RATES)
-    monkeypatch.setattr(planning, "load_average", lambda: None)
+    monkeypatch.setattr(fitting, "load_average", lambda: None)
 
 
 def chosen(config: RunConfig, limits: Limits, given: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def test_an_adapter_is_chosen_for_many_weights(tmp_path: Path, monkeypatch: pyte
     Policy.load(tiny(tmp_path).policy).save(tmp_path / "model")
     config = tiny(tmp_path, policy={"new": None, "model": str(tmp_path / "model")})
     assert "policy.lora.rank" not in chosen(config, Limits(bytes=1e12))
-    monkeypatch.setattr(planning, "_weights", lambda config: planning.ADAPTED)
+    monkeypatch.setattr(fitting, "_weights", lambda config: fitting.ADAPTED)
     assert chosen(config, Limits(bytes=1e12))["policy.lora.rank"] == 16
     assert "policy.lora.rank" not in chosen(config, Limits(bytes=1e12), ("policy.lora",))
 

@@ -1,0 +1,275 @@
+"""Settings with which a run fits into a time or into memory on this machine: `agro train … --fit 30min`.
+
+An adapter comes first, where weights are many or memory asks for it. Then the run is loaded and measured.
+Passes and decoded batches go by memory, and steps by time. Where too few steps would fit, a step gets smaller
+first. The learning rate is found at the first step. What is given isn't changed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agro.api.plan.measure import unknown_sampling
+from agro.api.plan.plan import ADAPTED, Machine, load_average, plan, seconds_of
+from agro.api.reporting_trainer import Trainer
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.io.numbers import count, duration, size
+from agro.models.adapters import is_adapter
+from agro.models.pretrained import LARGE, cores, device_of, parameters
+from agro.train.phases import Phase
+from agro.types import Prompt
+
+SECONDS, BYTES = {"s": 1.0, "min": 60.0, "h": 3600.0}, {"MB": 1e6, "GB": 1e9}
+RANK = 16  # of an adapter
+PER_WEIGHT = 20  # bytes of a trained weight in float32: itself, its gradient, two moments and the reference
+USED = 0.8  # of what is free
+MICRO_TOKENS = 2048  # where neither train.micro_tokens nor train.micro_batch is given
+ENOUGH, FEWEST = 40, 5  # steps for which a step gets smaller, and with which a run is refused
+EVALUATING, FEWEST_HELD_OUT = 0.25, 32  # of the time, and held-out prompts
+CHOSEN = (
+    *("policy.lora.rank", "policy.dtype", "policy.threads", "train.micro_tokens", "sampler.batch"),
+    *("evaluate.every", "data.hold_out_most", "train.groups", "sampler.max_new", "sampler.n"),
+    *("data.group_size", "train.steps", "train.lr", "train.warmup"),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a run; None: none."""
+
+    seconds: float | None = None
+    bytes: float | None = None
+
+    @classmethod
+    def parse(cls, texts: str | Sequence[str]) -> Limits:
+        """Such as "30min", "2h", "24GB", or a time and a size."""
+        found: dict[str, float] = {}
+        for text in [texts] if isinstance(texts, str) else texts:
+            match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|MB|GB)\s*", text)
+            name = "bytes" if match and match[2] in BYTES else "seconds"
+            if match is None or float(match[1]) == 0 or name in found:
+                raise Refused(
+                    f"--fit {text}: expected a time or a size of memory, once each, such as 30min, 2h or 24GB"
+                )
+            found[name] = float(match[1]) * (SECONDS | BYTES)[match[2]]
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was chosen, by dotted key, and what the run then takes."""
+
+    settings: dict[str, Any]
+    plan: dict[str, Any]  # see `agro.api.plan.plan`
+
+    def lines(self) -> list[str]:
+        [f] = self.plan["phases"]
+        peak = "" if f["peak"] is None else f", {size(f['peak'])} of memory"
+        return [
+            f"--fit chose {' '.join(items(self.settings)) or 'nothing'}",
+            f"{count(f['steps'])} steps take about {duration(seconds_of(f))} at most{peak}; a setting that "
+            "you give stays as it is",
+        ]
+
+
+def items(settings: Mapping[str, Any]) -> list[str]:
+    """KEY=VALUE of the command line."""
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+def fit(
+    config: RunConfig,
+    limits: Limits,
+    given: Collection[str],
+    changed: Callable[[Mapping[str, Any]], RunConfig],
+    out: Path | None = None,
+    rewards: Mapping[str, Callable[..., Any]] | None = None,
+) -> Fitted:
+    """Choose for a run in the folder `out`.
+
+    `given`: dotted keys that stay as they are. `changed`: the run with other settings.
+
+    `rewards`: functions, as of `agro.Trainer`.
+    Raises `Refused` where nothing fits, and where the time of a step isn't known.
+    """
+    if config.phases:
+        raise Refused("--fit chooses for a run of one phase, and this one has several: set their train.steps")
+    if limits.seconds is not None and unknown_sampling(config):
+        raise Refused(
+            f"--fit: the time of a step isn't known here, for {unknown_sampling(config)}: set train.steps"
+        )
+    free = limits.bytes or USED * free_memory(config)
+    choice = Choice(changed, set(given))
+    _for_model(config, choice, free)
+    trainer = Trainer(choice.config, out, rewards=rewards)
+    with trainer.loaded() as machine:
+        choice.machine, choice.steps = machine, trainer.config.train.steps or 1
+        machine.rates(Phase.all(trainer.config)[0])
+        _for_memory(choice, free, limits.bytes)
+        if limits.seconds is not None:
+            _for_time(choice, limits.seconds)
+        if trainer.config.train.lr != "auto":
+            choice.put("train.lr", "auto")
+        if choice.config.train.warmup > choice.steps // 10:
+            choice.put("train.warmup", choice.steps // 10)
+        shown = replace(machine, held_out=choice.held_out)
+        report = plan(choice.final, shown) | {"notes": trainer.notes}
+        return Fitted(choice.settings, report)
+
+
+@dataclass
+class Choice:
+    """Settings that are being chosen, by dotted key."""
+
+    changed: Callable[[Mapping[str, Any]], RunConfig]
+    given: set[str]
+    settings: dict[str, Any] = field(default_factory=dict)
+    machine: Machine | None = None
+    steps: int = 0
+
+    @property
+    def config(self) -> RunConfig:
+        return self.changed(self.settings)
+
+    def put(self, key: str, value: Any) -> bool:
+        """Whether it may be chosen; a section that is given has all of its keys."""
+        if any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in self.given):
+            return False
+        self.settings[key] = value
+        return True
+
+    def forecast(self) -> dict[str, Any]:
+        assert self.machine is not None
+        machine = replace(self.machine, held_out=self.held_out)
+        return machine.forecast(Phase.all(self.final)[0])
+
+    @property
+    def final(self) -> RunConfig:
+        """With the steps that are known, also in place of epochs."""
+        return self.changed({**self.settings, "train.steps": self.steps})
+
+    @property
+    def held_out(self) -> Sequence[Prompt]:
+        assert self.machine is not None
+        prompts = self.machine.held_out
+        return prompts[: self.settings.get("data.hold_out_most", len(prompts))]
+
+
+def chosen_before(
+    run: RunConfig, given: Collection[str], changed: Callable[[Mapping[str, Any]], RunConfig]
+) -> RunConfig:
+    """The configuration that `fit` made of the same arguments for a run."""
+    choice = Choice(changed, set(given))
+    for key in CHOSEN:
+        value: Any = run
+        for name in key.split("."):
+            value = getattr(value, name, None)
+        if value is not None:
+            choice.put(key, value)
+    return choice.config
+
+
+def _for_model(config: RunConfig, choice: Choice, free: float) -> None:
+    """An adapter, and one thread beside other programs."""
+    weights, on_cpu = _weights(config), device_of(config.policy.device).type == "cpu"
+    if weights is None:
+        return
+    needed = (on_cpu and weights >= ADAPTED) or PER_WEIGHT * weights > free
+    adapted = config.policy.lora is None and needed and choice.put("policy.lora.rank", RANK)
+    if adapted and 2 * 4 * weights > free and not on_cpu:
+        choice.put("policy.dtype", "bfloat16")
+    load = load_average()
+    if on_cpu and weights >= LARGE and load is not None and load > cores() / 2:
+        choice.put("policy.threads", 1)  # several threads wait for each other beside other programs
+
+
+def _for_memory(choice: Choice, free: float, limit: float | None) -> None:
+    """Smaller passes, then fewer responses at once."""
+    peak = choice.forecast()["peak"]
+    train, batch = choice.config.train, choice.config.sampler.batch
+    tokens = 0 if train.micro_batch is not None else train.micro_tokens or MICRO_TOKENS
+    for key, value, least in (("train.micro_tokens", tokens, 256), ("sampler.batch", batch, 8)):
+        while peak is not None and peak > free and value > least and choice.put(key, value // 2):
+            value, peak = value // 2, choice.forecast()["peak"]
+    if limit is not None and peak is not None and peak > limit:
+        raise Refused(
+            f"--fit {size(limit)}: the run needs {size(peak)} with {' '.join(items(choice.settings))}. What "
+            "to do: a smaller model, policy.dtype=bfloat16 with an adapter, or more memory"
+        )
+
+
+def _for_time(choice: Choice, seconds: float) -> None:
+    """Fewer measurements; steps that fit; smaller steps where they are too few."""
+    wanted = choice.steps
+    while True:
+        forecast = choice.forecast()
+        evaluating = forecast.get("seconds_evaluating_at_most") or 0.0
+        one = (seconds_of(forecast) - evaluating) / choice.steps
+        if evaluating > EVALUATING * seconds and _measure_less(choice, EVALUATING * seconds / evaluating):
+            continue
+        fitting = int((seconds - evaluating) / one)
+        if fitting >= min(ENOUGH, wanted) or not _shrink(choice, forecast):
+            break
+    if fitting < FEWEST:
+        raise Refused(
+            f"--fit {duration(seconds)}: one step takes {duration(one)} and the measurements "
+            f"{duration(evaluating)}, also with {' '.join(items(choice.settings))}. What to do: a longer "
+            "time, a smaller model, or fewer held-out prompts"
+        )
+    choice.steps = min(wanted, fitting)
+    if fitting < wanted:
+        choice.put("train.steps", choice.steps)
+
+
+def _measure_less(choice: Choice, share: float) -> bool:
+    """At the ends alone, then on fewer held-out prompts."""
+    config = choice.config
+    if config.evaluate.every and choice.put("evaluate.every", 0):
+        return True
+    most = len(choice.held_out)
+    if config.data.hold_out_most is None or most <= FEWEST_HELD_OUT:
+        return False
+    return choice.put("data.hold_out_most", max(FEWEST_HELD_OUT, int(most * share)))
+
+
+def _shrink(choice: Choice, forecast: Mapping[str, Any]) -> bool:
+    """Halve what is farthest above its smallest; whether anything was."""
+    config = choice.config
+    sizes = {"train.groups": (config.train.groups, 4)}
+    if forecast["fresh_groups"]:
+        sizes |= {"sampler.max_new": (config.sampler.max_new, 32), "sampler.n": (config.sampler.n, 4)}
+    if forecast["stored_groups"] and config.data.group_size:
+        sizes["data.group_size"] = (config.data.group_size, 2)
+    for key, (value, least) in sorted(sizes.items(), key=lambda each: -each[1][0] / each[1][1]):
+        if value >= 2 * least and choice.put(key, value // 2):
+            return True
+    return False
+
+
+def _weights(config: RunConfig) -> int | None:
+    """How many a model has, without loading them; None of a new one, an adapter and a checkpoint."""
+    name = config.policy.model
+    if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
+        return None
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return parameters(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name)))
+
+
+def free_memory(config: RunConfig) -> float:
+    """Bytes that a run could take now; infinity where that is unknown."""
+    device = device_of(config.policy.device)
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    file = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable:\s+(\d+) kB", file.read_text()) if file.exists() else None
+    return 1024.0 * int(found[1]) if found else math.inf
