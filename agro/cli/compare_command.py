@@ -27,7 +27,7 @@ from agro.errors import Refused
 if TYPE_CHECKING:
     from agro.config import RewardConfig
     from agro.logs.results import Result
-    from agro.pages.run.paired_results import PairedResults, PairedSets
+    from agro.pages.run.paired_results import PairedSets
     from agro.types import Prompt
 
 
@@ -204,8 +204,15 @@ def _say(paired: PairedSets) -> None:
     console = terminal()
     if len(paired.pairs) > 1:
         shown = table("set", "prompts", "first", "other", "difference", "p", "verdict", wrap_names=True)
+        from agro.io.numbers import chance, fixed
+
         for pair in paired.pairs:
-            shown.add_row(pair.name, *_cells(pair))
+            x = pair.comparison
+            difference = fixed(x.difference, signed=True)
+            if x.low == x.low:
+                difference += f" [{fixed(x.low, signed=True)}, {fixed(x.high, signed=True)}]"
+            p = "unknown" if pair.p != pair.p else chance(pair.p).removeprefix("p ").removeprefix("= ")
+            shown.add_row(pair.name, str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer)
         console.print(shown)
         console.print(
             f"[…]: 95 % interval of other − first; p: adjusted for {len(paired.pairs)} comparisons (Holm)\n"
@@ -217,14 +224,3 @@ def _say(paired: PairedSets) -> None:
     for note in paired.notes:
         console.print(f"Not compared: {note}")
     console.print("")
-
-
-def _cells(pair: PairedResults) -> list[str]:
-    from agro.io.numbers import chance, fixed
-
-    x = pair.comparison
-    difference = fixed(x.difference, signed=True)
-    if x.low == x.low:
-        difference += f" [{fixed(x.low, signed=True)}, {fixed(x.high, signed=True)}]"
-    p = "unknown" if pair.p != pair.p else chance(pair.p).removeprefix("p ").removeprefix("= ")
-    return [str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer]

@@ -15,7 +15,7 @@ from agro.cli.common import Json, table, terminal
 from agro.errors import Refused
 
 if TYPE_CHECKING:
-    from agro.config import RewardConfig, RunConfig
+    from agro.config import RunConfig
 
 
 def train(
@@ -290,7 +290,11 @@ def look_at_run(
     if config.data.hold_out_most is None:
         check_config(config)
     else:  # data.hold_out is known later, and with it what the settings come to
-        _look_at_objectives(config)
+        # Refuse wrong names and options, of each phase.
+        from agro.train.phases import Phase, options_at
+
+        for phase in Phase.all(config):
+            phase.resolved(options_at(phase.config.objective.options, 0))
     look_at_inputs(config, owner)
 
 
@@ -305,15 +309,11 @@ def look_at_inputs(config: RunConfig, owner: str | None = None) -> None:
     if config.policy.model is not None and config.policy.new is None:
         look_at_model(config.policy.model)
     if config.scores:
-        _look_at_reward(config.reward)
+        # Of one reward; several are told apart where they are loaded.
+        from agro.rewards import check_name
 
-
-def _look_at_objectives(config: RunConfig) -> None:
-    """Refuse wrong names and options, of each phase."""
-    from agro.train.phases import Phase, options_at
-
-    for phase in Phase.all(config):
-        phase.resolved(options_at(phase.config.objective.options, 0))
+        if config.reward.name is not None and not config.reward.functions and config.reward.meaning is None:
+            check_name(config.reward.name)
 
 
 def look_at_prompts(paths: Sequence[str]) -> None:
@@ -356,14 +356,6 @@ def _look_at_store(config: RunConfig) -> None:
     check_made(location)
     if url_of(location) is None:  # an owner is asked later, which may have to be waited for
         Store.open(location, read_only=True).close()
-
-
-def _look_at_reward(config: RewardConfig) -> None:
-    """Of one reward; several are told apart where they are loaded."""
-    from agro.rewards import check_name
-
-    if config.name is not None and not config.functions and config.meaning is None:
-        check_name(config.name)
 
 
 def race(

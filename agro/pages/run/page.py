@@ -470,7 +470,20 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
     for name, source_draws in draws_of.items():
         total = sum(map(len, source_draws.values()))
         for source, draws in sorted(source_draws.items(), key=lambda item: -len(item[1])):
-            rows.append({"phase": name, "source": source, "share": len(draws) / total, **_row(draws)})
+            rewards = [d.reward for d in draws if d.reward is not None]
+            staleness = [d.staleness for d in draws if d.staleness is not None]
+            rows.append(
+                {
+                    "phase": name,
+                    "source": source,
+                    "share": len(draws) / total,
+                    "drawn": len(draws),
+                    "distinct": len({d.sample for d in draws}),
+                    "reward": sum(rewards) / len(rewards) if rewards else None,
+                    "staleness": sum(staleness) / len(staleness) if staleness else None,
+                    "stalest": max(staleness, default=None),
+                }
+            )
     return {
         "facts": _facts(run),
         "sources": rows,
@@ -543,18 +556,6 @@ def _facts(run: RunData) -> list[Fact]:
         accepted = float(np.nanmean(run.column("draft_accepted")))
         facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
     return facts
-
-
-def _row(draws: list[Draw]) -> dict[str, Any]:
-    rewards = [d.reward for d in draws if d.reward is not None]
-    staleness = [d.staleness for d in draws if d.staleness is not None]
-    return {
-        "drawn": len(draws),
-        "distinct": len({d.sample for d in draws}),
-        "reward": sum(rewards) / len(rewards) if rewards else None,
-        "staleness": sum(staleness) / len(staleness) if staleness else None,
-        "stalest": max(staleness, default=None),
-    }
 
 
 def _distribution(

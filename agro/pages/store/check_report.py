@@ -38,6 +38,7 @@ SMALL_ESS = 0.1
 CHANCE = 0.5  # of AUC
 AHEAD = 0.1  # of the rewards' spread: so far above the model were the logs that imitation helped, of ten
 UNLIKELY = -3.0  # nats per token, on average
+SHOWN = 8  # sources
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,74 @@ class DataVerdict:
         return f"{self.text} {self.todo}".rstrip()
 
 
-def verdicts(report: Findings) -> list[DataVerdict]:
-    """The worst first."""
-    unordered = [*_data_verdicts(report), *_model_verdicts(report)]
-    levels = ("problem", "warning", "note")
-    return sorted(unordered, key=lambda verdict: levels.index(verdict.level))
+@dataclass(frozen=True)
+class Report:
+    """What a store has, whether an objective can train on it, and what a model says of it."""
+
+    path: Location
+    objective: str
+    counts: Counts
+    survey: StoreSurvey
+    problem: str = ""  # why the objective can't train on it
+    scales_apart: list[ScaleConflict] = field(default_factory=list)  # sources of different scales
+    licenses: dict[str, str | None] = field(default_factory=dict)
+    measured: Measurements | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
+    completes: int | None = None  # data.complete_groups
+    own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
+    explaining: Explaining | None = None  # what explains the rewards of single responses
+    recipe: str = ""  # that was found for the data, where none was asked for
+    ranking: Ranking | None = None  # what can train on it
+
+    @property
+    def trainable(self) -> bool:
+        return not self.problem
+
+    @property
+    def sources(self) -> list[str]:
+        """The most frequent first."""
+        return sorted(self.survey.sources, key=lambda name: (-self.survey.sources[name].rows, name))
+
+    @cached_property
+    def verdicts(self) -> list[DataVerdict]:
+        """The worst first."""
+        levels = ("problem", "warning", "note")
+        found = [*_data_verdicts(self), *_model_verdicts(self)]
+        return sorted(found, key=lambda verdict: levels.index(verdict.level))
+
+    def to_json(self) -> dict[str, Any]:
+        values = self.counts.to_json() | self.survey.to_json()
+        values |= {
+            "objective": self.objective,
+            "recipe": self.recipe or None,
+            "trainable": self.trainable,
+            "problem": self.problem or None,
+            "licenses": self.licenses,
+            "scales_apart": [
+                {"sources": [a.lower.source, a.higher.source], "groups": a.groups} for a in self.scales_apart
+            ],
+        }
+        if self.explaining is not None:
+            values["explaining"] = self.explaining.to_json()
+        if self.measured is not None:
+            values |= self.measured.to_json()
+        if self.own_reward is not None:
+            values["own_reward"] = self.own_reward.to_json()
+        if self.ranking is not None:
+            values["ranking"] = self.ranking.to_json()
+        verdicts_json = [{"level": v.level, "text": v.text, "todo": v.todo} for v in self.verdicts]
+        return values | {"verdicts": verdicts_json}
+
+    def __str__(self) -> str:
+        """A summary of some lines, then the verdicts, without what can train on it."""
+        lines = [*_survey_lines(self), *_source_lines(self), *_model_lines(self), *_own_reward_lines(self)]
+        width = max(len(name) for name, _ in lines)
+        text = [f"{name:<{width}}  {value}" for name, value in lines]
+        text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
+        return "\n".join(text)
 
 
-def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
+def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
     entry = get(report.objective)
     nothing = _nothing_to_learn(report, entry)
     if report.problem and not nothing:
@@ -111,7 +172,7 @@ def _data_verdicts(report: Findings) -> Iterator[DataVerdict]:
     yield from _unknown(report, entry)
 
 
-def _nothing_to_learn(report: Findings, entry: Objective) -> str:
+def _nothing_to_learn(report: Report, entry: Objective) -> str:
     """Why an objective on rewards has no signal; "" where it has some."""
     survey, needs = report.survey, entry.needed(report.options)
     if REWARD not in needs or report.completes:
@@ -129,7 +190,7 @@ def _nothing_to_learn(report: Findings, entry: Objective) -> str:
     return ""
 
 
-def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
+def _groups(report: Report, entry: Objective) -> Iterator[DataVerdict]:
     survey, needs = report.survey, entry.needed(report.options)
     alone = survey.sizes[1]
     compares = grouping(needs) is not None and PAIRS not in needs
@@ -163,7 +224,7 @@ def _groups(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
         )
 
 
-def _rewards(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
+def _rewards(report: Report, entry: Objective) -> Iterator[DataVerdict]:
     survey, needs = report.survey, entry.needed(report.options)
     if REWARD not in needs or not survey.scored_groups:
         return
@@ -202,7 +263,7 @@ def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
     return "their gradient is 0"
 
 
-def _equal_levels(report: Findings) -> str:
+def _equal_levels(report: Report) -> str:
     names = {"lowest": "at the lowest reward", "highest": "at the highest"}
     parts = [f"{count(n)} {names[level]}" for level, n in report.survey.equal_at.items() if level in names]
     return f" ({', '.join(parts)})" if parts else ""
@@ -219,7 +280,7 @@ def _scales(difference: ScaleConflict) -> DataVerdict:
     )
 
 
-def _truncated(report: Findings) -> Iterator[DataVerdict]:
+def _truncated(report: Report) -> Iterator[DataVerdict]:
     survey = report.survey
     recorded, truncated = survey.total("ended"), survey.total("truncated")
     if not recorded or truncated / recorded <= MANY_TRUNCATED:
@@ -231,7 +292,7 @@ def _truncated(report: Findings) -> Iterator[DataVerdict]:
     yield DataVerdict("warning", text, "A larger length, or a reward that is low for them.")
 
 
-def _held_out(report: Findings) -> Iterator[DataVerdict]:
+def _held_out(report: Report) -> Iterator[DataVerdict]:
     held_out = report.survey.held_out
     if held_out is None:
         return
@@ -249,7 +310,7 @@ def _held_out(report: Findings) -> Iterator[DataVerdict]:
     )
 
 
-def _unknown(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
+def _unknown(report: Report, entry: Objective) -> Iterator[DataVerdict]:
     missing = report.counts.samples - report.counts.with_behavior
     if missing and BEHAVIOR_LOGP not in entry.needed(report.options):
         yield DataVerdict(
@@ -266,7 +327,7 @@ def _unknown(report: Findings, entry: Objective) -> Iterator[DataVerdict]:
         )
 
 
-def _model_verdicts(report: Findings) -> Iterator[DataVerdict]:
+def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
     yield from _own_reward(report)
     measured = report.measured
     if measured is not None and measured.invalid:
@@ -304,10 +365,21 @@ def _model_verdicts(report: Findings) -> Iterator[DataVerdict]:
             f"({percent(ess, 1)}).",
             "Importance ratios of complete responses are too noisy here: agro has none." if low else "",
         )
-    yield from _beta(values)
+    beta = values["beta"]
+    if not beta["groups"]:
+        return
+    meaning = "β times the log-ratio differs as much as the rewards, as at the optimum"
+    if beta["of"] == "log π":
+        meaning = "the optimum moves the log-probs of a group as far apart as they are now"
+    yield DataVerdict(
+        "note",
+        f"At β from {beta['low']:.2g} to {beta['high']:.2g} (the middle half of {count(beta['groups'])} "
+        f"groups; median {beta['middle']:.2g}) {meaning}.",
+        "Below it the rewards lead, above it the reference.",
+    )
 
 
-def _own_reward(report: Findings) -> Iterator[DataVerdict]:
+def _own_reward(report: Report) -> Iterator[DataVerdict]:
     own = report.own_reward
     if own is None:
         return
@@ -324,92 +396,6 @@ def _own_reward(report: Findings) -> Iterator[DataVerdict]:
         "From such a log a share of imitation that falls to 0 may help "
         "(objective.imitation={start=1.0, end=0.0, steps=STEPS}); agro race tries it.",
     )
-
-
-def _beta(values: dict[str, Any]) -> Iterator[DataVerdict]:
-    beta = values["beta"]
-    if not beta["groups"]:
-        return
-    meaning = "β times the log-ratio differs as much as the rewards, as at the optimum"
-    if beta["of"] == "log π":
-        meaning = "the optimum moves the log-probs of a group as far apart as they are now"
-    yield DataVerdict(
-        "note",
-        f"At β from {beta['low']:.2g} to {beta['high']:.2g} (the middle half of {count(beta['groups'])} "
-        f"groups; median {beta['middle']:.2g}) {meaning}.",
-        "Below it the rewards lead, above it the reference.",
-    )
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What a store has, whether an objective can train on it, and what a model says of it."""
-
-    path: Location
-    objective: str
-    counts: Counts
-    survey: StoreSurvey
-    problem: str = ""  # why the objective can't train on it
-    scales_apart: list[ScaleConflict] = field(default_factory=list)  # sources of different scales
-    licenses: dict[str, str | None] = field(default_factory=dict)
-    measured: Measurements | None = None
-    options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
-    completes: int | None = None  # data.complete_groups
-    own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
-    explaining: Explaining | None = None  # what explains the rewards of single responses
-    recipe: str = ""  # that was found for the data, where none was asked for
-    ranking: Ranking | None = None  # what can train on it
-
-    @property
-    def trainable(self) -> bool:
-        return not self.problem
-
-    @property
-    def sources(self) -> list[str]:
-        """The most frequent first."""
-        return sorted(self.survey.sources, key=lambda name: (-self.survey.sources[name].rows, name))
-
-
-SHOWN = 8  # sources
-
-
-class Report(Findings):
-    """With verdicts, as JSON and as text."""
-
-    @cached_property
-    def verdicts(self) -> list[DataVerdict]:
-        return verdicts(self)
-
-    def to_json(self) -> dict[str, Any]:
-        values = self.counts.to_json() | self.survey.to_json()
-        values |= {
-            "objective": self.objective,
-            "recipe": self.recipe or None,
-            "trainable": self.trainable,
-            "problem": self.problem or None,
-            "licenses": self.licenses,
-            "scales_apart": [
-                {"sources": [a.lower.source, a.higher.source], "groups": a.groups} for a in self.scales_apart
-            ],
-        }
-        if self.explaining is not None:
-            values["explaining"] = self.explaining.to_json()
-        if self.measured is not None:
-            values |= self.measured.to_json()
-        if self.own_reward is not None:
-            values["own_reward"] = self.own_reward.to_json()
-        if self.ranking is not None:
-            values["ranking"] = self.ranking.to_json()
-        verdicts_json = [{"level": v.level, "text": v.text, "todo": v.todo} for v in self.verdicts]
-        return values | {"verdicts": verdicts_json}
-
-    def __str__(self) -> str:
-        """A summary of some lines, then the verdicts, without what can train on it."""
-        lines = [*_survey_lines(self), *_source_lines(self), *_model_lines(self), *_own_reward_lines(self)]
-        width = max(len(name) for name, _ in lines)
-        text = [f"{name:<{width}}  {value}" for name, value in lines]
-        text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
-        return "\n".join(text)
 
 
 def check_store(

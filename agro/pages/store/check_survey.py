@@ -309,7 +309,28 @@ class StoreSurvey:
     def add(self, rows: Sequence[SurveyRow]) -> None:
         """The rows of one group."""
         for row in rows:
-            self._row(row)
+            source = self.sources.get(row.source)
+            if source is None:
+                source = self.sources[row.source] = SourceSurvey(Spread(self.edges))
+            source.rows += 1
+            source.roles.add(row.role)
+            source.with_tokens += row.knows_tokens
+            source.with_behavior += row.knows_behavior
+            source.with_version += row.version >= 0
+            source.lengths.add(len(row.response))
+            if row.length is not None:
+                source.tokens.add(row.length)
+            if row.reward is not None:
+                source.rewards.add(row.reward)
+            end = end_in(row.finish)
+            if end in ("finished", "cut"):
+                truncated = end == "cut"
+                source.ended += 1
+                source.truncated += truncated
+                if row.reward is not None:
+                    (self.truncated_rewards if truncated else self.complete_rewards).add(row.reward)
+            if self.held_out is not None:
+                self.held_out.responses += self.held_out.overlaps(row.response)
         ends = {row.id if row.episode is None else row.episode: row for row in rows}
         rewards = _rewards(rows)
         self.groups += 1
@@ -318,33 +339,15 @@ class StoreSurvey:
         self.mixed += len({row.source for row in rows}) > 1
         self._rewards(rewards)
         if len(ends) > 1:
-            self._repeats([row.response for row in ends.values()])
-
-    def _row(self, row: SurveyRow) -> None:
-        source = self.sources.get(row.source)
-        if source is None:
-            source = self.sources[row.source] = SourceSurvey(Spread(self.edges))
-        source.rows += 1
-        source.roles.add(row.role)
-        source.with_tokens += row.knows_tokens
-        source.with_behavior += row.knows_behavior
-        source.with_version += row.version >= 0
-        source.lengths.add(len(row.response))
-        if row.length is not None:
-            source.tokens.add(row.length)
-        if row.reward is not None:
-            source.rewards.add(row.reward)
-        end = end_in(row.finish)
-        if end in ("finished", "cut"):
-            self._ending(row, source, truncated=end == "cut")
-        if self.held_out is not None:
-            self.held_out.responses += self.held_out.overlaps(row.response)
-
-    def _ending(self, row: SurveyRow, source: SourceSurvey, *, truncated: bool) -> None:
-        source.ended += 1
-        source.truncated += truncated
-        if row.reward is not None:
-            (self.truncated_rewards if truncated else self.complete_rewards).add(row.reward)
+            responses = [row.response for row in ends.values()]
+            distinct = len(set(responses))
+            self.repeats += len(responses) - distinct
+            self.coverage.add(distinct / len(responses))
+            if self.groups % self.stride == 0:
+                part = responses[:LARGEST]
+                self.inspected += len(part)
+                self.near_repeats += near_repeats(part)
+                self.answers.add(len(set(map(final_answer, part))) / len(part))
 
     def _rewards(self, rewards: Sequence[float]) -> None:
         """Of the scored responses of one group."""
@@ -363,16 +366,6 @@ class StoreSurvey:
         elif lowest == self.edges[-1]:
             level = "highest"
         self.equal_at[level] += 1
-
-    def _repeats(self, responses: Sequence[str]) -> None:
-        distinct = len(set(responses))
-        self.repeats += len(responses) - distinct
-        self.coverage.add(distinct / len(responses))
-        if self.groups % self.stride == 0:
-            part = responses[:LARGEST]
-            self.inspected += len(part)
-            self.near_repeats += near_repeats(part)
-            self.answers.add(len(set(map(final_answer, part))) / len(part))
 
     def total(self, name: str) -> int:
         """Over all sources."""
