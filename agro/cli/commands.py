@@ -50,10 +50,10 @@ sample models:sample guide/getting-started.md
 eval eval_command:eval_ guide/getting-started.md
     Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response.
     runs/first
-off-policy off_policy_command:off_policy guide/is-it-better.md
+off-policy off_policy_command:off_policy guide/reading-the-report.md
     A model's value by a log that it didn't write, with intervals, or why there is none.
     runs/first --log runs/first/store.db
-rate eval_command:rate guide/is-it-better.md
+rate eval_command:rate guide/reading-the-report.md
     A page on which a person rates blind pairs of start and result, until it is decided.
     runs/first
 chat chat_command:chat guide/getting-started.md
@@ -62,7 +62,7 @@ chat chat_command:chat guide/getting-started.md
 report runs:report guide/reading-the-report.md
     A run's figures as one self-contained page.
     runs/first
-compare compare_command:compare guide/is-it-better.md
+compare compare_command:compare guide/reading-the-report.md
     Is B better than A, on the same prompts? Runs, models, stores, harnesses' samples; curves too.
     runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1
 """,
@@ -74,7 +74,7 @@ import import_command:import_ guide/your-data.md
 formats explain:formats formats.md
     The formats of logs: what each holds and carries, and who writes it.
     trl-completions
-check checking:check guide/what-to-train-on.md
+check checking:check guide/your-data.md
     What is in a store or log, and the command that trains on it; exit 2 where nothing can.
     logs.db
 show browse:show guide/the-run.md
@@ -103,7 +103,7 @@ recover stores:recover guide/the-run.md
     damaged.db --out recovered.db
 """,
     "Methods": """
-objectives explain:objectives guide/objectives.md
+objectives explain:objectives guide/choosing.md
     The objectives: what they need, how far they couple, their options and source.
     agro
 prove explain:prove guide/choosing.md
