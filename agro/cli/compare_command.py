@@ -32,30 +32,9 @@ if TYPE_CHECKING:
 
 
 def compare(
-    results: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="A B…",
-            help="Runs, stores, files of agro eval --out, samples of lm-evaluation-harness, lighteval or "
-            "Inspect (a file, or the folder of several tasks), other logs; with --prompts models. Each other "
-            "one is compared with the first. Of runs those that differ in their seed alone are one line.",
-        ),
-    ],
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            help="Of runs a number of metrics.jsonl, or else held-out reward; of a harness's one, such as "
-            "exact_match,strict-match, or else the first that both have.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--prompts",
-            help="A set of prompts, which the models (of runs: theirs) answer; again for each set.",
-        ),
-    ] = None,
+    results: Annotated[list[str], typer.Argument(metavar="A B…")],
+    metric: str | None = None,
+    prompts: list[Path] | None = None,
     reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
     n: Responses = 8,
@@ -63,14 +42,18 @@ def compare(
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     policy: PolicySetting = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv."
-        ),
-    ] = Path("compare"),
+    out: Path = Path("compare"),
     as_json: Json = False,
 ) -> None:
+    """Args:
+    results: Runs, stores, files of agro eval --out, samples of lm-evaluation-harness, lighteval or
+        Inspect (a file, or the folder of several tasks), other logs; with --prompts models. Each other
+        one is compared with the first. Of runs those that differ in their seed alone are one line.
+    metric: Of runs a number of metrics.jsonl, or else held-out reward; of a harness's one, such as
+        exact_match,strict-match, or else the first that both have.
+    prompts: A set of prompts, which the models (of runs: theirs) answer; again for each set.
+    out: The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv.
+    """
     from agro.logs.results import is_run, results_at
     from agro.pages.run.paired_results import PairedSets
 

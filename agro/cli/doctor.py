@@ -30,14 +30,14 @@ LEAST_SPACE = 2.0  # GiB free, below which a run may not be able to write its ch
 
 
 def doctor(
-    path: Annotated[
-        Path | None, typer.Argument(metavar="[RUN-or-STORE]", help="Its state is reported too.")
-    ] = None,
-    ask_torch: Annotated[
-        bool, typer.Option("--torch", help="Ask torch for its threads and GPUs, which takes seconds.")
-    ] = False,
+    path: Annotated[Path | None, typer.Argument(metavar="[RUN-or-STORE]")] = None,
+    ask_torch: Annotated[bool, typer.Option("--torch")] = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    path: Its state is reported too.
+    ask_torch: Ask torch for its threads and GPUs, which takes seconds.
+    """
     # Without `ask_torch` what files, variables and nvidia-smi say of its threads and GPUs.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = _of_torch() if ask_torch else _without_torch()

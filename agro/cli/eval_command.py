@@ -37,25 +37,12 @@ SHOWN = 300  # characters of a response on the terminal
 
 def eval_(
     context: typer.Context,
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[RUN]", help="A run: its model, held-out prompts, reward, environment and lengths."
-        ),
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]")] = None,
     model: ModelOfRun = None,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--prompts", help="A set of prompts, and what the reward reads; again for each of several sets."
-        ),
-    ] = None,
+    prompts: list[Path] | None = None,
     reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
-    pass_at: Annotated[
-        float | None,
-        typer.Option("--pass-at", help="The reward from which a response passes; the reward's own maximum."),
-    ] = None,
+    pass_at: float | None = None,
     n: Responses = 8,
     max_new: MaxNew = None,
     temperature: Temperature = 1.0,
@@ -63,41 +50,24 @@ def eval_(
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            help="Compare with a model on the same prompts, paired: start (the run's), or as for --model. "
-            "Also measures the KL divergence from it.",
-        ),
-    ] = None,
-    blind: Annotated[
-        Path | None,
-        typer.Option(
-            "--blind",
-            metavar="FILE.csv",
-            help="With --against: write both models' responses here, to be rated without a reward.",
-        ),
-    ] = None,
-    ratings: Annotated[
-        Path | None,
-        typer.Option("--ratings", metavar="FILE.csv", help="Read such a sheet back, and keep what it says."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Write rewards and responses here, one prompt a line; of several sets a folder."
-        ),
-    ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            "--store",
-            help="Keep the responses here as they finish: after a kill the same command samples the others.",
-        ),
-    ] = None,
+    against: str | None = None,
+    blind: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
+    ratings: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
+    out: Path | None = None,
+    store: Path | None = None,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    run: A run: its model, held-out prompts, reward, environment and lengths.
+    prompts: A set of prompts, and what the reward reads; again for each of several sets.
+    pass_at: The reward from which a response passes; the reward's own maximum.
+    against: Compare with a model on the same prompts, paired: start (the run's), or as for --model. Also
+        measures the KL divergence from it.
+    blind: With --against: write both models' responses here, to be rated without a reward.
+    ratings: Read such a sheet back, and keep what it says.
+    out: Write rewards and responses here, one prompt a line; of several sets a folder.
+    store: Keep the responses here as they finish: after a kill the same command samples the others.
+    """
     if ratings is not None:
         check_ratings(context)
         read_blind(run, ratings, as_json)
@@ -445,24 +415,23 @@ OF_SERVER = ("run", "port", "host")
 
 def rate(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run: its start, its model, its prompts.")],
-    port: Annotated[int, typer.Option("--port", min=0, help="0: a free one.")] = 0,
-    host: Annotated[
-        str,
-        typer.Option("--host", help="The address to listen at; 0.0.0.0: all, for a phone in your network."),
-    ] = "127.0.0.1",
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option("--prompts", help="Prompts in place of the run's held-out ones; may be repeated."),
-    ] = None,
-    pairs: Annotated[
-        int, typer.Option("--pairs", min=1, help="Prompts at most, chosen by a hash of their ids.")
-    ] = 200,
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    port: Annotated[int, typer.Option(min=0)] = 0,
+    host: str = "127.0.0.1",
+    prompts: list[Path] | None = None,
+    pairs: Annotated[int, typer.Option(min=1)] = 200,
     max_new: MaxNew = None,
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     policy: PolicySetting = None,
 ) -> None:
+    """Args:
+    run: A run: its start, its model, its prompts.
+    port: 0: a free one.
+    host: The address to listen at; 0.0.0.0: all, for a phone in your network.
+    prompts: Prompts in place of the run's held-out ones; may be repeated.
+    pairs: Prompts at most, chosen by a hash of their ids.
+    """
     from agro.pages.run.rate import RateServer, Rating
     from agro.rollout.blind import read_key
     from agro.rollout.sequential import fewest_more

@@ -27,10 +27,13 @@ KINDS = {"nothing": "can't be imported, and why: agro formats NAME"}
 
 
 def objectives(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     whole: Whole = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    name: One of them, in full.
+    """
     from agro.objectives import OBJECTIVES, describe, names
 
     if as_json:
@@ -85,10 +88,13 @@ def _listed(needs: list[str]) -> str:
 
 
 def formats(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     whole: Whole = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    name: One of them, in full.
+    """
     from agro.logs.format_table import FORMATS, get
 
     chosen = [get(name)] if name else list(FORMATS.values())
@@ -131,11 +137,13 @@ def _carried(entry: dict[str, Any]) -> str:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
-    task: Annotated[
-        str, typer.Option("--task", metavar="NAME", help="digits, own-log, chat or multi-turn.")
-    ] = "digits",
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    task: Annotated[str, typer.Option(metavar="NAME")] = "digits",
 ) -> None:
+    """Args:
+    folder: A new or empty folder.
+    task: digits, own-log, chat or multi-turn.
+    """
     from agro.cli.tasks import create
 
     for path in create(folder, task):
@@ -152,10 +160,13 @@ def commands(readme: Path) -> list[str]:
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="One of them, to print.")] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     whole: Whole = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    name: One of them, to print.
+    """
     from agro.config.recipes import get
 
     if name is not None:
@@ -206,14 +217,14 @@ def _recipe_lines(rows: list[dict[str, Any]], whole: bool) -> list[str]:
 
 
 def prove(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME…]", help="Objectives; all where none is given.")
-    ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw where descent goes into this .png or .svg.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]")] = None,
+    figure: Path | None = None,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    names: Objectives; all where none is given.
+    figure: Draw where descent goes into this .png or .svg.
+    """
     from agro import objectives
 
     selected = names or objectives.names()

@@ -24,96 +24,57 @@ SHOWN = 3  # records of each file in a preview
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(help="Files and folders of `agro formats`.")],
-    store: Annotated[
-        Path | None, typer.Option("--store", help="The store; created where it is missing.")
-    ] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", help="The files' format, where it isn't recognized.")
-    ] = None,
-    map_: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="FIELD=COLUMN: a name or JMESPath; the first * expands keys or items."),
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option("--prompts", help="Prompts of rows without one, joined by their id.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            help="Count what this model can't be trained on. Its tokenizer made tokens without a mask.",
-        ),
-    ] = None,
+    files: Annotated[list[Path], typer.Argument()],
+    store: Path | None = None,
+    format: str | None = None,
+    map_: Annotated[list[str] | None, typer.Option("--map")] = None,
+    prompts: Path | None = None,
+    tokenizer: str | None = None,
     setting: PolicySetting = None,
-    rewards: Annotated[
-        list[str] | None,
-        typer.Option("--reward", help="COLUMN or COLUMN=WEIGHT: the reward is the sum of these."),
-    ] = None,
-    reward_map: Annotated[
-        list[str] | None,
-        typer.Option("--reward-map", help="WORD=NUMBER,…: rewards that are words, such as up=1,down=0."),
-    ] = None,
-    lower_is_better: Annotated[
-        bool,
-        typer.Option(
-            "--lower-is-better", help="Store the reward r as -r; of a pair the named one is the worse."
-        ),
-    ] = False,
-    choose: Annotated[
-        list[str] | None,
-        typer.Option("--choose", help="KIND=NAME, where there are several of a kind, such as filter=strict"),
-    ] = None,
-    join: Annotated[
-        Path | None, typer.Option("--join", help="The second file of a format that is split over two.")
-    ] = None,
-    preview: Annotated[
-        bool, typer.Option("--preview", help="Print the first records as they would be stored; store none.")
-    ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Take the files anew, in place of an earlier import of them.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Store nothing, and exit 2, where any record is refused.")
-    ] = False,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option("--drop", help="A field that isn't stored, such as meta.user; may be repeated."),
-    ] = None,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Store no keys, tokens, private keys and e-mail addresses.")
-    ] = False,
-    redact_pattern: Annotated[
-        list[str] | None,
-        typer.Option("--redact-pattern", help="Nor what matches this regular expression; may be repeated."),
-    ] = None,
-    group_by: Annotated[
-        str | None,
-        typer.Option("--group-by", help="Normalize rewards over the records with the same value of a field."),
-    ] = None,
-    center_by: Annotated[
-        str | None,
-        typer.Option(
-            "--center-by",
-            metavar="FIELD",
-            help="Subtract from rewards what the user, task or grader in this field gives to others.",
-        ),
-    ] = None,
-    license: Annotated[
-        str | None, typer.Option("--license", help="Of the files: kept with them, and in model cards.")
-    ] = None,
+    rewards: Annotated[list[str] | None, typer.Option("--reward")] = None,
+    reward_map: list[str] | None = None,
+    lower_is_better: bool = False,
+    choose: list[str] | None = None,
+    join: Path | None = None,
+    preview: bool = False,
+    replace: bool = False,
+    strict: bool = False,
+    drop: list[str] | None = None,
+    redact: bool = False,
+    redact_pattern: list[str] | None = None,
+    group_by: str | None = None,
+    center_by: Annotated[str | None, typer.Option(metavar="FIELD")] = None,
+    license: str | None = None,
     workers: Workers = 1,
-    guess: Annotated[
-        bool,
-        typer.Option(
-            "--guess",
-            help="Of an unknown file: propose how to read it, show which responses would be the best and the "
-            "worst, and ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.",
-        ),
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Take what --guess proposes, unseen.")] = False,
+    guess: bool = False,
+    yes: bool = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    files: Files and folders of `agro formats`.
+    store: The store; created where it is missing.
+    format: The files' format, where it isn't recognized.
+    map_: FIELD=COLUMN: a name or JMESPath; the first * expands keys or items.
+    prompts: Prompts of rows without one, joined by their id.
+    tokenizer: Count what this model can't be trained on. Its tokenizer made tokens without a mask.
+    rewards: COLUMN or COLUMN=WEIGHT: the reward is the sum of these.
+    reward_map: WORD=NUMBER,…: rewards that are words, such as up=1,down=0.
+    lower_is_better: Store the reward r as -r; of a pair the named one is the worse.
+    choose: KIND=NAME, where there are several of a kind, such as filter=strict
+    join: The second file of a format that is split over two.
+    preview: Print the first records as they would be stored; store none.
+    replace: Take the files anew, in place of an earlier import of them.
+    strict: Store nothing, and exit 2, where any record is refused.
+    drop: A field that isn't stored, such as meta.user; may be repeated.
+    redact: Store no keys, tokens, private keys and e-mail addresses.
+    redact_pattern: Nor what matches this regular expression; may be repeated.
+    group_by: Normalize rewards over the records with the same value of a field.
+    center_by: Subtract from rewards what the user, task or grader in this field gives to others.
+    license: Of the files: kept with them, and in model cards.
+    guess: Of an unknown file: propose how to read it, show which responses would be the best and the
+        worst, and ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.
+    yes: Take what --guess proposes, unseen.
+    """
     from agro.logs.labels import parse_words
     from agro.logs.mapping import parse_map
 

@@ -29,48 +29,32 @@ AUTHOR = "what wrote the log"
 
 
 def off_policy(
-    log: Annotated[
-        Path, typer.Option("--log", help="A store, or a file as `agro import` takes it: scored responses.")
-    ],
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="A run: its model, and the β of its objective."),
-    ] = None,
+    log: Path,
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]")] = None,
     model: ModelOfRun = None,
-    values: Annotated[
-        str,
-        typer.Option(
-            "--values",
-            help="V of the doubly robust estimate: fitted to the log's other responses, critic (the value "
-            "head of a checkpoint, as of dro), or a store, whose mean reward of a prompt it is.",
-        ),
-    ] = FITTED,
-    clip: Annotated[
-        float | None, typer.Option("--clip", min=1.0, help="The largest weight of the clipped estimate; √N.")
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            "--reference", help="start (the run's), or a model: for the idealized ranking accuracy."
-        ),
-    ] = None,
-    beta: Annotated[
-        float | None, typer.Option("--beta", min=0.0, help="In reward per nat; that of the run's objective.")
-    ] = None,
-    checkpoints: Annotated[
-        bool,
-        typer.Option(
-            "--checkpoints",
-            help="Rank the run's checkpoints by the log, sample each, and say SharpeRatio@k of the ranking.",
-        ),
-    ] = False,
+    values: str = FITTED,
+    clip: Annotated[float | None, typer.Option(min=1.0)] = None,
+    reference: str | None = None,
+    beta: Annotated[float | None, typer.Option(min=0.0)] = None,
+    checkpoints: bool = False,
     reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
-    n: Annotated[int, typer.Option("-n", "--responses", min=1, help="With --checkpoints.")] = 8,
+    n: Annotated[int, typer.Option("-n", "--responses", min=1)] = 8,
     seed: Seed = 0,
     policy: PolicySetting = None,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    log: A store, or a file as `agro import` takes it: scored responses.
+    run: A run: its model, and the β of its objective.
+    values: V of the doubly robust estimate: fitted to the log's other responses, critic (the value head
+        of a checkpoint, as of dro), or a store, whose mean reward of a prompt it is.
+    clip: The largest weight of the clipped estimate; √N.
+    reference: start (the run's), or a model: for the idealized ranking accuracy.
+    beta: In reward per nat; that of the run's objective.
+    checkpoints: Rank the run's checkpoints by the log, sample each, and say SharpeRatio@k of the ranking.
+    n: With --checkpoints.
+    """
     if not log.exists():
         raise Refused(f"--log {log}: no such file")
     subject = MeasuredModel.of(run, model, policy)

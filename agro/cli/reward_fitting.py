@@ -29,31 +29,33 @@ PAGE = "reward.html"
 
 
 def fit_reward(
-    store: Annotated[Path, typer.Argument(help="Judged pairs, or responses with rewards.")],
+    store: Annotated[Path, typer.Argument()],
     model: Model,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the reward model, new or empty.")],
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on",
-            help="pairs: judgments; ratings: rewards, by regression; groups: pairs of unequal rewards to one "
-            "prompt. Pairs where the store has some, else groups.",
-        ),
-    ] = "",
-    hold_out: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="Share of the prompts that it is measured on.")
-    ] = 0.1,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the comparisons or ratings.")] = 1,
-    lr: Annotated[float, typer.Option(help="Learning rate; small models want more, such as 1e-3.")] = 2e-5,
-    batch: Annotated[int, typer.Option(min=1, help="Comparisons or ratings of an update.")] = 16,
-    max_length: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and response; longer ones are left out, and counted.")
-    ] = None,
-    template: Annotated[str, typer.Option(help="auto, chat or plain: how texts become one.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Path,
+    on: str = "",
+    hold_out: Annotated[float, typer.Option(min=0.0, max=0.9)] = 0.1,
+    epochs: Annotated[int, typer.Option(min=1)] = 1,
+    lr: float = 2e-5,
+    batch: Annotated[int, typer.Option(min=1)] = 16,
+    max_length: int | None = None,
+    template: str = "auto",
+    device: str = "auto",
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    store: Judged pairs, or responses with rewards.
+    out: Folder of the reward model, new or empty.
+    on: pairs: judgments; ratings: rewards, by regression; groups: pairs of unequal rewards to one prompt.
+        Pairs where the store has some, else groups.
+    hold_out: Share of the prompts that it is measured on.
+    epochs: Passes over the comparisons or ratings.
+    lr: Learning rate; small models want more, such as 1e-3.
+    batch: Comparisons or ratings of an update.
+    max_length: Tokens of prompt and response; longer ones are left out, and counted.
+    template: auto, chat or plain: how texts become one.
+    device: auto, cpu or cuda.
+    """
     import torch
 
     from agro.rewards import fitting
@@ -254,17 +256,22 @@ RESAMPLES = 2000
 
 
 def judge_check(
-    labeled: Annotated[Path, typer.Argument(help="Samples with rewards: a store or interchange records.")],
+    labeled: Annotated[Path, typer.Argument()],
     option: RewardOption = None,
     reward: Annotated[str, REWARD] = "judge",
-    threshold: Annotated[
-        float | None, typer.Option(help="From which on the reward says yes; half its maximum if not given.")
-    ] = None,
-    label_threshold: Annotated[float, typer.Option(help="From which on a label says yes.")] = 0.5,
-    timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 60.0,
-    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time.")] = 4,
+    threshold: float | None = None,
+    label_threshold: float = 0.5,
+    timeout: float = 60.0,
+    workers: Annotated[int, typer.Option(min=1, metavar="N")] = 4,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    labeled: Samples with rewards: a store or interchange records.
+    threshold: From which on the reward says yes; half its maximum if not given.
+    label_threshold: From which on a label says yes.
+    timeout: Seconds for one response.
+    workers: Requests at a time.
+    """
     from agro.config import RewardConfig
     from agro.rewards import load_reward
 

@@ -19,59 +19,30 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A TOML recipe, a recipe's name (agro recipes), a run's config.json; with --resume the run."
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Such as train.steps=20.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run: agro train RUN --resume needs no more.")
-    ] = False,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help="With --resume: go on although what KEY names, such as reward.name, has changed; again for "
-            "each.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Load and check everything, and report what would happen; write nothing."
-        ),
-    ] = False,
-    fit: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LIMIT",
-            help="Choose settings that fit this machine, such as 30min, or 24GB of memory; again for both.",
-        ),
-    ] = None,
-    place: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHERE",
-            help="Sample in other processes, and start again what dies: local:2 (two collectors beside the "
-            "trainer), ray://HOST:PORT or ray:local.",
-        ),
-    ] = None,
-    owner: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The owner of this run's store, which has the file (agro store serve); --place sets it.",
-        ),
-    ] = None,
+    config: Annotated[Path | None, typer.Argument()] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…")] = None,
+    out: Path | None = None,
+    resume: bool = False,
+    accept: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None,
+    dry_run: bool = False,
+    fit: Annotated[list[str] | None, typer.Option(metavar="LIMIT")] = None,
+    place: Annotated[str | None, typer.Option(metavar="WHERE")] = None,
+    owner: Annotated[str | None, typer.Option(metavar="URL")] = None,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    config: A TOML recipe, a recipe's name (agro recipes), a run's config.json; with --resume the run.
+    overrides: Such as train.steps=20.
+    out: The run folder; runs/ and the time where it isn't given.
+    resume: Continue a run: agro train RUN --resume needs no more.
+    accept: With --resume: go on although what KEY names, such as reward.name, has changed; again for
+        each.
+    dry_run: Load and check everything, and report what would happen; write nothing.
+    fit: Choose settings that fit this machine, such as 30min, or 24GB of memory; again for both.
+    place: Sample in other processes, and start again what dies: local:2 (two collectors beside the
+        trainer), ray://HOST:PORT or ray:local.
+    owner: The owner of this run's store, which has the file (agro store serve); --place sets it.
+    """
     from agro.config import RunConfig
 
     if resume:
@@ -200,9 +171,12 @@ def _place(where: str, config: Path, overrides: list[str] | None, out: Path | No
 
 
 def ps(
-    run: Annotated[str, typer.Argument(help="A run folder, or the URL of the owner of its store.")],
+    run: Annotated[str, typer.Argument()],
     as_json: Json = False,
 ) -> None:
+    """Args:
+    run: A run folder, or the URL of the owner of its store.
+    """
     from agro.place.status import TITLES, RunStatus
 
     status = RunStatus.read(run)
@@ -218,15 +192,14 @@ def ps(
 
 
 def collect(
-    run: Annotated[str, typer.Argument(help="The run folder, or the URL of the owner of its store.")],
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Of this collector among those of the run; one that is started again under the name of a "
-            "dead one takes up what it had begun."
-        ),
-    ] = None,
+    run: Annotated[str, typer.Argument()],
+    name: str | None = None,
 ) -> None:
+    """Args:
+    run: The run folder, or the URL of the owner of its store.
+    name: Of this collector among those of the run; one that is started again under the name of a dead one
+        takes up what it had begun.
+    """
     from agro.place.record import owner_of
 
     url_or_folder = owner_of(run)
@@ -244,13 +217,16 @@ def collect(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the page on this machine while the run trains.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="With --watch: the port; 0 takes a free one.")] = 0,
+    run: Annotated[Path, typer.Argument()],
+    watch: bool = False,
+    port: int = 0,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    run: A run folder.
+    watch: Serve the page on this machine while the run trains.
+    port: With --watch: the port; 0 takes a free one.
+    """
     if watch:
         if as_json:
             raise Refused("--json doesn't go with --watch, which doesn't end; give one of them")
@@ -359,23 +335,17 @@ def _look_at_store(config: RunConfig) -> None:
 
 
 def race(
-    out: Annotated[
-        Path, typer.Option(help="The folder of race.json and of a run for each; begun there, it continues.")
-    ],
-    given: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[LOG-or-RECIPE] KEY=VALUE…",
-            help="A log or store to learn from, or a recipe that takes part too; policy.model; data.store "
-            "or data.prompts; data.eval_prompts; reward.name; train.steps.",
-        ),
-    ] = None,
-    rate: Annotated[
-        list[float] | None,
-        typer.Option("--rate", min=0, help="A learning rate, again for each; train.lr, ⅓ and 3 times of it."),
-    ] = None,
+    out: Path,
+    given: Annotated[list[str] | None, typer.Argument(metavar="[LOG-or-RECIPE] KEY=VALUE…")] = None,
+    rate: Annotated[list[float] | None, typer.Option(min=0)] = None,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    out: The folder of race.json and of a run for each; begun there, it continues.
+    given: A log or store to learn from, or a recipe that takes part too; policy.model; data.store or
+        data.prompts; data.eval_prompts; reward.name; train.steps.
+    rate: A learning rate, again for each; train.lr, ⅓ and 3 times of it.
+    """
     from agro.config.race import race_config
 
     named = _named(given or [])

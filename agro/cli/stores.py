@@ -39,20 +39,20 @@ def _unscored(sample: Sample) -> Sample:
 
 
 def export(
-    store: Annotated[Path, typer.Argument(metavar="STORE-or-RUN", help="The store; a run with its model.")],
-    file: Annotated[
-        Path,
-        typer.Argument(help="A file that ends with .jsonl, .jsonl.gz or .parquet; of a model see below."),
-    ],
-    merged: Annotated[
-        bool, typer.Option("--merged", help="Of a run: its model in 16 bits, an adapter merged, as a folder.")
-    ] = False,
-    gguf: Annotated[
-        bool, typer.Option("--gguf", help="Of a run: its model as GGUF, by the converter of llama.cpp.")
-    ] = False,
+    store: Annotated[Path, typer.Argument(metavar="STORE-or-RUN")],
+    file: Annotated[Path, typer.Argument()],
+    merged: bool = False,
+    gguf: bool = False,
     as_json: Json = False,
 ) -> None:
-    """Write the samples of a store, without judgments, as interchange records, which agro import takes."""
+    """Write the samples of a store, without judgments, as interchange records, which agro import takes.
+
+    Args:
+        store: The store; a run with its model.
+        file: A file that ends with .jsonl, .jsonl.gz or .parquet; of a model see below.
+        merged: Of a run: its model in 16 bits, an adapter merged, as a folder.
+        gguf: Of a run: its model as GGUF, by the converter of llama.cpp.
+    """
     if merged or gguf:
         if merged and gguf:
             raise Refused("--merged, --gguf: expected one of them, got both")
@@ -67,10 +67,14 @@ def export(
 
 
 def recover(
-    store: Annotated[Path, typer.Argument(help="The damaged store.")],
-    out: Annotated[Path, typer.Option("--out", help="The new store.")],
+    store: Annotated[Path, typer.Argument()],
+    out: Path,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    store: The damaged store.
+    out: The new store.
+    """
     from agro.store import recover as recover_
 
     recovered = recover_(store, out)
@@ -78,22 +82,20 @@ def recover(
 
 
 def score(
-    store: Annotated[Path, typer.Argument(help="The store.")],
+    store: Annotated[Path, typer.Argument()],
     reward: Annotated[str, REWARD],
     option: RewardOption = None,
-    missing: Annotated[bool, typer.Option("--missing", help="Only samples without a reward.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 10.0,
-    workers: Annotated[
-        int,
-        typer.Option(
-            "--workers",
-            min=1,
-            metavar="N",
-            help="Processes of a reward that has some: functions, math, regex.",
-        ),
-    ] = 1,
+    missing: bool = False,
+    timeout: float = 10.0,
+    workers: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    store: The store.
+    missing: Only samples without a reward.
+    timeout: Seconds for one response.
+    workers: Processes of a reward that has some: functions, math, regex.
+    """
     from agro.config import RewardConfig
     from agro.store import Store
 
@@ -187,15 +189,20 @@ TIMEOUT = 3.0  # seconds to wait for others to close the store
 
 
 def forget(
-    store: Annotated[Path, typer.Argument(help="The store.")],
-    source: Annotated[str | None, typer.Option(help="All samples of this source.")] = None,
-    prompt_id: Annotated[str | None, typer.Option("--prompt-id", help="All samples of this prompt.")] = None,
-    meta: Annotated[
-        str | None, typer.Option(metavar="KEY=VALUE", help="All whose meta has this, such as user=alice.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only what would be said.")] = False,
+    store: Annotated[Path, typer.Argument()],
+    source: str | None = None,
+    prompt_id: str | None = None,
+    meta: Annotated[str | None, typer.Option(metavar="KEY=VALUE")] = None,
+    yes: bool = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    store: The store.
+    source: All samples of this source.
+    prompt_id: All samples of this prompt.
+    meta: All whose meta has this, such as user=alice.
+    yes: Delete; without it, only what would be said.
+    """
     from agro.store import Store
 
     conditions = {"--source": source, "--prompt-id": prompt_id, "--meta": meta}
