@@ -14,7 +14,7 @@ import pytest
 from methods_docs import RULES, methods
 
 from agro import objectives
-from agro.api.settings import configured
+from agro.api.arguments import configured
 from agro.config import RunConfig, aliases
 from agro.config.messages import section_at
 from agro.config.recipes import recipes

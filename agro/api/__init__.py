@@ -11,11 +11,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from agro.api.chosen import choose
-from agro.api.input_files import is_path, log_record, model_folder, prompt_record, write_rows
+from agro.api.arguments import (
+    Function,
+    RewardArgument,
+    check_pooled,
+    choose,
+    configured,
+    is_path,
+    log_record,
+    lora_of,
+    model_folder,
+    prompt_record,
+    put,
+    reward_values,
+    write_rows,
+)
 from agro.api.reporting_trainer import Trainer
-from agro.api.reward_argument import Function, RewardArgument, check_pooled, reward_values
-from agro.api.settings import configured, lora_of, put
 from agro.api.trained import Trained
 from agro.config import RunConfig
 from agro.config.aliases import say, without_aliases

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from agro.errors import Refused
-from agro.pages.run.axes import FIRST, FONT, INK, SECOND, WIDE, style_axes
+from agro.pages.run.figures import FIRST, FONT, INK, SECOND, WIDE, style_axes
 from agro.runs.rundata import RunData, Values
 
 

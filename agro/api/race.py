@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agro.api.chosen import OF_METHOD
-from agro.api.input_files import prompt_record, write_rows
+from agro.api.arguments import OF_METHOD, prompt_record, write_rows
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.config.aliases import renamed

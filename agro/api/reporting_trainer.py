@@ -49,7 +49,7 @@ class Trainer(BaseTrainer):
             and world_size() == 1
             and parameters(self.policy.model) >= LARGE
         ):
-            from agro.api.plan.memory import resident
+            from agro.api.plan.measure import resident
             from agro.api.plan.plan import Machine, plan, time_line
 
             loaded = resident(self.policy.device)
@@ -72,7 +72,7 @@ class Trainer(BaseTrainer):
     @contextmanager
     def loaded(self) -> Iterator[Machine]:
         """What a plan measures. All is checked as for a run, and nothing is written."""
-        from agro.api.plan.memory import resident
+        from agro.api.plan.measure import resident
         from agro.api.plan.plan import Machine
 
         print("loading, checking and measuring", file=sys.stderr, flush=True)

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agro.api.arguments import is_path, prompt_record, write_rows
 from agro.api.contamination import held_out_prompts
-from agro.api.input_files import is_path, prompt_record, write_rows
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy

@@ -79,43 +79,37 @@ class BrowseFilter:
 
 
 def show(
-    store: Annotated[Path, typer.Argument(help="The store.")],
-    groups: Annotated[
-        bool, typer.Option("--groups", help="The responses to one prompt side by side.")
-    ] = False,
-    reward: Annotated[
-        str | None, typer.Option(metavar="LOW:HIGH", help="Only such rewards, such as 0.5:")
-    ] = None,
-    source: Annotated[list[str] | None, typer.Option(help="Only this source; may be repeated.")] = None,
-    role: Annotated[
-        list[str] | None, typer.Option(help="Only policy, log or expert; may be repeated.")
-    ] = None,
-    characters: Annotated[
-        str | None, typer.Option(metavar="LOW:HIGH", help="Only responses of so many characters.")
-    ] = None,
-    tokens: Annotated[
-        str | None,
-        typer.Option(metavar="LOW:HIGH", help="Only responses of so many tokens, where those are known."),
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="Only prompts that contain this text, in any case.")
-    ] = None,
-    prompt_id: Annotated[str | None, typer.Option(help="Only this prompt.")] = None,
-    newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Samples, or groups, at most; 0 shows all. Where it isn't given, a terminal shows all in a "
-            "pager, and 10 are written elsewhere.",
-        ),
-    ] = None,
-    columns: Annotated[
-        int, typer.Option(min=0, help="Responses of a group at most, the best or the newest; 0 shows all.")
-    ] = 6,
-    cut: Annotated[int, typer.Option(min=0, help="Characters of each text; 0 shows all.")] = 800,
+    store: Annotated[Path, typer.Argument()],
+    groups: bool = False,
+    reward: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
+    source: list[str] | None = None,
+    role: list[str] | None = None,
+    characters: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
+    prompt: str | None = None,
+    prompt_id: str | None = None,
+    newest: bool = False,
+    limit: Annotated[int | None, typer.Option(min=0)] = None,
+    columns: Annotated[int, typer.Option(min=0)] = 6,
+    cut: Annotated[int, typer.Option(min=0)] = 800,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    store: The store.
+    groups: The responses to one prompt side by side.
+    reward: Only such rewards, such as 0.5:
+    source: Only this source; may be repeated.
+    role: Only policy, log or expert; may be repeated.
+    characters: Only responses of so many characters.
+    tokens: Only responses of so many tokens, where those are known.
+    prompt: Only prompts that contain this text, in any case.
+    prompt_id: Only this prompt.
+    newest: The newest first.
+    limit: Samples, or groups, at most; 0 shows all. Where it isn't given, a terminal shows all in a
+        pager, and 10 are written elsewhere.
+    columns: Responses of a group at most, the best or the newest; 0 shows all.
+    cut: Characters of each text; 0 shows all.
+    """
     from agro.store import Store
 
     wanted = BrowseFilter(
@@ -190,7 +184,7 @@ def _check(store: Store, roles: list[str] | None, sources: list[str] | None) -> 
 def _samples(
     store: Store, prompt_id: str | None, newest: bool, selection: dict[str, Any]
 ) -> Iterator[Sample]:
-    from agro.pages.run.store_samples import newest_first
+    from agro.pages.run.live import newest_first
 
     read = partial(newest_first, store) if newest else store.samples
     return read(prompt_id=prompt_id, **selection)

@@ -30,20 +30,20 @@ TIE = "0"
 
 
 def chat(
-    model: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a model: a folder or hub name.")],
-    against: Annotated[
-        str | None,
-        typer.Option("--against", help="Answer beside another model, blind: start (the run's), or a model."),
-    ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option("--store", help="With --against: where judged pairs go; RUN/chat.db."),
-    ] = None,
+    model: Annotated[str, typer.Argument(metavar="RUN")],
+    against: str | None = None,
+    store: Path | None = None,
     max_new: MaxNew = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
     seed: Seed = 0,
     policy: PolicySetting = None,
 ) -> None:
+    """Args:
+    model: A run, or a model: a folder or hub name.
+    against: Answer beside another model, blind: start (the run's), or a model.
+    store: With --against: where judged pairs go; RUN/chat.db.
+    temperature: 0 is greedy.
+    """
     path = Path(model)
     if not path.exists() and path.parent != Path() and path.parent.is_dir():
         raise Refused(f"{model}: there is no such run or model in {path.parent}")  # the hub isn't asked then

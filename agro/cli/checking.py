@@ -25,56 +25,40 @@ from agro.errors import Refused
 if TYPE_CHECKING:
     from agro.config import RunConfig
     from agro.pages.store.check_report import Report
-    from agro.pages.store.measurements import Measurements
-    from agro.pages.store.own_reward import OwnReward
+    from agro.pages.store.measurements import Measurements, OwnReward
     from agro.store import Store
 
 
 def check(
-    path: Annotated[
-        Path, typer.Argument(metavar="LOG-or-STORE", help="A store, or a log of `agro formats`.")
-    ],
-    objective: Annotated[
-        str | None,
-        typer.Option("--objective", help="The objective that is to train on it; else the best for the data."),
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option("--recipe", help="A recipe, by file or name: its settings are checked.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE, such as objective.singletons=drop; may be repeated."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Measure log π of the responses: ranking (AUC), coverage, weights, β."),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option("--reference", help="π_ref: measure log π/π_ref, such as the model before training."),
-    ] = None,
+    path: Annotated[Path, typer.Argument(metavar="LOG-or-STORE")],
+    objective: str | None = None,
+    recipe: Path | None = None,
+    changes: Annotated[list[str] | None, typer.Option("--set")] = None,
+    model: str | None = None,
+    reference: str | None = None,
     setting: PolicySetting = None,
-    reward: Annotated[
-        str | None,
-        typer.Option(
-            "--reward", help="With --model: score its own responses to the log's prompts, beside the log's."
-        ),
-    ] = None,
+    reward: str | None = None,
     option: RewardOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Measure at most so many prompts with the model.")] = 1000,
-    held_out: Annotated[
-        Path | None,
-        typer.Option("--held-out", help="A file of prompts that it shouldn't overlap with."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="A folder for the page, check.html, and check.json.")
-    ] = None,
+    limit: Annotated[int, typer.Option(min=1)] = 1000,
+    held_out: Path | None = None,
+    out: Path | None = None,
     workers: Workers = 1,
-    whole: Annotated[
-        bool, typer.Option("--all", help="Name all objectives that can or can't train on it, and why.")
-    ] = False,
+    whole: Annotated[bool, typer.Option("--all")] = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    path: A store, or a log of `agro formats`.
+    objective: The objective that is to train on it; else the best for the data.
+    recipe: A recipe, by file or name: its settings are checked.
+    changes: KEY=VALUE, such as objective.singletons=drop; may be repeated.
+    model: Measure log π of the responses: ranking (AUC), coverage, weights, β.
+    reference: π_ref: measure log π/π_ref, such as the model before training.
+    reward: With --model: score its own responses to the log's prompts, beside the log's.
+    limit: Measure at most so many prompts with the model.
+    held_out: A file of prompts that it shouldn't overlap with.
+    out: A folder for the page, check.html, and check.json.
+    whole: Name all objectives that can or can't train on it, and why.
+    """
     from dataclasses import replace
 
     if model is None and (reference is not None or setting):
@@ -137,7 +121,7 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
 
 def _look_at(*models: str | None) -> None:
     """Refuse models that aren't there."""
-    from agro.cli.first_looks import look_at_model
+    from agro.cli.runs import look_at_model
 
     for name in filter(None, models):
         look_at_model(name)
@@ -160,7 +144,7 @@ def _own_reward(store: Store, name: str, option: list[str] | None, config: RunCo
     """`config`: its policy is the model that is asked."""
     from agro.config import RewardConfig
     from agro.models.policy import Policy
-    from agro.pages.store.own_reward import own_reward
+    from agro.pages.store.measurements import own_reward
     from agro.rewards import load_reward
 
     policy = Policy.load(config.policy)

@@ -18,10 +18,10 @@ class CommandEntry(NamedTuple):
 # Of each command a line with name, home and page, then its summary, then the example.
 TEXT = {
     "First steps": """
-init first:init guide/getting-started.md
+init explain:init guide/getting-started.md
     A folder to begin with: recipe, prompts, reward, and a README with the next commands.
     first --task digits
-recipes first:recipes guide/getting-started.md
+recipes explain:recipes guide/getting-started.md
     The recipes for `agro train NAME` and the tasks for `agro init`: what each is for, its time.
     fresh
 doctor doctor:doctor guide/the-run.md
@@ -32,7 +32,7 @@ doctor doctor:doctor guide/the-run.md
 train runs:train guide/the-run.md
     One run: from a configuration to a model, metrics and a report.
     recipe.toml train.steps=100 --out runs/first
-race race_command:race guide/choosing.md
+race runs:race guide/choosing.md
     Short runs of several methods and rates on one log or task; the best one trains on.
     policy.model=runs/first/model data.store=runs/first/store.db data.eval_prompts=held_out.jsonl
         reward.name=reward.py:prefix sampler.max_new=4 train.steps=24 --rate 3e-4 --rate 1e-3 --out runs/race
@@ -50,10 +50,10 @@ sample models:sample guide/getting-started.md
 eval eval_command:eval_ guide/getting-started.md
     Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response.
     runs/first
-off-policy off_policy_command:off_policy guide/is-it-better.md
+off-policy off_policy_command:off_policy guide/reading-the-report.md
     A model's value by a log that it didn't write, with intervals, or why there is none.
     runs/first --log runs/first/store.db
-rate rate_command:rate guide/is-it-better.md
+rate eval_command:rate guide/reading-the-report.md
     A page on which a person rates blind pairs of start and result, until it is decided.
     runs/first
 chat chat_command:chat guide/getting-started.md
@@ -62,7 +62,7 @@ chat chat_command:chat guide/getting-started.md
 report runs:report guide/reading-the-report.md
     A run's figures as one self-contained page.
     runs/first
-compare compare_command:compare guide/is-it-better.md
+compare compare_command:compare guide/reading-the-report.md
     Is B better than A, on the same prompts? Runs, models, stores, harnesses' samples; curves too.
     runs/agro-0 runs/agro-1 runs/rloo-0 runs/rloo-1
 """,
@@ -74,7 +74,7 @@ import import_command:import_ guide/your-data.md
 formats explain:formats formats.md
     The formats of logs: what each holds and carries, and who writes it.
     trl-completions
-check checking:check guide/what-to-train-on.md
+check checking:check guide/your-data.md
     What is in a store or log, and the command that trains on it; exit 2 where nothing can.
     logs.db
 show browse:show guide/the-run.md
@@ -83,7 +83,7 @@ show browse:show guide/the-run.md
 score stores:score guide/your-reward.md
     Fill in or renew the rewards of a store.
     logs.db --reward reward.py:prefix
-judge-check judging:judge_check guide/your-reward.md
+judge-check reward_fitting:judge_check guide/your-reward.md
     Compare a judge's scores with labels that are there: agreement and kappa.
     logs.db --reward reward.py:prefix --threshold 0.5
 fit-reward reward_fitting:fit_reward guide/your-reward.md
@@ -92,7 +92,7 @@ fit-reward reward_fitting:fit_reward guide/your-reward.md
 export stores:export guide/your-data.md
     Write a store as records that agro import takes, or the model of a run in 16 bits or as GGUF.
     runs/first/store.db samples.jsonl.gz
-forget forgetting:forget guide/your-data.md
+forget stores:forget guide/your-data.md
     Delete samples for good, with their judgments, and name the runs that trained on them.
     logs.db --meta user=alice --yes
 store store_command:store guide/the-run.md
@@ -103,10 +103,10 @@ recover stores:recover guide/the-run.md
     damaged.db --out recovered.db
 """,
     "Methods": """
-objectives explain:objectives guide/objectives.md
+objectives explain:objectives guide/choosing.md
     The objectives: what they need, how far they couple, their options and source.
     agro
-prove proving:prove guide/choosing.md
+prove explain:prove guide/choosing.md
     What is proved of objectives by enumeration; exit 1 where a claim is false.
     agro kl_pg --figure proof.png
 """,

@@ -27,35 +27,14 @@ from agro.errors import Refused
 if TYPE_CHECKING:
     from agro.config import RewardConfig
     from agro.logs.results import Result
-    from agro.pages.run.paired_results import PairedResults, PairedSets
+    from agro.pages.run.paired_results import PairedSets
     from agro.types import Prompt
 
 
 def compare(
-    results: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="A B…",
-            help="Runs, stores, files of agro eval --out, samples of lm-evaluation-harness, lighteval or "
-            "Inspect (a file, or the folder of several tasks), other logs; with --prompts models. Each other "
-            "one is compared with the first. Of runs those that differ in their seed alone are one line.",
-        ),
-    ],
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            help="Of runs a number of metrics.jsonl, or else held-out reward; of a harness's one, such as "
-            "exact_match,strict-match, or else the first that both have.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--prompts",
-            help="A set of prompts, which the models (of runs: theirs) answer; again for each set.",
-        ),
-    ] = None,
+    results: Annotated[list[str], typer.Argument(metavar="A B…")],
+    metric: str | None = None,
+    prompts: list[Path] | None = None,
     reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
     n: Responses = 8,
@@ -63,14 +42,18 @@ def compare(
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     policy: PolicySetting = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv."
-        ),
-    ] = Path("compare"),
+    out: Path = Path("compare"),
     as_json: Json = False,
 ) -> None:
+    """Args:
+    results: Runs, stores, files of agro eval --out, samples of lm-evaluation-harness, lighteval or
+        Inspect (a file, or the folder of several tasks), other logs; with --prompts models. Each other
+        one is compared with the first. Of runs those that differ in their seed alone are one line.
+    metric: Of runs a number of metrics.jsonl, or else held-out reward; of a harness's one, such as
+        exact_match,strict-match, or else the first that both have.
+    prompts: A set of prompts, which the models (of runs: theirs) answer; again for each set.
+    out: The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv.
+    """
     from agro.logs.results import is_run, results_at
     from agro.pages.run.paired_results import PairedSets
 
@@ -92,7 +75,7 @@ def compare(
         sampling = Sampling(n, max_new, temperature, seed, policy)
         sides = [_answered(name, sets, scoring, sampling) for name in results]
     paired = PairedSets.of(sides, metric)
-    from agro.pages.run.compare_page import write_results
+    from agro.pages.run.compare import write_results
 
     written = [str(path) for path in write_results(paired, out)]
     if as_json:
@@ -158,14 +141,14 @@ class Sampling(NamedTuple):
 
 def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool) -> None:
     from agro.pages.run.compare import compare as read
-    from agro.pages.run.compare_page import to_json, write
+    from agro.pages.run.compare import to_json, write
 
     comparison = read(runs, metric)
     paths = write(comparison, out)
     if as_json:
         print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
         return
-    from agro.pages.run.compare_page import (
+    from agro.pages.run.compare import (
         BANDS,
         difference_words,
         differences_words,
@@ -204,8 +187,15 @@ def _say(paired: PairedSets) -> None:
     console = terminal()
     if len(paired.pairs) > 1:
         shown = table("set", "prompts", "first", "other", "difference", "p", "verdict", wrap_names=True)
+        from agro.io.numbers import chance, fixed
+
         for pair in paired.pairs:
-            shown.add_row(pair.name, *_cells(pair))
+            x = pair.comparison
+            difference = fixed(x.difference, signed=True)
+            if x.low == x.low:
+                difference += f" [{fixed(x.low, signed=True)}, {fixed(x.high, signed=True)}]"
+            p = "unknown" if pair.p != pair.p else chance(pair.p).removeprefix("p ").removeprefix("= ")
+            shown.add_row(pair.name, str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer)
         console.print(shown)
         console.print(
             f"[…]: 95 % interval of other − first; p: adjusted for {len(paired.pairs)} comparisons (Holm)\n"
@@ -217,14 +207,3 @@ def _say(paired: PairedSets) -> None:
     for note in paired.notes:
         console.print(f"Not compared: {note}")
     console.print("")
-
-
-def _cells(pair: PairedResults) -> list[str]:
-    from agro.io.numbers import chance, fixed
-
-    x = pair.comparison
-    difference = fixed(x.difference, signed=True)
-    if x.low == x.low:
-        difference += f" [{fixed(x.low, signed=True)}, {fixed(x.high, signed=True)}]"
-    p = "unknown" if pair.p != pair.p else chance(pair.p).removeprefix("p ").removeprefix("= ")
-    return [str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer]

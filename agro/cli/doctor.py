@@ -30,15 +30,27 @@ LEAST_SPACE = 2.0  # GiB free, below which a run may not be able to write its ch
 
 
 def doctor(
-    path: Annotated[
-        Path | None, typer.Argument(metavar="[RUN-or-STORE]", help="Its state is reported too.")
-    ] = None,
-    ask_torch: Annotated[
-        bool, typer.Option("--torch", help="Ask torch for its threads and GPUs, which takes seconds.")
-    ] = False,
+    path: Annotated[Path | None, typer.Argument(metavar="[RUN-or-STORE]")] = None,
+    ask_torch: Annotated[bool, typer.Option("--torch")] = False,
     as_json: Json = False,
 ) -> None:
-    report = {**_versions(), **_machine(ask_torch)}
+    """Args:
+    path: Its state is reported too.
+    ask_torch: Ask torch for its threads and GPUs, which takes seconds.
+    """
+    # Without `ask_torch` what files, variables and nvidia-smi say of its threads and GPUs.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = _of_torch() if ask_torch else _without_torch()
+    report = {
+        **_versions(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": cores,
+        "asked_torch": ask_torch,
+        **asked,
+        "free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
     off = _off(report)
     if path is not None:
         state, problems = _state(path)
@@ -74,21 +86,6 @@ def _versions() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[name] = None
     return {"agro": __version__, "python": platform.python_version(), "libraries": versions}
-
-
-def _machine(ask_torch: bool) -> dict[str, Any]:
-    """Without `ask_torch` what files, variables and nvidia-smi say of its threads and GPUs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = _of_torch() if ask_torch else _without_torch()
-    return {
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": cores,
-        "asked_torch": ask_torch,
-        **asked,
-        "free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-    }
 
 
 def _of_torch() -> dict[str, Any]:
@@ -172,22 +169,19 @@ def _state(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise Refused(f"{path}: expected a run's folder, with config.json, or a store")
     config = RunConfig.load(path / "config.json")
     state, problems = _store_state(located(config.data.store, path))
-    return {**_run_state(path, config.phase_names), **state}, problems
-
-
-def _run_state(folder: Path, phases: tuple[str, ...]) -> dict[str, Any]:
-    metrics = folder / "metrics.jsonl"
+    metrics = path / "metrics.jsonl"
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     row = json.loads(lines[-1]) if lines else {}
     return {
-        "run": str(folder),
-        "phases": list(phases),
+        "run": str(path),
+        "phases": list(config.phase_names),
         "step": row.get("step"),
         "phase": row.get("phase"),
-        "checkpoints": sorted(p.name for p in folder.glob("checkpoints/step-*")),
-        "model": (folder / "model").is_dir(),
-        "report": (folder / "report.html").is_file(),
-    }
+        "checkpoints": sorted(p.name for p in path.glob("checkpoints/step-*")),
+        "model": (path / "model").is_dir(),
+        "report": (path / "report.html").is_file(),
+        **state,
+    }, problems
 
 
 def _store_state(path: Location) -> tuple[dict[str, Any], list[str]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from agro.api.contamination import Contamination
     from agro.cli.measuring import Measurement
-    from agro.config import RewardConfig
+    from agro.config import RewardConfig, SamplerConfig
+    from agro.rollout.blind import Test
     from agro.rollout.evaluate import Heldout
     from agro.rollout.rollout import Rollout
     from agro.runs.verdict import Verdict
@@ -35,25 +37,12 @@ SHOWN = 300  # characters of a response on the terminal
 
 def eval_(
     context: typer.Context,
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[RUN]", help="A run: its model, held-out prompts, reward, environment and lengths."
-        ),
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]")] = None,
     model: ModelOfRun = None,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--prompts", help="A set of prompts, and what the reward reads; again for each of several sets."
-        ),
-    ] = None,
+    prompts: list[Path] | None = None,
     reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
-    pass_at: Annotated[
-        float | None,
-        typer.Option("--pass-at", help="The reward from which a response passes; the reward's own maximum."),
-    ] = None,
+    pass_at: float | None = None,
     n: Responses = 8,
     max_new: MaxNew = None,
     temperature: Temperature = 1.0,
@@ -61,43 +50,24 @@ def eval_(
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            help="Compare with a model on the same prompts, paired: start (the run's), or as for --model. "
-            "Also measures the KL divergence from it.",
-        ),
-    ] = None,
-    blind: Annotated[
-        Path | None,
-        typer.Option(
-            "--blind",
-            metavar="FILE.csv",
-            help="With --against: write both models' responses here, to be rated without a reward.",
-        ),
-    ] = None,
-    ratings: Annotated[
-        Path | None,
-        typer.Option("--ratings", metavar="FILE.csv", help="Read such a sheet back, and keep what it says."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Write rewards and responses here, one prompt a line; of several sets a folder."
-        ),
-    ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            "--store",
-            help="Keep the responses here as they finish: after a kill the same command samples the others.",
-        ),
-    ] = None,
+    against: str | None = None,
+    blind: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
+    ratings: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
+    out: Path | None = None,
+    store: Path | None = None,
     as_json: Json = False,
 ) -> None:
-    from agro.cli.blind import check_blind, check_ratings, read_blind, show_written, write_blind
-
+    """Args:
+    run: A run: its model, held-out prompts, reward, environment and lengths.
+    prompts: A set of prompts, and what the reward reads; again for each of several sets.
+    pass_at: The reward from which a response passes; the reward's own maximum.
+    against: Compare with a model on the same prompts, paired: start (the run's), or as for --model. Also
+        measures the KL divergence from it.
+    blind: With --against: write both models' responses here, to be rated without a reward.
+    ratings: Read such a sheet back, and keep what it says.
+    out: Write rewards and responses here, one prompt a line; of several sets a folder.
+    store: Keep the responses here as they finish: after a kill the same command samples the others.
+    """
     if ratings is not None:
         check_ratings(context)
         read_blind(run, ratings, as_json)
@@ -316,3 +286,192 @@ def _before(row: dict[str, Any] | None) -> str:
 def _short(text: Any) -> str:
     shown = repr(text)
     return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
+
+
+OF_REWARDS = ("reward", "option", "pass_at", "n", "out", "store")  # say nothing about a sheet
+OF_RATINGS = ("run", "ratings", "as_json")
+
+
+def given(context: typer.Context) -> list[str]:
+    """The options and arguments that the command line has."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+
+def check_blind(context: typer.Context, sheet: Path) -> None:
+    """Before anything is sampled."""
+    from agro.rollout.blind import check_free
+
+    names = given(context)
+    if "against" not in names:
+        raise Refused("--blind: expected --against start, or --against MODEL, beside it, got neither")
+    _refuse(context, "--blind: a sheet has one response of each model and no reward", names, OF_REWARDS)
+    check_free(sheet)
+
+
+def check_ratings(context: typer.Context) -> None:
+    names = [name for name in given(context) if name not in OF_RATINGS]
+    _refuse(context, "--ratings only reads a sheet, with the folder of the run and --json", names, names)
+
+
+def _refuse(context: typer.Context, reason: str, names: Sequence[str], wrong: Collection[str]) -> None:
+    flags = [p.opts[0] for p in context.command.params if p.name in names and p.name in wrong]
+    if flags:
+        raise Refused(f"{reason}: leave out {', '.join(flags)}")
+
+
+def write_blind(
+    sheet: Path,
+    rollouts: tuple[Rollout, Rollout],
+    prompts: Sequence[Prompt],
+    sampler: SamplerConfig,
+    seed: int,
+    names: tuple[str, str],
+    run: Path | None,
+    test: Test = "sign",
+) -> dict[str, Any]:
+    """Returns what was written. `rollouts`: start and result. `names`: what they were called. `run`: whose
+    result it is, if any's."""
+    from agro.rollout.blind import answer, key_of, write_sheet
+    from agro.runs.rundata import load_run
+
+    answers = answer(*rollouts, prompts, sampler, seed)
+    ran = None if run is None else load_run(run)
+    about = {
+        "against": names[0],
+        "model": names[1],
+        "run": None if ran is None else ran.values.get("run"),
+        "step": None if ran is None else ran.steps,
+        "test": test,
+    }
+    write_sheet(sheet, answers, seed, about)
+    return {
+        "sheet": str(sheet),
+        "key": str(key_of(sheet)),
+        "prompts": len(answers),
+        "failed": len(prompts) - len(answers),
+        "same": sum(a.start == a.result for a in answers),
+    }
+
+
+def show_written(report: dict[str, Any], run: Path | None, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    print(f"{report['sheet']}: {report['prompts']} prompts; put left, right or tie into better of each")
+    if report["same"]:
+        print(f"{report['same']} of them have the same response on both sides: a tie")
+    if report["failed"]:
+        print(f"{report['failed']} prompts are left out, since their environment failed")
+    of = f" {run}" if run else ""
+    print(f"{report['key']} says which side is whose; then: agro eval{of} --ratings {report['sheet']}")
+
+
+def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
+    """Say what the ratings say, and keep those of a run's result against its start in the run's folder."""
+    import numpy as np
+
+    from agro.rollout.blind import read_key, read_ratings
+    from agro.runs.card import write_cards
+    from agro.runs.verdict import Ratings, Verdict
+
+    key = read_key(sheet)
+    values = read_ratings(sheet)
+    if np.isnan(values).all():
+        raise Refused(f"{sheet}: none of its {len(values)} rows is rated; put left, right or tie into better")
+    ratings = Ratings.of(values, key["step"], key["test"])
+    if run is not None:
+        check_of(run, sheet, key)
+        ratings.save(run)
+        write_cards(run)
+    against = "the start" if key["against"] == "start" else key["against"]
+    verdict = Verdict.rated(ratings, against)
+    if as_json:
+        report = {"sheet": str(sheet), "model": key["model"], "against": key["against"]}
+        print(json.dumps(report | {"verdict": verdict.to_json()}, ensure_ascii=False, allow_nan=False))
+        return
+    print(verdict.sentence)
+    if run is not None:
+        print(
+            f"kept in {run / 'ratings.json'} and in the model cards; agro report {run} shows it",
+            file=sys.stderr,
+        )
+
+
+def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:
+    """Raise `Refused` where a sheet isn't of the run's result against its start."""
+    from agro.runs.rundata import load_run
+
+    if key["against"] != "start" or key["run"] is None or load_run(run).values.get("run") != key["run"]:
+        raise Refused(
+            f"{sheet}: its ratings are of {key['model']} against {key['against']}, not of {run} against "
+            "its start; leave the run out to print what they say"
+        )
+
+
+SHEET = "rate.csv"  # in the run's folder
+OF_SERVER = ("run", "port", "host")
+
+
+def rate(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    port: Annotated[int, typer.Option(min=0)] = 0,
+    host: str = "127.0.0.1",
+    prompts: list[Path] | None = None,
+    pairs: Annotated[int, typer.Option(min=1)] = 200,
+    max_new: MaxNew = None,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    policy: PolicySetting = None,
+) -> None:
+    """Args:
+    run: A run: its start, its model, its prompts.
+    port: 0: a free one.
+    host: The address to listen at; 0.0.0.0: all, for a phone in your network.
+    prompts: Prompts in place of the run's held-out ones; may be repeated.
+    pairs: Prompts at most, chosen by a hash of their ids.
+    """
+    from agro.pages.run.rate import RateServer, Rating
+    from agro.rollout.blind import read_key
+    from agro.rollout.sequential import fewest_more
+    from agro.runs.rundata import load_run
+    from agro.runs.side_by_side import place
+
+    sheet = run / SHEET
+    if not sheet.exists():
+        subject = MeasuredModel.of(run, None, policy)
+        loaded = [p for read in load_sets(prompts).values() for p in read] if prompts else subject.held_out()
+        asked = sorted(loaded, key=lambda prompt: place(prompt.id))[:pairs]
+        print(f"sampling an answer of each model to {len(asked)} of {len(loaded)} prompts …", file=sys.stderr)
+        least = fewest_more(0, 0)
+        if len(asked) < least:
+            print(f"note: {least} pairs decide at the earliest; --prompts FILE asks more", file=sys.stderr)
+        seen = subject.seen(asked)
+        if seen is not None:
+            print(f"seen in training: {seen.sentence}", file=sys.stderr)
+        rollouts = subject.other(START), subject.rollout()
+        sampler = subject.sampler(1, temperature, max_new)
+        write_blind(sheet, rollouts, asked, sampler, seed, (START, subject.name), run, "sequential")
+        del rollouts  # which take memory that nothing needs while somebody rates
+    else:
+        changed = [f"--{name.replace('_', '-')}" for name in given(context) if name not in OF_SERVER]
+        if changed:
+            raise Refused(
+                f"{', '.join(changed)}: {sheet} is there, which has its answers already; leave the options "
+                f"out, or remove {sheet} and its key, with all ratings"
+            )
+    key, steps = read_key(sheet), load_run(run).steps
+    check_of(run, sheet, key)
+    if key["test"] != "sequential" or key["step"] != steps:
+        raise Refused(
+            f"{sheet}: expected answers of step {steps} that agro rate sampled, got step {key['step']} and "
+            f"the test {key['test']}; remove it and its key, or give them another name"
+        )
+    rating = Rating(run, sheet, steps)
+    with RateServer(rating, port, host) as server:
+        print("each rating is kept at once; Ctrl-C ends this, the same command goes on", file=sys.stderr)
+        server.serve_until_interrupted(f"serving {server.address}?token={server.token}")
+    ratings = rating.ratings()
+    if ratings.decided or not ratings.unrated:
+        read_blind(run, sheet, as_json=False)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, Whole
-from agro.cli.listing import block, paragraph, show
-from agro.cli.listing import names as side_by_side
+from agro.cli.common import Json, Whole, block, names, paragraph, show, table, terminal, width
+from agro.cli.common import names as side_by_side
 
 if TYPE_CHECKING:
     from agro.objectives import Objective
+    from agro.proof.measuring import ProofRow
 
 COUPLES = {
     "row": "a row's gradient depends on no other row's log-probs",
@@ -25,10 +27,13 @@ KINDS = {"nothing": "can't be imported, and why: agro formats NAME"}
 
 
 def objectives(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     whole: Whole = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    name: One of them, in full.
+    """
     from agro.objectives import describe, names
     from agro.objectives.table import entries
 
@@ -84,10 +89,13 @@ def _listed(needs: list[str]) -> str:
 
 
 def formats(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     whole: Whole = False,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    name: One of them, in full.
+    """
     from agro.logs.format_table import FORMATS, get
 
     chosen = [get(name)] if name else list(FORMATS.values())
@@ -127,3 +135,140 @@ def _carried(entry: dict[str, Any]) -> str:
     if entry["kind"] == "nothing":
         return "can't be imported"
     return ", ".join(entry["carries"]) or "texts alone"
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    task: Annotated[str, typer.Option(metavar="NAME")] = "digits",
+) -> None:
+    """Args:
+    folder: A new or empty folder.
+    task: digits, own-log, chat or multi-turn.
+    """
+    from agro.cli.tasks import create
+
+    for path in create(folder, task):
+        print(f"wrote {path}")
+    print(f"\nnext:\n  cd {folder}")
+    for command in commands(folder / "README.md"):
+        print(f"  {command}")
+
+
+def commands(readme: Path) -> list[str]:
+    """The indented commands of a README."""
+    lines = readme.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.startswith("    agro ")]
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument()] = None,
+    whole: Whole = False,
+    as_json: Json = False,
+) -> None:
+    """Args:
+    name: One of them, to print.
+    """
+    from agro.config.recipes import get
+
+    if name is not None:
+        recipe = get(name)
+        row = {"name": name, "kind": recipe.kind, "for": recipe.title, "minutes": None, "text": recipe.text}
+        print(json.dumps(row, ensure_ascii=False) if as_json else recipe.text, end="\n" if as_json else "")
+    elif as_json:
+        print(json.dumps(_rows(), ensure_ascii=False))
+    else:
+        show(_recipe_lines(_rows(), whole), "agro recipes", whole)
+
+
+def _rows() -> list[dict[str, Any]]:
+    """Tasks, then recipes. `minutes`: None where they depend on the model."""
+    from agro.cli.tasks import TASKS
+    from agro.config.recipes import recipes
+
+    rows: list[dict[str, Any]] = []
+    for name, task in TASKS.items():
+        rows.append({"name": name, "kind": "task", "for": task.title, "minutes": task.minutes})
+    for recipe in recipes().values():
+        rows.append({"name": recipe.name, "kind": recipe.kind, "for": recipe.title, "minutes": None})
+    return rows
+
+
+HINT = "agro recipes NAME prints one; its first lines have the complete command."
+TITLES = {
+    "task": "Tasks: agro init DIR --task NAME, with all data and a small new model",
+    "situation": "Recipes by what is at hand: agro train NAME policy.model=MODEL …",
+    "method": "Recipes by method",
+}
+
+
+def _recipe_lines(rows: list[dict[str, Any]], whole: bool) -> list[str]:
+    """Of methods the names, and what each is for where `whole`."""
+    lines = []
+    for kind, title in TITLES.items():
+        of_kind = [row for row in rows if row["kind"] == kind]
+        if kind == "method" and not whole:
+            lines += names(title, (row["name"] for row in of_kind))
+            continue
+        lines.append(title)
+        for row in of_kind:
+            minutes = "" if row["minutes"] is None else f" ({row['minutes']:g} minutes)"
+            text = f"{row['name']}: {row['for']}{minutes}"
+            lines += paragraph(text, 2, 4) if whole else [f"  {shorten(text, width() - 2, placeholder=' …')}"]
+    return [*lines, *paragraph(HINT if whole else f"{HINT} agro recipes --all says what each is for.")]
+
+
+def prove(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]")] = None,
+    figure: Path | None = None,
+    as_json: Json = False,
+) -> None:
+    """Args:
+    names: Objectives; all where none is given.
+    figure: Draw where descent goes into this .png or .svg.
+    """
+    from agro import objectives
+
+    selected = names or objectives.names()
+    for name in selected:
+        objectives.get(name)  # a wrong name is refused before anything is computed
+    from agro.proof import passport  # here: a wrong name is refused at once
+    from agro.proof.claims import claims_of
+
+    for name in selected:
+        claims_of(name)
+
+    if figure is not None:
+        figure.parent.mkdir(parents=True, exist_ok=True)
+    results = passport.prove(selected, descents=figure is not None)
+    rows = [row for measured in results.values() for row in measured.rows]
+    if figure is not None:
+        passport.draw_descents(results, str(figure))
+    broken = [row for row in rows if row.holds is False]
+    if as_json:
+        print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))
+    else:
+        _show(rows)
+    if broken:
+        for row in broken:
+            typer.echo(
+                f"agro: {row.objective}: {row.property} ({row.setting}): expected {row.side} {row.bound:g}, "
+                f"got {row.value:.3g}",
+                err=True,
+            )
+        raise SystemExit(1)
+
+
+def _show(rows: list[ProofRow]) -> None:
+    shown = table("objective", "property", "setting", "value", "bound", "holds")
+    for row in rows:
+        verdict = {True: "yes", False: "NO", None: ""}[row.holds]
+        bound = "" if row.bound is None else f"{row.side} {row.bound:g}"
+        shown.add_row(row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict)
+    console = terminal()
+    console.print(shown)
+    claimed = [row for row in rows if row.holds is not None]
+    holding = sum(bool(row.holds) for row in claimed)
+    console.print(
+        f"{holding} of {len(claimed)} claims hold; {len(rows) - len(claimed)} values are reported without a "
+        "claim"
+    )

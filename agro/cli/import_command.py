@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,106 +14,67 @@ import typer
 from agro.cli.common import Json, PolicySetting, Workers, pairs, policy_config
 from agro.errors import Refused
 
-SHOWN = 3  # records of each file in a preview
-
 if TYPE_CHECKING:
+    from agro.logs.guessing import Proposal
     from agro.logs.import_report import ImportReport
     from agro.models.encoding import Encoder
     from agro.store import Store
 
+SHOWN = 3  # records of each file in a preview
+
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(help="Files and folders of `agro formats`.")],
-    store: Annotated[
-        Path | None, typer.Option("--store", help="The store; created where it is missing.")
-    ] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", help="The files' format, where it isn't recognized.")
-    ] = None,
-    map_: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="FIELD=COLUMN: a name or JMESPath; the first * expands keys or items."),
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option("--prompts", help="Prompts of rows without one, joined by their id.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            help="Count what this model can't be trained on. Its tokenizer made tokens without a mask.",
-        ),
-    ] = None,
+    files: Annotated[list[Path], typer.Argument()],
+    store: Path | None = None,
+    format: str | None = None,
+    map_: Annotated[list[str] | None, typer.Option("--map")] = None,
+    prompts: Path | None = None,
+    tokenizer: str | None = None,
     setting: PolicySetting = None,
-    rewards: Annotated[
-        list[str] | None,
-        typer.Option("--reward", help="COLUMN or COLUMN=WEIGHT: the reward is the sum of these."),
-    ] = None,
-    reward_map: Annotated[
-        list[str] | None,
-        typer.Option("--reward-map", help="WORD=NUMBER,…: rewards that are words, such as up=1,down=0."),
-    ] = None,
-    lower_is_better: Annotated[
-        bool,
-        typer.Option(
-            "--lower-is-better", help="Store the reward r as -r; of a pair the named one is the worse."
-        ),
-    ] = False,
-    choose: Annotated[
-        list[str] | None,
-        typer.Option("--choose", help="KIND=NAME, where there are several of a kind, such as filter=strict"),
-    ] = None,
-    join: Annotated[
-        Path | None, typer.Option("--join", help="The second file of a format that is split over two.")
-    ] = None,
-    preview: Annotated[
-        bool, typer.Option("--preview", help="Print the first records as they would be stored; store none.")
-    ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Take the files anew, in place of an earlier import of them.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Store nothing, and exit 2, where any record is refused.")
-    ] = False,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option("--drop", help="A field that isn't stored, such as meta.user; may be repeated."),
-    ] = None,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Store no keys, tokens, private keys and e-mail addresses.")
-    ] = False,
-    redact_pattern: Annotated[
-        list[str] | None,
-        typer.Option("--redact-pattern", help="Nor what matches this regular expression; may be repeated."),
-    ] = None,
-    group_by: Annotated[
-        str | None,
-        typer.Option("--group-by", help="Normalize rewards over the records with the same value of a field."),
-    ] = None,
-    center_by: Annotated[
-        str | None,
-        typer.Option(
-            "--center-by",
-            metavar="FIELD",
-            help="Subtract from rewards what the user, task or grader in this field gives to others.",
-        ),
-    ] = None,
-    license: Annotated[
-        str | None, typer.Option("--license", help="Of the files: kept with them, and in model cards.")
-    ] = None,
+    rewards: Annotated[list[str] | None, typer.Option("--reward")] = None,
+    reward_map: list[str] | None = None,
+    lower_is_better: bool = False,
+    choose: list[str] | None = None,
+    join: Path | None = None,
+    preview: bool = False,
+    replace: bool = False,
+    strict: bool = False,
+    drop: list[str] | None = None,
+    redact: bool = False,
+    redact_pattern: list[str] | None = None,
+    group_by: str | None = None,
+    center_by: Annotated[str | None, typer.Option(metavar="FIELD")] = None,
+    license: str | None = None,
     workers: Workers = 1,
-    guess: Annotated[
-        bool,
-        typer.Option(
-            "--guess",
-            help="Of an unknown file: propose how to read it, show which responses would be the best and the "
-            "worst, and ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.",
-        ),
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Take what --guess proposes, unseen.")] = False,
+    guess: bool = False,
+    yes: bool = False,
     as_json: Json = False,
 ) -> None:
-    from agro.cli.guessing import default_store, proposed
+    """Args:
+    files: Files and folders of `agro formats`.
+    store: The store; created where it is missing.
+    format: The files' format, where it isn't recognized.
+    map_: FIELD=COLUMN: a name or JMESPath; the first * expands keys or items.
+    prompts: Prompts of rows without one, joined by their id.
+    tokenizer: Count what this model can't be trained on. Its tokenizer made tokens without a mask.
+    rewards: COLUMN or COLUMN=WEIGHT: the reward is the sum of these.
+    reward_map: WORD=NUMBER,…: rewards that are words, such as up=1,down=0.
+    lower_is_better: Store the reward r as -r; of a pair the named one is the worse.
+    choose: KIND=NAME, where there are several of a kind, such as filter=strict
+    join: The second file of a format that is split over two.
+    preview: Print the first records as they would be stored; store none.
+    replace: Take the files anew, in place of an earlier import of them.
+    strict: Store nothing, and exit 2, where any record is refused.
+    drop: A field that isn't stored, such as meta.user; may be repeated.
+    redact: Store no keys, tokens, private keys and e-mail addresses.
+    redact_pattern: Nor what matches this regular expression; may be repeated.
+    group_by: Normalize rewards over the records with the same value of a field.
+    center_by: Subtract from rewards what the user, task or grader in this field gives to others.
+    license: Of the files: kept with them, and in model cards.
+    guess: Of an unknown file: propose how to read it, show which responses would be the best and the
+        worst, and ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.
+    yes: Take what --guess proposes, unseen.
+    """
     from agro.logs.labels import parse_words
     from agro.logs.mapping import parse_map
 
@@ -235,3 +197,79 @@ def _encoding(store: Store, encoder: Encoder) -> dict[str, int]:
         except InvalidSample as error:
             counts[error.reason] += 1
     return dict(counts)
+
+
+# Options that say how records are read: nothing is guessed beside them.
+DECIDED = ("mapping", "format", "reward_map", "choose", "join", "prompts")
+
+
+def proposed(
+    files: Sequence[Path],
+    arguments: Mapping[str, Any],
+    store: str,
+    *,
+    guess: bool,
+    yes: bool,
+    as_json: bool,
+) -> Proposal | None:
+    """The proposal that was taken; None where the files are to be read as they are.
+
+    Raises `Refused` with the proposal where nobody says whether to take it, and where there is none.
+    """
+    from agro.io.terminal import visible
+    from agro.logs.guessing import propose, propose_unknown
+
+    decided = [name for name in DECIDED if arguments.get(name)]
+    if decided and guess:
+        flags = ", ".join("--map" if name == "mapping" else f"--{name.replace('_', '-')}" for name in decided)
+        raise Refused(f"--guess: expected no {flags} beside it, which say how to read the records")
+    rewards, is_lower = arguments["rewards"], arguments["lower_is_better"] or None
+    if decided or (rewards and not guess):
+        return None
+    if guess:
+        proposal = propose(files[0], rewards=rewards, lower_is_better=is_lower)
+    else:
+        proposal = propose_unknown(files[0], lower_is_better=is_lower)
+    if proposal is None:
+        return None
+    can_be_taken = proposal and proposal.undefined is None
+    if can_be_taken and (yes or (guess and (rewards or is_lower))):
+        print(f"{proposal}\n  {visible(proposal.command(store))}", file=sys.stderr)
+        return proposal
+    if as_json:
+        print(json.dumps(proposal.to_json(store), ensure_ascii=False))
+        raise SystemExit(2)
+    if can_be_taken and sys.stdin.isatty() and sys.stdout.isatty():
+        return _asked(proposal, store)
+    raise proposal.refusal(store)
+
+
+def _asked(proposal: Proposal, store: str) -> Proposal:
+    """As the person at the terminal says."""
+    from agro.io.terminal import visible
+    from agro.logs.guessing import propose
+
+    while True:
+        print(proposal, file=sys.stderr)
+        if proposal.undefined is not None:
+            raise proposal.refusal(store)
+        question = "Is the upper one better? y / n (lower is better) / another column / q: "
+        if not proposal.is_judged:
+            question = "Are these prompts and responses? y / a column that judges them / q: "
+        print(question, end="", file=sys.stderr, flush=True)
+        answer = (sys.stdin.readline() or "q").strip()
+        if answer.lower() in ("y", "yes"):
+            return proposal
+        if answer.lower() in ("n", "no") and proposal.is_judged:
+            return proposal.reversed()
+        if answer.lower() in ("n", "no", "q", "quit"):
+            raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(store)}")
+        try:
+            proposal = (answer and propose(proposal.path, rewards={answer: 1.0})) or proposal
+        except Refused as error:
+            print(visible(f"agro: {error}"), file=sys.stderr)
+
+
+def default_store(file: Path) -> str:
+    """The store that is proposed for a file: beside it, of its name."""
+    return str(file.with_name(f"{file.name.split('.')[0]}.db"))

@@ -40,17 +40,23 @@ MaxTurns = Annotated[
 def sample(
     model: Model,
     prompts: PromptFile,
-    out: Annotated[Path, typer.Option(help="A store, or a .jsonl, .jsonl.gz or .parquet file.")],
+    out: Path,
     n: Responses = 4,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    max_new: Annotated[int, typer.Option("--max-new", min=1, help="Tokens a response at most.")] = 256,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="1 where it isn't given.")] = None,
+    greedy: bool = False,
+    max_new: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float | None, typer.Option(min=0.0)] = None,
     seed: Seed = 0,
     policy: PolicySetting = None,
     environment: EnvironmentName = None,
     max_turns: MaxTurns = None,
 ) -> None:
-    from agro.cli.first_looks import look_at_model
+    """Args:
+    out: A store, or a .jsonl, .jsonl.gz or .parquet file.
+    greedy: Always the likeliest token.
+    max_new: Tokens a response at most.
+    temperature: 1 where it isn't given.
+    """
+    from agro.cli.runs import look_at_model
     from agro.rollout import Task, collect
     from agro.rollout.prompts import load_prompts
     from agro.store import Store, write_samples

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from agro.cli.measuring import Measurement
-    from agro.cli.rescored_log import Log, RescoredLog
+    from agro.cli.measuring import Log, Measurement, RescoredLog
     from agro.models.policy import Policy
     from agro.rollout.off_policy_values import LoggedResponses
 
@@ -30,54 +29,38 @@ AUTHOR = "what wrote the log"
 
 
 def off_policy(
-    log: Annotated[
-        Path, typer.Option("--log", help="A store, or a file as `agro import` takes it: scored responses.")
-    ],
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="A run: its model, and the β of its objective."),
-    ] = None,
+    log: Path,
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]")] = None,
     model: ModelOfRun = None,
-    values: Annotated[
-        str,
-        typer.Option(
-            "--values",
-            help="V of the doubly robust estimate: fitted to the log's other responses, critic (the value "
-            "head of a checkpoint, as of dro), or a store, whose mean reward of a prompt it is.",
-        ),
-    ] = FITTED,
-    clip: Annotated[
-        float | None, typer.Option("--clip", min=1.0, help="The largest weight of the clipped estimate; √N.")
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            "--reference", help="start (the run's), or a model: for the idealized ranking accuracy."
-        ),
-    ] = None,
-    beta: Annotated[
-        float | None, typer.Option("--beta", min=0.0, help="In reward per nat; that of the run's objective.")
-    ] = None,
-    checkpoints: Annotated[
-        bool,
-        typer.Option(
-            "--checkpoints",
-            help="Rank the run's checkpoints by the log, sample each, and say SharpeRatio@k of the ranking.",
-        ),
-    ] = False,
+    values: str = FITTED,
+    clip: Annotated[float | None, typer.Option(min=1.0)] = None,
+    reference: str | None = None,
+    beta: Annotated[float | None, typer.Option(min=0.0)] = None,
+    checkpoints: bool = False,
     reward: Annotated[str | None, REWARD] = None,
     option: RewardOption = None,
-    n: Annotated[int, typer.Option("-n", "--responses", min=1, help="With --checkpoints.")] = 8,
+    n: Annotated[int, typer.Option("-n", "--responses", min=1)] = 8,
     seed: Seed = 0,
     policy: PolicySetting = None,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    log: A store, or a file as `agro import` takes it: scored responses.
+    run: A run: its model, and the β of its objective.
+    values: V of the doubly robust estimate: fitted to the log's other responses, critic (the value head
+        of a checkpoint, as of dro), or a store, whose mean reward of a prompt it is.
+    clip: The largest weight of the clipped estimate; √N.
+    reference: start (the run's), or a model: for the idealized ranking accuracy.
+    beta: In reward per nat; that of the run's objective.
+    checkpoints: Rank the run's checkpoints by the log, sample each, and say SharpeRatio@k of the ranking.
+    n: With --checkpoints.
+    """
     if not log.exists():
         raise Refused(f"--log {log}: no such file")
     subject = MeasuredModel.of(run, model, policy)
     if not checkpoints:  # else the run's are read
         subject.look_at(subject.path)
-    from agro.cli.rescored_log import Log  # here: what is missing is refused at once
+    from agro.cli.measuring import Log  # here: what is missing is refused at once
 
     logged = Log.read(log)
     document: dict[str, Any] = {"log": str(log), "values": values}
@@ -107,8 +90,7 @@ def _estimate(
     beta: float | None,
 ) -> dict[str, Any]:
     """The value of the model by the log, and how it ranks the log's pairs."""
-    from agro.cli.measuring import policy_of
-    from agro.cli.rescored_log import RescoredLog
+    from agro.cli.measuring import RescoredLog, policy_of
 
     rescored = RescoredLog.of(log, _policy(subject, values))
     other = None
@@ -211,7 +193,7 @@ def _rank_checkpoints(
     prompts; of the ranking SharpeRatio@k. What wrote the log is a candidate too."""
     import numpy as np
 
-    from agro.cli.rescored_log import RescoredLog
+    from agro.cli.measuring import RescoredLog
     from agro.rollout.off_policy_values import HEADLINE, sharpe_ratio
 
     if subject.run is None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from copy import copy
 from importlib import import_module
-from typing import Annotated, Any
+from textwrap import dedent
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -38,10 +42,39 @@ def command(name: str) -> Any:
     module, _, function = entry.home.partition(":")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     epilog = f"Example: agro {name} {entry.example}\n\nGuide: docs/{entry.page}"
-    alone.command(name, cls=Command, help=entry.summary.replace("`", ""), epilog=epilog)(
-        guarded(getattr(import_module(f"agro.cli.{module}"), function))
-    )
+    declared = with_options(guarded(getattr(import_module(f"agro.cli.{module}"), function)))
+    alone.command(name, cls=Command, help=entry.summary.replace("`", ""), epilog=epilog)(declared)
     return typer.main.get_command(alone)
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """A parameter without an annotation of typer's is an option of its name. What the docstring's Args say of
+    a parameter is its help."""
+    parameters = []
+    hints = get_type_hints(function, include_extras=True)
+    helps = _helps(function.__doc__ or "")
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, *annotations = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [hints[name]]
+        info = copy(annotations[0]) if annotations else typer.Option(f"--{name.replace('_', '-')}")
+        if kind is not typer.Context:
+            info.help = info.help or helps.get(name)  # None with python -OO
+            kind = Annotated[kind, info]
+        parameters.append(parameter.replace(annotation=kind))
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return function
+
+
+def _helps(docstring: str) -> dict[str, str]:
+    """What each of the Args of a docstring is."""
+    helps: dict[str, str] = {}
+    for line in dedent(inspect.cleandoc(docstring).partition("Args:\n")[2]).splitlines():
+        if line.startswith(" "):  # goes on
+            helps[next(reversed(helps))] += f" {line.strip()}"
+        elif line:
+            name, _, text = line.strip().partition(": ")
+            helps[name] = text
+    return helps
 
 
 app = typer.Typer(cls=Program, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)

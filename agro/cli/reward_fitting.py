@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from agro.cli.common import Json, Model, Seed
+from agro.cli.common import REWARD, Json, Model, RewardOption, Seed, options
 from agro.errors import Refused
 from agro.io.files import write
 
@@ -28,31 +29,33 @@ PAGE = "reward.html"
 
 
 def fit_reward(
-    store: Annotated[Path, typer.Argument(help="Judged pairs, or responses with rewards.")],
+    store: Annotated[Path, typer.Argument()],
     model: Model,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the reward model, new or empty.")],
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on",
-            help="pairs: judgments; ratings: rewards, by regression; groups: pairs of unequal rewards to one "
-            "prompt. Pairs where the store has some, else groups.",
-        ),
-    ] = "",
-    hold_out: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="Share of the prompts that it is measured on.")
-    ] = 0.1,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the comparisons or ratings.")] = 1,
-    lr: Annotated[float, typer.Option(help="Learning rate; small models want more, such as 1e-3.")] = 2e-5,
-    batch: Annotated[int, typer.Option(min=1, help="Comparisons or ratings of an update.")] = 16,
-    max_length: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and response; longer ones are left out, and counted.")
-    ] = None,
-    template: Annotated[str, typer.Option(help="auto, chat or plain: how texts become one.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Path,
+    on: str = "",
+    hold_out: Annotated[float, typer.Option(min=0.0, max=0.9)] = 0.1,
+    epochs: Annotated[int, typer.Option(min=1)] = 1,
+    lr: float = 2e-5,
+    batch: Annotated[int, typer.Option(min=1)] = 16,
+    max_length: int | None = None,
+    template: str = "auto",
+    device: str = "auto",
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    store: Judged pairs, or responses with rewards.
+    out: Folder of the reward model, new or empty.
+    on: pairs: judgments; ratings: rewards, by regression; groups: pairs of unequal rewards to one prompt.
+        Pairs where the store has some, else groups.
+    hold_out: Share of the prompts that it is measured on.
+    epochs: Passes over the comparisons or ratings.
+    lr: Learning rate; small models want more, such as 1e-3.
+    batch: Comparisons or ratings of an update.
+    max_length: Tokens of prompt and response; longer ones are left out, and counted.
+    template: auto, chat or plain: how texts become one.
+    device: auto, cpu or cuda.
+    """
     import torch
 
     from agro.rewards import fitting
@@ -247,3 +250,104 @@ def _progress(*, quiet: bool) -> Callable[[int, int, float], None]:
             losses.clear()
 
     return say
+
+
+RESAMPLES = 2000
+
+
+def judge_check(
+    labeled: Annotated[Path, typer.Argument()],
+    option: RewardOption = None,
+    reward: Annotated[str, REWARD] = "judge",
+    threshold: float | None = None,
+    label_threshold: float = 0.5,
+    timeout: float = 60.0,
+    workers: Annotated[int, typer.Option(min=1, metavar="N")] = 4,
+    as_json: Json = False,
+) -> None:
+    """Args:
+    labeled: Samples with rewards: a store or interchange records.
+    threshold: From which on the reward says yes; half its maximum if not given.
+    label_threshold: From which on a label says yes.
+    timeout: Seconds for one response.
+    workers: Requests at a time.
+    """
+    from agro.config import RewardConfig
+    from agro.rewards import load_reward
+
+    samples = [sample for sample in _samples(labeled) if sample.reward is not None]
+    if not samples:
+        raise Refused(f"{labeled}: expected samples with rewards, which are the labels; got none")
+    config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
+    with closing(load_reward(config)) as judge:
+        least = judge.maximum / 2 if threshold is None and judge.maximum is not None else threshold
+        if least is None:
+            raise Refused(f"--threshold: expected one, since the reward {reward} has no known maximum")
+        scores = judge.score(samples)
+    judged = [
+        (score.value >= least, sample.reward >= label_threshold)
+        for sample, score in zip(samples, scores, strict=True)
+        if score.value is not None and sample.reward is not None
+    ]
+    failed = [score.error for score in scores if score.value is None]
+    report = agreement(judged) | {"failed": len(failed), "threshold": least}
+    if as_json:
+        print(json.dumps(report))
+        return
+    print(_described(report))
+    for error in list(dict.fromkeys(failed))[:5]:
+        print(f"  not judged: {error}")
+
+
+def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
+    """Share of equal answers and Cohen's κ, (p_o − p_e)/(1 − p_e), with its 95% bootstrap interval.
+
+    `judged`: (the judge's yes, the label's yes) of each sample. κ is None where one of both always says the
+    same: chance explains everything then.
+    """
+    import numpy as np
+
+    if not judged:
+        return {"n": 0, "agreement": None, "kappa": None, "low": None, "high": None}
+    answers = np.array(judged, dtype=bool)
+    random = np.random.default_rng(0)
+    draws = [_kappa(answers[random.integers(0, len(answers), len(answers))]) for _ in range(RESAMPLES)]
+    known = [kappa for kappa in draws if kappa is not None]
+    low, high = np.quantile(known, (0.025, 0.975)) if known else (None, None)
+    return {
+        "n": len(answers),
+        "agreement": float((answers[:, 0] == answers[:, 1]).mean()),
+        "kappa": _kappa(answers),
+        "low": None if low is None else float(low),
+        "high": None if high is None else float(high),
+    }
+
+
+def _kappa(answers: Any) -> float | None:
+    observed = (answers[:, 0] == answers[:, 1]).mean()
+    yes, expected_yes = answers.mean(0)
+    by_chance = yes * expected_yes + (1 - yes) * (1 - expected_yes)
+    return None if by_chance == 1 else float((observed - by_chance) / (1 - by_chance))
+
+
+def _described(report: dict[str, Any]) -> str:
+    if not report["n"]:
+        return f"no sample was judged ({report['failed']} failed)"
+    kappa = "κ isn't defined: one of both always says the same"
+    if report["kappa"] is not None:
+        kappa = f"κ {report['kappa']:.2f} ({report['low']:.2f} to {report['high']:.2f})"
+    return (
+        f"{report['n']} samples judged, {report['failed']} not: the judge (yes from "
+        f"{report['threshold']:g} on) agrees with {report['agreement']:.1%} of the labels, {kappa}"
+    )
+
+
+def _samples(path: Path) -> list[Sample]:
+    from agro.logs.interchange import read_samples
+    from agro.store import Store
+    from agro.store.location import is_store
+
+    if is_store(path):
+        with Store.open(path, read_only=True) as store:
+            return list(store.samples())
+    return list(read_samples(path))

@@ -70,7 +70,7 @@ class MeasuredModel:
 
     def look_at(self, name: str | None) -> None:
         """Refuse what isn't there, before torch is imported: this model, or one to compare with."""
-        from agro.cli.first_looks import look_at_model
+        from agro.cli.runs import look_at_model
 
         if name in (None, START) or any(change.startswith("model=") for change in self.changes or ()):
             return

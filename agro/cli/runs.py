@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,60 +19,30 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A TOML recipe, a recipe's name (agro recipes), a run's config.json; with --resume the run."
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Such as train.steps=20.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder; runs/ and the time where it isn't given.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run: agro train RUN --resume needs no more.")
-    ] = False,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help="With --resume: go on although what KEY names, such as reward.name, has changed; again for "
-            "each.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Load and check everything, and report what would happen; write nothing."
-        ),
-    ] = False,
-    fit: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LIMIT",
-            help="Choose settings that fit this machine, such as 30min, or 24GB of memory; again for both.",
-        ),
-    ] = None,
-    place: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHERE",
-            help="Sample in other processes, and start again what dies: local:2 (two collectors beside the "
-            "trainer), ray://HOST:PORT or ray:local.",
-        ),
-    ] = None,
-    owner: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The owner of this run's store, which has the file (agro store serve); --place sets it.",
-        ),
-    ] = None,
+    config: Annotated[Path | None, typer.Argument()] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…")] = None,
+    out: Path | None = None,
+    resume: bool = False,
+    accept: Annotated[list[str] | None, typer.Option(metavar="KEY")] = None,
+    dry_run: bool = False,
+    fit: Annotated[list[str] | None, typer.Option(metavar="LIMIT")] = None,
+    place: Annotated[str | None, typer.Option(metavar="WHERE")] = None,
+    owner: Annotated[str | None, typer.Option(metavar="URL")] = None,
     as_json: Json = False,
 ) -> None:
-    from agro.cli.first_looks import look_at_run
+    """Args:
+    config: A TOML recipe, a recipe's name (agro recipes), a run's config.json; with --resume the run.
+    overrides: Such as train.steps=20.
+    out: The run folder; runs/ and the time where it isn't given.
+    resume: Continue a run: agro train RUN --resume needs no more.
+    accept: With --resume: go on although what KEY names, such as reward.name, has changed; again for
+        each.
+    dry_run: Load and check everything, and report what would happen; write nothing.
+    fit: Choose settings that fit this machine, such as 30min, or 24GB of memory; again for both.
+    place: Sample in other processes, and start again what dies: local:2 (two collectors beside the
+        trainer), ray://HOST:PORT or ray:local.
+    owner: The owner of this run's store, which has the file (agro store serve); --place sets it.
+    """
     from agro.config import RunConfig
 
     if resume:
@@ -201,9 +171,12 @@ def _place(where: str, config: Path, overrides: list[str] | None, out: Path | No
 
 
 def ps(
-    run: Annotated[str, typer.Argument(help="A run folder, or the URL of the owner of its store.")],
+    run: Annotated[str, typer.Argument()],
     as_json: Json = False,
 ) -> None:
+    """Args:
+    run: A run folder, or the URL of the owner of its store.
+    """
     from agro.place.status import TITLES, RunStatus
 
     status = RunStatus.read(run)
@@ -219,16 +192,14 @@ def ps(
 
 
 def collect(
-    run: Annotated[str, typer.Argument(help="The run folder, or the URL of the owner of its store.")],
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Of this collector among those of the run; one that is started again under the name of a "
-            "dead one takes up what it had begun."
-        ),
-    ] = None,
+    run: Annotated[str, typer.Argument()],
+    name: str | None = None,
 ) -> None:
-    from agro.cli.first_looks import look_at_begun
+    """Args:
+    run: The run folder, or the URL of the owner of its store.
+    name: Of this collector among those of the run; one that is started again under the name of a dead one
+        takes up what it had begun.
+    """
     from agro.place.record import owner_of
 
     url_or_folder = owner_of(run)
@@ -246,13 +217,16 @@ def collect(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the page on this machine while the run trains.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="With --watch: the port; 0 takes a free one.")] = 0,
+    run: Annotated[Path, typer.Argument()],
+    watch: bool = False,
+    port: int = 0,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    run: A run folder.
+    watch: Serve the page on this machine while the run trains.
+    port: With --watch: the port; 0 takes a free one.
+    """
     if watch:
         if as_json:
             raise Refused("--json doesn't go with --watch, which doesn't end; give one of them")
@@ -272,3 +246,145 @@ def report(
         print(_result(run, not any(problem.serious for problem in problems(load_run(run)))))
         return
     print(page)
+
+
+def look_at_run(
+    config: RunConfig,
+    out: Path | None,
+    *,
+    resume: bool,
+    accept: Sequence[str],
+    owner: str | None,
+    writes: bool,
+) -> None:
+    """Of `agro train`: the folder of the run, settings that contradict each other, and `look_at_inputs`."""
+    from agro.runs.folder import check_out
+    from agro.train.check import check_config
+
+    is_first = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
+    check_out(out, resume=resume, accept=accept, makes=writes and is_first)
+    if config.data.hold_out_most is None:
+        check_config(config)
+    else:  # data.hold_out is known later, and with it what the settings come to
+        # Refuse wrong names and options, of each phase.
+        from agro.train.phases import Phase, options_at
+
+        for phase in Phase.all(config):
+            phase.resolved(options_at(phase.config.objective.options, 0))
+    look_at_inputs(config, owner)
+
+
+def look_at_inputs(config: RunConfig, owner: str | None = None) -> None:
+    """The files of prompts, the store, the model and the reward that a configuration names.
+
+    `owner`: who has the store, so that data.store isn't read."""
+    look_at_prompts(config.data.paths("prompts"))
+    look_at_prompts(config.data.paths("eval_prompts"))
+    if owner is None:
+        _look_at_store(config)
+    if config.policy.model is not None and config.policy.new is None:
+        look_at_model(config.policy.model)
+    if config.scores:
+        # Of one reward; several are told apart where they are loaded.
+        from agro.rewards import check_name
+
+        if config.reward.name is not None and not config.reward.functions and config.reward.meaning is None:
+            check_name(config.reward.name)
+
+
+def look_at_prompts(paths: Sequence[str]) -> None:
+    """Refuse unreadable files of prompts, and those that have none together."""
+    from agro.io.datasets import on_hub
+    from agro.io.record_files import read_records
+
+    files = [path for path in map(Path, paths) if not on_hub(path)]
+    found = [next(read_records(path), None) for path in files]
+    if paths and len(files) == len(paths) and not any(found):
+        raise Refused(f"{', '.join(paths)}: empty: expected at least one prompt, got none")
+
+
+def look_at_model(name: str) -> None:
+    """Refuse what is neither a folder of a model, an adapter or a checkpoint, nor a name of the hub."""
+    from agro.io.files import is_complete_folder
+    from agro.models.adapters import is_adapter
+
+    if not is_adapter(name) and not (Path(name) / "position.json").is_file():
+        is_complete_folder(name)
+
+
+def look_at_begun(run: str) -> None:
+    """Refuse what isn't the folder of a run; the owner of a store may be waited for."""
+    from agro.store.location import url_of
+    from agro.store.shared import LocalFolder
+    from agro.train.publications import Publications
+
+    if url_of(run) is None:
+        Publications(LocalFolder(Path(run))).begun()
+
+
+def _look_at_store(config: RunConfig) -> None:
+    from agro.store import Store
+    from agro.store.location import check_made, location_of, url_of
+
+    if not config.data.store or config.phase(config.phase_names[0]).data.samples_fresh:
+        return
+    location = location_of(config.data.store)
+    check_made(location)
+    if url_of(location) is None:  # an owner is asked later, which may have to be waited for
+        Store.open(location, read_only=True).close()
+
+
+def race(
+    out: Path,
+    given: Annotated[list[str] | None, typer.Argument(metavar="[LOG-or-RECIPE] KEY=VALUE…")] = None,
+    rate: Annotated[list[float] | None, typer.Option(min=0)] = None,
+    as_json: Json = False,
+) -> None:
+    """Args:
+    out: The folder of race.json and of a run for each; begun there, it continues.
+    given: A log or store to learn from, or a recipe that takes part too; policy.model; data.store or
+        data.prompts; data.eval_prompts; reward.name; train.steps.
+    rate: A learning rate, again for each; train.lr, ⅓ and 3 times of it.
+    """
+    from agro.config.race import race_config
+
+    named = _named(given or [])
+    overrides = [item for item in given or [] if "=" in item]
+    look_at_inputs(race_config(named, overrides))
+    from agro.api.race import Race, conclusion  # here: what is missing is refused at once
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    record = Race(overrides, out, rate or (), say, named).run()
+    said = conclusion(record)
+    if as_json:
+        print(json.dumps(record | {"conclusion": said}, ensure_ascii=False))
+        return
+    shown = table("candidate", "rate", "steps", "held-out reward", "to the start", "run")
+    for row in record["rows"]:
+        shown.add_row(*_cells(row))
+    console = terminal()
+    console.print(shown)
+    console.print(f"\n{said}")
+
+
+def _named(given: list[str]) -> str | None:
+    """The log or recipe among the arguments. What looks like a file and isn't there is refused at once."""
+    names = [item for item in given if "=" not in item]
+    if len(names) > 1:
+        raise Refused(f"agro race: expected one log or recipe, got {' and '.join(names)}")
+    if names and Path(names[0]).suffix and not Path(names[0]).exists():
+        raise Refused(f"agro race: expected a log, a store, or a recipe; there is no file {names[0]}")
+    return names[0] if names else None
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    rate = "" if row["lr"] is None else f"{row['lr']:.3g}"
+    if "refused" in row:
+        return [row["candidate"], rate, "", "", f"refused: {row['refused']}", row["run"]]
+    reward = f"{row['reward']:.3f} ± {row['se']:.3f}"
+    gain = ""
+    if row["low"] is not None:
+        gain = f"{row['gain']:+.3f} ({row['low']:.3f} to {row['high']:.3f})"
+    return [row["candidate"], rate, str(row["step"]), reward, gain, row["run"] or ""]

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import REWARD, Json, RewardOption, options
+from agro.cli.common import REWARD, Json, RewardOption, options, pairs, policy_config
+from agro.cli.run_models import MeasuredModel
 from agro.errors import Refused
 
 if TYPE_CHECKING:
     from agro.types import Sample
-
-import os
-import shlex
-import shutil
-import subprocess
-import sys
-
-from agro.cli.common import policy_config
-from agro.cli.run_models import MeasuredModel
 
 
 def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
@@ -42,20 +39,20 @@ def _unscored(sample: Sample) -> Sample:
 
 
 def export(
-    store: Annotated[Path, typer.Argument(metavar="STORE-or-RUN", help="The store; a run with its model.")],
-    file: Annotated[
-        Path,
-        typer.Argument(help="A file that ends with .jsonl, .jsonl.gz or .parquet; of a model see below."),
-    ],
-    merged: Annotated[
-        bool, typer.Option("--merged", help="Of a run: its model in 16 bits, an adapter merged, as a folder.")
-    ] = False,
-    gguf: Annotated[
-        bool, typer.Option("--gguf", help="Of a run: its model as GGUF, by the converter of llama.cpp.")
-    ] = False,
+    store: Annotated[Path, typer.Argument(metavar="STORE-or-RUN")],
+    file: Annotated[Path, typer.Argument()],
+    merged: bool = False,
+    gguf: bool = False,
     as_json: Json = False,
 ) -> None:
-    """Write the samples of a store, without judgments, as interchange records, which agro import takes."""
+    """Write the samples of a store, without judgments, as interchange records, which agro import takes.
+
+    Args:
+        store: The store; a run with its model.
+        file: A file that ends with .jsonl, .jsonl.gz or .parquet; of a model see below.
+        merged: Of a run: its model in 16 bits, an adapter merged, as a folder.
+        gguf: Of a run: its model as GGUF, by the converter of llama.cpp.
+    """
     if merged or gguf:
         if merged and gguf:
             raise Refused("--merged, --gguf: expected one of them, got both")
@@ -70,10 +67,14 @@ def export(
 
 
 def recover(
-    store: Annotated[Path, typer.Argument(help="The damaged store.")],
-    out: Annotated[Path, typer.Option("--out", help="The new store.")],
+    store: Annotated[Path, typer.Argument()],
+    out: Path,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    store: The damaged store.
+    out: The new store.
+    """
     from agro.store import recover as recover_
 
     recovered = recover_(store, out)
@@ -81,22 +82,20 @@ def recover(
 
 
 def score(
-    store: Annotated[Path, typer.Argument(help="The store.")],
+    store: Annotated[Path, typer.Argument()],
     reward: Annotated[str, REWARD],
     option: RewardOption = None,
-    missing: Annotated[bool, typer.Option("--missing", help="Only samples without a reward.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for one response.")] = 10.0,
-    workers: Annotated[
-        int,
-        typer.Option(
-            "--workers",
-            min=1,
-            metavar="N",
-            help="Processes of a reward that has some: functions, math, regex.",
-        ),
-    ] = 1,
+    missing: bool = False,
+    timeout: float = 10.0,
+    workers: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
     as_json: Json = False,
 ) -> None:
+    """Args:
+    store: The store.
+    missing: Only samples without a reward.
+    timeout: Seconds for one response.
+    workers: Processes of a reward that has some: functions, math, regex.
+    """
     from agro.config import RewardConfig
     from agro.store import Store
 
@@ -184,3 +183,61 @@ def write_gguf(run: Path, file: Path) -> None:
             f"--gguf: {converter} failed: {done.stderr.strip()[-500:]}\nThe merged model is in {merged}"
         )
     shutil.rmtree(merged)
+
+
+TIMEOUT = 3.0  # seconds to wait for others to close the store
+
+
+def forget(
+    store: Annotated[Path, typer.Argument()],
+    source: str | None = None,
+    prompt_id: str | None = None,
+    meta: Annotated[str | None, typer.Option(metavar="KEY=VALUE")] = None,
+    yes: bool = False,
+    as_json: Json = False,
+) -> None:
+    """Args:
+    store: The store.
+    source: All samples of this source.
+    prompt_id: All samples of this prompt.
+    meta: All whose meta has this, such as user=alice.
+    yes: Delete; without it, only what would be said.
+    """
+    from agro.store import Store
+
+    conditions = {"--source": source, "--prompt-id": prompt_id, "--meta": meta}
+    flags = [flag for flag, value in conditions.items() if value is not None]
+    if len(flags) != 1:
+        raise Refused(f"expected one of {', '.join(conditions)}, got {' and '.join(flags) or 'none'}")
+    with Store.open(store, create=False, timeout=TIMEOUT) as opened:
+        ids = opened.experience.find(source=source, prompt_id=prompt_id, meta=_key_and_value(meta))
+        if not ids:
+            raise Refused(
+                f"{store}: no sample has {flags[0]} {conditions[flags[0]]}; see agro show and agro check"
+            )
+        trained = opened.draws.trained(ids)
+        report: dict[str, Any] = {"samples": len(ids), "runs": [run._asdict() for run in trained]}
+        runs = "".join(f"\n  {run}" for run in trained)
+        runs_text = f"runs that trained on them:{runs}" if trained else "no run trained on them"
+        if not yes:
+            raise Refused(
+                f"{store}: {len(ids)} samples would be deleted for good; {runs_text}\n"
+                "Add --yes to delete them"
+            )
+        opened.imports.forget(ids)
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    print(f"deleted: {len(ids)} samples, with their judgments, from {shlex.quote(str(store))}\n{runs_text}")
+    if trained:
+        print(
+            "Their weights, pages (report.html) and logs still have what they learned or showed of these "
+            "samples; delete those, or train again. A run that is resumed draws from what is left."
+        )
+
+
+def _key_and_value(meta: str | None) -> tuple[str, str] | None:
+    if meta is None:
+        return None
+    [(key, value)] = pairs([meta], "--meta", "KEY=VALUE").items()
+    return key, value

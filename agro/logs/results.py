@@ -23,8 +23,7 @@ from agro.io.strictjson import loads
 from agro.logs.format_table import Recognizer, format_at, lines_of
 from agro.logs.importing import import_files
 from agro.logs.protocol import Format, ScoredDocument
-from agro.runs.by_prompt import FILE, HeldOutRewards, Rewards, check_reward, reward_of
-from agro.runs.rundata import RunData, load_run
+from agro.runs.rundata import FILE, HeldOutRewards, Rewards, RunData, check_reward, load_run, reward_of
 from agro.store import Store
 from agro.store.location import is_store
 from agro.types import Text, conversation, prompt_hash

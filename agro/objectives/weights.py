@@ -3,7 +3,7 @@ write.
 
 Multiplied into what the objective's gradient is in the log-probs, and constant itself. AGRO's part of
 response i is then −w_i (β/n) (R_i − R̄_{-i}) ∇log π(y_i). The derivation and measurements are in
-docs/guide/weights.md.
+docs/guide/concepts.md.
 
 The weight is a ratio within bounds. Of the policy to the reference or to the recorded behavior μ it corrects
 for the distance of the policy; "mismatch" is π_old/μ, the trainer's log-probs when the batch was drawn to
@@ -21,7 +21,7 @@ read rewards leaves π* the only stationary point of a table, with noisy rewards
 parameters, a weight may add others. The least variance has c ∝ w g, g the squared norm of ∇log π (Greensmith
 et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A choice between two such means that other groups make
 keeps this too ("crossfit"). A baseline lowered by a constant pulls towards who wrote the responses. See
-docs/guide/weights.md.
+docs/guide/concepts.md.
 
 Ratios of the trained policy to what the samples were drawn from.
 """

@@ -4,7 +4,7 @@ The learning rate of a step is lowered by what the steps before it did: the shar
 they lost (`train.gain_ratio`, Armijo's condition), and how far they changed the policy (`train.step_kl`, a
 trust region by k2). Both are measured by one forward pass after each, the highest value counts at once and is
 forgotten slowly, and no step is taken back. The rate is set before a step's samples are drawn and knows
-nothing of their rewards: where the expected step is 0 it stays so. Derivations are in docs/guide/weights.md.
+nothing of their rewards: where the expected step is 0 it stays so. The rules are in docs/guide/concepts.md.
 """
 
 from __future__ import annotations

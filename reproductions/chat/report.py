@@ -17,7 +17,7 @@ from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded
-from agro.runs.by_prompt import FILE
+from agro.runs.rundata import FILE
 from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.types import Sample

@@ -17,10 +17,7 @@ import torch
 import transformers
 
 import agro
-from agro.api.chosen import choose
-from agro.api.input_files import prompt_record, write_rows
-from agro.api.reward_argument import reward_values
-from agro.api.settings import configured, lora_of
+from agro.api.arguments import choose, configured, lora_of, prompt_record, reward_values, write_rows
 from agro.config import NewModel, aliases
 from agro.errors import Refused
 from agro.models.newmodel import new_model

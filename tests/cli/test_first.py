@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from running import done, refused, report_of
 
 from agro import objectives
 from agro.cli import COMMANDS
-from agro.cli.first import commands
+from agro.cli.explain import commands
 from agro.cli.tasks import TASKS
 from agro.config import RunConfig
 from agro.config.recipes import recipes
@@ -103,25 +105,41 @@ def test_names_are_not_cut_in_a_narrow_terminal(monkeypatch) -> None:
     assert all(f" {name}:" in listed for name in recipes())
 
 
+# Runs commands one after another, and prints of each what it printed, and whether torch is imported by then.
+SEVERAL = """
+import contextlib, io, json, os, sys
+import agro.cli
+for command, variables in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    sys.argv = ["agro", *command]
+    said, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told), contextlib.suppress(SystemExit):
+        agro.cli.main()
+    print(json.dumps([said.getvalue(), told.getvalue(), "torch._C" in sys.modules]))
+"""
+
+
+def in_one_process(*commands: Sequence[object], **variables: str) -> list[tuple[str, str]]:
+    """stdout and stderr of each; none of them imports torch. `variables`: of the environment of the last."""
+    asked = [(list(map(str, command)), {}) for command in commands]
+    asked[-1][1].update(variables)
+    ended = subprocess.run(
+        [sys.executable, "-c", SEVERAL, json.dumps(asked)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    found = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(found) == len(commands), ended.stderr
+    assert [command for command, (*_, torch) in zip(commands, found, strict=True) if torch] == []
+    return [(said, told) for said, told, _ in found]
+
+
 def test_help_and_completion_import_no_torch() -> None:
-    code = "import sys, agro.cli; agro.cli.main()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        watched = f"{code.replace('agro.cli.main()', '')}\ntry:\n  agro.cli.main()\nfinally:\n"
-        watched += "  print('torch._C' in sys.modules, file=sys.stderr)"
-        return subprocess.run(
-            [sys.executable, "-c", watched, *arguments],
-            env={**environment, **extra},
-            capture_output=True,
-            text=True,
-        )
-
-    helped = run("--help")
-    assert (helped.stdout, helped.stderr.strip()) == (done("--help").stdout, "False")
-    assert run("--version").stdout == done("--version").stdout == f"agro-rl {__version__}\n"
-    assert run("objectives", "agro").stderr.strip() == "False"
-    for command in (
+    helped, version, _, *refused, printed = in_one_process(
+        ("--help",),
+        ("--version",),
+        ("objectives", "agro"),
         ("doctor",),
         ("check", "none.db"),
         ("eval", "none"),
@@ -132,14 +150,16 @@ def test_help_and_completion_import_no_torch() -> None:
         ("off-policy", "--log", "no.db", "--model", "m"),
         ("collect", "no"),
         ("train", "fresh", "--resume"),
-    ):
-        assert run(*command).stderr.strip().endswith("False")  # also what is refused
-    assert (
-        "_AGRO_COMPLETE" in run("--show-completion", "bash").stdout + run(_AGRO_COMPLETE="source_bash").stdout
+        ("--show-completion", "bash"),
     )
-    asked = run(_AGRO_COMPLETE="complete_bash", COMP_WORDS="agro rec", COMP_CWORD="1")
-    assert asked.stdout.split() == ["recipes", "recover"]
-    assert asked.stderr.strip() == "False"
+    assert helped == (done("--help").stdout, "")
+    assert version[0] == done("--version").stdout == f"agro-rl {__version__}\n"
+    assert all(told.startswith("agro: ") for _, told in refused[1:])
+    [sourced] = in_one_process((), _AGRO_COMPLETE="source_bash")
+    assert "_AGRO_COMPLETE" in printed[0] + sourced[0]
+    words = {"_AGRO_COMPLETE": "complete_bash", "COMP_WORDS": "agro rec", "COMP_CWORD": "1"}
+    [asked] = in_one_process((), **words)
+    assert asked[0].split() == ["recipes", "recover"]
 
 
 def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
@@ -150,10 +170,8 @@ def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> 
     done("import", prompts, "--store", store)
     run.mkdir()
     (run / "metrics.jsonl").touch()
-    watched = "import sys, agro.cli\ntry:\n  agro.cli.main()\nfinally:\n"
-    watched += "  print('torch._C' in sys.modules, file=sys.stderr)"
     fresh = ("train", "fresh", f"data.prompts={prompts}", "reward.name=exact", "policy.model=some/model")
-    for said, command in {
+    commands = {
         "there is a run": (*fresh, "--out", run),
         "no such folder": (*fresh, "policy.model=no/such/model"),
         "no file": (*fresh, "reward.name=no.py:reward"),
@@ -164,15 +182,9 @@ def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> 
         "is an empty file": ("train", "log", f"data.store={empty}", "policy.model=some/model"),
         "there is no file": ("score", store, "--reward", "no.py:reward"),
         "but there is no such": ("check", store, "--model", "no/such/model"),
-    }.items():
-        ended = subprocess.run(
-            [sys.executable, "-c", watched, *map(str, command)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-        assert said in ended.stderr
-        assert ended.stderr.strip().endswith("False")
+    }
+    for expected, (_, told) in zip(commands, in_one_process(*commands.values()), strict=True):
+        assert expected in told
 
 
 def test_threads_follow_the_size_of_the_model(monkeypatch) -> None:

@@ -20,7 +20,7 @@ import pytest
 from pages import PAGES, ROOT, Block, blocks
 from typer.testing import CliRunner
 
-from agro.api.settings import configured
+from agro.api.arguments import configured
 from agro.cli import app
 from agro.config import NewModel, RunConfig
 from agro.errors import Refused

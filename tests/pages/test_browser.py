@@ -13,8 +13,7 @@ from made_up_run import write_run
 from markupsafe import escape
 
 from agro.pages.run import report
-from agro.pages.run.compare import compare
-from agro.pages.run.compare_page import write
+from agro.pages.run.compare import compare, write
 from agro.store import Store
 from agro.types import Sample
 

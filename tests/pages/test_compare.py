@@ -17,8 +17,17 @@ from typer.testing import CliRunner
 from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.pages.run.compare import Interval, compare, flat
-from agro.pages.run.compare_page import COLORS, differences_words, figure, notes, page, to_json
+from agro.pages.run.compare import (
+    COLORS,
+    Interval,
+    compare,
+    differences_words,
+    figure,
+    flat,
+    notes,
+    page,
+    to_json,
+)
 
 
 def write(

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agro.pages.run.axes import COLORS, FIRST, MUTED
 from agro.pages.run.experience import RunExperience, begin_and_end, source_of
+from agro.pages.run.figures import COLORS, FIRST, MUTED, bin_edges, histogram, sources
 from agro.pages.run.page import material
-from agro.pages.run.shares import bin_edges, histogram, sources
 from agro.runs.rundata import RunData, load_run
 from agro.store import Draw, Store
 from agro.types import Sample

@@ -11,11 +11,23 @@ from markupsafe import escape
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from agro.pages.run.axes import FIRST, SECOND, spread_out
-from agro.pages.run.curves import kl_figure, kl_pairs, learning_curve, smoothing
 from agro.pages.run.experience import RunExperience
-from agro.pages.run.figures import Axis, Look, Series, draw, png, svg
-from agro.pages.run.learning import learning
+from agro.pages.run.figures import (
+    FIRST,
+    SECOND,
+    Axis,
+    Look,
+    Series,
+    draw,
+    kl_figure,
+    kl_pairs,
+    learning_curve,
+    png,
+    smoothing,
+    spread_out,
+    svg,
+)
+from agro.pages.run.page import learning
 from agro.runs.rundata import RunData, load_run
 
 

@@ -16,8 +16,8 @@ from agro.config import NewModel, RewardConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.pages.store import check_store
-from agro.pages.store import own_reward as module
-from agro.pages.store.own_reward import OwnReward, own_reward
+from agro.pages.store import measurements as module
+from agro.pages.store.measurements import OwnReward, own_reward
 from agro.rewards import load_reward
 from agro.store import Store
 from agro.types import Sample

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agro.pages.run import responses
-from agro.pages.run.responses import choose
+from agro.pages.run import experience
+from agro.pages.run.experience import choose
 from agro.store import Store
 from agro.types import Sample
 
@@ -43,7 +43,7 @@ def test_unscored_responses_and_other_runs_are_passed_over(tmp_path):
 
 
 def test_late_responses_of_a_large_store(tmp_path, monkeypatch):
-    monkeypatch.setattr(responses, "LATE", 4)
+    monkeypatch.setattr(experience, "LATE", 4)
     rewards = [(f"p{i}", float(-i)) for i in range(60)]
     best, worst, of, _ = chosen(tmp_path, [*rewards, *rewards[:57]])  # the last four are of p53 … p56
     assert (best, worst, of) == ([113, 114, 115], [116], 4)
@@ -51,6 +51,6 @@ def test_late_responses_of_a_large_store(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("count", [4, 5, 40])
 def test_the_last_responses_of_a_small_store(tmp_path, monkeypatch, count):
-    monkeypatch.setattr(responses, "LATE", 4)
+    monkeypatch.setattr(experience, "LATE", 4)
     best, worst, of, _ = chosen(tmp_path, [(f"p{i}", float(i)) for i in range(count)])
     assert (best, worst, of) == ([count - 1, count - 2, count - 3], [count - 4], 4)

@@ -12,10 +12,8 @@ import pytest
 from agro.config import RunConfig
 from agro.objectives import get
 from agro.pages.store import check_store, survey
-from agro.pages.store.raters import explaining
-from agro.pages.store.spread import Spread
-from agro.pages.store.texts import RUN, HeldOutOverlap, near_repeats
-from agro.pages.store.verdicts import equal_means
+from agro.pages.store.check_report import equal_means
+from agro.pages.store.check_survey import RUN, HeldOutOverlap, Spread, explaining, near_repeats
 from agro.store import Pair, Store
 from agro.types import Sample
 

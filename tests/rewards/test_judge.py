@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agro.cli import app
-from agro.cli.judging import agreement
+from agro.cli.reward_fitting import agreement
 from agro.config import RewardConfig
 from agro.errors import Refused
 from agro.rewards import judge as judging

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 from agro.cli import app
 from agro.errors import Interrupted, Refused
 from agro.logs.results import Result
-from agro.pages.run.compare import compare
-from agro.pages.run.compare_page import notes, page
+from agro.pages.run.compare import compare, notes, page
 from agro.pages.run.paired_results import PairedResults
-from agro.runs.by_prompt import FILE
+from agro.runs.rundata import FILE
 from agro.train.trainer import BaseTrainer
 
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import tiny
 
 from agro.api.plan import fit as fitting
-from agro.api.plan import memory
+from agro.api.plan import measure as memory
 from agro.api.plan import plan as planning
 from agro.api.plan.fit import Limits, fit
 from agro.api.plan.measure import Rates

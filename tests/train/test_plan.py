@@ -10,8 +10,7 @@ import pytest
 import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
-from agro.api.plan.measure import StepSequence, _saved_for_backward, _within, positions
-from agro.api.plan.memory import peak
+from agro.api.plan.measure import StepSequence, _saved_for_backward, _within, peak, positions
 from agro.api.plan.plan import describe
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused

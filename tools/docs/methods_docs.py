@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agro.config.recipes import recipes
+from agro.io import peers
 from agro.objectives import Objective, get
 from agro.objectives.table import entries
 from agro.proof.claims import claims_of
@@ -185,6 +186,15 @@ TAIL = """
 NUMBER = re.compile(r"\d{4}\.\d{5}")
 RECIPE = re.compile(r"recipe `(\w+)`")
 
+PEERS = """
+## Names of TRL and verl
+
+Options and settings as of TRL 1.16 and verl 0.9.1. Their names of methods are in the column *called elsewhere*.
+
+| theirs | here |
+|---|---|
+"""
+
 
 def methods() -> str:
     """The page, as Markdown."""
@@ -194,13 +204,21 @@ def methods() -> str:
     for name, what in RULES.items():
         unread = UNREAD.get(NUMBER.findall(name)[0], "")
         rules[name] = f"{what} | {_extent(RECIPE.findall(what), 'the rule', unread)}"
-    return HEAD + table + SYSTEMS + _pairs(rules) + TAIL + _pairs(NOT_CARRIED)
+    return HEAD + table + SYSTEMS + _pairs(rules) + TAIL + _pairs(NOT_CARRIED) + _peers()
 
 
 def _pairs(rows: Mapping[str, str]) -> str:
     """Sorted by the first number of each, those without one last."""
     sorted_rows = sorted(rows.items(), key=lambda row: (NUMBER.findall(row[0]) or ["9"])[0])
     return "".join(f"| {_link(name)} | {_title(name)} | {what} |\n" for name, what in sorted_rows)
+
+
+def _peers() -> str:
+    """Names of others' options and settings by ours."""
+    theirs: dict[str, list[str]] = {}
+    for name, ours in {**peers.OPTIONS, **peers.SETTINGS}.items():
+        theirs.setdefault(ours.removesuffix(","), []).append(f"`{name}`")
+    return PEERS + "".join(f"| {', '.join(names)} | {ours} |\n" for ours, names in theirs.items())
 
 
 def _extent(names: Sequence[str], part: str, more: str = "") -> str:

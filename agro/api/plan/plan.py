@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from agro.api.plan.measure import Rates, Work, measured, most_new, step_seconds, unknown_sampling, work
-from agro.api.plan.memory import peak
+from agro.api.plan.measure import Rates, Work, measured, most_new, peak, step_seconds, unknown_sampling, work
 from agro.config import RunConfig
 from agro.io.numbers import UNKNOWN, count, duration, size
 from agro.models.policy import Policy

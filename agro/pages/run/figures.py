@@ -1,6 +1,7 @@
-"""Metrics against steps, as a figure. It is drawn once and colored by its page.
+"""The figures of pages: their look, metrics against steps, shares, and rewards against KL.
 
-An SVG's colors become CSS variables, so that a page shows it in both color schemes. A PNG has the light ones.
+A figure is drawn once and colored by its page: an SVG's colors become CSS variables, so that a page shows it
+in both color schemes. A PNG has the light ones.
 """
 
 from __future__ import annotations
@@ -10,42 +11,219 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from agro.io.numbers import percent, short
-from agro.pages.run.axes import (
-    BAND,
-    FIRST,
-    FONT,
-    INK,
-    LINE,
-    PANEL,
-    VARIABLES,
-    Size,
-    css,
-    cut,
-    is_beside,
-    label,
-    margins,
-    name_axes,
-    name_series,
-    scale_axes,
-    style_axes,
-)
-from agro.pages.run.hover import HoverColumn, hover
+from agro.io.numbers import percent, percent_tick, power_tick, short, tick
+from agro.runs.metrics import METRICS
 from agro.runs.rundata import PhaseSpan, RunData, Values
 
+INK, MUTED, GRID, BAND = "#1b1b1f", "#6b6f76", "#dfe1e5", "#f3f4f6"
+FIRST, SECOND = "#0072b2", "#d55e00"
+# The colors of Okabe and Ito, which color-blind people can distinguish; neighbors differ most.
+COLORS = (FIRST, SECOND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+NAMES = ("first", "second", "third", "fourth", "fifth", "sixth")
+VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", **dict(zip(COLORS, NAMES, strict=True))}
+WIDE, NARROW, PANEL = (7.6, 3.3), (3.7, 2.9), (3.7, 2.1)  # inches
+FONT = 8.0  # points
+LINE = 1.4 * FONT  # the height of a line of text
+NICE = [1, 2, 2.5, 5, 10]  # steps between ticks
+
+Size = tuple[float, float]
+Box = tuple[float, float, float, float]  # left, bottom, width, height in fractions of the figure
+
+
+def css(color: str) -> str:
+    """The page's variable for a color, which is lighter or darker with the color scheme."""
+    return f"var(--{VARIABLES[color]})"
+
+
+def label(
+    axes: Any, text: str, position: tuple[float, float], offset: tuple[float, float], **style: Any
+) -> None:
+    """Text at `position`, in fractions of the axes, moved by `offset` points."""
+    style = {"color": MUTED, "ha": "left", "va": "bottom", "fontsize": FONT, "parse_math": False} | style
+    axes.annotate(text, position, offset, xycoords="axes fraction", textcoords="offset points", **style)
+
+
+def margins(size: Size, labels: Sequence[str], above: int = 0, below: int = 0) -> Box:
+    """The box of axes, with room for `labels` on the right and lines of text above and below."""
+    width, height = size[0] * 72, size[1] * 72
+    right = max([30.0, *(8 + 0.58 * FONT * len(text) for text in labels)])
+    margin, bottom, top = 30.0, 20.0 + below * LINE, 8 + above * LINE
+    return margin / width, bottom / height, 1 - (margin + right) / width, 1 - (bottom + top) / height
+
+
+def style_axes(axes: Any) -> None:
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(MUTED)
+    axes.spines["bottom"].set_linewidth(0.6)
+    axes.tick_params(length=0, labelsize=FONT, labelcolor=MUTED, pad=3)
+    axes.patch.set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=NICE))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick))
+
+
+def name_axes(axes: Any, x: str, y: str, above: int = 0, *, bold: bool = False) -> None:
+    """Label both axes: `y` over `above` lines of other text, `x` beside the tick labels or below them."""
+    if y:
+        style: dict[str, Any] = {"color": INK, "fontweight": "bold"} if bold else {}
+        label(axes, y, (0, 1), (0, 4 + above * LINE), **style)
+    if is_beside(x):
+        label(axes, x, (1, 0), (10, -4), va="top")
+    else:
+        label(axes, x, (1, 0), (0, -16), ha="right", va="top")
+
+
+def is_beside(x: str) -> bool:
+    """Whether the label of the x axis is short enough to stand beside the tick labels."""
+    return len(x) <= 5
+
+
+def cut(name: str, longest: int = 20) -> str:
+    """A name short enough for a figure."""
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
+def scale_axes(axes: Any, values: Values, *, log: bool = False, percent: bool = False) -> None:
+    """Limits and ticks of the y axis. `log`: logarithmic, linear around 0, where the values span enough."""
+    values = values[np.isfinite(values)]
+    if log and _scale_log(axes, values):
+        return
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick if percent else tick))
+    low, high = axes.get_ylim()
+    low = min(low, 0.0, values.min()) if values.min() < 0 else 0.0
+    high = max(high, values.max())
+    axes.set_ylim(low, high if high > low else low + 1)
+
+
+def _scale_log(axes: Any, values: Values) -> bool:
+    """Whether the values span enough for a logarithmic scale, which is then set."""
+    positive = values[values > 0]
+    if not positive.size:
+        return False
+    low = values.min()
+    floor = 10.0 ** math.floor(
+        math.log10(np.quantile(positive, 0.05))
+    )  # few tiny values don't fill the figure
+    if low < 0:
+        floor = max(floor, 10.0 ** math.ceil(math.log10(-low)))
+    if values.max() <= 20 * floor:
+        return False
+    bottom = 0.0
+    if low < 0:
+        bottom = low * 1.3
+    elif low >= floor:
+        bottom = low * 0.7
+    axes.set_yscale("symlog", linthresh=floor)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(bottom, values.max() * 1.4)
+    axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
+    return True
+
+
+def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -> None:
+    """Write (label, color, y) at the right end of each series, moved apart where they would overlap."""
+    height = size[1] * 72 * axes.get_position().height
+    transform = axes.transScale + axes.transLimits
+    placed = [(float(transform.transform((0, y))[1]) * height, text, color) for text, color, y in ends]
+    placed.sort(key=lambda item: item[0])
+    lowest = 0.4 * FONT  # not on the label of the x axis
+    for (_, text, color), y in zip(placed, spread_out([y for y, _, _ in placed], 1.25 * FONT), strict=True):
+        y = max(y, lowest)
+        lowest = y + 1.25 * FONT
+        label(axes, text, (1, 0), (5, y), color=color, va="center")
+
+
+def spread_out(heights: Sequence[float], gap: float) -> list[float]:
+    """Rising heights at least `gap` apart, nearest to the given rising ones in least squares.
+
+    After subtracting i · gap from the i-th they only have to be monotone: isotonic regression.
+    """
+    blocks: list[tuple[float, int]] = []
+    for i, height in enumerate(heights):
+        mean, n = height - i * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            other, m = blocks.pop()
+            mean, n = (mean * n + other * m) / (n + m), n + m
+        blocks.append((mean, n))
+    level = [mean for mean, n in blocks for _ in range(n)]
+    return [x + i * gap for i, x in enumerate(level)]
+
+
+NEAREST = 1.5  # points between two columns, at least
+CARD_LINE = 1.3 * FONT
+WIDTH = 0.56 * FONT  # of a character
+PADDING = 4.0
+
+
+@dataclass(frozen=True)
+class HoverColumn:
+    """What is shown at `x`, in the units of the axis: a title and lines of (text, CSS color)."""
+
+    x: float
+    title: str
+    lines: tuple[tuple[str, str], ...]
+
+
+def hover(axes: Any, columns: Sequence[HoverColumn]) -> str:
+    """The columns of one pair of axes as elements of the figure's SVG, whose unit is a point."""
+    figure = axes.get_figure()
+    width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
+    box = axes.get_position()
+    top, bottom = height * (1 - box.y1), height * (1 - box.y0)
+    axes.get_xlim()  # brings the transformation up to date
+    placed: list[tuple[float, HoverColumn]] = []
+    for column in sorted(columns, key=lambda c: c.x):
+        x = float(axes.transData.transform((column.x, 0.0))[0]) * 72 / figure.dpi
+        if not placed or x >= placed[-1][0] + NEAREST:
+            placed.append((x, column))
+    if not placed:
+        return ""
+    bounds = [width * box.x0 - PADDING]
+    bounds += [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
+    bounds.append(width * box.x1 + PADDING)
+    parts = []
+    for (x, column), (begin, end) in zip(placed, pairwise(bounds), strict=True):
+        size = f'width="{end - begin:.1f}" height="{bottom - top:.1f}"'
+        area = f'<rect class="hit" x="{begin:.1f}" y="{top:.1f}" {size}/>'
+        line = f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
+        parts.append(f'<g class="at">{area}{line}{_card(column, x, top, width)}</g>')
+    return "".join(parts)
+
+
+def _card(column: HoverColumn, x: float, top: float, width: float) -> str:
+    """The text beside the line, on the side where it has room."""
+    texts = [(column.title, "var(--ink)"), *column.lines]
+    card_width = max(len(text) for text, _ in texts) * WIDTH + 2 * PADDING
+    begin = x + 5
+    if begin + card_width > width:
+        begin = max(0.0, x - 5 - card_width)
+    card_height = len(texts) * CARD_LINE + PADDING
+    size = f'width="{card_width:.1f}" height="{card_height:.1f}"'
+    parts = [f'<rect class="card" x="{begin:.1f}" y="{top:.1f}" {size} rx="2"/>']
+    for number, (text, color) in enumerate(texts, 1):
+        y = top + number * CARD_LINE
+        parts.append(f'<text x="{begin + PADDING:.1f}" y="{y:.1f}" fill="{color}">{escape(text)}</text>')
+    return "".join(parts)
+
+
 UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))  # of time, and their seconds
-COLUMNS = 60  # of a figure, at most, that show their values
+COLUMNS = 60  # of a figure, at most, that show their values; of sources over steps
 
 
 @dataclass(frozen=True)
@@ -265,3 +443,220 @@ def name_phases(axes: Any, run: RunData, x: Values, size: Size) -> int:
         free[row], used = start + width, max(used, row + 1)
         label(axes, name, (start / points, 1), (2, 3 + row * LINE), color=INK)
     return used
+
+
+SINGLE = 8  # distinct values that get a bar each
+BINS = 24
+SHARE = "share of responses"
+
+
+def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
+    """Shares of `begin` (gray) and `end` (blue), neither empty. `integer`: the values are whole numbers."""
+    figure, axes = share_axes(below=int(not is_beside(unit)))
+    values = np.unique(np.concatenate([begin, end]))
+    parts = ((begin, MUTED), (end, FIRST))
+    if len(values) <= SINGLE and not integer:
+        for side, (part, color) in enumerate(parts):
+            heights = [(part == v).mean() for v in values]
+            axes.bar(np.arange(len(values)) + (side - 0.5) * 0.38, heights, 0.36, color=color)
+        axes.set_xticks(range(len(values)), [f"{v:.4g}" for v in values])
+        axes.set_xlim(-0.6, max(len(values), 2) - 0.4)
+    else:
+        edges = bin_edges(values, integer)
+        for part, color in parts:
+            share = np.histogram(part, edges)[0] / len(part)
+            axes.stairs(share, edges, fill=True, color=color, alpha=0.22)
+            axes.stairs(share, edges, color=color, linewidth=1.3)
+        axes.set_xlim(edges[0], edges[-1])
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick))
+    axes.set_ylim(bottom=0)
+    name_axes(axes, unit, SHARE)
+    return figure
+
+
+def bin_edges(values: Values, integer: bool) -> Values:
+    """Edges of about `BINS` bins over `values`. Bins of whole numbers contain equally many of them."""
+    if not integer:
+        return np.histogram_bin_edges(values, BINS)
+    low, high = float(values.min()), float(values.max())
+    width = math.ceil((high - low + 1) / BINS)
+    return np.arange(low - 0.5, high + 0.5 + width, width)
+
+
+def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> Figure:
+    """Stacked shares of `count` sources over steps.
+
+    Args:
+        run: the run, whose phases bound the bins.
+        steps: the step of each draw.
+        labels: the source of each draw, from 0.
+        count: the number of sources.
+    """
+    figure, axes = share_axes()
+    end = max(1, run.steps)
+    width = math.ceil(end / COLUMNS)
+    bounds = [e for s in run.spans for e in range(s.begins, s.ends, width)]  # no bin spans two phases
+    edges = np.array([*bounds, end])
+    source_steps = [steps[np.array(labels) == i] for i in range(count)]
+    counts = np.array([np.histogram(part, edges + 0.5)[0] for part in source_steps], np.float64)
+    total = counts.sum(0)
+    shares = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+    below = np.zeros_like(total)
+    for color, top in zip(COLORS, np.cumsum(shares, 0), strict=False):
+        axes.stairs(top, edges, baseline=below, fill=True, color=color, alpha=0.8, linewidth=0)
+        below = top
+    axes.set_xlim(0, end)
+    axes.set_ylim(0, 1)
+    rows = name_phases(axes, run, run.column("step"), PANEL)
+    axes.set_position(margins(PANEL, [], rows + 1))
+    name_axes(axes, "step", SHARE, rows)
+    return figure
+
+
+def share_axes(below: int = 0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=PANEL)
+    axes: Any = figure.add_axes(margins(PANEL, [], 1, below))
+    style_axes(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
+    return figure, axes
+
+
+DOTS = 200  # of the training rewards against KL
+
+
+def smoothing(rows: int) -> int:
+    """An odd number of rows, about a fortieth of the run."""
+    return rows // 40 | 1 if rows >= 40 else 1
+
+
+def reward_series(run: RunData) -> tuple[Series, Series]:
+    """Training and held-out reward."""
+    training = Series("training", run.column("reward_mean"), smooth=smoothing(len(run.rows)))
+    errors = run.column("eval_reward_se")
+    mark = run.mark("eval_reward")
+    return training, Series("held-out", run.column("eval_reward"), SECOND, errors, points=True, mark=mark)
+
+
+def learning_curve(run: RunData, size: Size = WIDE, *, axis: Axis | None = None) -> Figure:
+    """Training and held-out reward against steps, or another axis, with the phases."""
+    axis = axis or Axis.steps(run)
+    look = Look(METRICS["reward_mean"].unit)
+    figure = draw(run, reward_series(run), size, look, axis)
+    _label_values(figure.axes[0], run, axis.values, size)
+    return figure
+
+
+def kl_pairs(run: RunData) -> list[tuple[Series, Values]]:
+    """(rewards, KL) of fresh training responses and of held-out ones, where some row has both."""
+    training, heldout = reward_series(run)
+    pairs = [(training, run.training_kl), (heldout, run.column("eval_kl_ref"))]
+    return [(s, kl) for s, kl in pairs if np.isfinite(s.values + kl).any()]
+
+
+def against_kl(run: RunData, size: Size = WIDE) -> Markup:
+    """The figure of `kl_figure`, which shows the values of the held-out measurements under the pointer."""
+    figure, parts = kl_figure(run, size)
+    over = ""
+    for axes, rows in zip(figure.axes, parts, strict=True):
+        columns = []
+        for s, kl in kl_pairs(run):
+            if s.points:
+                columns = [_column(run, s, kl, int(row)) for row in np.flatnonzero(_known(s, kl, rows))]
+        over += hover(axes, columns)
+    return svg(figure, f"Reward against KL {size}", over)
+
+
+def _column(run: RunData, s: Series, kl: Values, row: int) -> HoverColumn:
+    lines = ((f"{s.label} {short(s.values[row])}", css(s.color)), (f"KL {short(kl[row])}", css(MUTED)))
+    return HoverColumn(float(kl[row]), f"step {run.rows[row]['step']}", lines)
+
+
+def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.bool_]]]:
+    """Reward against KL: a dot for every few training steps, a path through the held-out measurements.
+
+    A phase that has a reference of its own has axes of its own. Returns also the rows of each axes.
+    """
+    pairs = kl_pairs(run)
+    split = run.config.policy.reference == "phase" and len(run.spans) > 1
+    parts = [("", np.full(len(run.rows), True))]
+    if split:
+        parts = [(span.name, rows_of_phase(run, span)) for span in run.spans]
+    parts = [part for part in parts if any(_known(s, kl, part[1]).any() for s, kl in pairs)]
+    labels = [s.label for s, _ in pairs] if len(pairs) > 1 else []
+    figure = Figure(figsize=size)
+    x, bottom, width, height = margins(size, labels, 1 + split, below=1)
+    gap = 14 / (size[0] * 72)
+    each = (width - gap * (len(parts) - 1)) / len(parts)
+    rewards = np.concatenate([s.values[np.isfinite(kl)] for s, kl in pairs])
+    for i, (name, rows) in enumerate(parts):
+        axes: Any = figure.add_axes((x + i * (each + gap), bottom, each, height))
+        style_axes(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(max(3, 6 // len(parts)), steps=NICE))
+        for s, kl in pairs:
+            selected = _known(s, kl, rows)
+            _path(axes, s, kl[selected], s.values[selected], together=math.ceil(len(kl) / DOTS))
+        scale_axes(axes, rewards)
+        low, high = axes.get_xlim()
+        axes.set_xlim(min(0.0, low), high)
+        label(axes, cut(name), (0, 1), (0, 3), color=INK)
+        axes.tick_params(labelleft=i == 0)
+        is_last = i + 1 == len(parts)
+        name_axes(axes, "KL, nats per response" if is_last else "", "" if i else "reward", int(split))
+    top = max(axes.get_ylim()[1] for axes in figure.axes)
+    for axes in figure.axes:
+        axes.set_ylim(top=top)
+    if labels:
+        ends = [(s.label, s.color, float(s.values[np.isfinite(s.values + kl)][-1])) for s, kl in pairs]
+        name_series(figure.axes[-1], size, ends)
+    return figure, [rows for _, rows in parts]
+
+
+def _known(s: Series, kl: Values, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return rows & np.isfinite(s.values + kl)
+
+
+def _path(axes: Any, s: Series, x: Values, y: Values, together: int) -> None:
+    """Points joined in order of steps, or dots that are means over `together` steps."""
+    style: dict[str, Any] = {"color": s.color, "markeredgewidth": 0, "clip_on": False}
+    if s.points:
+        axes.plot(x, y, "-o", linewidth=1.2, markersize=3.6, **style)
+        return
+    starts = range(0, len(x), together)
+    x, y = (np.array([values[i : i + together].mean() for i in starts]) for values in (x, y))
+    axes.plot(x, y, "o", markersize=2.8, alpha=0.55, **style)
+
+
+def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
+    """Write the held-out reward where phases start and end, the last first, without overlaps."""
+    steps, values = run.column("step"), run.column("eval_reward")
+    bounds = {s.begins for s in run.spans} | {s.ends for s in run.spans}
+    box = axes.get_position()
+    points = (size[0] * 72 * box.width, size[1] * 72 * box.height)
+    width, height = 2.8 * FONT, 1.3 * FONT
+    placed: list[tuple[float, float]] = []
+    evaluated = np.flatnonzero(np.isfinite(values))
+    for i in reversed(range(len(evaluated))):
+        row = evaluated[i]
+        if steps[row] not in bounds:
+            continue
+        x_points, bottom = (axes.transScale + axes.transLimits).transform((x[row], values[row])) * points
+        is_last = steps[row] == run.steps
+        neighbor = evaluated[max(0, i - 1)] if is_last else evaluated[min(i + 1, len(evaluated) - 1)]
+        above = bottom < 1.5 * FONT or values[neighbor] < values[row]  # away from the line beside the number
+        corner = (x_points - width if is_last else x_points, bottom if above else bottom - height)
+        if any(abs(corner[0] - a) < width and abs(corner[1] - b) < height for a, b in placed):
+            continue
+        placed.append(corner)
+        axes.annotate(
+            f"{values[row]:.2f}",
+            (x[row], values[row]),
+            (-3 if is_last else 3, 5 if above else -5),
+            textcoords="offset points",
+            color=SECOND,
+            fontsize=FONT,
+            fontweight="bold",
+            ha="right" if is_last else "left",
+            va="bottom" if above else "top",
+        )

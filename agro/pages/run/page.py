@@ -1,27 +1,49 @@
-"""The page of a run: one self-contained file."""
+"""The page of a run, one self-contained file. Units and captions of metrics come from `agro.runs.metrics`."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from agro.io.files import write
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
-from agro.pages.run.axes import COLORS, FIRST, MUTED, SECOND, css, cut
-from agro.pages.run.curves import smoothing
-from agro.pages.run.experience import RunExperience, begin_and_end
-from agro.pages.run.figures import Look, Series, svg
+from agro.pages.run.experience import LATE, RunExperience, begin_and_end
+from agro.pages.run.figures import (
+    COLORS,
+    FIRST,
+    MUTED,
+    NARROW,
+    PLAIN,
+    SECOND,
+    WIDE,
+    Axis,
+    Look,
+    Series,
+    Size,
+    against_kl,
+    columns,
+    css,
+    cut,
+    histogram,
+    hover,
+    kl_pairs,
+    learning_curve,
+    picture,
+    reward_series,
+    smoothing,
+    sources,
+    svg,
+)
 from agro.pages.run.held_out_samples import LONGEST, held_out_samples
-from agro.pages.run.learning import learning, nearness
-from agro.pages.run.panels import caption, panel, present, training
 from agro.pages.run.render import Fact, Panel, render, script, with_script
-from agro.pages.run.responses import LATE
-from agro.pages.run.shares import histogram, sources
 from agro.runs.metrics import FOLLOWED, METRICS
 from agro.runs.problems import (
     COUNTED,
@@ -33,24 +55,250 @@ from agro.runs.problems import (
     without_share,
     without_signal,
 )
-from agro.runs.rundata import Outcome, RunData, Values, load_run
+from agro.runs.rundata import Outcome, PhaseSpan, RunData, Values, load_run, to_array
 from agro.runs.verdict import Verdict
 from agro.store import Draw
 from agro.types import Sample, Text
+
+REFERENCES = {
+    "start": "the weights at the start of the run",
+    "phase": "the weights at the start of each phase, so KL is measured anew in each",
+    "model": "another model",
+    "ema": "a moving average of the policy's weights, so KL doesn't add up over the run",
+    "periodic": "a copy of the policy that is renewed regularly, so KL doesn't add up over the run",
+    "sampler": "the earlier weights that sample, so KL doesn't add up over the run",
+}
+PARTS = {
+    "reward_parts": "Parts of the reward",
+    "eval_reward_parts": "Parts of the held-out reward",
+    "reward_shares": "What the reward's differences are made of",
+}
+
+
+def training(run: RunData, metric: str, label: str = "training", **style: object) -> Series:
+    """A metric of every step."""
+    return replace(Series(label, run.column(metric)), **style)  # type: ignore[arg-type]
+
+
+def heldout(run: RunData, metric: str, label: str = "held-out") -> Series:
+    """A metric of the steps that evaluate, with its standard error where there is one."""
+    error = f"{metric}_se"
+    se = run.column(error) if error in METRICS else None
+    return Series(label, run.column(metric), SECOND, se, points=True, mark=run.mark(metric))
+
+
+def ring(run: RunData, row: int | None) -> str:
+    """What the mark at a row means; empty where there is none."""
+    return "" if row is None else f"The ring is the best measurement, at step {run.rows[row]['step']}."
+
+
+def caption(*metrics: str) -> str:
+    """The captions of metrics, without the marks of code."""
+    return " ".join(METRICS[name].caption for name in metrics).replace("`", "")
+
+
+def unit(metric: str, *, log: bool = False) -> Look:
+    return Look(METRICS[metric].unit, log=log)
+
+
+def panel(run: RunData, title: str, series: Sequence[Series], text: str, look: Look = PLAIN) -> Panel | None:
+    """Series against steps; None where none has a value."""
+    if not any(np.isfinite(s.values).any() for s in series):
+        return None
+    for s in series:
+        text = f"{text} {ring(run, s.mark)}".rstrip()
+    return Panel(title, text, picture(run, series, title, look))
+
+
+def present(panels: Iterable[Panel | None]) -> list[Panel]:
+    """Those that have something to show."""
+    return [p for p in panels if p is not None]
+
+
+def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
+    """What the template's first section shows: did it learn?"""
+    stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
+    curves = {}
+    if run.measures("reward_mean", "eval_reward") and not stored_only:
+        # The learning curve by the name of its axis: those axes that were measured.
+        axes = {"steps": Axis.steps(run)}
+        time = Axis.time(run)
+        if time is not None:
+            axes["time"] = time
+        if experience.draws:
+            axes["responses"] = Axis(experience.seen(run), "responses drawn")
+        for name, axis in axes.items():
+            curves[name] = (_curve(run, name, axis, WIDE), _curve(run, name, axis, NARROW))
+        if kl_pairs(run):
+            curves["KL"] = (against_kl(run, WIDE), against_kl(run, NARROW))
+    # The decays of train.weights_average; empty where no phase has one.
+    phases = {name: run.config.phase(name) for name in run.config.phase_names}
+    decays = {name: phase.train.weights_average for name, phase in phases.items()}
+    texts = {name: f"train.weights_average = {decay:g}" for name, decay in decays.items() if decay}
+    if len(phases) > 1:
+        texts = {name: f"{text} in phase {name}" for name, text in texts.items()}
+    return {
+        "curves": curves,
+        "stored_only": stored_only,
+        "width": smoothing(len(run.rows)),
+        "evaluated": run.heldout(0, run.steps) is not None,
+        "ring": ring(run, run.mark("eval_reward")),
+        "averages": ", ".join(texts.values()),
+        "reference": REFERENCES[run.config.policy.reference],
+        "phases": [_phase(run, span) for span in run.spans],
+        "panels": present([*_learning_panels(run), *(_parts(run, *part) for part in PARTS.items())]),
+    }
+
+
+def _curve(run: RunData, name: str, axis: Axis, size: Size) -> Markup:
+    figure = learning_curve(run, size, axis=axis)
+    values = columns(run, reward_series(run), axis)
+    return svg(figure, f"Reward against {name} {size}", hover(figure.axes[0], values))
+
+
+def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:
+    """A row of the table of phases."""
+    start = run.heldout(span.begins, span.begins)
+    end = run.heldout(span.begins + 1, span.ends)
+    config = run.config.phase(span.name) if span.name in run.config.phase_names else run.config
+    data = f"{config.data.replay_text} from the store"
+    if not config.data.draws_stored:
+        data = "fresh samples"
+    elif not config.data.samples_fresh:
+        data = "from the store"
+    return {
+        "name": span.name,
+        "objective": config.objective.name,
+        "options": ", ".join(f"{k} = {v}" for k, v in config.objective.options.items()),
+        "data": data,
+        "steps": span.ends - span.begins,
+        "configured": config.train.steps,
+        "ends": span.ends,
+        "before": start,
+        "after": end,
+        "change": end.value - start.value if start and end else None,
+    }
+
+
+def _learning_panels(run: RunData) -> list[Panel | None]:
+    """How it ranks stored responses, and what it gave up of the rewards, as far as these were measured."""
+    width = smoothing(len(run.rows))
+    auc, consistency = run.column("eval_auc"), run.column("eval_consistency")
+    chance = Series("chance", np.where(np.isfinite(auc), 0.5, math.nan), MUTED, points=True)
+    ranking = panel(
+        run, "Held-out ranking (AUC)", [chance, heldout(run, "eval_auc", "policy")], caption("eval_auc")
+    )
+    text = (
+        "Mean log π/π_ref of the stored responses with the highest and with the lowest reward of a group. "
+        "The best should rise above 0; below 0, the policy moves away from them, which is right only where "
+        "even these are poor."
+    )
+    ratio = run.latest("ratio_mean")
+    if ratio is not None:
+        text += f" The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
+    series = [
+        replace(heldout(run, "eval_log_ratio_worst", "held-out worst"), color=COLORS[4]),
+        replace(heldout(run, "eval_log_ratio_best", "held-out best"), color=COLORS[2]),
+        training(run, "log_ratio_worst", "worst", color=SECOND, smooth=width),
+        training(run, "log_ratio_best", "best", smooth=width),
+    ]
+    ratios = panel(run, "Log-ratio of the best and worst responses", series, text, unit("log_ratio_best"))
+    text = caption("eval_consistency")
+    latest = run.rows[int(max(np.flatnonzero(np.isfinite(consistency)), default=0))]
+    if latest.get("eval_consistency_fall") is not None:
+        better = with_error(latest["eval_consistency_fall"], latest.get("eval_consistency_fall_se"), 4)
+        groups = latest.get("eval_groups", "an unknown number of")
+        text += f" At step {latest['step']} it was {better} below the reference's, on {groups} groups."
+    reference = Series("reference", consistency + run.column("eval_consistency_fall"), MUTED, points=True)
+    series = [reference, heldout(run, "eval_consistency", "policy")]
+    stored = panel(run, "Held-out ½ Var(R)", series, text)
+    text = (
+        f"{caption('eval_fresh_consistency')} It is 0 too where all responses are the same, near 0 where no "
+        "rewards differ, and it may rise first: read it beside the reward."
+    )
+    series = [heldout(run, "eval_fresh_consistency", "policy")]
+    own = panel(run, "½ Var(R) of held-out responses", series, text)
+    text = f"{caption('regret')} {METRICS['regret'].computed}; R = r − β log π/π_ref."
+    series = [training(run, "regret", smooth=width), heldout(run, "eval_regret")]
+    regret = panel(run, "Estimated regret", series, text, unit("regret"))
+    return [ranking, ratios, stored, own, regret]
+
+
+def _parts(run: RunData, metric: str, title: str) -> Panel | None:
+    """A metric of the parts of the reward, where there are several."""
+    parts = [row.get(metric) or {} for row in run.rows]
+    names = list(dict.fromkeys(name for row in parts for name in row))
+    if len(names) < 2:
+        return None
+    points = metric.startswith("eval_")
+    errors = [row.get(f"{metric}_se") or {} for row in run.rows]
+    series = []
+    for name, color in zip(names, COLORS, strict=False):
+        values = to_array([row.get(name) for row in parts])
+        width = 1 if points else smoothing(len(run.rows))
+        se = to_array([row.get(name) for row in errors]) if points else None
+        series.append(Series(cut(name, 16), values, color, se=se, points=points, smooth=width))
+    text = caption(metric)
+    more = len(names) - len(series)
+    if more:
+        text += f" {more} more in metrics.jsonl."
+    return panel(run, title, series, text, unit(metric))
+
+
+def nearness(run: RunData) -> dict[str, Any]:
+    """What the template's section about the reference shows: did it stay near?"""
+    policy, held_out = run.config.policy, run.config.asks_held_out
+    kl = [
+        Series("training", run.training_kl),
+        heldout(run, "eval_kl_ref", "held-out" if held_out else "sampled"),
+    ]
+    kl[1] = replace(kl[1], split=policy.reference == "phase")
+    text = caption("kl_ref", "eval_kl_ref")
+    if run.measures("kl_of_best") and run.measures("kl_ref", "eval_kl_ref"):
+        best = Series("best of store", run.column("kl_of_best"), MUTED, smooth=smoothing(len(run.rows)))
+        kl.insert(0, best)
+        text += f" Gray: {caption('kl_of_best')}"
+    panels = [panel(run, "KL to the reference", kl, text, unit("kl_ref", log=True))]
+    betas = run.column("beta")
+    if len(set(betas[np.isfinite(betas)])) > 1:
+        panels.append(panel(run, "β", [Series("β", betas)], caption("beta"), unit("beta")))
+    spread = run.column("kl_to_reward_spread")
+    if np.isfinite(spread).any():
+        optimum = Series("optimum", np.ones_like(spread), MUTED)
+        text = caption("kl_to_reward_spread")
+        text += " It is 1 at the optimum (gray); far above it, the rewards hardly count."
+        series = [optimum, Series("policy", spread)]
+        panels.append(panel(run, "KL spread to reward spread", series, text, Look("ratio", log=True)))
+    reference = REFERENCES[policy.reference]
+    if policy.reference_model:
+        reference += f": {policy.reference_model}"
+    facts = [Fact("reference", reference)]
+    for name, values, choose in (
+        ("held-out KL at the end" if held_out else "KL at the end", run.column("eval_kl_ref"), None),
+        ("highest KL in training", run.training_kl, np.nanargmax),
+    ):
+        known = np.flatnonzero(np.isfinite(values))
+        if known.size:
+            row = int(known[-1] if choose is None else choose(values))
+            note = f"nats per response, step {run.rows[row]['step']}"
+            facts.append(Fact(name, fixed(values[row]), note))
+    return {"panels": present(panels), "facts": facts}
 
 
 def page(run: RunData) -> str:
     """The page as text."""
     experience, report, shown = RunExperience.of(run), problems(run), held_out_samples(run)
+    policy = run.config.policy
+    model = policy.model or "A model"
+    if policy.new is not None:
+        model = f"A new model ({policy.new.layers} layers of {policy.new.hidden})"
     facts = [Fact("seed", str(run.config.train.seed))]
     if run.config.data.hold_out:
         note = f"never trained on (data.hold_out); set_aside.jsonl has {run.set_aside} of them"
         facts.append(Fact("held-out prompts", percent(run.config.data.hold_out, 1), note))
     if run.best_model is not None:
         best = run.best_model.measured
-        value = fixed(best.value)
-        if best.se is not None:
-            value = with_error(best.value, best.se)
+        value = fixed(best.value) if best.se is None else with_error(best.value, best.se)
         note = f"{FOLLOWED[run.best_model.metric].title}, step {best.step}"
         facts.append(Fact("best model, kept in best/", value, note))
     for name, epochs in (run.values.get("epochs") or {}).items():
@@ -60,7 +308,7 @@ def page(run: RunData) -> str:
     text = render(
         "page.html",
         run=run,
-        model=_model(run),
+        model=model,
         problems=report,
         outcome=Outcome.of(run),
         verdict=Verdict.of(run),
@@ -81,13 +329,6 @@ def page(run: RunData) -> str:
     return text if shown is None else with_script(text, script("samples.js"))
 
 
-def _model(run: RunData) -> str:
-    policy = run.config.policy
-    if policy.new is None:
-        return policy.model or "A model"
-    return f"A new model ({policy.new.layers} layers of {policy.new.hidden})"
-
-
 def summarize(sample: Sample) -> str:
     """A response's reward, answer, source and version in a line."""
     parts = [] if sample.reward is None else [f"reward {sample.reward:g}"]
@@ -102,19 +343,19 @@ def summarize(sample: Sample) -> str:
 
 
 def prompt_text(prompt: Text) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(map(_message, prompt))
-
-
-def _message(message: dict[str, Any]) -> str:
-    """The role and the text; what isn't text, such as tool calls, as JSON."""
-    remaining = {k: v for k, v in message.items() if k != "role"}
-    text = f"{message['role']}:"
-    content = remaining.pop("content", None)
-    if isinstance(content, str):
-        text += f" {content}"
-    elif content is not None:
-        remaining["content"] = content
-    return f"{text} {json.dumps(remaining, ensure_ascii=False)}" if remaining else text
+    """Of messages the role and the text of each; what isn't text, such as tool calls, as JSON."""
+    if isinstance(prompt, str):
+        return prompt
+    lines = []
+    for message in prompt:
+        remaining = {k: v for k, v in message.items() if k != "role"}
+        content, line = remaining.pop("content", None), f"{message['role']}:"
+        if isinstance(content, str):
+            line += f" {content}"
+        elif content is not None:
+            remaining["content"] = content
+        lines.append(f"{line} {json.dumps(remaining, ensure_ascii=False)}" if remaining else line)
+    return "\n".join(lines)
 
 
 def write_page(folder: Path) -> Path:
@@ -125,7 +366,7 @@ def write_page(folder: Path) -> Path:
 
 def course(run: RunData) -> dict[str, Any]:
     """What the template's section about the optimization shows."""
-    facts = []
+    facts, width = [], smoothing(len(run.rows))
     seconds = run.total("seconds")
     tokens = (run.total("tokens") or 0.0) + (run.total("sampled_tokens") or 0.0)
     if seconds:
@@ -136,59 +377,43 @@ def course(run: RunData) -> dict[str, Any]:
             part = run.total(name)
             if part is not None:
                 facts.append(Fact(title, percent(part / seconds), "of the time"))
-    rates = _rates(run)
+    rate, rates = None, set(run.column("lr")[np.isfinite(run.column("lr"))].tolist())
     if len(rates) == 1:
         facts.append(Fact("learning rate", f"{rates.pop():.3g}", "constant"))
-    return {"facts": facts, "panels": present([loss(run), _learning_rate(run), _kept(run), _speed(run)])}
-
-
-def loss(run: RunData) -> Panel | None:
-    """The loss of each step."""
+    elif rates:
+        rate = panel(run, "Learning rate", [training(run, "lr")], caption("lr"))
     text = "Loss of the objective on the responses of each step. Losses of two objectives can't be compared."
-    return panel(run, "Loss", [training(run, "loss", smooth=smoothing(len(run.rows)))], text)
-
-
-def _learning_rate(run: RunData) -> Panel | None:
-    """Where it changed; a constant one is a fact."""
-    if len(_rates(run)) < 2:
-        return None
-    return panel(run, "Learning rate", [training(run, "lr")], caption("lr"))
-
-
-def _kept(run: RunData) -> Panel | None:
+    loss = panel(run, "Loss", [training(run, "loss", smooth=width)], text)
     text, share = caption("promised", "kept"), kept_share(run.rows)
     if share is not None:
         text += f" The median of the last steps kept {percent(share)}."
     series = [training(run, "promised", "promised", color=SECOND), training(run, "kept", "kept")]
-    return panel(run, "Promised and kept", series, text)
-
-
-def _rates(run: RunData) -> set[float]:
-    rates = run.column("lr")
-    return set(rates[np.isfinite(rates)].tolist())
-
-
-def _speed(run: RunData) -> Panel | None:
-    series = [training(run, "tokens_per_second", smooth=smoothing(len(run.rows)))]
+    kept = panel(run, "Promised and kept", series, text)
+    series = [training(run, "tokens_per_second", smooth=width)]
     text = "Tokens sampled and trained on, by the time of the step."
-    return panel(run, "Speed", series, text, Look(METRICS["tokens_per_second"].unit))
+    speed = panel(run, "Speed", series, text, unit("tokens_per_second"))
+    return {"facts": facts, "panels": present([loss, rate, kept, speed])}
 
 
 def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
     """`problems`: of the run."""
-    explained = [Fact(p.title, p.value, p.detail, bad=True) for p in problems if p.detail]
+    facts = [Fact(p.title, p.value, p.detail, bad=True) for p in problems if p.detail]
     reasons: Counter[str] = Counter()
     for row in run.rows:
         reasons.update(row.get("dropped_reasons") or {})
-    facts = []
+    notes = {
+        "dropped": ", ".join(f"{reason}: {count(k)}" for reason, k in reasons.most_common()),
+        "rewards_failed": "; ".join(f"{count(k)} × {cut(e, 200)}" for e, k in experience.failures[:3]),
+    }
     for name, title in COUNTED.items():
         n = run.total(name)
-        note = ""
-        if name == "dropped":
-            note = ", ".join(f"{reason}: {count(k)}" for reason, k in reasons.most_common())
-        if name == "rewards_failed":
-            note = "; ".join(f"{count(k)} × {cut(error, 200)}" for error, k in experience.failures[:3])
-        facts.append(Fact(title, None if n is None else count(n), note, bad=bool(n)))
+        facts.append(Fact(title, None if n is None else count(n), notes.get(name, ""), bad=bool(n)))
+    groups, equal = run.total("groups"), run.total("groups_equal")
+    equal_groups = Fact("groups of equal rewards", None)
+    if groups and equal is not None:
+        text = f"{count(equal)} of {count(groups)} ({percent(equal / groups)})"
+        equal_groups = replace(equal_groups, value=text, bad=equal > groups / 2)
+    facts += [equal_groups, *_signal(run)]
     norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
     measured = np.isfinite(norm)
     text = caption("grad_norm", "grad_norm_clipped")
@@ -199,46 +424,30 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
             middle = float(np.median(norm[measured]))
             text += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
     series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
-    return {
-        "facts": [*explained, *facts, _equal_groups(run), *_signal(run)],
-        "panels": present([panel(run, "Gradient norm", series, text, Look(log=True)), _difference(run)]),
-    }
-
-
-def _equal_groups(run: RunData) -> Fact:
-    title = "groups of equal rewards"
-    groups, equal = run.total("groups"), run.total("groups_equal")
-    if not groups or equal is None:
-        return Fact(title, None)
-    text = f"{count(equal)} of {count(groups)} ({percent(equal / groups)})"
-    return Fact(title, text, bad=equal > groups / 2)
-
-
-def _signal(run: RunData) -> list[Fact]:
-    signal, share = without_signal(run), without_share(run)
-    facts = []
-    if signal is None:
-        facts.append(Fact("steps without a signal", None))
-    else:
-        data = run.config.phase(run.spans[-1].name).data
-        ways = [f"{reason}: {way_out(reason, data)}" for reason in signal.reasons]
-        facts.append(Fact("steps without a signal", steps_of(signal), ". ".join(ways), bad=signal.is_said))
-    if share is not None and share.count:
-        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
-        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
-    return facts
-
-
-def _difference(run: RunData) -> Panel | None:
+    gradient = panel(run, "Gradient norm", series, text, Look(log=True))
     series = [
         training(run, "logp_diff_max", "maximum", color=SECOND),
         training(run, "logp_diff_mean", "mean"),
     ]
     text = caption("logp_diff_mean", "logp_diff_max")
-    if np.isfinite(run.column("push_error")).any():
+    if run.measures("push_error"):
         series.append(training(run, "push_error", "after a push", color=MUTED))
         text += f" {caption('push_error')}"
-    return panel(run, "Sampler and trainer", series, text, Look("nats per token", log=True))
+    difference = panel(run, "Sampler and trainer", series, text, Look("nats per token", log=True))
+    return {"facts": facts, "panels": present([gradient, difference])}
+
+
+def _signal(run: RunData) -> list[Fact]:
+    signal, share = without_signal(run), without_share(run)
+    facts = [Fact("steps without a signal", None)]
+    if signal is not None:
+        data = run.config.phase(run.spans[-1].name).data
+        ways = [f"{reason}: {way_out(reason, data)}" for reason in signal.reasons]
+        facts = [Fact("steps without a signal", steps_of(signal), ". ".join(ways), bad=signal.is_said)]
+    if share is not None and share.count:
+        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
+        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
+    return facts
 
 
 # Of what learns or lags beside the policy, where a run has it.
@@ -261,40 +470,64 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
     for name, source_draws in draws_of.items():
         total = sum(map(len, source_draws.values()))
         for source, draws in sorted(source_draws.items(), key=lambda item: -len(item[1])):
-            rows.append({"phase": name, "source": source, "share": len(draws) / total, **_row(draws)})
-    width = smoothing(len(run.rows))
-    mean = f" Running mean over {width} steps." if width > 1 else ""
-    length, truncated = (training(run, m, smooth=width) for m in ("length_mean", "truncated_share"))
-    staleness = [
-        training(run, "staleness_max", "maximum", color=SECOND),
-        training(run, "staleness_mean", "mean"),
-    ]
-    again = [training(run, "asked_again", "asked again"), training(run, "groups", "all", color=SECOND)]
-    share, tokens, steps = Look(percent=True), Look("tokens"), Look(METRICS["staleness_mean"].unit)
-    panels = [
-        _sources_panel(run, experience),
-        _distribution("Rewards", "reward", experience.steps, experience.rewards),
-        _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True),
-        panel(run, "Length over steps", [length], caption("length_mean") + mean, tokens),
-    ]
-    if run.total("truncated_share"):
-        panels.append(
-            panel(run, "Truncated responses", [truncated], caption("truncated_share") + mean, share)
-        )
-    if run.measures("asked_again"):
-        panels.append(panel(run, "Groups asked again", again, caption("asked_again"), Look("groups")))
-    if run.total("staleness_max"):
-        panels.append(panel(run, "Staleness", staleness, caption("staleness_mean", "staleness_max"), steps))
-    for metric, title in MECHANISMS.items():
-        look = Look(METRICS[metric].unit)
-        panels.append(panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look))
+            rewards = [d.reward for d in draws if d.reward is not None]
+            staleness = [d.staleness for d in draws if d.staleness is not None]
+            rows.append(
+                {
+                    "phase": name,
+                    "source": source,
+                    "share": len(draws) / total,
+                    "drawn": len(draws),
+                    "distinct": len({d.sample for d in draws}),
+                    "reward": sum(rewards) / len(rewards) if rewards else None,
+                    "staleness": sum(staleness) / len(staleness) if staleness else None,
+                    "stalest": max(staleness, default=None),
+                }
+            )
     return {
         "facts": _facts(run),
         "sources": rows,
         "phased": len(run.spans) > 1,
         "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
-        "panels": present([*panels, _critic_panel(run)]),
+        "panels": present(_material_panels(run, experience)),
     }
+
+
+def _material_panels(run: RunData, experience: RunExperience) -> Iterable[Panel | None]:
+    names, title = experience.source_names, "Sources over steps"
+    if len(names) > 1:  # else the table says it all
+        labels = [names.index(n) for n in experience.sources]
+        figure = svg(sources(run, experience.steps, labels, len(names)), title)
+        key = tuple((css(COLORS[i]), name[:60]) for i, name in enumerate(names))
+        yield Panel(title, "Where the responses of a step came from.", figure, key)
+    yield _distribution("Rewards", "reward", experience.steps, experience.rewards)
+    yield _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True)
+    width = smoothing(len(run.rows))
+    mean = f" Running mean over {width} steps." if width > 1 else ""
+
+    def smoothed(metric: str, title: str, look: Look) -> Panel | None:
+        return panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look)
+
+    yield smoothed("length_mean", "Length over steps", Look("tokens"))
+    if run.total("truncated_share"):
+        yield smoothed("truncated_share", "Truncated responses", Look(percent=True))
+    if run.measures("asked_again"):
+        series = [training(run, "asked_again", "asked again"), training(run, "groups", "all", color=SECOND)]
+        yield panel(run, "Groups asked again", series, caption("asked_again"), Look("groups"))
+    if run.total("staleness_max"):
+        series = [training(run, "staleness_max", "maximum", color=SECOND)]
+        series.append(training(run, "staleness_mean", "mean"))
+        text = caption("staleness_mean", "staleness_max")
+        yield panel(run, "Staleness", series, text, unit("staleness_mean"))
+    for metric, title in MECHANISMS.items():
+        yield smoothed(metric, title, unit(metric))
+    # Of an objective with a critic, whose metric it is.
+    explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
+    text = (
+        "Share of the variance of the value's targets that the value explained before the step. 0 is no "
+        "better than a constant."
+    )
+    yield panel(run, "Variance explained by the critic", [Series("training", to_array(explained))], text)
 
 
 def _facts(run: RunData) -> list[Fact]:
@@ -323,37 +556,6 @@ def _facts(run: RunData) -> list[Fact]:
         accepted = float(np.nanmean(run.column("draft_accepted")))
         facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
     return facts
-
-
-def _row(draws: list[Draw]) -> dict[str, Any]:
-    rewards = [d.reward for d in draws if d.reward is not None]
-    staleness = [d.staleness for d in draws if d.staleness is not None]
-    return {
-        "drawn": len(draws),
-        "distinct": len({d.sample for d in draws}),
-        "reward": sum(rewards) / len(rewards) if rewards else None,
-        "staleness": sum(staleness) / len(staleness) if staleness else None,
-        "stalest": max(staleness, default=None),
-    }
-
-
-def _critic_panel(run: RunData) -> Panel | None:
-    """Of an objective with a critic, whose metric it is."""
-    explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
-    text = "Share of the variance of the value's targets that the value explained before the step. 0 is no "
-    series = Series("training", np.array(explained, dtype=np.float64))
-    return panel(run, "Variance explained by the critic", [series], f"{text}better than a constant.")
-
-
-def _sources_panel(run: RunData, experience: RunExperience) -> Panel | None:
-    names = experience.source_names
-    if len(names) < 2:  # the table says it all
-        return None
-    labels = [names.index(n) for n in experience.sources]
-    title = "Sources over steps"
-    figure = svg(sources(run, experience.steps, labels, len(names)), title)
-    key = tuple((css(COLORS[i]), name[:60]) for i, name in enumerate(names))
-    return Panel(title, "Where the responses of a step came from.", figure, key)
 
 
 def _distribution(

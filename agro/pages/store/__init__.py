@@ -1,7 +1,6 @@
 """What is in a store, before training: numbers, verdicts in words, and a page (`agro check`)."""
 
-from agro.pages.store.check_report import Report, check_store
+from agro.pages.store.check_report import DataVerdict, Report, check_store
 from agro.pages.store.check_survey import StoreSurvey, survey
-from agro.pages.store.verdicts import DataVerdict
 
 __all__ = ["DataVerdict", "Report", "StoreSurvey", "check_store", "survey"]

@@ -14,13 +14,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.numbers import count, fixed, percent, short, tick, with_error
-from agro.pages.run.axes import COLORS, FIRST, css, is_beside, name_axes
-from agro.pages.run.figures import svg
-from agro.pages.run.panels import present
+from agro.pages.run.figures import COLORS, FIRST, SHARE, css, is_beside, name_axes, share_axes, svg
+from agro.pages.run.page import present
 from agro.pages.run.render import Fact, Panel, render
-from agro.pages.run.shares import SHARE, share_axes
 from agro.pages.store.check_report import Report
-from agro.pages.store.spread import BINS, Spread
+from agro.pages.store.check_survey import BINS, Spread
 
 ROWS = 12  # sources in the table
 

@@ -2,34 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
-from agro.objectives.needs import REWARD
-from agro.pages.store.check_survey import StoreSurvey, survey
+from agro.objectives import Objective, get
+from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, REWARD, grouping
+from agro.pages.store.check_survey import RUN, StoreSurvey, explaining, survey
 from agro.pages.store.ranking import rank
-from agro.pages.store.raters import explaining
-from agro.pages.store.verdicts import DataVerdict, Findings, verdicts
 from agro.store import Counts, Store
 from agro.store.location import Location
 from agro.train import trainable
 from agro.train.phases import Phase, options_at
-from agro.train.reward_scales import find_scale_conflicts
+from agro.train.reward_scales import ScaleConflict, find_scale_conflicts
 
+if TYPE_CHECKING:
+    from agro.pages.store.check_survey import Explaining
+    from agro.pages.store.measurements import Measurements, OwnReward
+    from agro.pages.store.ranking import Ranking
+
+Level = Literal["problem", "warning", "note"]
+
+# Shares from which something is worth a warning. They are rules of thumb, not theorems.
+MANY_EQUAL = 0.5  # of groups
+MANY_REPEATS = 0.3  # of responses
+MANY_TRUNCATED = 0.1
+FEW_GROUPS = 50
+IMITABLE = 0.8  # trajectory quality
+SMALL_ESS = 0.1
+CHANCE = 0.5  # of AUC
+AHEAD = 0.1  # of the rewards' spread: so far above the model were the logs that imitation helped, of ten
+UNLIKELY = -3.0  # nats per token, on average
 SHOWN = 8  # sources
 
 
-class Report(Findings):
-    """With verdicts, as JSON and as text."""
+@dataclass(frozen=True)
+class DataVerdict:
+    """A sentence on the data, and what to do; "problem": the objective can't train on them."""
+
+    level: Level
+    text: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.todo}".rstrip()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a store has, whether an objective can train on it, and what a model says of it."""
+
+    path: Location
+    objective: str
+    counts: Counts
+    survey: StoreSurvey
+    problem: str = ""  # why the objective can't train on it
+    scales_apart: list[ScaleConflict] = field(default_factory=list)  # sources of different scales
+    licenses: dict[str, str | None] = field(default_factory=dict)
+    measured: Measurements | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
+    completes: int | None = None  # data.complete_groups
+    own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
+    explaining: Explaining | None = None  # what explains the rewards of single responses
+    recipe: str = ""  # that was found for the data, where none was asked for
+    ranking: Ranking | None = None  # what can train on it
+
+    @property
+    def trainable(self) -> bool:
+        return not self.problem
+
+    @property
+    def sources(self) -> list[str]:
+        """The most frequent first."""
+        return sorted(self.survey.sources, key=lambda name: (-self.survey.sources[name].rows, name))
 
     @cached_property
     def verdicts(self) -> list[DataVerdict]:
-        return verdicts(self)
+        """The worst first."""
+        levels = ("problem", "warning", "note")
+        found = [*_data_verdicts(self), *_model_verdicts(self)]
+        return sorted(found, key=lambda verdict: levels.index(verdict.level))
 
     def to_json(self) -> dict[str, Any]:
         values = self.counts.to_json() | self.survey.to_json()
@@ -61,6 +118,284 @@ class Report(Findings):
         text = [f"{name:<{width}}  {value}" for name, value in lines]
         text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
         return "\n".join(text)
+
+
+def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
+    entry = get(report.objective)
+    nothing = _nothing_to_learn(report, entry)
+    if report.problem and not nothing:
+        yield DataVerdict("problem", report.problem)
+    elif nothing:  # also what any way out of the problem would find
+        but = "There" if report.problem else f"{report.objective} can run on this, but there"
+        yield DataVerdict(
+            "problem",
+            f"{but} is nothing to learn: {nothing}.",
+            "A graded reward, or responses of which some are better (agro score, agro sample).",
+        )
+    else:
+        subject = f"Recipe {report.recipe}" if report.recipe else report.objective
+        yield DataVerdict("note", f"{subject} can train on this.")
+    yield from _groups(report, entry)
+    found = report.explaining
+    if found is not None:
+        yield DataVerdict(
+            "note",
+            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
+            f"{count(found.values)} values of {found.field}.",
+            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
+            f"--center-by {found.field} compares a response with what else they rated.",
+        )
+    yield from _rewards(report, entry)
+    is_reported = report.problem.startswith("rewards of different scales")
+    yield from map(_scales, report.scales_apart[int(is_reported) :])
+    survey = report.survey
+    near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
+    if near > MANY_REPEATS:
+        yield DataVerdict(
+            "warning",
+            f"{percent(near)} of the responses nearly repeat an earlier one to the same prompt "
+            f"(of {count(survey.inspected)} compared).",
+            "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
+            "another source, covers more.",
+        )
+    yield from _truncated(report)
+    yield from _held_out(report)
+    copies = report.survey.copies
+    if copies is not None and copies.prompts:
+        yield DataVerdict(
+            "note",
+            f"{count(copies.prompts)} of {count(report.survey.groups)} prompts are near-copies of others, in "
+            f"{count(copies.clusters)} clusters: {copies.named}.",
+            "data.hold_out holds out all of a cluster or none; held-out prompts in a file of their own "
+            "shouldn't be copies of these.",
+        )
+    yield from _unknown(report, entry)
+
+
+def _nothing_to_learn(report: Report, entry: Objective) -> str:
+    """Why an objective on rewards has no signal; "" where it has some."""
+    survey, needs = report.survey, entry.needed(report.options)
+    if REWARD not in needs or report.completes:
+        return ""
+    rewards = {
+        x for source in survey.sources.values() for x in (source.rewards.lowest, source.rewards.highest)
+    }
+    known = rewards - {None}
+    if len(known) == 1 and report.counts.scored > 1:
+        return f"all {count(report.counts.scored)} rewards are {next(iter(known)):g}"
+    if grouping(needs) is None or report.options.get("singletons") == "pool":
+        return ""
+    if survey.scored_groups and survey.equal == survey.scored_groups:
+        return f"in all {count(survey.equal)} groups the rewards are equal"
+    return ""
+
+
+def _groups(report: Report, entry: Objective) -> Iterator[DataVerdict]:
+    survey, needs = report.survey, entry.needed(report.options)
+    alone = survey.sizes[1]
+    compares = grouping(needs) is not None and PAIRS not in needs
+    compares = compares and report.options.get("singletons") != "pool"
+    if alone and compares and report.completes:
+        yield DataVerdict(
+            "note",
+            f"{count(alone)} of {count(survey.groups)} prompts have one response; {report.completes} fresh "
+            f"ones are sampled to each that is drawn (data.complete_groups = {report.completes}).",
+        )
+    elif alone and compares and report.options.get("singletons") == "drop":
+        yield DataVerdict(
+            "note",
+            f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
+            "(objective.singletons=drop).",
+            "data.complete_groups = 3 samples fresh ones to these prompts.",
+        )
+    elif alone and compares:
+        yield DataVerdict(
+            "warning",
+            f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
+            "compares the responses to a prompt.",
+            "data.complete_groups=3 samples fresh ones to these prompts; objective.singletons=drop leaves "
+            "them out.",
+        )
+    if 0 < survey.groups < FEW_GROUPS:
+        yield DataVerdict(
+            "warning",
+            f"The number of prompts is small: {survey.groups}.",
+            "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
+        )
+
+
+def _rewards(report: Report, entry: Objective) -> Iterator[DataVerdict]:
+    survey, needs = report.survey, entry.needed(report.options)
+    if REWARD not in needs or not survey.scored_groups:
+        return
+    share = survey.equal / survey.scored_groups
+    if survey.equal:
+        text = (
+            f"In {percent(share)} of the groups with two or more rewards ({count(survey.equal)} of "
+            f"{count(survey.scored_groups)}) all rewards are equal{_equal_levels(report)}: "
+            f"{equal_means(entry, report.options)}."
+        )
+        todo = ""
+        if share > MANY_EQUAL:
+            todo = (
+                "Few groups teach: data.spread = true draws the others only; better are prompts of middle "
+                "difficulty, or a graded reward."
+            )
+        yield DataVerdict("warning" if share > MANY_EQUAL else "note", text, todo)
+    quality = survey.quality.mean
+    if quality is not None and quality >= IMITABLE:
+        yield DataVerdict(
+            "note",
+            f"Trajectory quality is {quality:.2f}: most responses are about as good as the best one.",
+            "Imitation may be enough (recipe sft with data.min_reward).",
+        )
+
+
+def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
+    """What a group of equal rewards gives to an objective on rewards."""
+    if grouping(entry.needed(options)) is None:
+        return "each response counts by its own reward, so they teach too, but not which one is better"
+    if entry.anchor({**entry.defaults(), **options, "beta": 1.0}) is not None:
+        return (
+            "they have no signal of the reward, only the pull of β toward the reference, which makes the "
+            "log-ratios of a group equal"
+        )
+    return "their gradient is 0"
+
+
+def _equal_levels(report: Report) -> str:
+    names = {"lowest": "at the lowest reward", "highest": "at the highest"}
+    parts = [f"{count(n)} {names[level]}" for level, n in report.survey.equal_at.items() if level in names]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _scales(difference: ScaleConflict) -> DataVerdict:
+    low, high = difference.lower, difference.higher
+    return DataVerdict(
+        "problem",
+        f"In {count(difference.groups)} groups rewards of different scales meet: those of {low.source} go "
+        f"from {low.lowest:g} to {low.highest:g}, those of {high.source} from {high.lowest:g} to "
+        f"{high.highest:g}.",
+        "Map both to one scale (data.reward_scale), or train on one of them (data.sources).",
+    )
+
+
+def _truncated(report: Report) -> Iterator[DataVerdict]:
+    survey = report.survey
+    recorded, truncated = survey.total("ended"), survey.total("truncated")
+    if not recorded or truncated / recorded <= MANY_TRUNCATED:
+        return
+    text = f"{percent(truncated / recorded)} of the responses were cut off before their end."
+    cut, complete = survey.truncated_rewards.mean, survey.complete_rewards.mean
+    if cut is not None and complete is not None and cut >= complete:
+        text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
+    yield DataVerdict("warning", text, "A larger length, or a reward that is low for them.")
+
+
+def _held_out(report: Report) -> Iterator[DataVerdict]:
+    held_out = report.survey.held_out
+    if held_out is None:
+        return
+    if not held_out.prompts_seen:
+        yield DataVerdict(
+            "note", f"None of the {count(held_out.prompts)} held-out prompts overlaps with the store."
+        )
+        return
+    yield DataVerdict(
+        "warning",
+        f"{count(len(held_out.prompts_seen))} of {count(held_out.prompts)} held-out prompts share a run of "
+        f"{RUN} words with the store, or are a short prompt of it ({count(held_out.stored_prompts)} prompts "
+        f"and {count(held_out.responses)} responses).",
+        f"Remove them from {held_out.path}, or from the store (agro forget --prompt-id).",
+    )
+
+
+def _unknown(report: Report, entry: Objective) -> Iterator[DataVerdict]:
+    missing = report.counts.samples - report.counts.with_behavior
+    if missing and BEHAVIOR_LOGP not in entry.needed(report.options):
+        yield DataVerdict(
+            "note",
+            f"{count(missing)} of {count(report.counts.samples)} responses have no log-probs of who wrote "
+            f"them. {report.objective} doesn't need these; methods with importance ratios (grpo) do.",
+        )
+    if report.counts.unscored or report.counts.failed:
+        yield DataVerdict(
+            "warning" if REWARD in entry.needed(report.options) else "note",
+            f"{count(report.counts.unscored)} responses have no reward, and the reward of "
+            f"{count(report.counts.failed)} failed.",
+            "agro score fills them in.",
+        )
+
+
+def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
+    yield from _own_reward(report)
+    measured = report.measured
+    if measured is not None and measured.invalid:
+        reasons = ", ".join(f"{count(number)} ({reason})" for reason, number in measured.invalid.items())
+        yield DataVerdict(
+            "warning" if measured.groups else "problem",
+            f"Of the measured responses the model can't be trained on these: {reasons}.",
+            f"Such as {next(iter(measured.examples.values()), '')[:400]}",
+        )
+    if measured is None or not measured.groups:
+        return
+    values = measured.to_json()
+    best, worst = values["best_logp_per_token"], values["worst_logp_per_token"]
+    if best is not None and best < UNLIKELY:
+        yield DataVerdict(
+            "warning",
+            f"The model gives the tokens of the best responses {best:.2f} nats on average (of the worst "
+            f"{worst:.2f}): it would hardly write them.",
+            "Imitate some first (sft), or add fresh samples (recipe mixed).",
+        )
+    if values["auc"] is not None:
+        below = values["auc"] + 2 * (values["auc_se"] or 0.0) < CHANCE
+        yield DataVerdict(
+            "note",
+            f"{values['auc_of']} ranks the better of two responses to a prompt higher in "
+            f"{percent(values['auc'])} of the comparisons (chance: 50%).",
+            "The worse ones are the more probable ones." if below else "",
+        )
+    ess, responses = measured.ess
+    if ess is not None:
+        low = ess < SMALL_ESS
+        yield DataVerdict(
+            "warning" if low else "note",
+            f"Weighted by π/μ, {count(responses)} responses count as {count(ess * responses)} "
+            f"({percent(ess, 1)}).",
+            "Importance ratios of complete responses are too noisy here: agro has none." if low else "",
+        )
+    beta = values["beta"]
+    if not beta["groups"]:
+        return
+    meaning = "β times the log-ratio differs as much as the rewards, as at the optimum"
+    if beta["of"] == "log π":
+        meaning = "the optimum moves the log-probs of a group as far apart as they are now"
+    yield DataVerdict(
+        "note",
+        f"At β from {beta['low']:.2g} to {beta['high']:.2g} (the middle half of {count(beta['groups'])} "
+        f"groups; median {beta['middle']:.2g}) {meaning}.",
+        "Below it the rewards lead, above it the reference.",
+    )
+
+
+def _own_reward(report: Report) -> Iterator[DataVerdict]:
+    own = report.own_reward
+    if own is None:
+        return
+    difference = with_error(own.log - own.own, own.difference_se)
+    text = (
+        f"The log's mean reward less the model's own is {difference}, {own.lead:.2f} of the rewards' spread."
+    )
+    if own.lead <= AHEAD:
+        yield DataVerdict("note", text, "A share of imitation isn't expected to help.")
+        return
+    yield DataVerdict(
+        "note",
+        text,
+        "From such a log a share of imitation that falls to 0 may help "
+        "(objective.imitation={start=1.0, end=0.0, steps=STEPS}); agro race tries it.",
+    )
 
 
 def check_store(

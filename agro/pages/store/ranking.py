@@ -88,7 +88,14 @@ class Ranking:
             yield from _wrapped(f"also {each.name}: {each.reason}", "", width)
             yield f"  {each.command}"
         if whole:
-            yield from self._others(width)
+            if self.possible:
+                yield "possible"
+                yield from _wrapped(", ".join(each.name for each in self.possible), "  ", width)
+                yield f"    such as: {self.possible[0].command}"
+            if self.impossible:
+                yield "impossible, since they need"
+            for reason, missing in self.missing().items():
+                yield from _wrapped(f"{reason}: {', '.join(missing)}", "  ", width)
         else:
             possible, impossible = len(self.possible), len(self.impossible)
             yield f"{possible} other objectives can train on it, {impossible} can't: --all names them"
@@ -101,16 +108,6 @@ class Ranking:
         if "policy.model=MODEL " in best.command:
             yield "MODEL is your model, a folder or a name on the Hugging Face hub; --model NAME fills it in"
         yield f"  {best.command} --fit 30min"
-
-    def _others(self, width: int) -> Iterator[str]:
-        if self.possible:
-            yield "possible"
-            yield from _wrapped(", ".join(each.name for each in self.possible), "  ", width)
-            yield f"    such as: {self.possible[0].command}"
-        if self.impossible:
-            yield "impossible, since they need"
-        for reason, missing in self.missing().items():
-            yield from _wrapped(f"{reason}: {', '.join(missing)}", "  ", width)
 
 
 def _wrapped(text: str, indent: str, width: int) -> list[str]:
@@ -199,23 +196,20 @@ class _Trial:
         if config.source.around is not None:
             return FRESH
         for phase in check_config(_holding_nothing(config)):
-            refused = self._of_store(phase)
+            options = options_at(phase.config.objective.options, 0)
+            data, groups = phase.config.data, phase.config.train.groups
+            asked = f"{sorted(phase.needs)} {options.get('singletons')} {data} {groups}"
+            if asked not in self.refusals:
+                self.refusals[asked] = ""
+                try:
+                    trainable.check_store(phase, self.store, fills=False)
+                    trainable.check_enough([phase], self.store.path)
+                except Refused as error:
+                    self.refusals[asked] = str(error)
+            refused = self.refusals[asked]
             if refused:
                 return refused
         return ""
-
-    def _of_store(self, phase: Phase) -> str:
-        options = options_at(phase.config.objective.options, 0)
-        data, groups = phase.config.data, phase.config.train.groups
-        asked = f"{sorted(phase.needs)} {options.get('singletons')} {data} {groups}"
-        if asked not in self.refusals:
-            self.refusals[asked] = ""
-            try:
-                trainable.check_store(phase, self.store, fills=False)
-                trainable.check_enough([phase], self.store.path)
-            except Refused as error:
-                self.refusals[asked] = str(error)
-        return self.refusals[asked]
 
 
 def _holding_nothing(config: RunConfig) -> RunConfig:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agro.runs.by_prompt import HeldOutRewards
+from agro.runs.rundata import HeldOutRewards
 from agro.train.phases import Phase
 from agro.types import Sample
 

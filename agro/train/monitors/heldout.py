@@ -24,8 +24,8 @@ from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.off_policy import compare_on_log
 from agro.rollout.paired import compare
-from agro.runs.by_prompt import HeldOutRewards
 from agro.runs.metrics import GAIN, LOGGED
+from agro.runs.rundata import HeldOutRewards
 from agro.runs.verdict import NUMBERS
 from agro.store import DrawnGroups, Store
 from agro.store.draw_rules import noise

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from agro.io.numbers import duration
 from agro.rollout import Activity, Rollout
-from agro.runs.by_prompt import HeldOutRewards, write_rewards
 from agro.runs.folder import Run
 from agro.runs.progress import LONG, Progress, responses_text
+from agro.runs.rundata import HeldOutRewards, write_rewards
 from agro.runs.side_by_side import Answer, SideBySide, answers_of
 from agro.runs.track import Trackers
 from agro.store import Store

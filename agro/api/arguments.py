@@ -1,0 +1,402 @@
+"""Arguments of `agro.train` as the values of a configuration."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from pydantic import BaseModel
+
+from agro.config import RunConfig
+from agro.errors import Refused
+from agro.io import peers
+from agro.io.files import complete_folder, write
+from agro.io.numbers import short
+from agro.io.strictjson import dumps
+from agro.models.pretrained import without_bars
+from agro.objectives import describe, get
+from agro.objectives.options import described
+from agro.rewards.function import inline_name, name_of
+from agro.store import Store
+from agro.store.location import exists, location_of
+from agro.train.trainable import kind_of
+from agro.types import Prompt
+
+LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+OF_THE_MODEL = ("base_model_name_or_path", "task_type")  # agro writes its own
+
+
+def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values of an objective and settings.
+
+    A key is `section.key`, or `section__key`, or a complete section, or else an option of the objective.
+    Raises `Refused` for another key, and for one that is given twice.
+    """
+    values: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    put(values, ["objective", "name"], objective)
+    for name, value in settings.items():
+        keys = name.replace("__", ".").split(".")
+        if name in (*peers.ALIASES, *peers.BATCH) and name != "beta":
+            keys = [name]  # which the configuration knows
+        elif len(keys) == 1 and name not in RunConfig.model_fields:
+            if name not in describe(objective)["options"]:
+                unknown[name] = _instead(name, value)
+            keys = ["objective", name]
+        put(values, keys, value)
+    if unknown:
+        options = ", ".join(describe(objective)["options"])
+        named = "; ".join(f"{name}{words}" for name, words in unknown.items())
+        raise Refused(
+            f"agro.train: unknown: {named}. Expected "
+            "settings with their section, such as train__steps=20, where __ is the dot, or options of "
+            f"{objective}: {options}"
+        )
+    return values
+
+
+def put(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Put a value under nested keys, which must have none yet."""
+    section, key_name = values, keys[-1]
+    for key in keys[:-1]:
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise Refused(f"{'.'.join(keys)}: {key} is a value, not a section")
+    if isinstance(value, Mapping) and isinstance(section.get(key_name), dict):
+        for key, item in value.items():
+            put(section, [key_name, str(key)], item)
+    elif key_name in section:
+        raise Refused(f"{'.'.join(keys)}: given twice, as {section[key_name]!r:.80} and as {value!r:.80}")
+    else:
+        section[key_name] = plain(value)
+
+
+def plain(value: Any) -> Any:
+    """The value as a configuration has it: paths as text, mappings as dictionaries."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def _instead(name: str, value: Any) -> str:
+    """What an unknown argument may be here, in brackets; empty where nothing is near."""
+    theirs = peers.option(name, value)
+    if theirs:
+        return f" ({theirs})"
+    near = [alias for alias in [peers.near_alias(name)] if alias]
+    ways = [f"{section}__{name}" for section in _sections_with(name)] or near
+    return f" (did you mean {' or '.join(ways)}?)" if ways else ""
+
+
+def _sections_with(name: str) -> list[str]:
+    """The sections of the configuration that have a value of this name."""
+    sections = []
+    for section, field in RunConfig.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+            if is_section and name in kind.model_fields:
+                sections.append(section)
+    return sections
+
+
+def lora_of(peft: Any) -> dict[str, Any]:
+    """The values of `policy.lora` for a `peft.LoraConfig`.
+
+    Raises `Refused` for another configuration of peft's, and where it sets what agro's adapters don't have.
+    """
+    if type(peft).__name__ != "LoraConfig":
+        raise Refused(f"peft: expected a peft.LoraConfig, got {type(peft).__name__}")
+    values, defaults = vars(peft), vars(type(peft)())
+    if peft.task_type not in (None, "CAUSAL_LM"):
+        raise Refused(f"peft: task_type: expected CAUSAL_LM, got {peft.task_type}")
+    allowed = {*LORA, *OF_THE_MODEL}
+    unsupported = [name for name in values if name not in allowed and values[name] != defaults.get(name)]
+    if unsupported:
+        got = ", ".join(f"{name}={values[name]!r:.40}" for name in unsupported)
+        raise Refused(
+            f"peft: agro's adapters have {', '.join(LORA)} alone, got {got}. What to do: leave it out, or "
+            "give the folder of an adapter that was made with it as policy__lora={'start': FOLDER}"
+        )
+    return {LORA[name]: values[name] for name in ("r", "lora_alpha")} | {"targets": _targets(peft)}
+
+
+def _targets(peft: Any) -> tuple[str, ...]:
+    targets = peft.target_modules
+    if targets == "all-linear":
+        return (targets,)
+    if targets is None or isinstance(targets, str):
+        raise Refused(
+            f"peft: target_modules: expected 'all-linear' or a list of names of modules, got {targets!r}"
+        )
+    return tuple(sorted(targets))
+
+
+Function = Callable[..., Any]
+RewardArgument = str | Function | Mapping[str | Function, float] | None
+POOLED = ("timeout", "workers")  # settings of rewards in processes of their own
+
+
+def reward_values(rewards: RewardArgument, functions: dict[str, Function]) -> dict[str, Any]:
+    """The values of [reward]; functions that only this process has are put into `functions` by their names.
+
+    `rewards`: the name of a reward, a function, or weights by them.
+    """
+    if rewards is None:
+        return {}
+    if not isinstance(rewards, Mapping):
+        return {"name": _name(rewards, functions)}
+    return {
+        "functions": [
+            {"name": _name(reward, functions), "weight": weight, "label": _label(reward)}
+            for reward, weight in rewards.items()
+        ]
+    }
+
+
+def check_pooled(values: Mapping[str, Any], functions: Mapping[str, Function]) -> None:
+    """Raise `Refused` for settings of processes where all rewards are called in this one."""
+    named = [part["name"] for part in values.get("functions", ())] or [values.get("name")]
+    for key in POOLED:
+        if key in values and all(name in functions for name in named):
+            raise Refused(
+                f"reward.{key} is of rewards in processes of their own, but {', '.join(named)} is called in "
+                "this one. What to do: leave it out, or write the function into a file and give "
+                "'file.py:function'"
+            )
+
+
+def _name(reward: str | Function, functions: dict[str, Function]) -> str:
+    if isinstance(reward, str):
+        return reward
+    if not callable(reward):
+        raise Refused(
+            f"reward: expected a name, 'file.py:function', a function, or weights by them, got {reward!r:.80}"
+        )
+    if _is_importable(reward):
+        return name_of(reward)
+    name = base = inline_name(reward)
+    while name in functions:
+        name = f"{base}_{len(functions) + 1}"
+    functions[name] = reward
+    return name
+
+
+def _label(reward: str | Function) -> str | None:
+    """A function's own name, for metrics; a name needs no other, and neither do functions without one."""
+    if isinstance(reward, str) or "<" in getattr(reward, "__name__", "<"):
+        return None
+    return str(reward.__name__)
+
+
+def _is_importable(function: Function) -> bool:
+    """Whether another process finds this function in its module: not in a notebook or a script."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__" or getattr(module, "__spec__", None) is None:
+        return False
+    try:
+        return attrgetter(function.__qualname__)(module) is function
+    except AttributeError:
+        return False
+
+
+EXPECTED = "a path, a list, a datasets.Dataset or a pandas DataFrame"
+
+
+def is_path(value: Any) -> bool:
+    return isinstance(value, str | Path)
+
+
+def rows_of(data: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a list, a `datasets.Dataset` or a DataFrame, each with its place for messages.
+
+    What is missing in a DataFrame becomes None.
+    """
+    rows: Iterable[Any]
+    if hasattr(data, "to_dict") and hasattr(data, "columns"):
+        rows = ({key: _known(value) for key, value in row.items()} for row in data.to_dict("records"))
+    elif isinstance(getattr(data, "column_names", None), dict):
+        raise Refused(f"{name}: expected one split of the data set, got {', '.join(data.column_names)}")
+    elif isinstance(data, list | tuple) or hasattr(data, "column_names"):
+        rows = data
+    else:
+        raise Refused(f"{name}: expected {EXPECTED}, got {type(data).__name__}")
+    for number, row in enumerate(rows):
+        yield f"{name}: row {number}", row
+
+
+def _known(value: Any) -> Any:
+    """None for what pandas has in place of missing values (NaN, NaT and NA)."""
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    return None if isinstance(value, float) and value != value else value
+
+
+def prompt_record(row: Any, location: str) -> dict[str, Any]:
+    """A prompt of a list: text, messages, a record, or a `Prompt`."""
+    if isinstance(row, Prompt):
+        return {"prompt": row.text, "prompt_id": row.id, **row.columns}
+    if isinstance(row, str | list):
+        return {"prompt": row}
+    return _record(row, location)
+
+
+def log_record(row: Any, location: str) -> dict[str, Any]:
+    """A record of a log; NaN is unknown."""
+    return {key: _known(value) for key, value in _record(row, location).items()}
+
+
+def _record(row: Any, location: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise Refused(f"{location}: expected a dictionary, got {row!r:.80}")
+    return dict(row)
+
+
+def write_rows(data: Any, path: Path, name: str, record: Callable[[Any, str], dict[str, Any]]) -> str:
+    """Write rows as JSON Lines, and return the path. Raises `Refused` for a value that JSON doesn't have."""
+    lines = [dumps(_plain(record(row, location)), location) for location, row in rows_of(data, name)]
+    if not lines:
+        raise Refused(f"{name}: expected at least one row, got none")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, "".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and scalars of NumPy and torch as lists and numbers, tuples as lists, times as ISO 8601."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:
+    """The folder or hub name of a model; a model object is written to `folder`, with its tokenizer."""
+    if isinstance(model, tuple):
+        if len(model) != 2 or tokenizer is not None:
+            raise Refused("model: expected (model, tokenizer) and no tokenizer besides, or a model alone")
+        model, tokenizer = model
+    if is_path(model):
+        if tokenizer is not None:
+            raise Refused(f"tokenizer: {model} has its own; leave it out, or load the model and give both")
+        return str(model)
+    if hasattr(model, "peft_config"):
+        raise Refused(
+            "model: expected a model without an adapter. What to do: give model.merge_and_unload(), or the "
+            "model that it belongs to with peft=LoraConfig(…)"
+        )
+    if not (hasattr(model, "save_pretrained") and hasattr(model, "generate")):
+        raise Refused(
+            "model: expected a folder, a hub name, or a causal language model of transformers with its "
+            f"tokenizer, got {type(model).__name__}"
+        )
+    if not hasattr(tokenizer, "save_pretrained"):
+        raise Refused(f"tokenizer: expected the tokenizer of the model object, got {tokenizer!r:.80}")
+    with complete_folder(folder) as unfinished, without_bars():
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+    return str(folder)
+
+
+# The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. It goes with the rewards, and with 1/length
+# of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/arguments.py).
+LARGEST, PER_TOKEN = 0.01, 0.01 * 256
+LETTERS = 4  # of a token, about, where a log has none
+OF_METHOD = {
+    "data": ("spread",),
+    "train": ("gain_ratio", "step_kl", "schedule"),
+}  # of a recipe, besides its objective
+
+
+class Chosen(NamedTuple):
+    """Settings by dotted key, and a sentence on each."""
+
+    settings: dict[str, Any]
+    notes: list[str]
+
+
+def choose(values: Mapping[str, Any]) -> Chosen:
+    """What nested values of a run leave open, of the method, `objective.beta` and `train.lr`."""
+    config = RunConfig.of(values, "agro.train")
+    chosen = Chosen({}, [])
+    recipe = _recipe(config)
+    if recipe:
+        # What a recipe says of the method, but for β and what is given, by dotted key.
+        theirs = RunConfig.load(recipe)
+        options = {name: value for name, value in theirs.objective.options.items() if name != "beta"}
+        found = {f"objective.{name}": value for name, value in options.items()}
+        for section, names in OF_METHOD.items():
+            given = getattr(config, section).model_fields_set
+            said = getattr(theirs, section).model_fields_set
+            for name in names:
+                if name in said and name not in given:
+                    found[f"{section}.{name}"] = getattr(getattr(theirs, section), name)
+        chosen.settings.update(found)
+        chosen.notes.append(f"the method is that of recipe {recipe}")
+    entry = get(config.objective.name)
+    is_asked = described(entry.options).get("beta", {}).get("required", False)
+    if is_asked and "beta" not in config.objective.options:
+        length, of_length = _length(config)
+        spread, of_spread = _spread(config)
+        beta = float(short(spread * min(LARGEST, PER_TOKEN / length)))
+        chosen.settings["objective.beta"] = beta
+        chosen.notes.append(f"objective.beta = {beta:g}, for {of_spread} and {of_length}")
+    if "lr" not in config.train.model_fields_set:
+        chosen.settings["train.lr"] = "auto"
+        chosen.notes.append("train.lr = auto, found at the first step")
+    return chosen
+
+
+def _recipe(config: RunConfig) -> str:
+    """The recipe for the data of a run that says no more of its method than agro and β; empty for another."""
+    if config.objective.name != "agro" or config.objective.options.keys() - {"beta"} or config.phases:
+        return ""
+    share = config.data.replay_at(0)
+    opened = None if share == 0 else _store(config)
+    if opened is None:
+        return "fresh" if share == 0 and config.train.groups > 1 else ""
+    with opened as store:
+        kind, _ = kind_of(store)
+    if kind == "log" and share < 1:
+        return "mixed"
+    return kind if kind in ("log", "feedback") else ""
+
+
+def _length(config: RunConfig) -> tuple[float, str]:
+    """Tokens of a response: the mean of a log, else the most that are sampled."""
+    lengths = []
+    opened = None if config.data.replay_at(0) == 0 else _store(config)
+    if opened is not None:
+        with opened as store:
+            rows = (row for group in store.survey.each_group_rows() for row in group)
+            lengths = [row.length or len(row.response) / LETTERS for row in rows]
+    if not lengths:
+        return config.sampler.max_new, f"responses of at most {config.sampler.max_new} tokens"
+    mean = max(1.0, math.fsum(lengths) / len(lengths))
+    return mean, f"responses of {short(mean)} tokens on average"
+
+
+def _spread(config: RunConfig) -> tuple[float, str]:
+    """Of the rewards: from the lowest to the highest of a log; of 0 to 1 where nothing is known."""
+    opened = _store(config)
+    if opened is not None:
+        with opened as store:
+            found = store.survey.spread_of_rewards()
+        if found is not None and found[1] > found[0]:
+            return found[1] - found[0], f"rewards from {found[0]:g} to {found[1]:g}"
+    return 1.0, "rewards from 0 to 1 (taken to be; none is known yet)"
+
+
+def _store(config: RunConfig) -> Store | None:
+    location = None if config.data.store is None else location_of(config.data.store)
+    return None if location is None or not exists(location) else Store.open(location, read_only=True)
