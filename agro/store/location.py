@@ -13,6 +13,7 @@ Location = Path | str  # of a file; of an owner, such as http://127.0.0.1:8700
 
 READ_SECONDS = 10.0  # that who only reports waits for an owner, which may have ended with the run
 SHORTEST = 512  # bytes of a file of SQLite that isn't empty: one page
+_POSTGRES = re.compile(r"postgres(?:ql)?:/+(.+)")  # Path("postgresql://host") has one slash
 _URL = re.compile(r"(https?):/+(.+?)/*$")  # Path("http://host") has one slash
 
 
@@ -22,20 +23,26 @@ def url_of(location: Location) -> str | None:
     return f"{url[1]}://{url[2]}" if url else None
 
 
+def postgres_url(location: Location) -> str | None:
+    """The URL of a store in PostgreSQL; None for a file."""
+    url = _POSTGRES.fullmatch(str(location))
+    return f"postgresql://{url[1]}" if url else None
+
+
 def located(store: str | None, folder: Path) -> Location:
     """The store that `data.store` names; the one in a run's folder where it names none."""
     return location_of(store) if store else folder / "store.db"
 
 
 def location_of(store: str) -> Location:
-    return url_of(store) or Path(store)
+    return postgres_url(store) or url_of(store) or Path(store)
 
 
 def exists(location: Location) -> bool:
     """Whether a store was made: a run that ended while it made one leaves an empty file.
 
     An owner makes the file that it serves."""
-    if url_of(location):
+    if url_of(location) or postgres_url(location):
         return True
     path = Path(location)
     return path.exists() and path.stat().st_size > 0

@@ -57,8 +57,17 @@ REWARD = ("state", "reward", "meta")  # what a later scoring changes
 SELECT = f"SELECT {', '.join(SAMPLE)} FROM samples"
 
 
-def insert_into(table: str, columns: tuple[str, ...]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+def insert_into(table: str, columns: Sequence[str], key: Sequence[str] = ()) -> str:
+    """In place of the row with the same `key`, where there is one."""
+    values = f"VALUES ({', '.join('?' * len(columns))})"
+    return f"INSERT INTO {table} ({', '.join(columns)}) {values}{in_place(columns, key)}"
+
+
+def in_place(columns: Sequence[str], key: Sequence[str]) -> str:
+    if not key:
+        return ""
+    changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+    return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changed}"
 
 
 INSERT = insert_into("samples", SAMPLE)
@@ -74,7 +83,7 @@ _BLOBS = (
     *("tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "versions"),
     *("kept", "kept_count"),
 )
-_TEXT = (str, bytes, NoneType)
+_TEXT: tuple[type, ...] = (str, bytes, NoneType)
 _TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "tokenizer", "sampling", "meta")
 # Columns that are the sample's field of that name.
 _SAME = (
@@ -227,6 +236,12 @@ class SampleRow:
         return (*row, sample_checksum(row))
 
 
+def run_of(row: Sequence[Any]) -> str | None:
+    """The run that made a sample, by its row of `SAMPLE`."""
+    run: str | None = decode_text(row[_RUN])
+    return run
+
+
 def without_version(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """The row of a sample, of unknown staleness. To be read: its checksum is still that of the stored one."""
     values = list(row)
@@ -267,7 +282,8 @@ def from_rows(rows: Iterable[tuple[Any, ...]]) -> list[Sample]:
 
 
 def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
-    if bytes in map(type, _texts(row)):
+    types = set(map(type, _texts(row)))
+    if bytes in types or Wtf8 in types:
         row = tuple(decode_text(x) if name in _TEXTS else x for name, x in zip(SAMPLE, row))
     r, fields = dict(zip(SAMPLE, row)), dict(zip(_SAME, _same(row)))
     if r["prompt"] is None:
@@ -294,13 +310,17 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
     return fields
 
 
+class Wtf8(bytes):
+    """The bytes of a text that UTF-8 can't encode: SQLite has them as a blob, PostgreSQL escaped."""
+
+
 def encode_text(text: Any) -> Any:
     """The value that SQLite stores for a text, None included."""
     try:
         if text is not None and not text.isascii():
             text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
+        return Wtf8(text.encode("utf-8", "surrogatepass"))
     return text
 
 

@@ -36,13 +36,15 @@ class RunClusters:
         """Replace those of a run."""
         with self._database.transaction():
             self._database.run(TABLE)
-            self._database.run("INSERT OR REPLACE INTO clusters VALUES (?, ?)", [run, json.dumps(clusters)])
+            self._database.insert(
+                "clusters", ("run", "clusters"), [(run, json.dumps(clusters))], key=("run",)
+            )
         self._loaded.pop(run, None)
 
     def of(self, run: str) -> Clusters | None:
         """None where a run keeps none."""
         if run not in self._loaded:
-            exists = self._database.run("SELECT 1 FROM sqlite_master WHERE name = 'clusters'")
+            exists = self._database.has("clusters")
             rows = exists and self._database.run("SELECT clusters FROM clusters WHERE run = ?", [run])
             self._loaded[run] = loads(rows[0][0]) if rows else None
         return self._loaded[run]

@@ -9,7 +9,7 @@ import pytest
 from serving import TOKEN, served
 
 from agro.store import Store
-from agro.store.database import Database
+from agro.store.sqlite import SqliteDatabase
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def store(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     with (
         served(path) as url,
         Store.open(url) as store,
-        Database(path, read_only=False, create=False, timeout=30.0) as database,
+        SqliteDatabase(path, read_only=False, create=False, timeout=30.0) as database,
     ):
         store.tables.database = database
         yield store

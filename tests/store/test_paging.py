@@ -90,7 +90,7 @@ def test_a_page_ends_where_its_rows_are_long(store: Store, monkeypatch) -> None:
         return pages[-1]
 
     monkeypatch.setattr(Experience, "samples_page", recorded)
-    monkeypatch.setattr("agro.store.database.Database.page.__kwdefaults__", {"size": 2500})
+    monkeypatch.setattr("agro.store.sqlite.SqliteDatabase.page.__kwdefaults__", {"size": 2500})
     assert [s.id for s in store.samples(ids=ids)] == ids
     assert [len(page.items) for page in pages] == [3, 3, 3, 1]  # 3 of 1000 characters are the first over 2500
 

@@ -21,13 +21,13 @@ from serving import TOKEN, served
 from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Origin, Store
-from agro.store.database import Database
 from agro.store.ledger import Ledger
 from agro.store.sample_rows import SampleRow
 from agro.store.samples import Experience
 from agro.store.serving import app, http
 from agro.store.serving.owner import Call, Owner
 from agro.store.serving.wire import LENGTH, SAMPLE, TUPLE, pack, unpack
+from agro.store.sqlite import SqliteDatabase
 
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 
@@ -289,7 +289,7 @@ def test_answers_of_long_ago_are_not_kept(path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("agro.store.serving.owner.KEPT_SECONDS", -1.0)
     with closing(Owner(path)):
         pass
-    with Database(path, read_only=True, create=False, timeout=1.0) as database:
+    with SqliteDatabase(path, read_only=True, create=False, timeout=1.0) as database:
         assert database.run("SELECT count(*) FROM answers") == [(0,)]
 
 

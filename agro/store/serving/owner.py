@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 from agro.errors import Refused
 from agro.store.sample_rows import SampleRow
 from agro.store.serving.wire import METHODS, ONCE, ORDERS, PROTOCOL, WRITES, pack, unpack
-from agro.store.sqlite import Store
+from agro.store.store import Store
 
 TOGETHER = 64  # calls that one transaction has at most
 KEPT_SECONDS = 7 * 86400.0  # of the last answer to a client that says nothing any more
