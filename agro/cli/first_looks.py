@@ -19,7 +19,6 @@ def look_at_run(
     *,
     resume: bool,
     accept: Sequence[str],
-    owner: str | None,
     writes: bool,
 ) -> None:
     """Of `agro train`: the folder of the run, settings that contradict each other, and `look_at_inputs`."""
@@ -32,17 +31,14 @@ def look_at_run(
         check_config(config)
     else:  # data.hold_out is known later, and with it what the settings come to
         _look_at_objectives(config)
-    look_at_inputs(config, owner)
+    look_at_inputs(config)
 
 
-def look_at_inputs(config: RunConfig, owner: str | None = None) -> None:
-    """The files of prompts, the store, the model and the reward that a configuration names.
-
-    `owner`: who has the store, so that data.store isn't read."""
+def look_at_inputs(config: RunConfig) -> None:
+    """The files of prompts, the store, the model and the reward that a configuration names."""
     look_at_prompts(config.data.paths("prompts"))
     look_at_prompts(config.data.paths("eval_prompts"))
-    if owner is None:
-        _look_at_store(config)
+    _look_at_store(config)
     if config.policy.model is not None and config.policy.new is None:
         look_at_model(config.policy.model)
     if config.scores:
@@ -78,12 +74,14 @@ def look_at_model(name: str) -> None:
 
 
 def look_at_begun(run: str) -> None:
-    """Refuse what isn't the folder of a run; the owner of a store may be waited for."""
+    """Refuse what isn't the folder of a run. In a database, or where a placed run begins, it is waited
+    for."""
+    from agro.place.record import FILE
     from agro.store.location import url_of
     from agro.store.shared import LocalFolder
     from agro.train.publications import Publications
 
-    if url_of(run) is None:
+    if url_of(run) is None and not (Path(run) / FILE).exists():
         Publications(LocalFolder(Path(run))).begun()
 
 
@@ -95,7 +93,7 @@ def _look_at_store(config: RunConfig) -> None:
         return
     location = location_of(config.data.store)
     check_made(location)
-    if url_of(location) is None:  # an owner is asked later, which may have to be waited for
+    if url_of(location) is None:  # a server is asked later
         Store.open(location, read_only=True).close()
 
 

@@ -63,13 +63,6 @@ def train(
             "trainer), ray://HOST:PORT or ray:local.",
         ),
     ] = None,
-    owner: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The owner of this run's store, which has the file (agro store serve); --place sets it.",
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     from agro.cli.first_looks import look_at_run
@@ -82,18 +75,18 @@ def train(
     if fit and (resume or place is not None):
         raise Refused("--fit chooses for a new run in this process: leave --resume and --place, or it, out")
     if place is not None:
-        if dry_run or as_json or owner is not None:
-            raise Refused("--place goes with none of --dry-run, --json and --owner; leave it or them out")
+        if dry_run or as_json:
+            raise Refused("--place goes with neither --dry-run nor --json; leave it or them out")
         _place(place, config, overrides, out, resume=resume, accept=tuple(accept or ()))
         return
     loaded = RunConfig.load(config, overrides or [])
-    look_at_run(loaded, out, resume=resume, accept=accept or (), owner=owner, writes=not dry_run)
+    look_at_run(loaded, out, resume=resume, accept=accept or (), writes=not dry_run)
     from agro.api.reporting_trainer import Trainer
 
     planned = None
     if fit:
         loaded, planned = _fitted(config, overrides or [], fit, out)
-    trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
+    trainer = Trainer(loaded, out, resume=resume, accept=accept or ())
     trainer.forecasts = planned is None
     if dry_run:
         from agro.api.plan.plan import describe
@@ -201,7 +194,7 @@ def _place(where: str, config: Path, overrides: list[str] | None, out: Path | No
 
 
 def ps(
-    run: Annotated[str, typer.Argument(help="A run folder, or the URL of the owner of its store.")],
+    run: Annotated[str, typer.Argument(help="A run folder, or the URL of its store.")],
     as_json: Json = False,
 ) -> None:
     from agro.place.status import TITLES, RunStatus
@@ -219,7 +212,7 @@ def ps(
 
 
 def collect(
-    run: Annotated[str, typer.Argument(help="The run folder, or the URL of the owner of its store.")],
+    run: Annotated[str, typer.Argument(help="The run folder, or the URL of its store, postgresql://…")],
     name: Annotated[
         str | None,
         typer.Option(
@@ -229,10 +222,8 @@ def collect(
     ] = None,
 ) -> None:
     from agro.cli.first_looks import look_at_begun
-    from agro.place.record import owner_of
 
-    url_or_folder = owner_of(run)
-    look_at_begun(url_or_folder)
+    look_at_begun(run)
     from agro.place.collector import Collector
     from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 
@@ -241,7 +232,7 @@ def collect(
     watchdog = Watchdog(0.0, progress.say)
     activity = RunActivity(progress, watchdog, interruption)
     with interruption.on_signals(progress.say, activity.pending):
-        count = Collector.of(url_or_folder, activity, progress.say, name).serve()
+        count = Collector.of(run, activity, progress.say, name).serve()
     print(f"done: {count} responses for {run}", file=sys.stderr)
 
 

@@ -191,6 +191,10 @@ class Database(ABC):
         """Let the planner of queries know of many new rows, where it doesn't notice by itself."""
         return
 
+    def renumber(self, tables: Sequence[str]) -> None:
+        """Let the next rows of tables come after those that were added with their numbers."""
+        return
+
     def damage(self) -> list[str]:
         """What is off in the pages and indexes."""
         return []

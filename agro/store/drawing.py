@@ -33,7 +33,7 @@ POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 
 
 def wait_for_groups(
-    draws: DrawReader,
+    draws: Draws,
     rule: DrawRule,
     at: At,
     taken: Collection[str] = (),
@@ -53,12 +53,13 @@ def wait_for_groups(
     return draws.pick(rule, at, taken)
 
 
-class DrawReader:
-    """A draw in several requests, to a store or to its owner."""
+class Draws:
+    """What runs drew, and what they may draw."""
 
-    pick: Callable[..., list[str]]
-    recorded_groups: Callable[[At], list[str]]
-    draw_picked: Callable[..., DrawnGroups]
+    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
+        self._tables, self._database, self._experience = tables, tables.database, experience
+        self._split = split
+        self._orders: dict[str, Candidates] = {}  # by rule and run
 
     def draw(
         self,
@@ -88,15 +89,6 @@ class DrawReader:
                 picked = self.recorded_groups(at) or wait_for_groups(self, rule, at)
             picks.append(Selection(rule, picked))
         return self.draw_picked(picks, at, made, joining)
-
-
-class Draws(DrawReader):
-    """What runs drew, and what they may draw."""
-
-    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
-        self._tables, self._database, self._experience = tables, tables.database, experience
-        self._split = split
-        self._orders: dict[str, Candidates] = {}  # by rule and run
 
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.

@@ -41,6 +41,7 @@ except ImportError:
 PATIENCE = 120.0  # seconds that a server may be away
 OPEN_SECONDS = 10.0  # the same when a store is opened
 RETRY_SECONDS = 0.2
+AT_ONCE = 16  # statements that write, in one trip
 HOLD = 3.0  # seconds that a client may have the lock without using it
 LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
 NETWORK = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "connect_timeout": 5}
@@ -55,8 +56,15 @@ SESSION = {
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
 }
+# What the processes of a run share, see `agro.store.shared`. Pieces are published again after a crash.
+SHARED = """
+CREATE TABLE shared (run TEXT, name TEXT, content BLOB, written REAL, PRIMARY KEY (run, name));
+CREATE UNLOGGED TABLE pieces (
+  run TEXT, name TEXT, number INTEGER, content BLOB, PRIMARY KEY (run, name, number)
+);
+"""
 DDL = ";".join(
-    (TABLES, leases.TABLE, split.TABLE, *(table.format(schema="main") for table in candidates.TABLES))
+    (TABLES, SHARED, leases.TABLE, split.TABLE, *(table.format(schema="main") for table in candidates.TABLES))
 )
 MADE = frozenset(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(?:main\.)?(\w+)", DDL))
 # Of the clients that have the lock those that are to send something, or to take an answer.
@@ -160,7 +168,7 @@ class ColumnDumper(Dumper):
 _OIDS = {"BIGINT": 20, "TEXT": 25, "DOUBLE PRECISION": 701, "BYTEA": 17}
 _KINDS = {"INTEGER": "BIGINT", "TEXT": "TEXT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA"}
 # A column has the same type in every table.
-TYPES = {"reward": "DOUBLE PRECISION", "key": "TEXT", "rowid": "BIGINT", "content": "BYTEA"}
+TYPES = {"reward": "DOUBLE PRECISION", "key": "TEXT", "rowid": "BIGINT"}
 TYPES |= dict.fromkeys(("uses", "place", "count"), "BIGINT")
 TYPES |= {name: _KINDS[kind] for name, kind in re.findall(r"(\w+) (INTEGER|TEXT|REAL|BLOB)\b", DDL)}
 
@@ -195,7 +203,7 @@ def to_postgres(sql: str) -> tuple[str, bool]:
     sql = sql.strip()
     for pattern, replacement in _REWRITES:
         sql = re.sub(pattern, replacement, sql)
-    if sql.startswith(("CREATE TABLE", "CREATE TEMP TABLE")):
+    if re.match(r"CREATE (TEMP |UNLOGGED )?TABLE", sql):
         for pattern, replacement in _DEFINITIONS:
             sql = re.sub(pattern, replacement, sql)
     number = 0
@@ -222,7 +230,8 @@ def _definitions(schema: str) -> Iterator[str]:
     yield "CREATE INDEX pairs_rowid ON pairs (rowid)"
     yield NUMBER_OF
     for column in ("tokens", "behavior_logp", "context_tokens", "token_reward", "kept"):
-        yield f"ALTER TABLE samples ALTER {column} SET STORAGE EXTERNAL"
+        yield f"ALTER TABLE samples ALTER {column} SET STORAGE EXTERNAL"  # which don't get smaller
+    yield "ALTER TABLE pieces ALTER content SET STORAGE EXTERNAL"
     yield f"CREATE TABLE about AS SELECT {SCHEMA} AS schema"
 
 
@@ -412,6 +421,11 @@ class PostgresDatabase(Database):
         name = f"pg_temp.{table}" if schema == "temp" else f"{self.schema}.{table}"
         return self.run("SELECT to_regclass(?) IS NOT NULL", [name]) == [(True,)]
 
+    def renumber(self, tables: Sequence[str]) -> None:
+        for table in tables:
+            last = f"SELECT max(rowid) FROM {table}"
+            self.run(f"SELECT setval(pg_get_serial_sequence('{table}', 'rowid'), ({last}))")
+
     def analyze(self, table: str) -> None:
         self.run(f"ANALYZE {table}")
 
@@ -429,6 +443,8 @@ class PostgresDatabase(Database):
         statement, has_rows = to_postgres(sql)
         if self._open and not has_rows:
             self._pending.append((statement, args))
+            if len(self._pending) >= AT_ONCE:
+                self._send([])
             return []
         return self._repeated([(statement, args)])[0]
 

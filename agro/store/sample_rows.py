@@ -13,16 +13,13 @@ import marshal
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
-from types import NoneType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.errors import Refused
 from agro.io.strictjson import dumps, loads, loads_own
 from agro.types import UNKNOWN_VERSION, Sample, Text
 
@@ -78,24 +75,12 @@ _REDONE, _PROMPT_ID = _AT["redone"], _AT["prompt_id"]
 PROMPT = slice(_AT["prompt"], _AT["messages"] + 1)  # what `prompt_columns` returns
 _RUN, _STEP, _FILE, _RECORD, _PART = (_AT[name] for name in ("run", "step", "file", "record", "part"))
 _NO_ARRAYS = (None,) * 9  # of `_array_columns`
-_INTEGERS = ("id", "state", "version", "knows_behavior", "knows_tokens", "knows_kept", "redone", "checksum")
-_BLOBS = (
-    *("tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "versions"),
-    *("kept", "kept_count"),
-)
-_TEXT: tuple[type, ...] = (str, bytes, NoneType)
 _TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "tokenizer", "sampling", "meta")
 # Columns that are the sample's field of that name.
 _SAME = (
     *("id", "prompt", "response", "reward", "prompt_id", "episode", "tokenizer", "version", "role", "source"),
 )
 _texts, _same = itemgetter(*(_AT[name] for name in _TEXTS)), itemgetter(*(_AT[name] for name in _SAME))
-_TYPES: dict[str, tuple[type, ...]] = (
-    dict.fromkeys(_INTEGERS, (int,))
-    | dict.fromkeys(("step", "record"), (int, NoneType))
-    | dict.fromkeys(_BLOBS, (bytes, NoneType))
-    | {"reward": (float, int, NoneType)}
-)  # of the columns that aren't text
 
 
 def checksum(values: Iterable[Any]) -> int:
@@ -142,7 +127,7 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
 
 @dataclass(slots=True, eq=False)
 class SampleRow:
-    """A sample as its row of `SAMPLE`, which the owner of a store passes on without decoding it.
+    """A sample as its row of `SAMPLE`, which is written as it is.
 
     One that isn't in a store yet has the id 0.
     """
@@ -150,11 +135,8 @@ class SampleRow:
     values: tuple[Any, ...]
 
     @classmethod
-    def of(cls, sample: Sample, origin: Origin | None = None, *, sealed: bool = True) -> Self:
-        """Raises `Refused` where `meta` or the like can't be stored as JSON.
-
-        `sealed`: with a checksum, else with 0; `placed` makes it anew.
-        """
+    def of(cls, sample: Sample, origin: Origin | None = None) -> Self:
+        """Raises `Refused` where `meta` or the like can't be stored as JSON."""
         prefix = f"sample of prompt {sample.prompt_id}"
         is_text = sample.tokens is None and sample.context_tokens is None
         row = (
@@ -180,16 +162,7 @@ class SampleRow:
             *(_NO_ARRAYS if is_text else _array_columns(sample)),
             0,
         )
-        return cls((*row, sample_checksum(row) if sealed else 0))
-
-    @classmethod
-    def received(cls, values: Sequence[Any]) -> Self:
-        """Raises `Refused` for a row that isn't as its sender wrote it."""
-        row = tuple(values)
-        _check_types(tuple(map(type, row)))
-        if not is_valid_sample(row):
-            raise Refused("a sample's row isn't as its sender wrote it")
-        return cls(row)
+        return cls((*row, 0))  # `placed` makes the checksum
 
     @property
     def id(self) -> int:
@@ -247,16 +220,6 @@ def without_version(row: tuple[Any, ...]) -> tuple[Any, ...]:
     values = list(row)
     values[_AT["version"]], values[_AT["versions"]] = UNKNOWN_VERSION, None
     return tuple(values)
-
-
-@lru_cache(maxsize=1024)
-def _check_types(types: tuple[type, ...]) -> None:
-    """Raise `Refused` where the values of a row of `SAMPLE` are of types that its columns don't have."""
-    if len(types) != len(SAMPLE):
-        raise Refused(f"a sample's row: expected {len(SAMPLE)} values, got {len(types)}")
-    for name, kind in zip(SAMPLE, types, strict=True):
-        if kind not in _TYPES.get(name, _TEXT):
-            raise Refused(f"a sample's row: {name}: got a {kind.__name__}")
 
 
 def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:

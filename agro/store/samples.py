@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
@@ -124,15 +124,14 @@ class AppendTransaction:
         return _GroupPrompt(prompt, TOGETHER, columns)
 
 
-class SampleReader:
-    """Iterators over pages, which are the answers of a store or of its owner."""
+class Experience:
+    """Samples, and judgments of them.
 
-    samples_page: Callable[..., Page[Sample]]
-    pairs_page: Callable[[int], Page[Pair]]
-    pairs_between: Callable[[list[int]], list[Pair]]
-    last_id: Callable[[], int]
-    check_ids: Callable[[list[int]], None]
-    in_ledger: Callable[[str, Sequence[int]], list[LedgerSample]]
+    It isn't named for its samples because `Store.samples` is a method.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables, self._database = tables, tables.database
 
     def samples(
         self,
@@ -157,8 +156,8 @@ class SampleReader:
         self.check_ids(rising)
         for start in range(0, len(rising), PAGE_ROWS):
             block = rising[start : start + PAGE_ROWS]
-            options = {"until": block[-1], "ids": block, "skip_damaged": skip_damaged}
-            yield from read_pages(partial(self.samples_page, **options, **chosen))
+            read = partial(self.samples_page, until=block[-1], ids=block, skip_damaged=skip_damaged, **chosen)
+            yield from read_pages(read)
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
         """Judgments in the order in which they came; with `ids` those that join two of these samples.
@@ -170,16 +169,6 @@ class SampleReader:
     def find_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[int]:
         """Ids of the samples that are stored under these numbers of a ledger, by number."""
         return [sample.id for sample in self.in_ledger(ledger, numbers)]
-
-
-class Experience(SampleReader):
-    """Samples, and judgments of them.
-
-    It isn't named for its samples because `Store.samples` is a method.
-    """
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables, self._database = tables, tables.database
 
     def append(
         self,
@@ -195,7 +184,7 @@ class Experience(SampleReader):
         sample, so that an append can be repeated.
         """
         # Before the lock is taken.
-        rows = [s if isinstance(s, SampleRow) else SampleRow.of(s, sealed=False) for s in samples]
+        rows = [s if isinstance(s, SampleRow) else SampleRow.of(s) for s in samples]
         with self._database.transaction():
             append = AppendTransaction(self._database, {row.prompt_id for row in rows})
             stored, keys = dict[Any, int](), origins or range(len(rows))
@@ -261,7 +250,7 @@ class Experience(SampleReader):
             clause += " AND id IN (SELECT value FROM json_each(?))"
             args.append(self._database.listed(ids))
         page = self._tables.sample_rows(cursor, until, clause, args)
-        samples = self._tables.read_samples([row for row in page.items if is_valid_sample(row)])
+        samples = from_rows([row for row in page.items if is_valid_sample(row)])
         if len(samples) < len(page.items) and not skip_damaged:
             raise self._tables.refusal(Damage(samples=self._tables.damaged("samples")))
         return Page(samples, page.cursor)

@@ -16,7 +16,7 @@ from agro.io.near_copies import cluster_names
 from agro.io.strictjson import loads
 from agro.store.database import Database
 from agro.store.draw_rules import is_held_out
-from agro.store.survey import SurveyReader
+from agro.store.survey import Survey
 from agro.types import Text
 
 FILE = "near_copies.json"
@@ -26,7 +26,7 @@ Clusters = Mapping[str, str]  # by prompt id the smallest id of its near-copies;
 
 
 class RunClusters:
-    """The clusters of runs, by which the owner of a store draws for them."""
+    """The clusters of runs, by which they draw."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -57,13 +57,13 @@ class Split:
     `clusters`: of a run, which may know more prompts than the store has.
     """
 
-    _survey: SurveyReader
+    _survey: Survey
     _of_runs: RunClusters
     clusters: Clusters | None = None
     _of_store: dict[float, Clusters] = field(default_factory=dict)
 
     def keep(self, run: str, clusters: Clusters) -> None:
-        """Split by these, also where the owner of the store draws for the run."""
+        """Split by these, in every process of the run."""
         self.clusters = clusters
         self._of_runs.keep(run, dict(clusters))
 

@@ -1,4 +1,4 @@
-"""The store: all samples, in one SQLite file that processes share, or ask the owner of."""
+"""The store: all samples, in one SQLite file that processes share, or in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, Unpack
 
 from agro.errors import AgroWarning, Refused
 from agro.store.database import BUSY_TIMEOUT, Database
@@ -16,12 +16,11 @@ from agro.store.export import write_samples
 from agro.store.imports import Imports
 from agro.store.leases import Leases
 from agro.store.ledger import Ledger, Requests
-from agro.store.location import Location, postgres_url, url_of
+from agro.store.location import Location, url_of
 from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
 from agro.store.sample_rows import Origin
 from agro.store.samples import Experience
-from agro.store.serving.remote import Connection, RemoteDraws, RemoteExperience, RemotePart, RemoteSurvey
 from agro.store.split import RunClusters, Split
 from agro.store.sqlite import SqliteDatabase
 from agro.store.survey import Survey
@@ -31,7 +30,7 @@ from agro.types import Sample
 
 def opened(location: Location, *, read_only: bool, create: bool, timeout: float) -> Database:
     """A connection to a store. Raises `Refused` as `Store.open` does."""
-    url = postgres_url(location)
+    url = url_of(location)
     if url is not None:
         from agro.store.postgres import PostgresDatabase  # which needs psycopg
 
@@ -71,26 +70,10 @@ class Store:
 
     def __init__(self, location: Location, *, read_only: bool, create: bool, timeout: float | None) -> None:
         """Use `open`."""
-        url = url_of(location)
-        self.path: Location = Path(location) if url is None else url
-        if url is not None:
-            # Parts with the methods of those of a file, each of which asks the owner.
-            connection = Connection(url, read_only=read_only, timeout=timeout)
-            self.close = connection.close
-            self.tables = cast(Tables, RemotePart("tables", connection))
-            self.experience = cast(Experience, RemoteExperience("experience", connection))
-            self.survey = cast(Survey, RemoteSurvey("survey", connection))
-            self.clusters = cast(RunClusters, RemotePart("clusters", connection))
-            self.split = Split(self.survey, self.clusters)
-            self.draws = cast(Draws, RemoteDraws("draws", connection))
-            self.requests = cast(Requests, RemotePart("requests", connection))
-            self.ledger = cast(Ledger, RemotePart("ledger", connection))
-            self.imports = cast(Imports, RemotePart("imports", connection))
-            self.leases = cast(Leases, RemotePart("leases", connection))
-            return
         seconds = BUSY_TIMEOUT if timeout is None else timeout
         database = opened(location, read_only=read_only, create=create, timeout=seconds)
-        self.path, self.close = database.path, database.close
+        self.path: Location = database.path
+        self.close = database.close
         self.tables = Tables(database)
         self.experience = Experience(self.tables)
         self.survey = Survey(self.tables)
@@ -118,16 +101,14 @@ class Store:
         Raises `Refused` for what isn't a store, has another schema, can't be written to, or is missing.
 
         Args:
-            location: a file; or the URL of the store's owner, which `agro store serve` prints; its token is
-                in AGRO_TOKEN. What imports and forgets needs the file.
-            timeout: seconds to wait for another writer, 30 where it isn't given; for an owner that doesn't
-                answer, 120.
+            location: a file; or postgresql://USER@HOST/DATABASE, of which ?schema=NAME is the store, "agro"
+                where none is named. A password is PGPASSWORD's or that of ~/.pgpass.
+            timeout: seconds to wait for another writer, 30 where it isn't given.
         """
         return cls(location, read_only=read_only, create=create, timeout=timeout)
 
     @property
     def _database(self) -> Database:
-        """Raises `Refused` where the store is one of an owner."""
         return self.tables.database
 
     def __enter__(self) -> Self:

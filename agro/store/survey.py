@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -71,14 +71,11 @@ SELECT names, count(*), min(prompt_id) FROM (
 """
 
 
-class SurveyReader:
-    """Iterators over pages, which are the answers of a store or of its owner."""
+class Survey:
+    """What there is in a store, without the samples themselves."""
 
-    group_rows_page: Callable[[int], Page[list[SurveyRow]]]
-    prompts_page: Callable[[int], Page[tuple[str, Text]]]
-    groups_page: Callable[..., Page[Group]]
-    summaries_page: Callable[..., Page[SampleSummary]]
-    scales: Callable[[], list[Scale]]
+    def __init__(self, tables: Tables) -> None:
+        self._tables, self._database = tables, tables.database
 
     def each_group_rows(self) -> Iterator[list[SurveyRow]]:
         """The rows of each group, by prompt_id, without checking that they are as they were written."""
@@ -106,13 +103,6 @@ class SurveyReader:
         if not scales:
             return None
         return min(s.lowest for s in scales), max(s.highest for s in scales)
-
-
-class Survey(SurveyReader):
-    """What there is in a store, without the samples themselves."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables, self._database = tables, tables.database
 
     def group_rows_page(self, cursor: int) -> Page[list[SurveyRow]]:
         """Groups as `each_group_rows` has them, those after the group of the sample `cursor`."""

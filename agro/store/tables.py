@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agro.errors import Refused
@@ -27,8 +27,6 @@ class Tables:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        # The owner of a store passes rows on.
-        self.read_samples: Callable[[list[tuple[Any, ...]]], list[Any]] = from_rows
         self._checked: frozenset[str] = frozenset()  # parts of `Damage` that were found intact
 
     def check(self) -> None:
@@ -96,7 +94,7 @@ class Tables:
         valid = [row for row in rows if is_valid_sample(row)]
         if run is not None:
             valid = [row if run_of(row) == run else without_version(row) for row in valid]
-        return dict(zip([row[0] for row in valid], self.read_samples(valid), strict=True))
+        return dict(zip([row[0] for row in valid], from_rows(valid), strict=True))
 
     def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows of one of `LEDGERS`, without their checksums.
