@@ -13,6 +13,7 @@ import pretended  # noqa: F401  a guard of a GPU has to be there before the firs
 import pytest
 import torch
 import transformers
+from postgres import postgres, postgres_url  # noqa: F401  fixtures
 from tiers import tier_of, tier_of_file
 
 from agro.config import NewModel

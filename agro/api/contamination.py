@@ -13,7 +13,7 @@ from agro.io.terminal import plain
 from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.store import Store
-from agro.store.location import exists, located, url_of
+from agro.store.location import exists, located
 from agro.types import Prompt, Text
 
 NAMED = 3
@@ -69,7 +69,7 @@ def trained_prompts(run: Path, config: RunConfig) -> list[Text]:
     files = [path for path in config.data.paths("prompts") if path.startswith("hub:") or Path(path).exists()]
     texts = [prompt.text for prompt in load_prompts(files, config.data.columns)] if files else []
     store = located(config.data.store, run.absolute())
-    if url_of(store) is None and exists(store):
+    if exists(store):
         with Store.open(store, read_only=True) as opened:
             is_held_out = opened.split.held_out(config.data)
             texts += [text for prompt_id, text in opened.survey.each_prompt() if not is_held_out(prompt_id)]

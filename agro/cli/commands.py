@@ -95,9 +95,9 @@ export stores:export guide/your-data.md
 forget stores:forget guide/your-data.md
     Delete samples for good, with their judgments, and name the runs that trained on them.
     logs.db --meta user=alice --yes
-store store_command:store guide/the-run.md
-    The owner of a store: serves it to a run's processes on other hosts (data.store = URL). Joins old stores.
-    serve runs/first/store.db --port 8700
+store store_command:store guide/hosts.md
+    Copy a store from a file to PostgreSQL, or back, with ids and checksums. Joins old stores.
+    copy runs/first/store.db copied.db
 recover stores:recover guide/the-run.md
     Copy all that is undamaged in a store into a new one, and report what is lost.
     damaged.db --out recovered.db

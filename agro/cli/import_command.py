@@ -127,14 +127,16 @@ def _into(
     """What came of the files, and with a tokenizer of the encoding. A refused import leaves no new store."""
     from agro.logs.importing import import_files
     from agro.store import Store
+    from agro.store.location import exists, url_of
 
     encoder = None
     if tokenizer is not None:
         from agro.models.policy import Policy
 
         encoder = Policy.load(policy_config(tokenizer, setting)).encoder
-    arguments = {**arguments, "tokenizer": encoder, "refused_file": f"{store}.refused.jsonl"}
-    is_new = not store.exists()
+    name = "store" if url_of(store) else str(store)
+    arguments = {**arguments, "tokenizer": encoder, "refused_file": f"{name}.refused.jsonl"}
+    is_new = not exists(store)
     try:
         with Store.open(store) as opened:
             report = import_files(opened, files, **arguments)

@@ -27,7 +27,6 @@ def train(
     dry_run: bool = False,
     fit: Annotated[list[str] | None, typer.Option(metavar="LIMIT")] = None,
     place: Annotated[str | None, typer.Option(metavar="WHERE")] = None,
-    owner: Annotated[str | None, typer.Option(metavar="URL")] = None,
     as_json: Json = False,
 ) -> None:
     """Args:
@@ -41,7 +40,6 @@ def train(
     fit: Choose settings that fit this machine, such as 30min, or 24GB of memory; again for both.
     place: Sample in other processes, and start again what dies: local:2 (two collectors beside the
         trainer), ray://HOST:PORT or ray:local.
-    owner: The owner of this run's store, which has the file (agro store serve); --place sets it.
     """
     from agro.config import RunConfig
 
@@ -52,18 +50,18 @@ def train(
     if fit and (resume or place is not None):
         raise Refused("--fit chooses for a new run in this process: leave --resume and --place, or it, out")
     if place is not None:
-        if dry_run or as_json or owner is not None:
-            raise Refused("--place goes with none of --dry-run, --json and --owner; leave it or them out")
+        if dry_run or as_json:
+            raise Refused("--place goes with neither --dry-run nor --json; leave it or them out")
         _place(place, config, overrides, out, resume=resume, accept=tuple(accept or ()))
         return
     loaded = RunConfig.load(config, overrides or [])
-    look_at_run(loaded, out, resume=resume, accept=accept or (), owner=owner, writes=not dry_run)
+    look_at_run(loaded, out, resume=resume, accept=accept or (), writes=not dry_run)
     from agro.api.reporting_trainer import Trainer
 
     planned = None
     if fit:
         loaded, planned = _fitted(config, overrides or [], fit, out)
-    trainer = Trainer(loaded, out, resume=resume, accept=accept or (), owner=owner)
+    trainer = Trainer(loaded, out, resume=resume, accept=accept or ())
     trainer.forecasts = planned is None
     if dry_run:
         from agro.api.plan.plan import describe
@@ -175,7 +173,7 @@ def ps(
     as_json: Json = False,
 ) -> None:
     """Args:
-    run: A run folder, or the URL of the owner of its store.
+    run: A run folder, or the URL of its store.
     """
     from agro.place.status import TITLES, RunStatus
 
@@ -196,14 +194,11 @@ def collect(
     name: str | None = None,
 ) -> None:
     """Args:
-    run: The run folder, or the URL of the owner of its store.
+    run: The run folder, or the URL of its store, postgresql://….
     name: Of this collector among those of the run; one that is started again under the name of a dead one
         takes up what it had begun.
     """
-    from agro.place.record import owner_of
-
-    url_or_folder = owner_of(run)
-    look_at_begun(url_or_folder)
+    look_at_begun(run)
     from agro.place.collector import Collector
     from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 
@@ -212,7 +207,7 @@ def collect(
     watchdog = Watchdog(0.0, progress.say)
     activity = RunActivity(progress, watchdog, interruption)
     with interruption.on_signals(progress.say, activity.pending):
-        count = Collector.of(url_or_folder, activity, progress.say, name).serve()
+        count = Collector.of(run, activity, progress.say, name).serve()
     print(f"done: {count} responses for {run}", file=sys.stderr)
 
 
@@ -254,7 +249,6 @@ def look_at_run(
     *,
     resume: bool,
     accept: Sequence[str],
-    owner: str | None,
     writes: bool,
 ) -> None:
     """Of `agro train`: the folder of the run, settings that contradict each other, and `look_at_inputs`."""
@@ -271,17 +265,14 @@ def look_at_run(
 
         for phase in Phase.all(config):
             phase.resolved(options_at(phase.config.objective.options, 0))
-    look_at_inputs(config, owner)
+    look_at_inputs(config)
 
 
-def look_at_inputs(config: RunConfig, owner: str | None = None) -> None:
-    """The files of prompts, the store, the model and the reward that a configuration names.
-
-    `owner`: who has the store, so that data.store isn't read."""
+def look_at_inputs(config: RunConfig) -> None:
+    """The files of prompts, the store, the model and the reward that a configuration names."""
     look_at_prompts(config.data.paths("prompts"))
     look_at_prompts(config.data.paths("eval_prompts"))
-    if owner is None:
-        _look_at_store(config)
+    _look_at_store(config)
     if config.policy.model is not None and config.policy.new is None:
         look_at_model(config.policy.model)
     if config.scores:
@@ -313,12 +304,14 @@ def look_at_model(name: str) -> None:
 
 
 def look_at_begun(run: str) -> None:
-    """Refuse what isn't the folder of a run; the owner of a store may be waited for."""
+    """Refuse what isn't the folder of a run. In a database, or where a placed run begins, it is waited
+    for."""
+    from agro.place.record import FILE
     from agro.store.location import url_of
     from agro.store.shared import LocalFolder
     from agro.train.publications import Publications
 
-    if url_of(run) is None:
+    if url_of(run) is None and not (Path(run) / FILE).exists():
         Publications(LocalFolder(Path(run))).begun()
 
 
@@ -330,7 +323,7 @@ def _look_at_store(config: RunConfig) -> None:
         return
     location = location_of(config.data.store)
     check_made(location)
-    if url_of(location) is None:  # an owner is asked later, which may have to be waited for
+    if url_of(location) is None:  # a server is asked later
         Store.open(location, read_only=True).close()
 
 

@@ -1,23 +1,18 @@
-"""`agro store`: the owner of a store, for processes on other hosts, and one store of several old ones."""
+"""`agro store`: a store from a file to a server or back, and one store of several old ones."""
 
 from __future__ import annotations
 
-import os
-import secrets
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agro.errors import Refused, remember_secret
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+from agro.errors import Refused
 
 
 class Action(Enum):
-    serve = "serve"
+    copy = "copy"
     join = "join"
 
 
@@ -25,56 +20,25 @@ def store(
     action: Annotated[
         Action,
         typer.Argument(
-            help="serve: answer the processes that share the store; join: make one of several that earlier "
-            "versions had as one."
+            help="copy: a store to a new one, a file or postgresql://…; join: make one of several that "
+            "earlier versions had as one."
         ),
     ],
-    files: Annotated[
-        list[Path],
-        typer.Argument(help="The store; serve makes it where it is missing. join: all, in order, and OUT."),
-    ],
-    host: Annotated[
-        str | None,
-        typer.Option(
-            help="Of serve: the address to listen at; 127.0.0.1 where it isn't given, 0.0.0.0: all."
-        ),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Of serve: a free one where it isn't given, or 0.")
-    ] = None,
+    stores: Annotated[list[Path], typer.Argument(help="copy: OLD and NEW. join: all, in order, and OUT.")],
 ) -> None:
-    if action is Action.serve:
-        if len(files) > 1:
-            raise Refused(f"agro store serve: expected one store, got {len(files)}")
-        _serve(files[0], host or LOOPBACK[0], port or 0)
-        return
-    if len(files) < 3 or (host, port) != (None, None):
-        raise Refused(
-            "agro store join: expected two stores or more and the new one, A.db B.db OUT.db, and neither "
-            f"--host nor --port, got {' '.join(map(str, files))}"
-        )
+    least, expected = (2, "A B") if action is Action.copy else (3, "A.db B.db OUT.db")
+    if len(stores) < least or (action is Action.copy and len(stores) > least):
+        given = " ".join(map(str, stores))
+        raise Refused(f"agro store {action.value}: expected {expected}, got {given}")
     from agro.store import Store
+    from agro.store.copying import copy
     from agro.store.join import join
 
-    *old, out = files
-    join(old, out)
+    *old, out = stores
+    if action is Action.copy:
+        copy(old[0], out)
+    else:
+        join(old, out)
     with Store.open(out, read_only=True) as made:
         counts = made.counts()
         print(f"{out}: {counts.samples} samples in {counts.groups} groups")
-
-
-def _serve(file: Path, host: str, port: int) -> None:
-    from agro.store.serving.app import serve
-    from agro.store.serving.http import TOKEN
-
-    token = os.environ.get(TOKEN)
-    if not token:
-        token = secrets.token_urlsafe(24)
-        print(f"export {TOKEN}={token}", flush=True)
-        remember_secret(token)
-    if host not in LOOPBACK:
-        text = (
-            f"note: --host {host}: what travels isn't encrypted; use a private network, or a proxy with TLS"
-        )
-        print(text, file=sys.stderr)
-    serve(file, host, port, token, lambda line: print(line, flush=True))

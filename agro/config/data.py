@@ -42,7 +42,8 @@ class DataConfig(Section):
     """prompts, held-out ones too, that are there twice, that leave no room for a response in the model's
     context, or that the tokenizer can't encode: refuse the run before it starts, or drop and count them"""
     store: str | None = field(None, shared=True)
-    """the store, a file or the URL of its owner; RUN/store.db where it is not given"""
+    """the store: a file, or for a run on several hosts postgresql://USER@HOST/DATABASE?schema=NAME;
+    RUN/store.db where it is not given"""
     eval_store: str | None = None
     """a store of held-out groups: how often log π/π_ref ranks the better response higher (metric eval_auc),
     and at evaluate.beta or the β of an objective that is regularized toward the reference, ½ Var(R) within

@@ -18,7 +18,7 @@ _ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, whic
 
 
 SEVERAL_STORES = (
-    "Several stores as one aren't read any more. What to do: end their owners, and make one of the files: "
+    "Several stores as one aren't read any more. What to do: make one of the files: "
     "agro store join A.db B.db OUT.db. Then name OUT.db here"
 )
 

@@ -97,6 +97,9 @@ class SourceConfig(Section):
     lease_seconds: Positive = field(15.0, resume=True, shared=True)
     """elsewhere: a collector or trainer that hasn't said for so long that it lives counts as dead; another
     collector samples the prompts of such a one"""
+    weights: str | None = field(None, resume=True, shared=True)
+    """elsewhere: a folder that all hosts of the run have, through which collectors get the weights. Where it
+    isn't given: the database, where data.store is one, or else the run's folder"""
 
     @property
     def lags(self) -> bool:
@@ -190,8 +193,3 @@ class PlaceConfig(Section):
     restarts: int = field(5, resume=True, shared=True, ge=0)
     """how often a process that died is started again without a step of the run in between; one more death
     ends the run, which `--resume` continues"""
-    address: str | None = field(None, resume=True, shared=True)
-    """name or IP address under which other hosts reach the owner of the store. Where it isn't given, with
-    local this host alone does, and with ray it is that of the head"""
-    port: int = field(0, resume=True, shared=True, ge=0, le=65535)
-    """of the owner of the store; 0: a free one"""

@@ -14,7 +14,7 @@ from agro.logs.protocol import Format, Judgment, Row
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair
 from agro.store.sample_rows import Origin, SampleRow
-from agro.store.sqlite import Store
+from agro.store.store import Store
 
 
 @dataclass

@@ -22,7 +22,7 @@ from agro.logs.normalizing import normalize
 from agro.logs.reading import Found, LogFile, Reader
 from agro.logs.sharing import Readers
 from agro.rollout.prompts import load_prompts
-from agro.store.sqlite import Store
+from agro.store.store import Store
 from agro.types import Prompt
 
 LOOKED_AT = 100  # records, for columns that might have been the reward

@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Any
 
 from agro.errors import Refused
-from agro.store.sqlite import Store
+from agro.store.store import Store
 from agro.types import Sample
 
 CHUNK = 500  # samples whose rewards are set at once

@@ -202,7 +202,7 @@ class Reader:
         rows, scored = [], 0
         for record, name in zip(item.records, item.names, strict=True):
             sample, origin = self._sample(record, line), Origin(digest, line.number, part.column(name))
-            rows.append(SampleRow.of(sample, origin, sealed=False))
+            rows.append(SampleRow.of(sample, origin))
             scored += sample.reward is not None
         return Entry(line.where, (digest, line.number), tuple(rows), scored, item.judgments, same)
 

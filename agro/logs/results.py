@@ -25,7 +25,7 @@ from agro.logs.importing import import_files
 from agro.logs.protocol import Format, ScoredDocument
 from agro.runs.rundata import FILE, HeldOutRewards, Rewards, RunData, check_reward, load_run, reward_of
 from agro.store import Store
-from agro.store.location import is_store
+from agro.store.location import is_store, url_of
 from agro.types import Text, conversation, prompt_hash
 
 REWARD = "reward"  # the metric of agro's own results
@@ -204,6 +204,9 @@ def results_at(path: Path) -> list[Result]:
     """One result a set of prompts. Raises `Refused` where there is none."""
     if is_run(path):
         return [Result.of_run(load_run(path))]
+    if url_of(path):
+        with Store.open(path, read_only=True) as store:
+            return [Result.of_store(path.name, store)]
     if path.is_dir() and format_at(path) is None and not (path / "state.json").is_file():
         return _of_folder(path)
     if not path.exists():

@@ -5,7 +5,6 @@ See `agro.train.elsewhere` for the trainer's side, and `agro.train.publications`
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import uuid
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agro.config import RunConfig, check_texts
 from agro.errors import Refused
@@ -28,8 +27,7 @@ from agro.store.leases import trainer_of
 from agro.store.lifeline import leased
 from agro.store.location import Location, located, url_of
 from agro.store.sample_rows import ledger_of
-from agro.store.serving.http import OwnerHttp
-from agro.store.shared import LocalFolder
+from agro.store.shared import LocalFolder, shared_runs
 from agro.train.collate import recording
 from agro.train.elsewhere import POLL_SECONDS, ahead
 from agro.train.fingerprints import of_scoring
@@ -82,19 +80,16 @@ class Collector:
     def of(
         cls, run: str, activity: Activity, say: Callable[[str], None], name: str | None = None
     ) -> Collector:
-        """`run`: a run's folder, or the URL of the owner of its store, where its trainer may begin later."""
+        """`run`: a run's folder, or the URL of its store, where its trainer may begin later."""
         url = url_of(run)
         if url is not None:
             publications = Publications.of(url, wait_for_trainer(url, activity), Path())
-            _wait_for_record(publications, activity)
             return cls(publications, url, activity, say, name)
         folder = Path(run)
-        publications = Publications(LocalFolder(folder))
-        record = publications.record() or {}
-        store = located(record.get("data", {}).get("store"), folder)
-        publications = Publications.of(store, str(record.get("run")), folder)
-        if url_of(store) is not None:
-            _wait_for_record(publications, activity)
+        record = _wait_for_record(Publications(LocalFolder(folder)), activity)
+        store = located(record["data"]["store"], folder)
+        publications = Publications.of(store, str(record["run"]), folder)
+        publications.told(_wait_for_record(publications, activity))
         return cls(publications, store, activity, say, name)
 
     def serve(self) -> int:
@@ -219,18 +214,26 @@ class Collector:
                 published = self._newer(published, error)
 
     def _newer(self, published: PublishedWeights, error: Exception) -> PublishedWeights:
-        """Newer weights, published while older ones were being read; raises `error` where there are none."""
-        newest = self.publications.newest()
-        if newest is None or newest.version == published.version:
-            raise error
-        return newest
+        """Newer weights, published while older ones were being read, or the same published again, which a
+        database lost; raises `error` where there are none."""
+        deadline = self._deadline()
+        while True:
+            newest = self.publications.newest()
+            if newest is not None and newest.version != published.version:
+                return newest
+            if time.monotonic() > deadline or url_of(self.store) is None:
+                raise error
+            if newest is not None and self.publications.has(newest):
+                return newest
+            self.activity.check()
+            time.sleep(POLL_SECONDS)
 
     def _renew(self, engine: Engine) -> PublishedWeights:
         """Load newer weights, where there are some, also into servers that were away."""
         deadline = self._deadline()
         newest = self.publications.newest()
         assert newest is not None
-        while newest.version != engine.version:
+        while newest.version != engine.version and not newest.ended:
             try:
                 with self.publications.weights(newest) as folder:
                     engine.load(folder, newest.version)
@@ -245,23 +248,23 @@ class Collector:
 
 
 def wait_for_trainer(url: str, activity: Activity) -> str:
-    """The id of the run that is at work at the owner of a store; of several the one that began last.
+    """The id of the run that is at work on a store; of several the one that began last.
 
     Raises `Refused` where none begins.
     """
-    with closing(OwnerHttp(url)) as http, Store.open(url) as store:
+    with Store.open(url) as store:
 
         def working() -> str | None:
-            runs = json.loads(http.get("/shared") or b"[]")
+            runs = shared_runs(url)
             alive = set(store.leases.alive([trainer_of(run) for run in runs]))
-            return next((str(run) for run in reversed(runs) if trainer_of(run) in alive), None)
+            return next((run for run in reversed(runs) if trainer_of(run) in alive), None)
 
         return _until(working, BEGIN_SECONDS, activity, NO_TRAINER.format(url=url))
 
 
-def _wait_for_record(publications: Publications, activity: Activity) -> None:
-    """The trainer of a run that has a folder publishes it at the owner a moment later."""
-    _until(publications.record, BEGIN_SECONDS, activity, NO_TRAINER.format(url=publications))
+def _wait_for_record(publications: Publications, activity: Activity) -> dict[str, Any]:
+    """What a trainer publishes a moment after it was started."""
+    return _until(publications.record, BEGIN_SECONDS, activity, NO_TRAINER.format(url=publications))
 
 
 def _until(find: Callable[[], T | None], seconds: float, activity: Activity, refusal: str) -> T:

@@ -1,10 +1,10 @@
 """Processes on a cluster of Ray: Ray finds a node for each, and says when it dies.
 
-Each process is a child of an actor. The owner is pinned to the head, the trainer has a bundle of a placement
-group, and collectors are spread over the nodes as far as there is room: those for which there is none wait
-until a node joins. Servers and their collectors are on the trainer's node. What dies with its actor or node
-is started again in a new actor, wherever Ray finds room. The processes speak HTTP, so that nothing but their
-start and end goes through Ray.
+Each process is a child of an actor. The trainer has a bundle of a placement group, and collectors are spread
+over the nodes as far as there is room: those for which there is none wait until a node joins. Servers and
+their collectors are on the trainer's node. What dies with its actor or node is started again in a new actor,
+wherever Ray finds room. The processes share a database, so that nothing but their start and end goes through
+Ray.
 
 Ray Core is used, no other part of it. RUN and the files that the configuration names lie in a folder that all
 nodes share.
@@ -21,17 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.processes import LocalProcess, free_port
+from agro.io.processes import LocalProcess
 from agro.place.local import log_file
 from agro.place.placement import PlacedProcess, Placement
 from agro.place.supervisor import LOST
 
-HEAD = {"node:__internal_head__": 0.001}  # a resource that the head alone has
 CONNECT_SECONDS = 10.0
-START_SECONDS = 120.0  # for the actors of owner and trainer to be placed
+START_SECONDS = 120.0  # for the actor of the trainer to be placed
 PYTHON = "{python}"  # in a command: the Python of the node
 # Variables that nodes get as they are.
-PASSED = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "TMPDIR")
+PASSED = ("PGPASSWORD", "PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "TMPDIR")
 
 
 class Runner:
@@ -42,10 +41,6 @@ class Runner:
 
         self.host = ray.util.get_node_ip_address()
         self.process: LocalProcess | None = None
-
-    def free_port(self) -> tuple[str, int]:
-        """The address of this node, and a port that is free on it."""
-        return self.host, free_port(self.host)
 
     def start(self, argv: list[str], variables: dict[str, str], log: str, folder: str) -> tuple[str, int]:
         """Where the process is, and its id."""
@@ -149,8 +144,6 @@ class RayLauncher:
 
     def _options(self, process: PlacedProcess) -> dict[str, Any]:
         """Where an actor goes, and what it reserves there."""
-        if process.role == "owner":
-            return {"num_cpus": 0, "resources": HEAD}
         if process.name not in self._names:
             return {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         i = self._names.index(process.name)
@@ -179,11 +172,3 @@ def connect(placement: Placement) -> Any:
             "Client and its port, 10001, aren't used"
         ) from None
     return ray
-
-
-def owner_address(ray: Any) -> tuple[str, int]:
-    """The address of the head, and a port that is free on it."""
-    actor = ray.remote(max_restarts=0)(Runner).options(num_cpus=0, resources=HEAD).remote()
-    address: tuple[str, int] = ray.get(actor.free_port.remote(), timeout=START_SECONDS)
-    ray.kill(actor)
-    return address

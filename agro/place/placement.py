@@ -1,8 +1,8 @@
 """What `--place` asks for, and the processes that come of it.
 
-Every placement has the same processes. The owner has the store's file, and everybody speaks to it over HTTP.
-The trainer trains; collectors sample and score for it, any number of them; servers sample where a
-configuration has some. Owner and trainer are on one host, collectors wherever there is room.
+Every placement has the same processes. The trainer trains; collectors sample and score for it, any number of
+them; servers sample where a configuration has some. They share the run's folder and its store: a file, where
+all of them are on one host, or else a database of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from typing import Literal
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.store.location import located
+from agro.store.location import located, url_of
 
 Kind = Literal["local", "ray"]
-Role = Literal["owner", "server", "trainer", "collector"]
+Role = Literal["server", "trainer", "collector"]
 FORMS = "local:N (N collectors), ray://HOST:PORT or ray:local"
-LOOPBACK = "127.0.0.1"
-STARTED = (
-    "agro store serve FILE --host 0.0.0.0 is the owner of the store, agro train CONFIG data.store=URL "
-    "source.kind=elsewhere the trainer; "
-)
+STARTED = "agro train CONFIG data.store=postgresql://… source.kind=elsewhere is the trainer; "
 ELSEWHERE = {
-    "ssh": f"{STARTED}ssh HOST agro collect URL, with AGRO_TOKEN there, a collector on another host",
-    "slurm": f"{STARTED}srun agro collect URL a collector on each node of a job",
+    "ssh": f"{STARTED}ssh HOST agro collect postgresql://… a collector on another host",
+    "slurm": f"{STARTED}srun agro collect postgresql://… a collector on each node of a job",
 }  # what stands in place of earlier forms
 
 
@@ -96,24 +92,26 @@ class Plan:
 
     placement: Placement
     processes: tuple[PlacedProcess, ...]
-    url: str  # of the owner of the store
     notes: tuple[str, ...] = ()  # what changes by the placement
 
     @classmethod
-    def of(cls, placement: Placement, command: TrainCommand, host: str, port: int) -> Plan:
-        """`host`, `port`: where the owner of the store listens. Raises `Refused` for a run that can't be
-        placed."""
+    def of(cls, placement: Placement, command: TrainCommand) -> Plan:
+        """Raises `Refused` for a run that can't be placed."""
         config = command.load()
-        url = f"http://{host}:{port}"
+        store = located(config.data.store, command.out)
+        if placement.kind == "ray" and placement.target != "local" and url_of(store) is None:
+            raise Refused(
+                f"--place {placement}: expected a store that several hosts can have, got the file {store}. "
+                "What to do: data.store=postgresql://USER@HOST/DATABASE, or --place ray:local"
+            )
         count = placement.collectors or config.place.collectors
         changes = _changes(config)
         processes = [
-            _owner(config, command.out, host, port),
             *(_server(number, text) for number, text in enumerate(config.place.servers, 1)),
-            _trainer(config, command, changes, url),
-            *(_collector(number, url) for number in range(1, count + 1)),
+            _trainer(config, command, changes),
+            *(_collector(number, command.out) for number in range(1, count + 1)),
         ]
-        return cls(placement, tuple(processes), url, tuple(_notes(placement, config, changes, count)))
+        return cls(placement, tuple(processes), tuple(_notes(placement, config, changes, count)))
 
 
 def _changes(config: RunConfig) -> list[str]:
@@ -140,18 +138,6 @@ def _notes(placement: Placement, config: RunConfig, changes: Sequence[str], coun
     ]
 
 
-def _owner(config: RunConfig, out: Path, host: str, port: int) -> PlacedProcess:
-    store = located(config.data.store, out)
-    if not isinstance(store, Path):
-        raise Refused(
-            f"--place: data.store is {store}, the URL of an owner, but --place starts an owner of its own. "
-            "What to do: give the store's file, or start trainer and collectors yourself (agro train, agro "
-            "collect)"
-        )
-    arguments = ("store", "serve", str(store), "--host", host, "--port", str(port))
-    return PlacedProcess("owner", "owner", "agro", arguments)
-
-
 def _server(number: int, text: str) -> PlacedProcess:
     try:
         words = tuple(shlex.split(text))
@@ -162,10 +148,9 @@ def _server(number: int, text: str) -> PlacedProcess:
     return PlacedProcess(f"server-{number}", "server", None, words)
 
 
-def _trainer(config: RunConfig, command: TrainCommand, changes: Sequence[str], url: str) -> PlacedProcess:
+def _trainer(config: RunConfig, command: TrainCommand, changes: Sequence[str]) -> PlacedProcess:
     accept = [word for key in command.accept for word in ("--accept", key)]
     arguments = ["train", str(command.config), *command.overrides, *changes, "--out", str(command.out)]
-    arguments += ["--owner", url]
     resume = ("--resume", *accept)
     started = (*arguments, *resume) if command.resume else tuple(arguments)
     again = () if command.resume else resume
@@ -175,6 +160,6 @@ def _trainer(config: RunConfig, command: TrainCommand, changes: Sequence[str], u
     return PlacedProcess("trainer", "trainer", "torch.distributed.run", (*torchrun, *started), again)
 
 
-def _collector(number: int, url: str) -> PlacedProcess:
+def _collector(number: int, run: Path) -> PlacedProcess:
     name = f"collector-{number}"
-    return PlacedProcess(name, "collector", "agro", ("collect", url, "--name", name))
+    return PlacedProcess(name, "collector", "agro", ("collect", str(run), "--name", name))

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from agro.errors import Refused
-from agro.io.processes import free_port
 from agro.place.local import LocalLauncher
-from agro.place.placement import LOOPBACK, Placement, Plan, TrainCommand
-from agro.place.record import TOKEN, PlacedRecord, token_of
+from agro.place.placement import Placement, Plan, TrainCommand
+from agro.place.record import PlacedRecord
 from agro.place.supervisor import Launcher, Supervised, Supervisor
 
 LOGS = "logs"  # a folder in the run's, of the processes' output
+VARIABLES = {"PYTHONUNBUFFERED": "1"}
 
 
 def place(placement: Placement, command: TrainCommand) -> int:
@@ -31,38 +31,27 @@ def place(placement: Placement, command: TrainCommand) -> int:
             f"{command.out}: there is a run in this folder; continue it with the same command and --resume, "
             "or set another --out"
         )
+    plan = Plan.of(placement, command)
+    command.out.mkdir(parents=True, exist_ok=True)
     if placement.kind == "ray":
-        return _on_ray(placement, command)
-    config = command.load().place
-    before = PlacedRecord.read(command.out)
-    address = config.address or LOOPBACK
-    port = config.port or (before.port if before else free_port(address))
-    plan = Plan.of(placement, command, address, port)
-    launcher = LocalLauncher(command.out / LOGS, _variables(command.out))
-    return supervise(plan, launcher, command.out, config.restarts)
+        return _on_ray(plan, command)
+    launcher = LocalLauncher(command.out / LOGS, VARIABLES)
+    return supervise(plan, launcher, command.out, command.load().place.restarts)
 
 
-def _on_ray(placement: Placement, command: TrainCommand) -> int:
+def _on_ray(plan: Plan, command: TrainCommand) -> int:
     """Ray places all of them; this process supervises."""
     from agro.place import on_ray
 
     config = command.load().place
-    ray = on_ray.connect(placement)
+    ray = on_ray.connect(plan.placement)
     try:
-        host, port = on_ray.owner_address(ray)
-        address, port = config.address or host, config.port or port
-        plan = Plan.of(placement, command, address, port)
         logs = command.out / LOGS
-        launcher = on_ray.RayLauncher(ray, plan.processes, config.ranks, logs, _variables(command.out))
+        launcher = on_ray.RayLauncher(ray, plan.processes, config.ranks, logs, VARIABLES)
         say(f"the trainer writes to {logs / 'trainer.log'}")
         return supervise(plan, launcher, command.out, config.restarts)
     finally:
         ray.shutdown()
-
-
-def _variables(folder: Path) -> dict[str, str]:
-    """Those of the processes of a run."""
-    return {TOKEN: token_of(folder), "PYTHONUNBUFFERED": "1"}
 
 
 def supervise(plan: Plan, launcher: Launcher, folder: Path, restarts: int) -> int:
@@ -70,11 +59,11 @@ def supervise(plan: Plan, launcher: Launcher, folder: Path, restarts: int) -> in
     for note in plan.notes:
         say(f"note: {note}")
     names = ", ".join(process.name for process in plan.processes)
-    say(f"processes: {names}; the owner of the store is {plan.url}; agro ps {folder} shows them")
+    say(f"processes: {names}; agro ps {folder} shows them")
 
     def record(processes: Sequence[Supervised]) -> None:
         content = [supervised.to_json() for supervised in processes]
-        PlacedRecord(str(plan.placement), plan.url, content).write(folder)
+        PlacedRecord(str(plan.placement), content).write(folder)
 
     return Supervisor(plan, launcher, restarts, partial(furthest_step, folder), record, say).run()
 

@@ -6,10 +6,8 @@ they do themselves, in the folder that they share. Of a run that wasn't placed t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.place.record import PlacedRecord
 from agro.store.location import located, url_of
-from agro.store.serving.http import OwnerHttp
-from agro.store.shared import LocalFolder, beside
+from agro.store.shared import LocalFolder, shared_runs
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 
 SILENT_SECONDS = 60.0  # without a sign of life after which a process of unknown fate is said to be silent
@@ -86,7 +83,7 @@ class RunStatus:
 
     @classmethod
     def read(cls, run: str) -> RunStatus:
-        """`run`: a run's folder, or the URL of the owner of its store. Raises `Refused` for other texts."""
+        """`run`: a run's folder, or the URL of its store. Raises `Refused` for other texts."""
         if url_of(run) is not None:
             return cls.of(None, Publications.of(run, newest_run(run), Path()))
         folder = Path(run)
@@ -138,24 +135,19 @@ class RunStatus:
 
 
 def publications_in(folder: Path) -> Publications:
-    """What the trainer of a run publishes, as files where they are on this host, also after the run."""
+    """What the trainer of a run publishes."""
     record = Publications(LocalFolder(folder)).record()
     if record is None:
         raise Refused(f"{folder}: expected the folder of a run (with config.json); start it with agro train")
-    store, run = located(record["data"].get("store"), folder), str(record["run"])
-    shared = None if url_of(store) else beside(Path(store)) / run
-    if shared is not None and shared.is_dir():
-        return Publications(LocalFolder(shared))
-    return Publications.of(store, run, folder)
+    return Publications.of(located(record["data"].get("store"), folder), str(record["run"]), folder)
 
 
 def newest_run(url: str) -> str:
-    """The id of the run that began last at the owner of a store."""
-    with closing(OwnerHttp(url)) as http:
-        runs = json.loads(http.get("/shared") or b"[]")
+    """The id of the run that began last on a store."""
+    runs = shared_runs(url)
     if not runs:
         raise Refused(f"{url}: no run with source.kind = elsewhere has begun there")
-    return str(runs[-1])
+    return runs[-1]
 
 
 TITLES = ("process", "host, pid", "began", "version", "last sign", "does")

@@ -1,9 +1,9 @@
 """Starts the processes of a run, and starts again what dies.
 
-A process that is killed, or fails by an error of ours, is started again: the owner on the same file, the
-trainer with `--resume` from its last checkpoint, a collector under its name, which takes up its own claims.
-What a person must mend isn't started again: a refusal (exit code 2) of any but a collector ends the run, and
-so does that of the last collector. The number of restarts is bounded, see `Lives`.
+A process that is killed, or fails by an error of ours, is started again: the trainer with `--resume` from its
+last checkpoint, a collector under its name, which takes up its own claims. What a person must mend isn't
+started again: a refusal (exit code 2) of any but a collector ends the run, and so does that of the last
+collector. The number of restarts is bounded, see `Lives`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ REFUSED, INTERRUPTED = 2, 130  # exit codes of agro
 LOST = 256  # the exit code of a process that was lost with its host; no process can have it
 SHELL_SIGNALS = 128  # a shell adds it to the number of the signal
 GOES_ON: dict[Role, str] = {
-    "owner": "trainer and collectors wait for it, nothing is lost",
     "server": "others sample; it is used again after its probe",
     "trainer": "collectors go on as far as they may be ahead; it resumes from its last checkpoint",
     "collector": "the others go on; it takes up what it had begun",
@@ -211,8 +210,8 @@ class Supervisor:
         self._record_changes()
 
     def _stop_all(self) -> None:
-        """The trainer first, which may write a checkpoint, the owner last."""
-        order: tuple[Role, ...] = ("trainer", "collector", "server", "owner")
+        """The trainer first, which may write a checkpoint."""
+        order: tuple[Role, ...] = ("trainer", "collector", "server")
         is_done = any(s.process.role == "trainer" and s.ended == "done" for s in self.processes)
         for role in order:
             running = [s for s in self.processes if s.process.role == role and _runs(s)]

@@ -216,7 +216,7 @@ def _curve(values: Sequence[float | None]) -> str:
 
 
 def _store_size(store: Location) -> str:
-    """The size of a store's file and its write-ahead log; unknown where an owner has it."""
+    """The size of a store's file and its write-ahead log; unknown in a database."""
     if url_of(store):
         return numbers.UNKNOWN
     files = [file for file in (Path(store), Path(f"{store}-wal")) if file.exists()]

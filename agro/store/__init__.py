@@ -16,7 +16,7 @@ from agro.store.records import (
 )
 from agro.store.recover import RecoveryReport, recover
 from agro.store.sample_rows import Origin
-from agro.store.sqlite import Store
+from agro.store.store import Store
 
 __all__ = ["At", "Commit", "Counts", "Damage", "DamagedSample", "Draw", "DrawRule", "DrawnGroups", "Group"]
 __all__ += ["Origin", "Pair", "RecoveryReport", "Rewind", "SampleSummary", "Selection", "Store"]

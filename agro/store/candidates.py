@@ -40,6 +40,10 @@ TABLES = (
     "CREATE TABLE {schema}.order_versions (number INTEGER, newest INTEGER, groups INTEGER NOT NULL, "
     "PRIMARY KEY (number, newest)) WITHOUT ROWID",
 )
+NEWEST = """
+SELECT (SELECT coalesce(max(id), 0) FROM samples), (SELECT coalesce(max(number), 0) FROM changes),
+  (SELECT coalesce(min(number), 1) FROM changes)
+"""
 ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
 
 
@@ -67,7 +71,6 @@ class Candidates:
         self._schema = "temp" if database.read_only else "main"
         self._number = 0
         self._versions: Counter[int] | None = None
-        database.define(f"place_{self._name}", self._place)
 
     @property
     def versions(self) -> Counter[int]:
@@ -84,16 +87,22 @@ class Candidates:
     def update(self, at: At, condition: Condition) -> None:
         """Bring the order up to date. `condition`: that the run may draw a row, and its arguments."""
         self._versions = None
-        seen, newest = self._seen(), self._newest(at)
+        seen, newest, oldest = self._look(at)
         if self._number and seen == newest:
             return
+        joins = self._database.in_transaction
         transaction = self._database.transaction(durable=False)  # an order can be made again
         with self._database.savepoint() if self._schema == "temp" else transaction:
-            seen, newest = self._seen(), self._newest(at)
-            if self._number:
-                self._renew(seen, newest, condition)
-            else:
+            if not joins:
+                seen, newest, oldest = self._look(at)
+            if not self._number:
                 self._make(condition())
+            elif newest.sample < seen.sample or newest.change < seen.change or oldest > seen.change + 1:
+                # It can't be told which groups changed.
+                drop_orders(self._database, [self._number], self._schema)
+                self._make(condition())
+            else:
+                self._renew(seen, newest, condition)
             self._database.run(
                 f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, used = ? "
                 "WHERE number = ?",
@@ -126,23 +135,21 @@ class Candidates:
     def _table(self) -> str:
         return f"{self._schema}.order_{self._number}"
 
-    def _seen(self) -> Seen:
-        """Sets the number of the order: 0 where it isn't there."""
-        rows = []
-        if _has_orders(self._database, self._schema):
-            sql = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
-            rows = self._database.run(sql, [self._name])
-        seen = Seen(*rows[0]) if rows else Seen(0, 0, 0, 0)
-        self._number = seen.number
-        return seen
+    def _look(self, at: At) -> tuple[Seen, Seen, int]:
+        """What the order has seen, what there is to be seen, and the oldest change that is still listed.
 
-    def _newest(self, at: At) -> Seen:
-        """What there is to be seen. The version counts only where a draw depends on it."""
-        [(sample, change)] = self._database.run(
-            "SELECT (SELECT ifnull(max(id), 0) FROM samples), (SELECT ifnull(max(number), 0) FROM changes)"
-        )
+        Sets the number of the order: 0 where it isn't there. The version counts only where a draw depends
+        on it.
+        """
+        order = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
+        looks: list[tuple[str, list[Any]]] = [(NEWEST, [])]
+        if _has_orders(self._database, self._schema):
+            looks.append((order, [self._name]))
+        [(sample, change, oldest)], *orders = self._database.run_all(*looks)
+        seen = Seen(*orders[0][0]) if orders and orders[0] else Seen(0, 0, 0, 0)
+        self._number = seen.number
         is_aged = self._rule.data.max_age is not None or self._rule.data.order == "age_weighted"
-        return Seen(self._number, sample, change, at.version if is_aged else 0)
+        return seen, Seen(self._number, sample, change, at.version if is_aged else 0), oldest
 
     def _make(self, condition: tuple[str, list[Any]]) -> None:
         run, schema = self._database.run, self._schema
@@ -150,7 +157,7 @@ class Candidates:
             for table in TABLES:
                 run(table.format(schema=schema))
         newest_first = f"SELECT number, used FROM {schema}.orders ORDER BY used DESC"
-        others = run(f"{newest_first} LIMIT -1 OFFSET ?", [KEPT - 1])
+        others = run(f"{newest_first} LIMIT 1000 OFFSET ?", [KEPT - 1])
         unused = [number for number, used in others if used < time.time() - LATELY]
         drop_orders(self._database, unused, schema)
         [(self._number,)] = run(
@@ -160,57 +167,56 @@ class Candidates:
         )
         run(
             f"CREATE TABLE {self._table} "
-            "(prompt_id PRIMARY KEY, uses INTEGER, newest INTEGER, place INTEGER) WITHOUT ROWID"
+            "(prompt_id TEXT PRIMARY KEY, uses INTEGER, newest INTEGER, place INTEGER) WITHOUT ROWID"
         )
-        self._insert(condition)
+        self._insert(run(*queries.drawable(self._rule, self._run, condition)))
         run(f"CREATE INDEX {self._table}_by ON order_{self._number} ({BY[self._rule.data.order]})")
-        counts = f"SELECT ?, newest, count(*) FROM {self._table} GROUP BY newest"
+        self._database.analyze(self._table)
+        counts = f"SELECT CAST(? AS BIGINT), newest, count(*) FROM {self._table} GROUP BY newest"
         run(f"INSERT INTO {schema}.order_versions {counts}", [self._number])
 
     def _renew(self, seen: Seen, newest: Seen, condition: Condition) -> None:
-        """Look again at the groups that changed; at all where it can't be told which did."""
-        [(oldest,)] = self._database.run("SELECT ifnull(min(number), 1) FROM changes")
-        if newest.sample < seen.sample or newest.change < seen.change or oldest > seen.change + 1:
-            drop_orders(self._database, [self._number], self._schema)
-            self._make(condition())
-            return
+        """Look again at the groups that changed."""
         self._touch(seen, newest)
-        if not self._database.run(f"SELECT 1 FROM {TOUCHED} LIMIT 1"):
-            return
-        removed = self._database.run(
-            f"DELETE FROM {self._table} WHERE prompt_id IN (SELECT prompt_id FROM {TOUCHED}) RETURNING newest"
+        within, versions = f"prompt_id IN (SELECT prompt_id FROM {TOUCHED})", f"{self._schema}.order_versions"
+        removed, found, groups = self._database.run_all(
+            (f"SELECT newest FROM {self._table} WHERE {within}", []),
+            queries.drawable(self._rule, self._run, condition(), within=TOUCHED),
+            (f"SELECT newest, groups FROM {versions} WHERE number = ?", [self._number]),
         )
-        added = self._insert(condition(), TOUCHED)
+        self._database.run(f"DELETE FROM {self._table} WHERE {within}")
+        added = self._insert(found)
         counts = Counter(added)
-        counts.subtract(removed)
-        versions = f"{self._schema}.order_versions"
-        self._database.run_many(
-            f"INSERT INTO {versions} VALUES (?, ?, ?) "
-            "ON CONFLICT DO UPDATE SET groups = groups + excluded.groups",
-            [(self._number, version, count) for (version,), count in counts.items() if count],
-        )
+        counts.subtract(newest for (newest,) in removed)
+        before = dict(groups)
+        rows = [(self._number, v, before.get(v, 0) + count) for v, count in counts.items() if count]
+        self._database.insert(versions, ("number", "newest", "groups"), rows, key=("number", "newest"))
         self._database.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
 
     def _touch(self, seen: Seen, newest: Seen) -> None:
         """List the groups that changed."""
         run = self._database.run
-        run(f"CREATE TABLE IF NOT EXISTS {TOUCHED} (prompt_id PRIMARY KEY) WITHOUT ROWID")
+        run(f"CREATE TABLE IF NOT EXISTS {TOUCHED} (prompt_id TEXT PRIMARY KEY) WITHOUT ROWID")
         run(f"DELETE FROM {TOUCHED}")
-        add = f"INSERT OR IGNORE INTO {TOUCHED}"
-        run(f"{add} SELECT prompt_id FROM samples WHERE id > ?", [seen.sample])
-        run(f"{add} SELECT prompt_id FROM changes WHERE number > ?", [seen.change])
         # Those whose staleness came to be known, or too large; the other way round where the run went back.
+        aged = "SELECT prompt_id FROM samples WHERE run = ? AND version > ? AND version <= ?"
         low, high = sorted((seen.version, newest.version))
-        aged = f"{add} SELECT prompt_id FROM samples WHERE run = ? AND version > ? AND version <= ?"
+        args: list[Any] = [seen.sample, seen.change]
         for age in (0, (self._rule.data.max_age or 0) + 1):
-            run(aged, [encode_text(self._run), low - age, high - age])
+            args += [encode_text(self._run), low - age, high - age]
+        run(
+            f"INSERT INTO {TOUCHED} SELECT prompt_id FROM samples WHERE id > ? "
+            f"UNION SELECT prompt_id FROM changes WHERE number > ? UNION {aged} UNION {aged}",
+            args,
+        )
+        self._database.analyze(TOUCHED)
 
-    def _insert(self, condition: tuple[str, list[Any]], within: str = "") -> list[tuple[Any, ...]]:
-        """Add the groups that may be drawn; returns the newest version of each where `within` is given."""
-        sql, args = queries.drawable(self._rule, self._run, condition, within=within)
-        row = f"prompt_id, used, newest, place_{self._name}(prompt_id, used) AS place"
-        insert = f"INSERT INTO {self._table} SELECT * FROM (SELECT {row} FROM ({sql})) WHERE place >= 0"
-        return self._database.run(f"{insert} RETURNING newest" if within else insert, args)
+    def _insert(self, groups: Sequence[tuple[Any, ...]]) -> list[int]:
+        """Add those of these groups that aren't held out; returns the newest version of each."""
+        rows = [(*group, self._place(*group[:2])) for group in groups]
+        rows = [row for row in rows if row[-1] >= 0]
+        self._database.insert(self._table, ("prompt_id", "uses", "newest", "place"), rows)
+        return [newest for _, _, newest, _ in rows]
 
     def _place(self, prompt_id: Any, uses: int) -> int:
         """Of a group in the table; below 0 for one that is held out."""
@@ -233,4 +239,4 @@ def drop_orders(database: Database, numbers: Collection[int] | None = None, sche
 
 
 def _has_orders(database: Database, schema: str) -> bool:
-    return bool(database.run(f"SELECT 1 FROM {schema}.sqlite_master WHERE name = 'orders'"))
+    return database.has("orders", schema)

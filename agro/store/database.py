@@ -1,23 +1,21 @@
-"""The tables of a store's SQLite file, opening it, transactions, and SQLite's errors in plain words."""
+"""The tables of a store, and what its two dialects have in common: a file of SQLite, and PostgreSQL.
+
+SQL is written once, in SQLite's dialect; `agro.store.postgres` translates the few words that differ.
+"""
 
 from __future__ import annotations
 
-import os
-import shlex
-import sqlite3
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
-from typing import Any, NoReturn, Self
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Self, TypeVar
 
-from agro.errors import Refused, Unwritable
-from agro.store.location import SHORTEST
+from agro.store.location import Location
 from agro.store.paging import PAGE_BYTES, Page
-from agro.store.sample_rows import SAMPLE
 
-APPLICATION_ID = int.from_bytes(b"AGRO", "big")
+P = TypeVar("P")
 SCHEMA = 9
+BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 
 # `reward` has no declared type: REAL would store -0.0 as 0. Each piece of an episode is a row. samples_draw
 # has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses
@@ -108,43 +106,23 @@ LEDGERS = {  # the small tables, and the columns that their checksums cover
     "imports": ("file", "name", "options", "license"),
     "identities": ("identity", "file", "record"),
 }
+KEYS = {  # of those that have one
+    "group_uses": ("run", "prompt_id"),
+    "requests": ("run", "number"),
+    "imports": ("file",),
+    "identities": ("identity",),
+}
 DERIVED = ("group_uses", "requests")  # those that can be made again from samples and draws
 
 
-CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
-LONG = (str, bytes)  # values that the length of a row counts
-BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
-_ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
+class Database(ABC):
+    """One connection to a store. Readers go on while one process writes."""
 
+    path: Location
+    read_only: bool
 
-class Database:
-    """One connection to a store's file. With WAL readers continue while one process writes."""
-
-    def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
-        self.path = Path(path)
-        self.timeout = timeout
-        self.read_only = read_only
-        try:
-            _check_path(self.path, read_only, create)
-        except OSError as error:
-            raise Refused(f"{path}: can't be opened: {error.strerror}") from None
-        mode = "rwc" if create else "rw"
-        self._connection = self._connect("ro" if read_only else mode)
-        try:
-            self._prepare(read_only, create)
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def close(self) -> None:
-        """A reader makes the files of the write-ahead log, and only a writer's connection removes them."""
-        self._connection.close()
-        wal = self.path.with_name(f"{self.path.name}-wal")
-        with suppress(sqlite3.Error, Refused, OSError):  # another process may remove them meanwhile
-            if wal.stat().st_size == 0 and _allowed(self.path, os.W_OK):
-                with closing(self._connect("rw")) as connection:
-                    connection.execute("PRAGMA busy_timeout = 0")
-                    connection.execute("PRAGMA application_id").fetchone()
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -152,269 +130,79 @@ class Database:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+    @abstractmethod
+    def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:
         """What is written inside is stored completely, and durably, or not at all. Inner ones join the
         outer. `durable`: False for what can be made again; it is on the disk with the next other write."""
-        if self._connection.in_transaction:
-            yield
-            return
-        [(synchronous,)] = [(None,)] if durable else self.run("PRAGMA synchronous")
-        if synchronous:
-            self.run("PRAGMA synchronous = NORMAL")
-        try:
-            self.run("BEGIN IMMEDIATE")
-            yield
-            self.run("COMMIT")
-        except BaseException:
-            self._connection.rollback()
-            raise
-        finally:
-            if synchronous:
-                self.run(f"PRAGMA synchronous = {synchronous}")
 
     @property
-    def in_transaction(self) -> bool:
-        return self._connection.in_transaction
+    @abstractmethod
+    def in_transaction(self) -> bool: ...
 
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """A part of a transaction, which is undone alone where it raises."""
-        self.run("SAVEPOINT part")
-        try:
-            yield
-        except BaseException:
-            if self.in_transaction:  # SQLite undoes all of it where the disk is full
-                self.run("ROLLBACK TO part")
-                self.run("RELEASE part")
-            raise
-        self.run("RELEASE part")
+    @abstractmethod
+    def savepoint(self) -> AbstractContextManager[None]:
+        """A part of a transaction, or one of temporary tables, which is undone alone where it raises."""
 
-    def share(self) -> tuple[int, int] | None:
-        """Which of how many, from 0, this is of stores that an earlier version of agro had as one."""
-        if not self.run("SELECT 1 FROM sqlite_master WHERE name = 'shard'"):
-            return None
-        [(number, count)] = self.run("SELECT number, count FROM shard")
-        return number, count
-
-    def define(self, name: str, function: Callable[..., Any]) -> None:
-        """Make a function of Python one of SQL in this connection."""
-        self._connection.create_function(name, -1, function, deterministic=True)
-
-    @contextmanager
-    def erasing(self) -> Iterator[None]:
-        """Overwriting what is deleted, without a write-ahead log, which SQLite allows to the only connection.
-        Raises `Refused` where another process has the store open."""
-        self.run("PRAGMA secure_delete = ON")
-        self._end_log()
-        try:
-            yield
-            self.run("VACUUM")
-        finally:
-            self._begin_log()
-
+    @abstractmethod
     def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._connection.execute(sql, args).fetchall()
-        except _ERRORS as error:
-            self._refuse(error)
+        """The rows of a statement."""
 
+    def run_all(self, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+        """The rows of each of several statements, which don't depend on each other."""
+        return [self.run(sql, args) for sql, args in statements]
+
+    @abstractmethod
     def page(
         self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
     ) -> Page[tuple[Any, ...]]:
         """The first rows of a query, whose first column is the cursor: `rows` of them, or fewer that have
         `size` bytes."""
-        items: list[tuple[Any, ...]] = []
-        length = 0
-        with self._plainly(), closing(self._connection.execute(sql, args)) as query:
-            for row in query:
-                items.append(row)
-                length += sum([len(value) for value in row if type(value) in LONG])
-                if len(items) == rows or length >= size:
-                    return Page(items, row[0])
-        return Page(items, None)
 
-    def run_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        with self._plainly():
-            self._connection.executemany(sql, rows)
+    @abstractmethod
+    def insert(
+        self,
+        table: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        key: Sequence[str] = (),
+    ) -> None:
+        """Add rows, in place of those with the same `key` where the table has one."""
 
-    @contextmanager
-    def _plainly(self) -> Iterator[None]:
-        try:
-            yield
-        except _ERRORS as error:
-            self._refuse(error)
+    @abstractmethod
+    def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Set columns of the rows with an id, which is the last value of each of `rows`."""
 
-    def _refuse(self, error: Exception) -> NoReturn:
-        """Raise what an error of SQLite means for a user; the error itself where it is none of theirs."""
-        if isinstance(error, OverflowError):
-            raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
-        # In SQLite's own message, or in damaged text that is written again.
-        if isinstance(error, UnicodeError):
-            raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}") from error
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code not in _REASONS:
-            raise error
-        reason = _REASONS[code].format(timeout=self.timeout, way_out=way_out(self.path))
-        kind = Unwritable if code in _UNWRITABLE else Refused
-        raise kind(f"{self.path}: {reason} ({error})") from error
+    @abstractmethod
+    def listed(self, values: Iterable[Any]) -> Any:
+        """The argument of `IN (SELECT value FROM json_each(?))`."""
 
-    def _connect(self, mode: str, *options: str) -> sqlite3.Connection:
-        uri = f"{self.path.absolute().as_uri()}?{'&'.join([f'mode={mode}', *options])}"
-        with self._plainly():
-            connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=self.timeout)
-        connection.text_factory = read_text
-        return connection
+    @abstractmethod
+    def has(self, table: str, schema: str = "main") -> bool: ...
 
-    def _prepare(self, read_only: bool, create: bool) -> None:
-        if read_only and _is_still(self.path):
-            # WAL can't make its side files in a folder that we can't write to; without a -wal there is no
-            # writer.
-            self._connection.close()
-            self._connection = self._connect("ro", "immutable=1")
-        if self._is_empty() and not read_only and create:
-            with self.transaction():
-                if self._is_empty():  # no other process was faster
-                    for statement in TABLES.split(";"):
-                        self.run(statement)
-                    self.run(f"PRAGMA application_id = {APPLICATION_ID}")
-                    self.run(f"PRAGMA user_version = {SCHEMA}")
-        self._check_schema()
-        if not read_only:
-            if self._begin_log() != "wal":
-                raise Refused(
-                    f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk"
-                )
-            self.run("PRAGMA synchronous = FULL")
-            self.run(f"PRAGMA cache_size = -{CACHE}")
-            self.run("PRAGMA foreign_keys = ON")
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since the epoch by the clock of the host that has the store."""
 
-    def _begin_log(self) -> Any:
-        """Set the journal's mode to "wal", and return it.
+    @abstractmethod
+    def erasing(self) -> AbstractContextManager[None]:
+        """Overwriting what is deleted inside."""
 
-        SQLite needs exclusive access for that and doesn't wait for it, so this method waits.
-        """
-        ends = time.monotonic() + self.timeout
-        with self._plainly():
-            while True:
-                try:
-                    return self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-                except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
-                        raise
-                time.sleep(0.01)
+    def analyze(self, table: str) -> None:
+        """Let the planner of queries know of many new rows, where it doesn't notice by itself."""
+        return
 
-    def _end_log(self) -> None:
-        ends = time.monotonic() + self.timeout
-        mode = None
-        while mode != "delete":
-            try:
-                [(mode,)] = self._connection.execute("PRAGMA journal_mode = DELETE")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise
-            if mode != "delete" and time.monotonic() > ends:
-                raise Refused(
-                    f"{self.path}: another process has the store open; end it (a run can be resumed later), "
-                    "then try again. Nothing was deleted"
-                )
-            time.sleep(0.01)
+    def renumber(self, tables: Sequence[str]) -> None:
+        """Let the next rows of tables come after those that were added with their numbers."""
+        return
 
-    def _is_empty(self) -> bool:
-        tables = self.run("SELECT 1 FROM sqlite_master LIMIT 1")
-        return self.run("PRAGMA application_id") == [(0,)] and not tables
+    def damage(self) -> list[str]:
+        """What is off in the pages and indexes."""
+        return []
 
-    def _check_schema(self) -> None:
-        [(application,)] = self.run("PRAGMA application_id")
-        [(schema,)] = self.run("PRAGMA user_version")
-        if application != APPLICATION_ID:
-            raise Refused(
-                f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
-            )
-        if schema != SCHEMA:
-            raise Refused(
-                f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
-                "wrote it; export it with that version, and import it with this one"
-            )
-        with self._plainly():
-            fits = columns_fit(self._connection)
-        if not fits:
-            raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}")
+    def repeating(self, part: P) -> P:
+        """A part of a store, whose methods are repeated where the connection was lost."""
+        return part
 
-
-def read_text(value: bytes) -> str:
-    """Also damaged text that can't be decoded, for its checksum to be compared."""
-    return value.decode("utf-8", "surrogateescape")
-
-
-DAMAGED = "the store's file is damaged. {way_out}"
-_REASONS = {
-    sqlite3.SQLITE_BUSY: (
-        "another process has been writing for more than {timeout:g} s; try again when it is done"
-    ),
-    sqlite3.SQLITE_LOCKED: "another connection is writing; try again when it is done",
-    sqlite3.SQLITE_READONLY: (
-        "the store can only be read: it was opened read-only, or its file or folder is read-only; "
-        "change that, or write to a copy"
-    ),
-    sqlite3.SQLITE_NOTADB: (
-        "not a store (not an SQLite file); give another path, or import it if it is a log"
-    ),
-    sqlite3.SQLITE_CORRUPT: DAMAGED,
-    sqlite3.SQLITE_FULL: (
-        "the disk is full; make room and try again. Nothing of it was stored; earlier writes are intact"
-    ),
-    sqlite3.SQLITE_IOERR: "the disk can't be read or written (is it full?); earlier writes are intact",
-    sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
-}
-_UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
-
-
-def columns_fit(connection: sqlite3.Connection) -> bool:
-    """Whether the tables have the columns of a store."""
-    for table, columns in {"samples": SAMPLE, **LEDGERS}.items():
-        names = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", [table])}
-        if names != {*columns, "checksum"}:
-            return False
-    return True
-
-
-def way_out(path: Path) -> str:
-    """What to do about a damaged store."""
-    name = shlex.quote(str(path))
-    return (
-        f"What to do: `agro recover {name} --out NEW` writes all intact rows into a new store and reports "
-        "the lost ones, or go back to a copy"
-    )
-
-
-def _check_path(path: Path, read_only: bool, create: bool) -> None:
-    if path.is_dir():
-        raise Refused(f"{path}: expected the file of a store, got a folder")
-    there = path.exists()
-    if not there and (read_only or not create):
-        raise Refused(
-            f"{path}: no such store; make one with `agro import` or `agro sample`, or give another path"
-        )
-    if not there and not path.parent.is_dir():
-        raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
-    if there and not _allowed(path, os.R_OK):
-        raise Refused(f"{path}: you may not read this file")
-    writable = _allowed(path.parent, os.W_OK) and (not there or _allowed(path, os.W_OK))
-    if not read_only and not writable:
-        raise Refused(f"{path}: the file or its folder can only be read; a store to write to needs both")
-    # SQLite itself would take a short file for an empty one, and overwrite it. The file isn't read here: to
-    # close it would release the locks of all other connections of this process (POSIX), and another process
-    # that closes the store would then delete the write-ahead log under them.
-    if there and 0 < path.stat().st_size < SHORTEST:
-        raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
-
-
-def _allowed(path: Path, mode: int) -> bool:
-    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _is_still(path: Path) -> bool:
-    """Whether nobody writes to the store and we can't make the files that reading beside a writer takes."""
-    wal = path.with_name(f"{path.name}-wal")
-    return not _allowed(path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)
+    @abstractmethod
+    def way_out(self) -> str:
+        """What to do about a damaged store."""

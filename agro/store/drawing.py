@@ -3,7 +3,6 @@ step."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +33,7 @@ POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 
 
 def wait_for_groups(
-    draws: DrawReader,
+    draws: Draws,
     rule: DrawRule,
     at: At,
     taken: Collection[str] = (),
@@ -54,12 +53,13 @@ def wait_for_groups(
     return draws.pick(rule, at, taken)
 
 
-class DrawReader:
-    """A draw in several requests, to a store or to its owner."""
+class Draws:
+    """What runs drew, and what they may draw."""
 
-    pick: Callable[..., list[str]]
-    recorded_groups: Callable[[At], list[str]]
-    draw_picked: Callable[..., DrawnGroups]
+    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
+        self._tables, self._database, self._experience = tables, tables.database, experience
+        self._split = split
+        self._orders: dict[str, Candidates] = {}  # by rule and run
 
     def draw(
         self,
@@ -90,15 +90,6 @@ class DrawReader:
             picks.append(Selection(rule, picked))
         return self.draw_picked(picks, at, made, joining)
 
-
-class Draws(DrawReader):
-    """What runs drew, and what they may draw."""
-
-    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
-        self._tables, self._database, self._experience = tables, tables.database, experience
-        self._split = split
-        self._orders: dict[str, Candidates] = {}  # by rule and run
-
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 
@@ -124,9 +115,10 @@ class Draws(DrawReader):
         clause, args = queries.build_condition(**queries.chosen(rule.data))
         fits, more = queries.eligible(rule, at.run, at.version)
         sql = f"""
-            SELECT count(*), count(DISTINCT prompt_id), total({clause}),
-              total({clause} AND state = {queries.UNSCORED}), total({clause} AND state = {queries.FAILED}),
-              total({fits}) FROM samples WHERE NOT redone
+            SELECT count(*), count(DISTINCT prompt_id), count(CASE WHEN {clause} THEN 1 END),
+              count(CASE WHEN {clause} AND state = {queries.UNSCORED} THEN 1 END),
+              count(CASE WHEN {clause} AND state = {queries.FAILED} THEN 1 END),
+              count(CASE WHEN {fits} THEN 1 END) FROM samples WHERE redone = 0
             """
         [row] = self._database.run(sql, [*args, *args, *args, *more])
         rows, groups, chosen, unscored, failed, fit = row
@@ -164,16 +156,19 @@ class Draws(DrawReader):
 
         Raises `Refused` where the counts of earlier draws, which a draw depends on, are damaged.
         """
-        ids, name = list(ids), encode_text(run)
+        ids = list(ids)
         with self._database.transaction():
             self._tables.check_ids(ids)
-            self._tables.check_once("structure", "group_uses")
-            self._tables.put("draws", [(name, step, i) for i in ids])
-            counts = []
-            for group, uses, latest in self._database.run(queries.USES_OF, [name, json.dumps(ids)]):
-                counts.append((name, encode_text(decode_text(group)), uses + (latest != step), step))
-            self._tables.put("group_uses", counts)
-            self._tables.note_groups(group for _, group, _, _ in counts)
+            self._record(run, step, ids)
+
+    def _record(self, run: str, step: int, ids: Sequence[int]) -> None:
+        name = encode_text(run)
+        self._tables.check_once("structure", "group_uses")
+        uses_of = self._database.run(queries.USES_OF, [name, self._database.listed(ids)])
+        self._tables.put("draws", [(name, step, i) for i in ids])
+        counts = [(name, group, uses + (latest != step), step) for group, uses, latest in uses_of]
+        self._tables.put("group_uses", counts)
+        self._tables.note_groups(group for _, group, _, _ in counts)
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
         """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice.
@@ -201,7 +196,7 @@ class Draws(DrawReader):
             JOIN ({queries.LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
             WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY sample
             """,
-            [json.dumps(ids)],
+            [self._database.listed(ids)],
         )
         return dict.fromkeys(ids, 0) | dict(rows)
 
@@ -210,7 +205,7 @@ class Draws(DrawReader):
         rows = self._database.run(
             "SELECT run, count(DISTINCT sample), min(step), max(step) FROM draws "
             "WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY run ORDER BY run",
-            [json.dumps(list(ids))],
+            [self._database.listed(ids)],
         )
         return [RunUse(decode_text(run), *counts) for run, *counts in rows]
 
@@ -250,12 +245,11 @@ class Draws(DrawReader):
                 self._check_same(chosen, picks, at, made)
             else:
                 chosen = self._choose_all(picks, at, made, joining)
-                self.record(at.run, at.step, chosen)
+                self._record(at.run, at.step, list(chosen))
                 for picked in picks:  # here, so that the next pick writes nothing
                     self._ordered(picked.rule, at)
             ids = list(chosen)
-            others = self._database.run(queries.OF_OTHER_RUNS, [encode_text(at.run), json.dumps(ids)])
-            valid = self._tables.valid_samples(ids, foreign={i for (i,) in others})
+            valid = self._tables.valid_samples(ids, at.run)
             rules = [picked.rule for picked in picks]
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
@@ -317,8 +311,8 @@ class Draws(DrawReader):
         name, ledger = encode_text(run), encode_text(ledger_of(run))
         if not self._database.run("SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [name]):
             return fits, args
-        waiting = "file IS ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
-        return f"({fits} AND NOT ifnull({waiting}, 0))", [*args, ledger, name]
+        waiting = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
+        return f"({fits} AND NOT coalesce({waiting}, FALSE))", [*args, ledger, name]
 
     def _choose(self, picked: Selection, at: At, made: frozenset[int]) -> dict[int, DamagedSample]:
         """The samples to draw of the picked groups."""
@@ -351,8 +345,10 @@ class Draws(DrawReader):
 
     def _groups_of(self, ids: Sequence[int]) -> dict[int, DamagedSample]:
         """The groups of samples, by number of the response, not in the order of finishing."""
+        if not ids:
+            return {}
         sql = "SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?))"
-        rows = self._database.run(f"{sql} ORDER BY {queries.NUMBER}, id", [json.dumps(list(ids))])
+        rows = self._database.run(f"{sql} ORDER BY {queries.NUMBER}, id", [self._database.listed(ids)])
         return {
             i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
             for i, prompt_id, e in rows
@@ -366,7 +362,7 @@ class Draws(DrawReader):
         broken = set[tuple[str, str | int]]()
         for start in range(0, len(picked), ASKED):
             names = list(map(encode_text, picked[start : start + ASKED]))
-            chosen = f"prompt_id IN ({', '.join('?' * len(names))}) AND NOT redone"
+            chosen = f"prompt_id IN ({', '.join('?' * len(names))}) AND redone = 0"
             sql = f"SELECT prompt_id, id, episode, {fits} FROM samples WHERE {chosen} {queries.BY_NUMBER}"
             for prompt_id, i, episode, ok in self._database.run(sql, [*args, *names]):
                 group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)

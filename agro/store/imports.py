@@ -70,8 +70,8 @@ class Imports:
     def samples_of_others(self, name: str, file: str) -> int:
         """The samples of imported files of this name with another content than that of the hash `file`."""
         replaced = [i.file for i in self._imports("name = ? AND file <> ?", [encode_text(name), file])]
-        sql = "SELECT count(*) FROM samples WHERE file IN (SELECT value FROM json_each(?)) AND NOT redone"
-        [(count,)] = self._database.run(sql, [json.dumps(replaced)])
+        sql = "SELECT count(*) FROM samples WHERE file IN (SELECT value FROM json_each(?)) AND redone = 0"
+        [(count,)] = self._database.run(sql, [self._database.listed(replaced)])
         return int(count)
 
     def note_import(self, imported: ImportedFile) -> None:
@@ -83,7 +83,7 @@ class Imports:
     def identities(self, identities: Iterable[str]) -> dict[str, Place]:
         """Where the responses that are known by these identities were taken from."""
         clause = "identity IN (SELECT value FROM json_each(?))"
-        rows = self._tables.entries("identities", clause, [json.dumps(list(identities))])
+        rows = self._tables.entries("identities", clause, [self._database.listed(identities)])
         return {identity: (file, record) for identity, file, record in rows}
 
     def note_identities(self, places: Mapping[str, Place]) -> None:
@@ -92,7 +92,7 @@ class Imports:
 
     def provenance(self, run: str | None = None) -> list[Provenance]:
         """By source and file the imported samples; with `run` those that it trained on."""
-        clause, args = "NOT redone", list[Any]()
+        clause, args = "redone = 0", list[Any]()
         if run is not None:
             clause = f"{clause} AND id IN (SELECT sample FROM draws WHERE run = ?)"
             args.append(encode_text(run))
@@ -124,9 +124,10 @@ class Imports:
     def repeats(self, files: Sequence[str], last_id: int) -> tuple[int, int]:
         """Of the samples of these files with higher ids than `last_id`, how many groups there are, and how
         many of them have the response of an earlier sample of their group."""
-        names = json.dumps(files)
+        names = self._database.listed(files)
         self._database.run("DROP TABLE IF EXISTS temp.new_groups")
         self._database.run(queries.NEW_GROUPS, [last_id, names])
+        self._database.run(queries.INDEX_NEW_GROUPS)
         [(groups,)] = self._database.run("SELECT count(*) FROM temp.new_groups")
         repeats = 0
         for start in range(0, groups, PAGE_GROUPS):
@@ -165,7 +166,7 @@ class Imports:
             self._erase(ids, forget=True)
             for run in runs:
                 self._draws.recount_uses(run)
-            remaining = "SELECT 1 FROM samples s WHERE s.file = imports.file AND NOT s.redone"
+            remaining = "SELECT 1 FROM samples s WHERE s.file = imports.file AND s.redone = 0"
             for file, *_ in self._tables.entries("imports", f"NOT EXISTS ({remaining})", []):
                 self._tables.put("imports", [(file, "", "{}", None)])  # nothing is left of it
             self._database.run("DELETE FROM changes")  # which name prompts
@@ -176,7 +177,7 @@ class Imports:
         rows = self._database.run(
             "SELECT DISTINCT substr(file, 5), record FROM samples "
             "WHERE id IN (SELECT value FROM json_each(?)) AND file LIKE 'run:%'",
-            [json.dumps(ids)],
+            [self._database.listed(ids)],
         )
         for run, number in rows:
             commit = self._ledger.committed(decode_text(run))
@@ -187,15 +188,14 @@ class Imports:
 
     def _erase(self, ids: Sequence[int], *, forget: bool) -> None:
         """Empty the rows of samples, and delete their judgments and cached log-probs."""
-        columns = ", ".join(f"{name} = ?" for name in SAMPLE[1:])
         chosen = "(SELECT value FROM json_each(?1))"
         for start in range(0, len(ids), PAGE_ROWS):
-            args = [json.dumps(ids[start : start + PAGE_ROWS])]
+            args = [self._database.listed(ids[start : start + PAGE_ROWS])]
             self._database.run(f"DELETE FROM pairs WHERE winner IN {chosen} OR loser IN {chosen}", args)
             self._database.run(f"DELETE FROM reference_logp WHERE sample IN {chosen}", args)
             stored = self._database.run(f"{SELECT} WHERE id IN {chosen}", args)
             erased = [(*row[1:], row[0]) for row in (_erased(row, forget) for row in stored)]
-            self._database.run_many(f"UPDATE samples SET {columns} WHERE id = ?", erased)
+            self._database.update("samples", SAMPLE[1:], erased)
 
 
 class KeyCounts:
@@ -209,12 +209,12 @@ class KeyCounts:
     def add(self, keys: Sequence[str]) -> list[int]:
         """Count these keys; returns for each how often it has come so far."""
         sql = "SELECT key, count FROM temp.repeats WHERE key IN (SELECT value FROM json_each(?))"
-        counts = Counter[str](dict(self._database.run(sql, [json.dumps(keys)])))
+        counts = Counter[str](dict(self._database.run(sql, [self._database.listed(keys)])))
         numbers = []
         for key in keys:
             counts[key] += 1
             numbers.append(counts[key])
-        self._database.run_many("INSERT OR REPLACE INTO temp.repeats VALUES (?, ?)", list(counts.items()))
+        self._database.insert("temp.repeats", ("key", "count"), list(counts.items()), key=("key",))
         return numbers
 
 

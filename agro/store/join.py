@@ -12,9 +12,10 @@ from tempfile import TemporaryDirectory
 
 from agro.errors import Refused
 from agro.io.files import sync, writing
-from agro.store.database import BUSY_TIMEOUT, LEDGERS, Database
+from agro.store.database import BUSY_TIMEOUT, LEDGERS
 from agro.store.sample_rows import SAMPLE
 from agro.store.split import TABLE as CLUSTERS
+from agro.store.sqlite import SqliteDatabase
 
 COLUMNS = {table: (*columns, "checksum") for table, columns in LEDGERS.items()}
 COLUMNS |= {"samples": SAMPLE, "reference_logp": ("sample", "key", "run", "step", "logp", "checksum")}
@@ -52,7 +53,7 @@ def join(paths: Sequence[Path], out: Path) -> None:
         sync(out.parent)
 
 
-def _copy_all(database: Database, paths: Sequence[Path]) -> None:
+def _copy_all(database: SqliteDatabase, paths: Sequence[Path]) -> None:
     columns = ", ".join(COLUMNS["draws"])
     database.run(f"CREATE TEMP TABLE parts ({columns})")
     for number, path in enumerate(paths):  # one by one: SQLite attaches ten at most
@@ -73,7 +74,7 @@ def _copy_all(database: Database, paths: Sequence[Path]) -> None:
         database.run(f"INSERT INTO draws ({columns}) SELECT * FROM temp.parts ORDER BY run, step, rowid")
 
 
-def _copy(database: Database, table: str) -> None:
+def _copy(database: SqliteDatabase, table: str) -> None:
     columns = ", ".join(COLUMNS[table])
     repeated = "OR IGNORE " if table in ("imports", "identities") else ""
     database.run(
@@ -81,5 +82,5 @@ def _copy(database: Database, table: str) -> None:
     )
 
 
-def _open(path: Path, *, read_only: bool) -> Database:
-    return Database(path, read_only=read_only, create=not read_only, timeout=BUSY_TIMEOUT)
+def _open(path: Path, *, read_only: bool) -> SqliteDatabase:
+    return SqliteDatabase(path, read_only=read_only, create=not read_only, timeout=BUSY_TIMEOUT)

@@ -6,8 +6,6 @@ stored by another one before, and is kept once (`Origin`).
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Collection
 
 from agro.store.database import Database
@@ -18,15 +16,15 @@ TABLE = "CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, ends REAL NOT
 class Leases:
     """The leases of a store, by the clock of the host that has its file."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
-        self._database, self._clock = database, clock
+    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
+        self._database, self._clock = database, clock or database.now
 
     def renew(self, name: str, seconds: float) -> None:
         """Let `name` count as alive for so many seconds."""
         with self._database.transaction():
             self._database.run(TABLE)
-            row = [name, self._clock() + seconds, seconds]
-            self._database.run("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", row)
+            row = (name, self._clock() + seconds, seconds)
+            self._database.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
 
     def release(self, name: str) -> None:
         with self._database.transaction():
@@ -36,13 +34,13 @@ class Leases:
     def alive(self, names: Collection[str]) -> list[str]:
         """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
         that was set back since."""
-        if not self._database.run("SELECT 1 FROM sqlite_master WHERE name = 'leases'"):
+        if not self._database.has("leases"):
             return []
         now = self._clock()
         rows = self._database.run(
             "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "
             "AND name IN (SELECT value FROM json_each(?2)) ORDER BY name",
-            [now, json.dumps(list(names))],
+            [now, self._database.listed(names)],
         )
         return [name for (name,) in rows]
 

@@ -8,7 +8,6 @@ claim of a dead collector goes to the next one, which samples only the missing r
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from agro.store import queries
 from agro.store.drawing import Draws
 from agro.store.paging import PAGE_ENTRIES, Page, read_pages
 from agro.store.records import Commit, Rewind
-from agro.store.sample_rows import checksum, encode_text, insert_into, is_valid, ledger_of
+from agro.store.sample_rows import checksum, encode_text, is_valid, ledger_of
 from agro.store.samples import Experience
 from agro.store.tables import Tables
 
@@ -36,7 +35,7 @@ class Ledger:
         """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
         files."""
         with self._database.transaction():
-            [(cursor,)] = self._database.run("SELECT ifnull(max(id), 0) FROM samples")
+            [(cursor,)] = self._database.run("SELECT coalesce(max(id), 0) FROM samples")
             self._append_commit(run, Commit(step, digest, cursor, dict(files or {})))
 
     def commits(self, run: str) -> list[Commit]:
@@ -71,7 +70,8 @@ class Ledger:
         """SHA-256 over the checksums of all samples and pairs."""
         total = hashlib.sha256()
         for table in ("samples", "pairs"):
-            sql = f"SELECT rowid, checksum FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT {PAGE_ENTRIES}"
+            key = "id" if table == "samples" else "rowid"
+            sql = f"SELECT {key}, checksum FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT {PAGE_ENTRIES}"
 
             def read(cursor: int, sql: str = sql) -> Page[tuple[Any, ...]]:
                 return self._database.page(sql, [cursor], rows=PAGE_ENTRIES)
@@ -101,19 +101,19 @@ class Ledger:
             if target is not None and self._database.run(queries.LAST_STEP, [name]) != [(target.step,)]:
                 self._append_commit(run, target)
             last_step = target.step if step is None and target is not None else step
-            args, later = [name, last_step], "run = ?1 AND (?2 IS NULL OR step > ?2)"
+            args, later = [name, last_step], "run = ?1 AND (CAST(?2 AS BIGINT) IS NULL OR step > ?2)"
             draws = self._database.run(f"DELETE FROM draws WHERE {later} RETURNING rowid", args)
             self._database.run(f"DELETE FROM reference_logp WHERE {later}", args)
             requests = self._tables.entries("requests", f"{later} AND step IS NOT NULL", args)
             self._tables.put("requests", [(*request, None) for *request, _ in requests])
             waiting = "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?))"
-            numbers = json.dumps([number for _, number, *_ in requests])
+            numbers = self._database.listed([number for _, number, *_ in requests])
             again = self._database.run(waiting, [encode_text(ledger_of(run)), numbers])
             self._draws.recount_uses(run)
             samples = self._database.run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
-                "WHERE run = ?1 AND id > ?2 AND NOT redone AND step IS NOT NULL "
-                "AND (?3 IS NULL OR step > ?3) RETURNING id",
+                "WHERE run = ?1 AND id > ?2 AND redone = 0 AND step IS NOT NULL "
+                "AND (CAST(?3 AS BIGINT) IS NULL OR step > ?3) RETURNING id",
                 [name, target.cursor if target else 0, step],
             )
             self._tables.note_changes(i for (i,) in [*samples, *again])
@@ -121,7 +121,7 @@ class Ledger:
 
     def last_reference_logp(self) -> int:
         """The number of the newest entry of the cache; see `reference_logp`."""
-        [(number,)] = self._database.run("SELECT ifnull(max(rowid), 0) FROM reference_logp")
+        [(number,)] = self._database.run("SELECT coalesce(max(rowid), 0) FROM reference_logp")
         return int(number)
 
     def reference_logp(
@@ -135,7 +135,7 @@ class Ledger:
         rows = self._database.run(
             "SELECT sample, key, run, step, logp, checksum FROM reference_logp WHERE key = ?1 AND sample IN "
             "(SELECT value FROM json_each(?2)) AND (run = ?3 OR rowid <= ?4) ORDER BY rowid DESC",
-            [key, json.dumps(list(ids)), encode_text(run), until],
+            [key, self._database.listed(ids), encode_text(run), until],
         )
         return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if is_valid(row)}
 
@@ -146,9 +146,9 @@ class Ledger:
         back to."""
         name, columns = encode_text(run), ("sample", "key", "run", "step", "logp", "checksum")
         entries = [(i, key, name, step, logp.astype("<f4").tobytes()) for i, logp in logps.items()]
-        insert = insert_into("reference_logp", columns)
         with self._database.transaction():
-            self._database.run_many(insert, [(*entry, checksum(entry)) for entry in entries])
+            rows = [(*entry, checksum(entry)) for entry in entries]
+            self._database.insert("reference_logp", columns, rows)
 
     def _append_commit(self, run: str, c: Commit) -> None:
         files = dumps(c.files, "files of a commit")
@@ -189,12 +189,12 @@ class Requests:
         name = encode_text(run)
         with self._database.transaction():
             self._tables.check_once("structure", "requests")
-            claims = self._requests("run = ? AND NOT done", [name])
+            claims = self._requests("run = ? AND done = 0", [name])
             unfinished = [claim for claim in claims if claim.collector == collector]
             abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
             reclaimed = (unfinished + abandoned)[:maximum]
             [(newest,)] = self._database.run(
-                "SELECT ifnull(max(number), -1) FROM requests WHERE run = ?", [name]
+                "SELECT coalesce(max(number), -1) FROM requests WHERE run = ?", [name]
             )
             room = ahead - self.backlog(run, trained)
             count = max(0, min(maximum - len(reclaimed), room))
@@ -205,7 +205,7 @@ class Requests:
 
     def collectors(self, run: str) -> list[str]:
         """Those that have claimed requests which aren't done."""
-        claims = self._requests("run = ? AND NOT done", [encode_text(run)])
+        claims = self._requests("run = ? AND done = 0", [encode_text(run)])
         return sorted({claim.collector for claim in claims})
 
     def finish(self, run: str, numbers: Collection[int]) -> None:
@@ -215,7 +215,7 @@ class Requests:
     def ready(self, run: str, maximum: int) -> list[int]:
         """The first requests that are done and were not trained on."""
         self._tables.check_once("structure", "requests")
-        waiting = self._requests("run = ? AND step IS NULL AND done", [encode_text(run)])
+        waiting = self._requests("run = ? AND step IS NULL AND done = 1", [encode_text(run)])
         return [request.number for request in waiting][:maximum]
 
     def backlog(self, run: str, trained: int) -> int:
@@ -239,7 +239,7 @@ class Requests:
     def _update(self, run: str, numbers: Collection[int], **changes: Any) -> None:
         clause = "run = ? AND number IN (SELECT value FROM json_each(?))"
         with self._database.transaction():
-            chosen = self._requests(clause, [encode_text(run), json.dumps(list(numbers))])
+            chosen = self._requests(clause, [encode_text(run), self._database.listed(numbers)])
             self._tables.put("requests", [request._replace(**changes) for request in chosen])
 
     def _requests(self, clause: str, args: Sequence[Any]) -> list[SamplingRequest]:

@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 from agro.errors import Refused
 from agro.store.location import Location
-from agro.store.sqlite import Store
+from agro.store.store import Store
 
 RENEWALS = 4  # of a lease before it runs out
 RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others write to

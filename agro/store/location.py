@@ -1,4 +1,4 @@
-"""Where a store is: a file, or the URL of its owner."""
+"""Where a store is: a file, or a schema of a database of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ from pathlib import Path
 
 from agro.errors import Refused
 
-Location = Path | str  # of a file; of an owner, such as http://127.0.0.1:8700
+Location = Path | str  # of a file; of a server, such as postgresql://me@host/runs?schema=first
 
-READ_SECONDS = 10.0  # that who only reports waits for an owner, which may have ended with the run
+READ_SECONDS = 10.0  # that who only reports waits for a server
 SHORTEST = 512  # bytes of a file of SQLite that isn't empty: one page
-_URL = re.compile(r"(https?):/+(.+?)/*$")  # Path("http://host") has one slash
+_URL = re.compile(r"postgres(?:ql)?:(/+)(.+)")
 
 
 def url_of(location: Location) -> str | None:
-    """The URL of an owner; None for a file."""
+    """The URL of a store in PostgreSQL; None for a file."""
+    if str(location).startswith(("http:/", "https:/")):
+        raise Refused(
+            f"{location}: expected a file or postgresql://USER@HOST/DATABASE, got the URL of an owner "
+            "(agro store serve), which earlier versions had. What to do: agro store copy FILE postgresql://… "
+            "of its file, and give that URL"
+        )
     url = _URL.fullmatch(str(location))
-    return f"{url[1]}://{url[2]}" if url else None
+    if url is None:
+        return None
+    # Path("postgresql://host/database") has one slash, and so has Path("postgresql:///database").
+    has_host = len(url[1]) == 2 or (len(url[1]) == 1 and "/" in url[2].partition("?")[0])
+    return f"postgresql://{'' if has_host else '/'}{url[2]}"
 
 
 def located(store: str | None, folder: Path) -> Location:
@@ -34,7 +44,7 @@ def location_of(store: str) -> Location:
 def exists(location: Location) -> bool:
     """Whether a store was made: a run that ended while it made one leaves an empty file.
 
-    An owner makes the file that it serves."""
+    A server isn't asked."""
     if url_of(location):
         return True
     path = Path(location)
@@ -50,11 +60,14 @@ def check_made(location: Location) -> None:
         )
 
 
-def is_store(path: Path) -> bool:
-    """Whether a file is SQLite's.
+def is_store(path: Location) -> bool:
+    """Whether it is a file of SQLite, or in PostgreSQL.
 
     SQLite itself opens it: to read it and close it would release the locks of the process's connections.
     """
+    if url_of(path):
+        return True
+    path = Path(path)
     if not path.is_file() or path.stat().st_size < SHORTEST:
         return False
     try:

@@ -45,7 +45,7 @@ class Filter(SampleFilter, total=False):
 
 def build_condition(**filters: Unpack[Filter]) -> tuple[str, list[Any]]:
     """The condition, never NULL, that a row of samples fits a `Filter`, and its arguments."""
-    terms, args = [PRESENT if filters.get("redone") else "NOT redone"], list[Any]()
+    terms, args = [PRESENT if filters.get("redone") else "redone = 0"], list[Any]()
     for column, value in (("prompt_id", filters.get("prompt_id")), ("run", filters.get("run"))):
         if value is not None:
             terms.append(f"{column} IS ?")
@@ -58,7 +58,7 @@ def build_condition(**filters: Unpack[Filter]) -> tuple[str, list[Any]]:
         args += origin_args
     min_reward, scored, state = filters.get("min_reward"), filters.get("scored"), filters.get("state")
     if min_reward is not None:
-        terms.append("ifnull(reward >= ?, 0)")
+        terms.append("coalesce(reward >= ?, FALSE)")
         args.append(min_reward)
     if scored is not None:
         terms.append(f"state {'=' if scored else '<>'} {SCORED}")
@@ -105,38 +105,41 @@ def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
 # Groups by the number of their eligible responses: rows outside episodes, and episodes without an
 # ineligible row. With the steps of a run that drew from them, and the newest version of its own samples.
 DRAWABLE = """
-SELECT g.prompt_id, ifnull(u.uses, 0) AS used, g.newest FROM (
+SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
   SELECT prompt_id,
-    sum(episode IS NULL AND ok) + count(DISTINCT episode)
+    count(CASE WHEN episode IS NULL AND ok THEN 1 END) + count(DISTINCT episode)
     - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n,
-    ifnull(max(CASE WHEN ok AND run = ? THEN version END), -1) AS newest
+    coalesce(max(CASE WHEN ok AND run = ? THEN version END), -1) AS newest,
+    max(CASE WHEN ok THEN reward END) > min(CASE WHEN ok THEN reward END) AS spread
   FROM (
-    SELECT prompt_id, episode, reward, version, run, {eligible} AS ok FROM samples WHERE NOT redone{within}
-  )
-  GROUP BY prompt_id HAVING n >= ?{spread}
-) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id WHERE used < ?
+    SELECT prompt_id, episode, reward, version, run, {eligible} AS ok FROM samples WHERE redone = 0{within}
+  ) AS rows
+  GROUP BY prompt_id
+) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
+WHERE n >= ? AND coalesce(u.uses, 0) < ?{spread}
 """
 
-WON = "ifnull(votes_winner <> votes_loser, 1)"  # not a tie, see `Pair.is_tie`
+WON = "coalesce(votes_winner <> votes_loser, TRUE)"  # not a tie, see `Pair.is_tie`
 
 # Groups with a judgment of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n²
 # lookups.
 JUDGED = """
 WITH fit AS (
-  SELECT id, prompt_id, episode, version, run, {eligible} AS ok FROM samples WHERE NOT redone{within}
+  SELECT id, prompt_id, episode, version, run, {eligible} AS ok FROM samples WHERE redone = 0{within}
 ),
 broken AS (SELECT DISTINCT prompt_id, episode FROM fit WHERE episode IS NOT NULL AND NOT ok),
 valid AS (
-  SELECT id, prompt_id, version, run, ifnull(episode, id) AS response FROM fit
+  SELECT id, prompt_id, version, run,
+    CASE WHEN episode IS NULL THEN '#' || id ELSE 'e' || episode END AS response FROM fit
   WHERE ok AND (episode IS NULL OR (prompt_id, episode) NOT IN (SELECT prompt_id, episode FROM broken))
 )
-SELECT g.prompt_id, ifnull(u.uses, 0) AS used, g.newest FROM (
-  SELECT w.prompt_id, ifnull(max(CASE WHEN w.run = ? THEN w.version END), -1) AS newest
+SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
+  SELECT w.prompt_id, coalesce(max(CASE WHEN w.run = ? THEN w.version END), -1) AS newest
   FROM valid w CROSS JOIN pairs ON winner = w.id CROSS JOIN valid l ON l.id = loser
   WHERE w.prompt_id = l.prompt_id AND w.response <> l.response{won} GROUP BY w.prompt_id
-) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id WHERE used < ?
+) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id WHERE coalesce(u.uses, 0) < ?
 """
-SPREAD = " AND max(CASE WHEN ok THEN reward END) > min(CASE WHEN ok THEN reward END)"
+SPREAD = " AND spread"
 
 
 def drawable(
@@ -155,63 +158,66 @@ def drawable(
         won = "" if rule.ties else f" AND {WON}"
         return JUDGED.format(eligible=condition, within=only, won=won), [*args, name, name, max_uses]
     sql = DRAWABLE.format(eligible=condition, within=only, spread=SPREAD if rule.data.spread else "")
-    return sql, [name, *args, rule.min_group, name, max_uses]
+    return sql, [name, *args, name, rule.min_group, max_uses]
 
 
 # An episode is one response, scored when all of its rows are.
 GROUPS = f"""
-SELECT prompt_id, count(*), sum(scored), avg(reward), min(reward), max(reward) FROM (
+SELECT prompt_id, count(*), count(CASE WHEN scored THEN 1 END), avg(reward), min(reward), max(reward) FROM (
   SELECT prompt_id, min(id) AS first, min(state) = {SCORED} AS scored,
     CASE WHEN min(state) = {SCORED} THEN min(reward) END AS reward
-  FROM samples WHERE {{where}} GROUP BY prompt_id, ifnull(episode, id)
-) GROUP BY prompt_id ORDER BY {{order}}
+  FROM samples WHERE {{where}} GROUP BY prompt_id, episode, CASE WHEN episode IS NULL THEN id END
+) AS responses GROUP BY prompt_id ORDER BY {{order}}
 """
 
 # Groups by prompt_id, each with one of its samples, after the group of a sample: samples_draw has this order.
 NEXT_GROUPS = """
 SELECT min(id), count(*) FROM samples INDEXED BY samples_draw
-WHERE prompt_id > ifnull((SELECT prompt_id FROM samples WHERE id = ?), '') AND {where}
+WHERE prompt_id > coalesce((SELECT prompt_id FROM samples WHERE id = ?), '') AND {where}
 GROUP BY prompt_id ORDER BY prompt_id LIMIT ?
 """
 # The condition that a row is of a group after that of one sample, and up to that of another one.
 BETWEEN_GROUPS = """
-prompt_id > ifnull((SELECT prompt_id FROM samples WHERE id = ?), '')
+prompt_id > coalesce((SELECT prompt_id FROM samples WHERE id = ?), '')
 AND prompt_id <= (SELECT prompt_id FROM samples WHERE id = ?)
 """
 
 # The first row of each response of a run to a prompt.
 REWARDS = f"""
-SELECT min(id), version, reward FROM samples
-WHERE prompt_id = ? AND redone = 0 AND state = {SCORED} AND run = ? AND version >= 0
-GROUP BY ifnull(episode, id) ORDER BY 1
+SELECT id, version, reward FROM samples WHERE id IN (
+  SELECT min(id) FROM samples
+  WHERE prompt_id = ? AND redone = 0 AND state = {SCORED} AND run = ? AND version >= 0
+  GROUP BY episode, CASE WHEN episode IS NULL THEN id END
+) ORDER BY id
 """
 
 BY_ID = f"{SELECT} WHERE id = ?"
 
-# Those of these samples that another run generated, or whose run is unknown.
-OF_OTHER_RUNS = "SELECT id FROM samples WHERE run IS NOT ? AND id IN (SELECT value FROM json_each(?))"
-
 # Those of some prompt_ids that samples have.
 STORED_PROMPTS = """
 SELECT value FROM json_each(?)
-WHERE EXISTS (SELECT 1 FROM samples WHERE prompt_id = CAST(value AS TEXT) AND NOT redone)
+WHERE EXISTS (SELECT 1 FROM samples WHERE prompt_id = CAST(value AS TEXT) AND redone = 0)
 """
 # One sample of a group, and whether its prompt is stored as these values of `prompt` and `messages`.
 IS_PROMPT = """
-SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND NOT redone LIMIT 1
+SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND redone = 0 LIMIT 1
 """
 
 # The groups that have samples of some files with higher ids than one, and the rows of some of these groups:
 # which of them are those samples.
 NEW_GROUPS = """
-CREATE TEMP TABLE new_groups AS SELECT DISTINCT prompt_id FROM samples
-WHERE id > ?1 AND file IN (SELECT value FROM json_each(?2)) AND prompt_id <> '' AND NOT redone
+CREATE TEMP TABLE new_groups AS
+SELECT row_number() OVER (ORDER BY prompt_id) AS place, prompt_id FROM (
+  SELECT DISTINCT prompt_id FROM samples
+  WHERE id > ?1 AND file IN (SELECT value FROM json_each(?2)) AND prompt_id <> '' AND redone = 0
+) AS found
 """
+INDEX_NEW_GROUPS = "CREATE INDEX temp.new_groups_place ON new_groups (place)"
 NEW_GROUP_ROWS = """
-SELECT CAST(prompt_id AS BLOB), id, CAST(response AS BLOB),
-  id > ?1 AND ifnull(file IN (SELECT value FROM json_each(?2)), 0)
+SELECT prompt_id, id, response,
+  id > ?1 AND coalesce(file IN (SELECT value FROM json_each(?2)), FALSE)
 FROM samples INDEXED BY samples_draw
-WHERE prompt_id IN (SELECT prompt_id FROM temp.new_groups WHERE rowid > ?3 AND rowid <= ?4) AND NOT redone
+WHERE prompt_id IN (SELECT prompt_id FROM temp.new_groups WHERE place > ?3 AND place <= ?4) AND redone = 0
 ORDER BY prompt_id
 """
 
@@ -222,23 +228,20 @@ FROM draws JOIN samples ON samples.id = sample WHERE draws.run = ? AND prompt_id
 """
 # The groups of some samples, and their use by a run as it was counted before.
 USES_OF = """
-SELECT DISTINCT s.prompt_id, ifnull(u.uses, 0), u.last FROM samples s
+SELECT DISTINCT s.prompt_id, coalesce(u.uses, 0), u.last FROM samples s
 LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = s.prompt_id
 WHERE s.id IN (SELECT value FROM json_each(?))
 """
 
 NUMBER = """
-CASE WHEN json_valid(CAST(meta AS TEXT)) THEN json_extract(CAST(meta AS TEXT), '$.index') END
+number_of(meta, 'index')
 """
 # Oldest first; in a step by number of the response, since responses are stored in the order of finishing.
 BY_NUMBER = f"ORDER BY step, CASE WHEN step IS NOT NULL THEN {NUMBER} END, id"
 
 NEXT_NUMBER = """
-SELECT ifnull(max(json_extract(meta, '$.index')) + 1, 0) FROM (
-  SELECT CAST(meta AS TEXT) AS meta, CAST(sampling AS TEXT) AS sampling FROM samples
-  WHERE sampling IS NOT NULL
-) WHERE CASE WHEN json_valid(meta) AND json_valid(sampling)
-  THEN json_extract(sampling, '$.seed') = ? AND json_type(meta, '$.index') = 'integer' END
+SELECT coalesce(max(number_of(meta, 'index')) + 1, 0) FROM samples
+WHERE sampling IS NOT NULL AND number_of(sampling, 'seed') = ?
 """
 
 # What a run drew, in the order in which it did.

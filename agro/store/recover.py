@@ -14,9 +14,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.files import writing
-from agro.store.database import DERIVED, LEDGERS, columns_fit, read_text
+from agro.store.database import DERIVED, LEDGERS
 from agro.store.sample_rows import INSERT, SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
-from agro.store.sqlite import Store
+from agro.store.sqlite import columns_fit, read_text
+from agro.store.store import Store
 
 Row = tuple[Any, ...]
 BLOCK = 1024  # rowids per query

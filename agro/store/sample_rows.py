@@ -13,16 +13,13 @@ import marshal
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
-from types import NoneType
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.errors import Refused
 from agro.io.strictjson import dumps, loads, loads_own
 from agro.types import UNKNOWN_VERSION, Sample, Text
 
@@ -57,8 +54,17 @@ REWARD = ("state", "reward", "meta")  # what a later scoring changes
 SELECT = f"SELECT {', '.join(SAMPLE)} FROM samples"
 
 
-def insert_into(table: str, columns: tuple[str, ...]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+def insert_into(table: str, columns: Sequence[str], key: Sequence[str] = ()) -> str:
+    """In place of the row with the same `key`, where there is one."""
+    values = f"VALUES ({', '.join('?' * len(columns))})"
+    return f"INSERT INTO {table} ({', '.join(columns)}) {values}{in_place(columns, key)}"
+
+
+def in_place(columns: Sequence[str], key: Sequence[str]) -> str:
+    if not key:
+        return ""
+    changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+    return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changed}"
 
 
 INSERT = insert_into("samples", SAMPLE)
@@ -69,24 +75,12 @@ _REDONE, _PROMPT_ID = _AT["redone"], _AT["prompt_id"]
 PROMPT = slice(_AT["prompt"], _AT["messages"] + 1)  # what `prompt_columns` returns
 _RUN, _STEP, _FILE, _RECORD, _PART = (_AT[name] for name in ("run", "step", "file", "record", "part"))
 _NO_ARRAYS = (None,) * 9  # of `_array_columns`
-_INTEGERS = ("id", "state", "version", "knows_behavior", "knows_tokens", "knows_kept", "redone", "checksum")
-_BLOBS = (
-    *("tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "versions"),
-    *("kept", "kept_count"),
-)
-_TEXT = (str, bytes, NoneType)
 _TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "tokenizer", "sampling", "meta")
 # Columns that are the sample's field of that name.
 _SAME = (
     *("id", "prompt", "response", "reward", "prompt_id", "episode", "tokenizer", "version", "role", "source"),
 )
 _texts, _same = itemgetter(*(_AT[name] for name in _TEXTS)), itemgetter(*(_AT[name] for name in _SAME))
-_TYPES: dict[str, tuple[type, ...]] = (
-    dict.fromkeys(_INTEGERS, (int,))
-    | dict.fromkeys(("step", "record"), (int, NoneType))
-    | dict.fromkeys(_BLOBS, (bytes, NoneType))
-    | {"reward": (float, int, NoneType)}
-)  # of the columns that aren't text
 
 
 def checksum(values: Iterable[Any]) -> int:
@@ -133,7 +127,7 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
 
 @dataclass(slots=True, eq=False)
 class SampleRow:
-    """A sample as its row of `SAMPLE`, which the owner of a store passes on without decoding it.
+    """A sample as its row of `SAMPLE`, which is written as it is.
 
     One that isn't in a store yet has the id 0.
     """
@@ -141,11 +135,8 @@ class SampleRow:
     values: tuple[Any, ...]
 
     @classmethod
-    def of(cls, sample: Sample, origin: Origin | None = None, *, sealed: bool = True) -> Self:
-        """Raises `Refused` where `meta` or the like can't be stored as JSON.
-
-        `sealed`: with a checksum, else with 0; `placed` makes it anew.
-        """
+    def of(cls, sample: Sample, origin: Origin | None = None) -> Self:
+        """Raises `Refused` where `meta` or the like can't be stored as JSON."""
         prefix = f"sample of prompt {sample.prompt_id}"
         is_text = sample.tokens is None and sample.context_tokens is None
         row = (
@@ -171,16 +162,7 @@ class SampleRow:
             *(_NO_ARRAYS if is_text else _array_columns(sample)),
             0,
         )
-        return cls((*row, sample_checksum(row) if sealed else 0))
-
-    @classmethod
-    def received(cls, values: Sequence[Any]) -> Self:
-        """Raises `Refused` for a row that isn't as its sender wrote it."""
-        row = tuple(values)
-        _check_types(tuple(map(type, row)))
-        if not is_valid_sample(row):
-            raise Refused("a sample's row isn't as its sender wrote it")
-        return cls(row)
+        return cls((*row, 0))  # `placed` makes the checksum
 
     @property
     def id(self) -> int:
@@ -227,21 +209,17 @@ class SampleRow:
         return (*row, sample_checksum(row))
 
 
+def run_of(row: Sequence[Any]) -> str | None:
+    """The run that made a sample, by its row of `SAMPLE`."""
+    run: str | None = decode_text(row[_RUN])
+    return run
+
+
 def without_version(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """The row of a sample, of unknown staleness. To be read: its checksum is still that of the stored one."""
     values = list(row)
     values[_AT["version"]], values[_AT["versions"]] = UNKNOWN_VERSION, None
     return tuple(values)
-
-
-@lru_cache(maxsize=1024)
-def _check_types(types: tuple[type, ...]) -> None:
-    """Raise `Refused` where the values of a row of `SAMPLE` are of types that its columns don't have."""
-    if len(types) != len(SAMPLE):
-        raise Refused(f"a sample's row: expected {len(SAMPLE)} values, got {len(types)}")
-    for name, kind in zip(SAMPLE, types, strict=True):
-        if kind not in _TYPES.get(name, _TEXT):
-            raise Refused(f"a sample's row: {name}: got a {kind.__name__}")
 
 
 def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:
@@ -267,7 +245,8 @@ def from_rows(rows: Iterable[tuple[Any, ...]]) -> list[Sample]:
 
 
 def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
-    if bytes in map(type, _texts(row)):
+    types = set(map(type, _texts(row)))
+    if bytes in types or Wtf8 in types:
         row = tuple(decode_text(x) if name in _TEXTS else x for name, x in zip(SAMPLE, row))
     r, fields = dict(zip(SAMPLE, row)), dict(zip(_SAME, _same(row)))
     if r["prompt"] is None:
@@ -294,13 +273,17 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
     return fields
 
 
+class Wtf8(bytes):
+    """The bytes of a text that UTF-8 can't encode: SQLite has them as a blob, PostgreSQL escaped."""
+
+
 def encode_text(text: Any) -> Any:
     """The value that SQLite stores for a text, None included."""
     try:
         if text is not None and not text.isascii():
             text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
+        return Wtf8(text.encode("utf-8", "surrogatepass"))
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
@@ -16,9 +16,9 @@ from agro.store.paging import PAGE_ENTRIES, PAGE_ROWS, Page, read_pages
 from agro.store.queries import Filter
 from agro.store.records import Damage, LedgerSample, OtherPrompt, Pair
 from agro.store.sample_rows import (
-    INSERT,
     PROMPT,
     REWARD,
+    SAMPLE,
     Origin,
     SampleRow,
     decode_text,
@@ -53,9 +53,9 @@ class AppendTransaction:
         self._database = database
         # SQLite reads other text from JSON as another one.
         self._new = {prompt_id for prompt_id in prompt_ids if prompt_id.isascii() and prompt_id.isprintable()}
-        rows = database.run(queries.STORED_PROMPTS, [json.dumps(list(self._new))])
+        rows = database.run(queries.STORED_PROMPTS, [database.listed(self._new)])
         self._new -= {prompt_id for (prompt_id,) in rows}
-        [(self._newest,)] = database.run("SELECT ifnull(max(id), 0) FROM samples")
+        [(self._newest,)] = database.run("SELECT coalesce(max(id), 0) FROM samples")
         self._group_prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
 
@@ -92,7 +92,7 @@ class AppendTransaction:
 
     def write(self) -> list[int]:
         """Store what was added, and return its ids."""
-        self._database.run_many(INSERT, self._rows)
+        self._database.insert("samples", SAMPLE, self._rows)
         ids = [row[0] for row in self._rows]
         self._rows = []
         return ids
@@ -124,15 +124,14 @@ class AppendTransaction:
         return _GroupPrompt(prompt, TOGETHER, columns)
 
 
-class SampleReader:
-    """Iterators over pages, which are the answers of a store or of its owner."""
+class Experience:
+    """Samples, and judgments of them.
 
-    samples_page: Callable[..., Page[Sample]]
-    pairs_page: Callable[[int], Page[Pair]]
-    pairs_between: Callable[[list[int]], list[Pair]]
-    last_id: Callable[[], int]
-    check_ids: Callable[[list[int]], None]
-    in_ledger: Callable[[str, Sequence[int]], list[LedgerSample]]
+    It isn't named for its samples because `Store.samples` is a method.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables, self._database = tables, tables.database
 
     def samples(
         self,
@@ -157,8 +156,8 @@ class SampleReader:
         self.check_ids(rising)
         for start in range(0, len(rising), PAGE_ROWS):
             block = rising[start : start + PAGE_ROWS]
-            options = {"until": block[-1], "ids": block, "skip_damaged": skip_damaged}
-            yield from read_pages(partial(self.samples_page, **options, **chosen))
+            read = partial(self.samples_page, until=block[-1], ids=block, skip_damaged=skip_damaged, **chosen)
+            yield from read_pages(read)
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
         """Judgments in the order in which they came; with `ids` those that join two of these samples.
@@ -170,16 +169,6 @@ class SampleReader:
     def find_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[int]:
         """Ids of the samples that are stored under these numbers of a ledger, by number."""
         return [sample.id for sample in self.in_ledger(ledger, numbers)]
-
-
-class Experience(SampleReader):
-    """Samples, and judgments of them.
-
-    It isn't named for its samples because `Store.samples` is a method.
-    """
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables, self._database = tables, tables.database
 
     def append(
         self,
@@ -195,7 +184,7 @@ class Experience(SampleReader):
         sample, so that an append can be repeated.
         """
         # Before the lock is taken.
-        rows = [s if isinstance(s, SampleRow) else SampleRow.of(s, sealed=False) for s in samples]
+        rows = [s if isinstance(s, SampleRow) else SampleRow.of(s) for s in samples]
         with self._database.transaction():
             append = AppendTransaction(self._database, {row.prompt_id for row in rows})
             stored, keys = dict[Any, int](), origins or range(len(rows))
@@ -229,7 +218,7 @@ class Experience(SampleReader):
         chosen = "file = ? AND record IN (SELECT value FROM json_each(?))"
         stored: dict[Origin, int] = {}
         for file, numbers in records.items():
-            args = [file, json.dumps(list(numbers))]
+            args = [file, self._database.listed(numbers)]
             rows = self._database.run(f"SELECT record, part, id FROM samples WHERE {chosen}", args)
             stored |= {Origin(file, record, decode_text(part)): i for record, part, i in rows}
         return stored
@@ -259,9 +248,9 @@ class Experience(SampleReader):
         clause, args = queries.build_condition(**chosen)
         if ids is not None:
             clause += " AND id IN (SELECT value FROM json_each(?))"
-            args.append(json.dumps(ids))
+            args.append(self._database.listed(ids))
         page = self._tables.sample_rows(cursor, until, clause, args)
-        samples = self._tables.read_samples([row for row in page.items if is_valid_sample(row)])
+        samples = from_rows([row for row in page.items if is_valid_sample(row)])
         if len(samples) < len(page.items) and not skip_damaged:
             raise self._tables.refusal(Damage(samples=self._tables.damaged("samples")))
         return Page(samples, page.cursor)
@@ -283,28 +272,29 @@ class Experience(SampleReader):
             if value is not None:
                 terms.append(f"{column} = ?")
                 args.append(encode_text(value))
-        if meta is not None:
-            term, values = _meta_condition(*meta)
-            terms.append(term)
-            args += values
         fits = " AND ".join(terms)
-        rows = self._database.run(
+        if meta is not None:
+            sql = f"SELECT id, meta FROM samples WHERE {fits} AND id > ? ORDER BY id LIMIT {PAGE_ENTRIES}"
+            rows = read_pages(lambda cursor: self._database.page(sql, [*args, cursor], rows=PAGE_ENTRIES))
+            ids = [i for i, text in rows if _has_value(text, *meta)]
+            fits, args = "id IN (SELECT value FROM json_each(?))", [self._database.listed(ids)]
+        found = self._database.run(
             f"WITH fit AS (SELECT id, prompt_id, episode FROM samples WHERE {fits}) "
             "SELECT id FROM fit UNION SELECT s.id FROM samples s JOIN fit "
             "ON s.prompt_id = fit.prompt_id AND s.episode = fit.episode ORDER BY 1",
             args,
         )
-        return [i for (i,) in rows]
+        return [i for (i,) in found]
 
     def in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[LedgerSample]:
         """The samples that are stored under these numbers of a ledger, by number."""
         rows = self._database.run(
-            "SELECT record, id, version, reward IS NOT NULL, ifnull(action, x'') FROM samples "
+            "SELECT record, id, version, reward IS NOT NULL, action FROM samples "
             "WHERE file = ? AND record IN (SELECT value FROM json_each(?)) ORDER BY record, id",
-            [encode_text(ledger), json.dumps(list(numbers))],
+            [encode_text(ledger), self._database.listed(numbers)],
         )
         return [
-            LedgerSample(number, i, version, bool(scored), int.from_bytes(action, "big").bit_count())
+            LedgerSample(number, i, version, bool(scored), int.from_bytes(action or b"", "big").bit_count())
             for number, i, version, scored, action in rows
         ]
 
@@ -312,14 +302,13 @@ class Experience(SampleReader):
         """Mark the samples under these numbers of a ledger as redone, and let others take their places."""
         ids = self.find_in_ledger(ledger, numbers)
         clause, last = "id IN (SELECT value FROM json_each(?))", max(ids, default=0)
-        rows = read_pages(lambda cursor: self._tables.sample_rows(cursor, last, clause, [json.dumps(ids)]))
-        aside = [SampleRow(row).set_aside() for row in rows if is_valid_sample(row)]
+        args = [self._database.listed(ids)]
+        stored = read_pages(lambda cursor: self._tables.sample_rows(cursor, last, clause, args))
+        aside = [SampleRow(row).set_aside() for row in stored if is_valid_sample(row)]
         with self._database.transaction():
-            self._database.run_many(
-                "UPDATE samples SET file = NULL, record = NULL, part = NULL, redone = 1, checksum = ? "
-                "WHERE id = ?",
-                [(row.checksum, row.id) for row in aside],
-            )
+            columns = ("file", "record", "part", "redone", "checksum")
+            rows = [(None, None, None, 1, row.checksum, row.id) for row in aside]
+            self._database.update("samples", columns, rows)
             self._tables.note_changes(ids)
 
     def rewards(
@@ -358,7 +347,7 @@ class Experience(SampleReader):
         sql = f"SELECT {columns} FROM samples WHERE id IN (SELECT value FROM json_each(?))"
         with self._database.transaction():
             self._tables.check_ids(ids)
-            stored = {row[0]: row[1:] for row in self._database.run(sql, [json.dumps(ids)])}
+            stored = {row[0]: row[1:] for row in self._database.run(sql, [self._database.listed(ids)])}
             for i, reward, entries in scores:
                 *previous, total = stored[i]
                 if once and previous[0] != queries.UNSCORED:
@@ -378,9 +367,7 @@ class Experience(SampleReader):
                 current = [state_of(reward, meta), None if reward is None else float(reward), text]
                 stored[i] = (*current, replace_reward(total, i, previous, current))
                 rows.append((*stored[i], i))
-            self._database.run_many(
-                "UPDATE samples SET state = ?, reward = ?, meta = ?, checksum = ? WHERE id = ?", rows
-            )
+            self._database.update("samples", (*REWARD, "checksum"), rows)
             self._tables.note_changes(ids)
 
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
@@ -399,26 +386,24 @@ class Experience(SampleReader):
         """The judgments that join two of these samples."""
         chosen = "(SELECT value FROM json_each(?1))"
         clause = f"winner IN {chosen} AND loser IN {chosen}"
-        return [Pair(*row) for row in self._tables.entries("pairs", clause, [json.dumps(ids)])]
+        return [Pair(*row) for row in self._tables.entries("pairs", clause, [self._database.listed(ids)])]
 
     def pairs_page(self, cursor: int) -> Page[Pair]:
         """Judgments as `pairs` has them, those after the row `cursor`."""
-        [(newest,)] = self._database.run("SELECT ifnull(max(rowid), 0) FROM pairs")
+        [(newest,)] = self._database.run("SELECT coalesce(max(rowid), 0) FROM pairs")
         end = cursor + PAGE_ENTRIES
         rows = self._tables.entries("pairs", "rowid > ? AND rowid <= ?", [cursor, end])
         return Page([Pair(*row) for row in rows], end if end < newest else None)
 
 
-def _meta_condition(key: str, value: str) -> tuple[str, list[str]]:
-    """The condition that `meta` has a value at a key, and its arguments."""
-    if '"' in key:
-        raise Refused(f"--meta {key}: expected a key without quotes")
-    nested = "$" + "".join(f'."{part}"' for part in key.split("."))
-    text = "CAST(meta AS TEXT)"
-    shown = (
-        f"CASE json_type({text}, ?) WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' "
-        f"ELSE CAST(json_extract({text}, ?) AS TEXT) END"
-    )
-    fits = f"(ifnull({shown} = ?, 0) OR ifnull({shown} = ?, 0))"
-    once = [f'$."{key}"', f'$."{key}"', value]
-    return f"CASE WHEN json_valid({text}) THEN {fits} ELSE 0 END", [*once, nested, nested, value]
+def _has_value(text: Any, key: str, value: str) -> bool:
+    """Whether the JSON text of `meta` has a value at a key, which may be dotted; a damaged one has none."""
+    try:
+        meta = loads(decode_text(text))
+    except (TypeError, ValueError):
+        return False
+    nested: Any = meta
+    for part in key.split("."):
+        nested = nested.get(part) if isinstance(nested, dict) else None
+    found = [each for each in (meta.get(key), nested) if each is not None]
+    return value in [each if isinstance(each, str) else json.dumps(each) for each in found]

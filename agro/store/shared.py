@@ -1,15 +1,13 @@
-"""The folder that the processes of a run share: on this host, or at the owner of the run's store.
+"""The folder that the processes of a run share: on this host, or in the database of the run's store.
 
-It has small files, each replaced as a whole, and folders of files that are complete or missing. To an owner
-folders travel in pieces, each with its SHA-256.
+It has small files, each replaced as a whole, and folders of files that are complete or missing. In a database
+the files of folders are rows of 1 MiB, which aren't logged: after a crash of the server they are missing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,32 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agro.errors import Refused
-from agro.io.files import digest, remove, replacing, writing
-from agro.store.serving.http import OwnerHttp
+from agro.io.files import remove, replacing, writing
+from agro.store.database import BUSY_TIMEOUT
+from agro.store.store import opened
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 1 << 20
 LOOK_SECONDS = 0.1  # between two looks at a file that is waited for
-MANIFEST = ".manifest.json"  # of a folder that travelled, its files
-_PART = re.compile(r"[A-Za-z0-9][\w.-]*")
-
-
-def checked_name(name: str) -> str:
-    """A relative path of plain names. Raises `Refused` for others, which could lead out of a folder."""
-    if not all(_PART.fullmatch(part) for part in name.split("/")):
-        raise Refused(f"expected a path of plain names, got {name!r:.80}")
-    return name
-
-
-def checked_manifest(content: bytes, name: str) -> dict[str, dict[str, Any]]:
-    """By each file of the folder `name` its `bytes` and its `sha256`. Raises `Refused` for anything else."""
-    try:
-        files = json.loads(content)
-        kinds = {(type(file["bytes"]), type(file["sha256"]), len(file)) for file in files.values()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        kinds = set()
-    if kinds != {(int, str, 2)}:
-        raise Refused(f"{name}: expected its files with bytes and sha256, got {content[:80]!r}")
-    return {checked_name(file): dict(expected) for file, expected in files.items()}
+MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
 
 
 class SharedFolder(Protocol):
@@ -127,25 +106,39 @@ class LocalFolder:
             time.sleep(LOOK_SECONDS)
 
 
-class RemoteFolder:
-    """The shared folder of a run, at the owner of its store."""
+class DatabaseFolder:
+    """The shared folder of a run, in the database of its store.
 
-    def __init__(self, http: OwnerHttp, run: str) -> None:
+    Each method is a statement, or several, outside of the turns of those who write to the store.
+    """
+
+    def __init__(self, url: str, run: str) -> None:
         """`run`: its id."""
-        self._http, self._run = http, run
+        self._url, self._run = url, run
+        self._database = opened(url, read_only=False, create=True, timeout=BUSY_TIMEOUT)
 
     def __str__(self) -> str:
-        return self._http.url
+        return self._url
 
     def read(self, name: str) -> bytes | None:
-        return self._http.get(f"/shared/{self._run}/files/{name}")
+        rows = self._database.run("SELECT content FROM shared WHERE run = ? AND name = ?", [self._run, name])
+        return rows[0][0] if rows else None
 
     def write(self, name: str, content: bytes) -> None:
-        self._http.send("PUT", f"/shared/{self._run}/files/{name}", content)
+        columns = ("run", "name", "content", "written")
+        row = (self._run, name, content, self._database.now())
+        self._database.insert("shared", columns, [row], key=("run", "name"))
 
     def names(self, folder: str) -> list[str]:
-        content = self._http.get(f"/shared/{self._run}/names/{folder}")
-        return [str(name) for name in json.loads(content or b"[]")]
+        names = set[str]()
+        for table in ("shared", "pieces"):
+            sql = f"SELECT DISTINCT name FROM {table} WHERE run = ? AND substr(name, 1, ?) = ?"
+            prefix = f"{folder}/"
+            for (name,) in self._database.run(sql, [self._run, len(prefix), prefix]):
+                entry, _, file = name.removeprefix(prefix).partition("/")
+                if file in ("", MANIFEST):
+                    names.add(prefix + entry)
+        return sorted(names)
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
         if self._manifest(name) is not None:
@@ -154,66 +147,65 @@ class RemoteFolder:
             folder = Path(temporary) / "folder"
             write(folder)
             manifest = {}
-            for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-                relative = file.relative_to(folder).as_posix()
-                self._upload(name, relative, file)
-                manifest[relative] = {"bytes": file.stat().st_size, "sha256": digest(file)}
-            self._http.send("POST", f"/shared/{self._run}/manifests/{name}", json.dumps(manifest).encode())
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                file, total, number = path.relative_to(folder).as_posix(), hashlib.sha256(), 0
+                with path.open("rb") as source:
+                    while piece := source.read(PIECE_BYTES):
+                        self._put(f"{name}/{file}", number, piece)
+                        total.update(piece)
+                        number += 1
+                manifest[file] = {"pieces": number, "sha256": total.hexdigest()}
+            self._put(f"{name}/{MANIFEST}", 0, json.dumps(manifest).encode())
 
     @contextmanager
     def open(self, name: str) -> Iterator[Path]:
         manifest = self._manifest(name)
         if manifest is None:
-            raise self._removed(name)
+            raise self._missing(name)
         with tempfile.TemporaryDirectory(prefix="agro-") as temporary:
             for file, expected in manifest.items():
-                path = Path(temporary) / file
+                path, total = Path(temporary) / file, hashlib.sha256()
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._download(f"{name}/{file}", path, expected)
+                with path.open("wb") as target:
+                    for number in range(expected["pieces"]):
+                        piece = self._piece(f"{name}/{file}", number)
+                        if piece is None:
+                            raise self._missing(name)
+                        target.write(piece)
+                        total.update(piece)
+                if total.hexdigest() != expected["sha256"]:
+                    raise Refused(f"{self}: {name}/{file}: got another SHA-256 than it was published with")
             yield Path(temporary)
 
     def remove(self, name: str) -> None:
-        self._http.send("DELETE", f"/shared/{self._run}/files/{name}")
+        for table in ("shared", "pieces"):
+            sql = f"DELETE FROM {table} WHERE run = ? AND (name = ? OR substr(name, 1, ?) = ?)"
+            self._database.run(sql, [self._run, name, len(name) + 1, f"{name}/"])
 
     def wait(self, name: str, known: bytes | None, seconds: float) -> None:
-        unless = hashlib.sha256(known or b"").hexdigest()
-        self._http.get(f"/shared/{self._run}/files/{name}", unless=unless, seconds=str(math.ceil(seconds)))
+        deadline = time.monotonic() + seconds
+        while self.read(name) == known and time.monotonic() < deadline:
+            time.sleep(2 * LOOK_SECONDS)
 
-    def _manifest(self, name: str) -> dict[str, Any] | None:
-        content = self._http.get(f"/shared/{self._run}/manifests/{name}")
-        return None if content is None else checked_manifest(content, name)
+    def _manifest(self, name: str) -> dict[str, dict[str, Any]] | None:
+        content = self._piece(f"{name}/{MANIFEST}", 0)
+        return None if content is None else dict(json.loads(content))
 
-    def _upload(self, name: str, relative: str, file: Path) -> None:
-        path, offset = f"/shared/{self._run}/pieces/{name}", 0
-        with file.open("rb") as source:
-            while (piece := source.read(PIECE_BYTES)) or offset == 0:
-                params = {"file": relative, "offset": str(offset)}
-                headers = {"x-sha256": hashlib.sha256(piece).hexdigest()}
-                self._http.send("PUT", path, piece, params=params, headers=headers)
-                if not piece:
-                    break
-                offset += len(piece)
+    def _put(self, name: str, number: int, content: bytes) -> None:
+        row, key = (self._run, name, number, content), ("run", "name", "number")
+        self._database.insert("pieces", ("run", "name", "number", "content"), [row], key=key)
 
-    def _download(self, name: str, file: Path, expected: dict[str, Any]) -> None:
-        """Raises `Refused` where it was removed meanwhile, or isn't what its manifest says."""
-        total = hashlib.sha256()
-        offset = 0
-        with file.open("wb") as target:
-            while offset < expected["bytes"]:
-                path = f"/shared/{self._run}/files/{name}"
-                piece = self._http.get(path, offset=str(offset), bytes=str(PIECE_BYTES))
-                if not piece:
-                    raise self._removed(name)
-                target.write(piece)
-                total.update(piece)
-                offset += len(piece)
-        if offset != expected["bytes"] or total.hexdigest() != expected["sha256"]:
-            raise Refused(f"{self}: {name}: arrived damaged, with another SHA-256 than it was published with")
+    def _piece(self, name: str, number: int) -> bytes | None:
+        sql = "SELECT content FROM pieces WHERE run = ? AND name = ? AND number = ?"
+        rows = self._database.run(sql, [self._run, name, number])
+        return rows[0][0] if rows else None
 
-    def _removed(self, name: str) -> Refused:
-        return Refused(f"{self}: {name} isn't there; it was removed, or never complete")
+    def _missing(self, name: str) -> Refused:
+        return Refused(f"{self}: {name} isn't there: it was removed, lost by a crash, or never complete")
 
 
-def beside(store: Path) -> Path:
-    """Where the owner of a store keeps the shared folders of its runs."""
-    return store.with_name(f"{store.name}.shared")
+def shared_runs(url: str) -> list[str]:
+    """The ids of the runs that shared something in a database, the one that began last at the end."""
+    with opened(url, read_only=True, create=False, timeout=BUSY_TIMEOUT) as database:
+        rows = database.run("SELECT run FROM shared WHERE name = 'config.json' ORDER BY written, run")
+    return [run for (run,) in rows]

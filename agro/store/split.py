@@ -16,7 +16,7 @@ from agro.io.near_copies import cluster_names
 from agro.io.strictjson import loads
 from agro.store.database import Database
 from agro.store.draw_rules import is_held_out
-from agro.store.survey import SurveyReader
+from agro.store.survey import Survey
 from agro.types import Text
 
 FILE = "near_copies.json"
@@ -26,7 +26,7 @@ Clusters = Mapping[str, str]  # by prompt id the smallest id of its near-copies;
 
 
 class RunClusters:
-    """The clusters of runs, by which the owner of a store draws for them."""
+    """The clusters of runs, by which they draw."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -36,13 +36,15 @@ class RunClusters:
         """Replace those of a run."""
         with self._database.transaction():
             self._database.run(TABLE)
-            self._database.run("INSERT OR REPLACE INTO clusters VALUES (?, ?)", [run, json.dumps(clusters)])
+            self._database.insert(
+                "clusters", ("run", "clusters"), [(run, json.dumps(clusters))], key=("run",)
+            )
         self._loaded.pop(run, None)
 
     def of(self, run: str) -> Clusters | None:
         """None where a run keeps none."""
         if run not in self._loaded:
-            exists = self._database.run("SELECT 1 FROM sqlite_master WHERE name = 'clusters'")
+            exists = self._database.has("clusters")
             rows = exists and self._database.run("SELECT clusters FROM clusters WHERE run = ?", [run])
             self._loaded[run] = loads(rows[0][0]) if rows else None
         return self._loaded[run]
@@ -55,13 +57,13 @@ class Split:
     `clusters`: of a run, which may know more prompts than the store has.
     """
 
-    _survey: SurveyReader
+    _survey: Survey
     _of_runs: RunClusters
     clusters: Clusters | None = None
     _of_store: dict[float, Clusters] = field(default_factory=dict)
 
     def keep(self, run: str, clusters: Clusters) -> None:
-        """Split by these, also where the owner of the store draws for the run."""
+        """Split by these, in every process of the run."""
         self.clusters = clusters
         self._of_runs.keep(run, dict(clusters))
 

@@ -1,189 +1,348 @@
-"""The store: all samples, in one SQLite file that processes share, or ask the owner of."""
+"""A store in a file of SQLite: opening it, transactions, and SQLite's errors in plain words."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+import json
+import os
+import shlex
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Any, NoReturn
 
-from agro.errors import AgroWarning, Refused
-from agro.store.database import BUSY_TIMEOUT, Database
-from agro.store.draw_rules import At, DrawRule
-from agro.store.drawing import Draws
-from agro.store.export import write_samples
-from agro.store.imports import Imports
-from agro.store.leases import Leases
-from agro.store.ledger import Ledger, Requests
-from agro.store.location import Location, url_of
-from agro.store.queries import Filter
-from agro.store.records import Counts, DrawnGroups, Group, Pair
-from agro.store.sample_rows import Origin
-from agro.store.samples import Experience
-from agro.store.serving.remote import Connection, RemoteDraws, RemoteExperience, RemotePart, RemoteSurvey
-from agro.store.split import RunClusters, Split
-from agro.store.survey import Survey
-from agro.store.tables import Tables
-from agro.types import Sample
+from agro.errors import Refused, Unwritable
+from agro.store.database import LEDGERS, SCHEMA, TABLES, Database
+from agro.store.location import SHORTEST
+from agro.store.paging import PAGE_BYTES, Page
+from agro.store.sample_rows import SAMPLE, insert_into
+
+APPLICATION_ID = int.from_bytes(b"AGRO", "big")
+CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
+LONG = (str, bytes)  # values that the length of a row counts
+_ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
 
 
-class Store:
-    """Samples in the order in which they were added. Open one connection per process and thread.
+class SqliteDatabase(Database):
+    """One connection to a store's file. With WAL readers continue while one process writes."""
 
-    A method writes in one transaction, which is on the disk when it returns; `transaction()` joins several. A
-    row of a sample is never deleted: what a resumed run generates again is marked `redone`, and returned on
-    request only; what is replaced or forgotten is emptied, and never returned. Nor is a damaged sample:
-    reading it is refused, or it is left out where `skip_damaged` asks for that.
+    path: Path
 
-    What most programs need are methods of the store itself. The rest are those of its parts:
+    def __init__(self, path: str | Path, *, read_only: bool, create: bool, timeout: float) -> None:
+        self.path = Path(path)
+        self.timeout = timeout
+        self.read_only = read_only
+        try:
+            _check_path(self.path, read_only, create)
+        except OSError as error:
+            raise Refused(f"{path}: can't be opened: {error.strerror}") from None
+        mode = "rwc" if create else "rw"
+        self._connection = self._connect("ro" if read_only else mode)
+        try:
+            self._prepare(read_only, create)
+        except BaseException:
+            self._connection.close()
+            raise
 
-    - `experience`: samples, and judgments of them
-    - `survey`: what there is, without the samples themselves
-    - `split`: which prompts are held out, and which are trained on; `clusters`: of runs, by which it does
-    - `draws`: what runs drew, and what they may draw
-    - `requests`: prompts that collectors sample
-    - `ledger`: what runs committed, and going back to a commit
-    - `imports`: files that were imported, and taking them back
-    - `tables`: whether all of it is as it was written
-    - `leases`: which processes are alive
-    """
+    def close(self) -> None:
+        """A reader makes the files of the write-ahead log, and only a writer's connection removes them."""
+        self._connection.close()
+        wal = self.path.with_name(f"{self.path.name}-wal")
+        with suppress(sqlite3.Error, Refused, OSError):  # another process may remove them meanwhile
+            if wal.stat().st_size == 0 and _allowed(self.path, os.W_OK):
+                with closing(self._connect("rw")) as connection:
+                    connection.execute("PRAGMA busy_timeout = 0")
+                    connection.execute("PRAGMA application_id").fetchone()
 
-    def __init__(self, location: Location, *, read_only: bool, create: bool, timeout: float | None) -> None:
-        """Use `open`."""
-        url = url_of(location)
-        self.path: Location = Path(location) if url is None else url
-        if url is not None:
-            # Parts with the methods of those of a file, each of which asks the owner.
-            connection = Connection(url, read_only=read_only, timeout=timeout)
-            self.close = connection.close
-            self.tables = cast(Tables, RemotePart("tables", connection))
-            self.experience = cast(Experience, RemoteExperience("experience", connection))
-            self.survey = cast(Survey, RemoteSurvey("survey", connection))
-            self.clusters = cast(RunClusters, RemotePart("clusters", connection))
-            self.split = Split(self.survey, self.clusters)
-            self.draws = cast(Draws, RemoteDraws("draws", connection))
-            self.requests = cast(Requests, RemotePart("requests", connection))
-            self.ledger = cast(Ledger, RemotePart("ledger", connection))
-            self.imports = cast(Imports, RemotePart("imports", connection))
-            self.leases = cast(Leases, RemotePart("leases", connection))
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+        if self._connection.in_transaction:
+            yield
             return
-        database = Database(
-            location, read_only=read_only, create=create, timeout=BUSY_TIMEOUT if timeout is None else timeout
-        )
-        self.close = database.close
-        share = database.share()
-        if share is not None:
-            self.close()
-            raise Refused(
-                f"{location}: expected a store that has all of its samples, got store {share[0] + 1} of "
-                f"{share[1]}, which an earlier version of agro had as one. What to do: agro store join makes "
-                "one of them, given all in order: agro store join A.db B.db OUT.db"
-            )
-        self.tables = Tables(database)
-        self.experience = Experience(self.tables)
-        self.survey = Survey(self.tables)
-        self.clusters = RunClusters(database)
-        self.split = Split(self.survey, self.clusters)
-        self.draws = Draws(self.tables, self.experience, self.split)
-        self.requests = Requests(self.tables, self.experience)
-        self.ledger = Ledger(self.tables, self.draws)
-        self.imports = Imports(self.tables, self.draws, self.ledger)
-        self.leases = Leases(database)
-
-    @classmethod
-    def open(
-        cls,
-        location: Location,
-        *,
-        read_only: bool = False,
-        create: bool = True,
-        timeout: float | None = None,
-    ) -> Self:
-        """Open a store, or create one.
-
-        Raises `Refused` for what isn't a store, has another schema, can't be written to, or is missing.
-
-        Args:
-            location: a file; or the URL of the store's owner, which `agro store serve` prints; its token is
-                in AGRO_TOKEN. What imports and forgets needs the file.
-            timeout: seconds to wait for another writer, 30 where it isn't given; for an owner that doesn't
-                answer, 120.
-        """
-        return cls(location, read_only=read_only, create=create, timeout=timeout)
+        [(synchronous,)] = [(None,)] if durable else self.run("PRAGMA synchronous")
+        if synchronous:
+            self.run("PRAGMA synchronous = NORMAL")
+        try:
+            self.run("BEGIN IMMEDIATE")
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            self._connection.rollback()
+            raise
+        finally:
+            if synchronous:
+                self.run(f"PRAGMA synchronous = {synchronous}")
 
     @property
-    def _database(self) -> Database:
-        """Raises `Refused` where the store is one of an owner."""
-        return self.tables.database
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
 
-    def __enter__(self) -> Self:
-        return self
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        self.run("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            if self.in_transaction:  # SQLite undoes all of it where the disk is full
+                self.run("ROLLBACK TO part")
+                self.run("RELEASE part")
+            raise
+        self.run("RELEASE part")
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def share(self) -> tuple[int, int] | None:
+        """Which of how many, from 0, this is of stores that an earlier version of agro had as one."""
+        if not self.run("SELECT 1 FROM sqlite_master WHERE name = 'shard'"):
+            return None
+        [(number, count)] = self.run("SELECT number, count FROM shard")
+        return number, count
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """What is written inside is stored completely, and durably, or not at all. Inner ones join the
-        outer."""
-        return self._database.transaction()
+    def listed(self, values: Iterable[Any]) -> Any:
+        return json.dumps(list(values))
 
-    def append(
-        self,
-        samples: Iterable[Sample],
-        *,
-        run: str | None = None,
-        step: int | None = None,
-        origins: Sequence[Origin] | None = None,
-    ) -> list[int]:
-        """See `Experience.append`."""
-        return self.experience.append(samples, run=run, step=step, origins=origins)
+    def has(self, table: str, schema: str = "main") -> bool:
+        return bool(self.run(f"SELECT 1 FROM {schema}.sqlite_master WHERE name = ?", [table]))
 
-    def samples(
-        self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
-    ) -> Iterator[Sample]:
-        """See `Experience.samples`."""
-        return self.experience.samples(ids=ids, skip_damaged=skip_damaged, **chosen)
+    def now(self) -> float:
+        return time.time()
 
-    def set_rewards(
-        self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
+    def damage(self) -> list[str]:
+        """What SQLite reports of its pages and indexes."""
+        lines = [" ".join(str(line).split()) for (line,) in self.run("PRAGMA integrity_check(10)")]
+        return [] if lines == ["ok"] else lines
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Overwriting what is deleted, without a write-ahead log, which SQLite allows to the only connection.
+        Raises `Refused` where another process has the store open."""
+        self.run("PRAGMA secure_delete = ON")
+        self._end_log()
+        try:
+            yield
+            self.run("VACUUM")
+        finally:
+            self._begin_log()
+
+    def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(sql, args).fetchall()
+        except _ERRORS as error:
+            self._refuse(error)
+
+    def page(
+        self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
+    ) -> Page[tuple[Any, ...]]:
+        items: list[tuple[Any, ...]] = []
+        length = 0
+        with self._plainly(), closing(self._connection.execute(sql, args)) as query:
+            for row in query:
+                items.append(row)
+                length += sum([len(value) for value in row if type(value) in LONG])
+                if len(items) == rows or length >= size:
+                    return Page(items, row[0])
+        return Page(items, None)
+
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
-        """See `Experience.set_rewards`."""
-        self.experience.set_rewards(scores, once=once)
+        with self._plainly():
+            self._connection.executemany(insert_into(table, columns, key), rows)
 
-    def add_pairs(self, pairs: Iterable[Pair]) -> None:
-        """See `Experience.add_pairs`."""
-        self.experience.add_pairs(pairs)
+    def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        changes = ", ".join(f"{name} = ?" for name in columns)
+        with self._plainly():
+            self._connection.executemany(f"UPDATE {table} SET {changes} WHERE id = ?", rows)
 
-    def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
-        """See `Experience.pairs`."""
-        return self.experience.pairs(ids)
+    def way_out(self) -> str:
+        return way_out(self.path)
 
-    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
-        """See `Survey.groups`."""
-        return self.survey.groups(**chosen)
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        try:
+            yield
+        except _ERRORS as error:
+            self._refuse(error)
 
-    def counts(self) -> Counts:
-        """See `Survey.counts`."""
-        return self.survey.counts()
+    def _refuse(self, error: Exception) -> NoReturn:
+        """Raise what an error of SQLite means for a user; the error itself where it is none of theirs."""
+        if isinstance(error, OverflowError):
+            raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
+        # In SQLite's own message, or in damaged text that is written again.
+        if isinstance(error, UnicodeError):
+            raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}") from error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code not in _REASONS:
+            raise error
+        reason = _REASONS[code].format(timeout=self.timeout, way_out=way_out(self.path))
+        kind = Unwritable if code in _UNWRITABLE else Refused
+        raise kind(f"{self.path}: {reason} ({error})") from error
 
-    def draw(
-        self,
-        rule: DrawRule | None,
-        at: At,
-        *,
-        picked: Sequence[str] | None = None,
-        made: Sequence[int] = (),
-        joining: DrawRule | None = None,
-    ) -> DrawnGroups:
-        """See `Draws.draw`."""
-        return self.draws.draw(rule, at, picked=picked, made=made, joining=joining)
+    def _connect(self, mode: str, *options: str) -> sqlite3.Connection:
+        uri = f"{self.path.absolute().as_uri()}?{'&'.join([f'mode={mode}', *options])}"
+        with self._plainly():
+            connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=self.timeout)
+        connection.text_factory = read_text
+        connection.create_function("number_of", 2, _number_of, deterministic=True)
+        return connection
 
-    def export(self, path: str | Path) -> int:
-        """Write the samples, without judgments, to a .jsonl, .jsonl.gz or .parquet file; returns how many."""
-        counts = self.counts()
-        pairs = counts.pairs + counts.ties
-        if pairs:
-            text = f"{path}: the store's {pairs} pairs aren't part of an export"
-            warnings.warn(text, AgroWarning, stacklevel=2)
-        return write_samples(path, self.samples())
+    def _prepare(self, read_only: bool, create: bool) -> None:
+        if read_only and _is_still(self.path):
+            # WAL can't make its side files in a folder that we can't write to; without a -wal there is no
+            # writer.
+            self._connection.close()
+            self._connection = self._connect("ro", "immutable=1")
+        if self._is_empty() and not read_only and create:
+            with self.transaction():
+                if self._is_empty():  # no other process was faster
+                    for statement in TABLES.split(";"):
+                        self.run(statement)
+                    self.run(f"PRAGMA application_id = {APPLICATION_ID}")
+                    self.run(f"PRAGMA user_version = {SCHEMA}")
+        self._check_schema()
+        if not read_only:
+            if self._begin_log() != "wal":
+                raise Refused(
+                    f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk"
+                )
+            self.run("PRAGMA synchronous = FULL")
+            self.run(f"PRAGMA cache_size = -{CACHE}")
+            self.run("PRAGMA foreign_keys = ON")
+
+    def _begin_log(self) -> Any:
+        """Set the journal's mode to "wal", and return it.
+
+        SQLite needs exclusive access for that and doesn't wait for it, so this method waits.
+        """
+        ends = time.monotonic() + self.timeout
+        with self._plainly():
+            while True:
+                try:
+                    return self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
+                        raise
+                time.sleep(0.01)
+
+    def _end_log(self) -> None:
+        ends = time.monotonic() + self.timeout
+        mode = None
+        while mode != "delete":
+            try:
+                [(mode,)] = self._connection.execute("PRAGMA journal_mode = DELETE")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise
+            if mode != "delete" and time.monotonic() > ends:
+                raise Refused(
+                    f"{self.path}: another process has the store open; end it (a run can be resumed later), "
+                    "then try again. Nothing was deleted"
+                )
+            time.sleep(0.01)
+
+    def _is_empty(self) -> bool:
+        tables = self.run("SELECT 1 FROM sqlite_master LIMIT 1")
+        return self.run("PRAGMA application_id") == [(0,)] and not tables
+
+    def _check_schema(self) -> None:
+        [(application,)] = self.run("PRAGMA application_id")
+        [(schema,)] = self.run("PRAGMA user_version")
+        if application != APPLICATION_ID:
+            raise Refused(
+                f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
+            )
+        if schema != SCHEMA:
+            raise Refused(
+                f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
+                "wrote it; export it with that version, and import it with this one"
+            )
+        with self._plainly():
+            fits = columns_fit(self._connection)
+        if not fits:
+            raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}")
+
+
+def _number_of(text: Any, key: str) -> int | None:
+    """A number of a JSON object; None where it has none, or the text is damaged."""
+    try:
+        value = json.loads(text).get(key) if text != "{}" else None
+    except (TypeError, ValueError, AttributeError):
+        return None
+    return value if type(value) is int and abs(value) < 2**63 else None
+
+
+def read_text(value: bytes) -> str:
+    """Also damaged text that can't be decoded, for its checksum to be compared."""
+    return value.decode("utf-8", "surrogateescape")
+
+
+DAMAGED = "the store's file is damaged. {way_out}"
+_REASONS = {
+    sqlite3.SQLITE_BUSY: (
+        "another process has been writing for more than {timeout:g} s; try again when it is done"
+    ),
+    sqlite3.SQLITE_LOCKED: "another connection is writing; try again when it is done",
+    sqlite3.SQLITE_READONLY: (
+        "the store can only be read: it was opened read-only, or its file or folder is read-only; "
+        "change that, or write to a copy"
+    ),
+    sqlite3.SQLITE_NOTADB: (
+        "not a store (not an SQLite file); give another path, or import it if it is a log"
+    ),
+    sqlite3.SQLITE_CORRUPT: DAMAGED,
+    sqlite3.SQLITE_FULL: (
+        "the disk is full; make room and try again. Nothing of it was stored; earlier writes are intact"
+    ),
+    sqlite3.SQLITE_IOERR: "the disk can't be read or written (is it full?); earlier writes are intact",
+    sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
+}
+_UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+
+
+def columns_fit(connection: sqlite3.Connection) -> bool:
+    """Whether the tables have the columns of a store."""
+    for table, columns in {"samples": SAMPLE, **LEDGERS}.items():
+        names = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", [table])}
+        if names != {*columns, "checksum"}:
+            return False
+    return True
+
+
+def way_out(path: Path) -> str:
+    """What to do about a damaged store."""
+    name = shlex.quote(str(path))
+    return (
+        f"What to do: `agro recover {name} --out NEW` writes all intact rows into a new store and reports "
+        "the lost ones, or go back to a copy"
+    )
+
+
+def _check_path(path: Path, read_only: bool, create: bool) -> None:
+    if path.is_dir():
+        raise Refused(f"{path}: expected the file of a store, got a folder")
+    there = path.exists()
+    if not there and (read_only or not create):
+        raise Refused(
+            f"{path}: no such store; make one with `agro import` or `agro sample`, or give another path"
+        )
+    if not there and not path.parent.is_dir():
+        raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
+    if there and not _allowed(path, os.R_OK):
+        raise Refused(f"{path}: you may not read this file")
+    writable = _allowed(path.parent, os.W_OK) and (not there or _allowed(path, os.W_OK))
+    if not read_only and not writable:
+        raise Refused(f"{path}: the file or its folder can only be read; a store to write to needs both")
+    # SQLite itself would take a short file for an empty one, and overwrite it. The file isn't read here: to
+    # close it would release the locks of all other connections of this process (POSIX), and another process
+    # that closes the store would then delete the write-ahead log under them.
+    if there and 0 < path.stat().st_size < SHORTEST:
+        raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
+
+
+def _allowed(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _is_still(path: Path) -> bool:
+    """Whether nobody writes to the store and we can't make the files that reading beside a writer takes."""
+    wal = path.with_name(f"{path.name}-wal")
+    return not _allowed(path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)

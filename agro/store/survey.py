@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -53,33 +52,30 @@ class Scale(NamedTuple):
 # Of some groups, in the order of samples_draw, so that nothing is sorted.
 GROUP_ROWS = f"""
 SELECT id, prompt_id, episode, reward, role, source, version, knows_behavior, knows_tokens, action,
-  CASE WHEN json_valid(CAST(meta AS TEXT)) THEN json_extract(CAST(meta AS TEXT), '$.finish') END, response
-FROM samples INDEXED BY samples_draw WHERE {queries.BETWEEN_GROUPS} AND NOT redone ORDER BY prompt_id
+  meta, response
+FROM samples INDEXED BY samples_draw WHERE {queries.BETWEEN_GROUPS} AND redone = 0 ORDER BY prompt_id
 """
 PROMPTS = """
 SELECT id, prompt_id, prompt, messages FROM samples WHERE id IN (SELECT value FROM json_each(?))
 """
 SCALES = """
 SELECT source, min(reward), max(reward) FROM samples
-WHERE prompt_id <> '' AND NOT redone AND reward IS NOT NULL GROUP BY source
+WHERE prompt_id <> '' AND redone = 0 AND reward IS NOT NULL GROUP BY source
 """
 # The sets of sources that scored responses of one group have.
 TOGETHER = """
 SELECT names, count(*), min(prompt_id) FROM (
   SELECT prompt_id, json_group_array(DISTINCT CAST(source AS TEXT)) AS names
   FROM samples WHERE {where} AND reward IS NOT NULL GROUP BY prompt_id HAVING min(source) <> max(source)
-) GROUP BY names
+) AS sets GROUP BY names
 """
 
 
-class SurveyReader:
-    """Iterators over pages, which are the answers of a store or of its owner."""
+class Survey:
+    """What there is in a store, without the samples themselves."""
 
-    group_rows_page: Callable[[int], Page[list[SurveyRow]]]
-    prompts_page: Callable[[int], Page[tuple[str, Text]]]
-    groups_page: Callable[..., Page[Group]]
-    summaries_page: Callable[..., Page[SampleSummary]]
-    scales: Callable[[], list[Scale]]
+    def __init__(self, tables: Tables) -> None:
+        self._tables, self._database = tables, tables.database
 
     def each_group_rows(self) -> Iterator[list[SurveyRow]]:
         """The rows of each group, by prompt_id, without checking that they are as they were written."""
@@ -108,13 +104,6 @@ class SurveyReader:
             return None
         return min(s.lowest for s in scales), max(s.highest for s in scales)
 
-
-class Survey(SurveyReader):
-    """What there is in a store, without the samples themselves."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables, self._database = tables, tables.database
-
     def group_rows_page(self, cursor: int) -> Page[list[SurveyRow]]:
         """Groups as `each_group_rows` has them, those after the group of the sample `cursor`."""
         self._tables.check_once("structure")
@@ -126,7 +115,7 @@ class Survey(SurveyReader):
     def prompts_page(self, cursor: int) -> Page[tuple[str, Text]]:
         """The prompts of groups after that of the sample `cursor`."""
         ids, following = self._next_groups(cursor)
-        rows = self._database.run(PROMPTS, [json.dumps(ids)])
+        rows = self._database.run(PROMPTS, [self._database.listed(ids)])
         prompts: dict[int, tuple[str, Text]] = {}
         for i, name, prompt, messages in rows:
             text = decode_text(prompt) if messages is None else loads(decode_text(messages))
@@ -171,22 +160,24 @@ class Survey(SurveyReader):
     def counts(self) -> Counts:
         self._tables.check_once("structure")
         [(samples, tokens, behavior)] = self._database.run(
-            "SELECT count(*), total(knows_tokens), total(knows_behavior) FROM samples WHERE NOT redone"
+            "SELECT count(*), sum(knows_tokens), sum(knows_behavior) FROM samples WHERE redone = 0"
         )
         # Alone it reads only samples_draw, in its order.
-        [(groups,)] = self._database.run("SELECT count(DISTINCT prompt_id) FROM samples WHERE NOT redone")
+        [(groups,)] = self._database.run("SELECT count(DISTINCT prompt_id) FROM samples WHERE redone = 0")
         counts: dict[str, dict[Any, int]] = {}
         for column in ("state", "source", "role"):
-            sql = f"SELECT {column}, count(*) FROM samples WHERE NOT redone GROUP BY {column}"
+            sql = f"SELECT {column}, count(*) FROM samples WHERE redone = 0 GROUP BY {column}"
             counts[column] = dict(self._database.run(sql))
-        [(pairs, ties)] = self._database.run(f"SELECT count(*), total(NOT {queries.WON}) FROM pairs")
+        [(pairs, ties)] = self._database.run(
+            f"SELECT count(*), count(CASE WHEN NOT {queries.WON} THEN 1 END) FROM pairs"
+        )
         return Counts(
             samples=samples,
             groups=groups,
-            with_tokens=int(tokens),
-            with_behavior=int(behavior),
-            pairs=pairs - int(ties),
-            ties=int(ties),
+            with_tokens=int(tokens or 0),
+            with_behavior=int(behavior or 0),
+            pairs=pairs - ties,
+            ties=ties,
             sources={decode_text(k): n for k, n in counts["source"].items()},
             roles=counts["role"],
             **{name: counts["state"].get(i, 0) for i, name in enumerate(STATES)},
@@ -230,11 +221,20 @@ def _to_survey_row(row: tuple[Any, ...]) -> SurveyRow:
     values = dict(zip(SurveyRow._fields, row, strict=True))
     for name in ("prompt_id", "episode", "source", "response"):
         values[name] = decode_text(values[name])
+    values["finish"] = _finish(values["finish"])
     for name in ("knows_behavior", "knows_tokens"):
         values[name] = bool(values[name])
     if values["length"] is not None:  # of the bits of `action`
         values["length"] = int.from_bytes(values["length"], "big").bit_count()
     return SurveyRow(**values)
+
+
+def _finish(meta: Any) -> Any:
+    """`meta["finish"]`; None where the text is damaged."""
+    try:
+        return loads(decode_text(meta)).get("finish") if meta != "{}" else None
+    except (TypeError, ValueError, AttributeError):
+        return None
 
 
 @lru_cache(maxsize=1024)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.store.database import LEDGERS, Database, way_out
+from agro.store.database import KEYS, LEDGERS, Database
 from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
 from agro.store.sample_rows import (
     SELECT,
     checksum,
     from_rows,
-    insert_into,
     is_valid,
     is_valid_sample,
+    run_of,
     without_version,
 )
 
@@ -28,8 +27,6 @@ class Tables:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        # The owner of a store passes rows on.
-        self.read_samples: Callable[[list[tuple[Any, ...]]], list[Any]] = from_rows
         self._checked: frozenset[str] = frozenset()  # parts of `Damage` that were found intact
 
     def check(self) -> None:
@@ -70,15 +67,14 @@ class Tables:
                 self._checked |= {part}
 
     def refusal(self, damage: Damage) -> Refused:
-        return Refused(f"{self.database.path}: {damage}. {way_out(self.database.path)}")
+        return Refused(f"{self.database.path}: {damage}. {self.database.way_out()}")
 
     def _structure(self) -> list[str]:
-        lines = [" ".join(str(line).split()) for (line,) in self.database.run("PRAGMA integrity_check(10)")]
-        return [] if lines == ["ok"] else lines
+        return self.database.damage()
 
     def last_id(self) -> int:
         """The id of the sample that was added last; 0 where there is none."""
-        [(newest,)] = self.database.run("SELECT ifnull(max(id), 0) FROM samples")
+        [(newest,)] = self.database.run("SELECT coalesce(max(id), 0) FROM samples")
         return int(newest)
 
     def sample_rows(
@@ -88,15 +84,17 @@ class Tables:
         sql = f"{SELECT} WHERE ({clause}) AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE_ROWS}"
         return self.database.page(sql, [*args, cursor, until], rows=PAGE_ROWS)
 
-    def valid_samples(self, ids: Sequence[int], foreign: Collection[int] = ()) -> dict[int, Any]:
+    def valid_samples(self, ids: Sequence[int], run: str | None = None) -> dict[int, Any]:
         """The samples of these ids, redone ones too; damaged ones are left out.
 
-        `foreign`: samples of other runs, whose versions count other steps: their staleness is unknown.
+        With `run` the staleness of those of other runs is unknown, whose versions count other steps.
         """
-        rows = self.database.run(f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [json.dumps(ids)])
+        chosen = self.database.listed(ids)
+        rows = self.database.run(f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [chosen])
         valid = [row for row in rows if is_valid_sample(row)]
-        valid = [without_version(row) if row[0] in foreign else row for row in valid]
-        return dict(zip([row[0] for row in valid], self.read_samples(valid), strict=True))
+        if run is not None:
+            valid = [row if run_of(row) == run else without_version(row) for row in valid]
+        return dict(zip([row[0] for row in valid], from_rows(valid), strict=True))
 
     def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows of one of `LEDGERS`, without their checksums.
@@ -113,13 +111,14 @@ class Tables:
 
     def put(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Write rows of one of `LEDGERS`, in place of those with the same key where it has one."""
-        insert = insert_into(table, (*LEDGERS[table], "checksum")).replace("INSERT", "INSERT OR REPLACE", 1)
-        self.database.run_many(insert, [(*row, checksum(row)) for row in rows])
+        columns, key = (*LEDGERS[table], "checksum"), KEYS.get(table, ())
+        self.database.insert(table, columns, [(*row, checksum(row)) for row in rows], key)
 
     def check_ids(self, ids: list[int]) -> None:
         missing = self.database.run(
-            "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM samples) LIMIT 3",
-            [json.dumps(ids)],
+            "SELECT value FROM json_each(?) "
+            "WHERE NOT EXISTS (SELECT 1 FROM samples WHERE id = value) LIMIT 3",
+            [self.database.listed(ids)],
         )
         if missing:
             raise Refused(
@@ -129,12 +128,12 @@ class Tables:
     def note_changes(self, ids: Iterable[int]) -> None:
         """Record that what groups may be drawn of these samples' changed. The last records are kept."""
         groups = "SELECT DISTINCT prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))"
-        self.note_groups(group for (group,) in self.database.run(groups, [json.dumps(list(ids))]))
+        self.note_groups(group for (group,) in self.database.run(groups, [self.database.listed(ids)]))
 
     def note_groups(self, prompt_ids: Iterable[Any]) -> None:
         """The same of groups, by prompt ids as they are stored."""
         rows = [(prompt_id,) for prompt_id in prompt_ids]
-        self.database.run_many("INSERT INTO changes (prompt_id) VALUES (?)", rows)
+        self.database.insert("changes", ("prompt_id",), rows)
         self.database.run(
             "DELETE FROM changes WHERE number <= (SELECT max(number) FROM changes) - ?", [CHANGES]
         )

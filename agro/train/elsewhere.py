@@ -29,6 +29,7 @@ from agro.train.publications import ProcessReport, Publications, PublishedWeight
 from agro.train.source import FillRequest
 
 POLL_SECONDS = 0.1
+LOOK_SECONDS = 5.0
 
 
 def ahead(config: RunConfig) -> int:
@@ -56,6 +57,8 @@ class CollectorSource:
         self.version = 0  # of the learner's weights
         self.step = step  # of the run, the last one that was filled
         self.process = ProcessReport("trainer", "trainer")
+        self._learner: Learner | None = None
+        self._looked = time.monotonic()  # whether the published weights are still there
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         if not wanted.groups:
@@ -73,8 +76,10 @@ class CollectorSource:
         self.version = learner.version
         newest = self.publications.newest()
         version = learner.version
-        if newest is not None and 0 <= version - newest.version < self.config.source.sync_every:
+        is_due = newest is None or not 0 <= version - newest.version < self.config.source.sync_every
+        if newest is not None and not is_due and self.publications.has(newest):
             version = newest.version
+        self._learner = learner
         weights = PublishedWeights(version, self.phase.name, self.step)
         self.publications.publish(weights, learner.publish)
         self.publications.report(replace(self.process, version=self.version, step=self.step))
@@ -112,5 +117,15 @@ class CollectorSource:
                     "no progress; then continue with --resume"
                 )
             if len(valid) < groups:
+                self._publish_again()
                 time.sleep(POLL_SECONDS)
         return sorted(valid), samples, skipped
+
+    def _publish_again(self) -> None:
+        """Publish what a database lost where its server crashed, for which collectors wait."""
+        if self._learner is None or time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        newest = self.publications.newest()
+        if newest is None or not self.publications.has(newest):
+            self.publish(self._learner)

@@ -27,8 +27,7 @@ from typing import Any, Literal
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store.location import Location, url_of
-from agro.store.serving.http import OwnerHttp
-from agro.store.shared import LocalFolder, RemoteFolder, SharedFolder
+from agro.store.shared import DatabaseFolder, LocalFolder, SharedFolder
 from agro.types import Prompt
 
 RECORD, PROMPTS, WEIGHTS, PROCESSES = "config.json", "prompts.jsonl", "weights", "processes"
@@ -71,14 +70,24 @@ class ProcessReport:
 class Publications:
     """What a trainer publishes, and collectors read."""
 
-    def __init__(self, shared: SharedFolder) -> None:
+    def __init__(self, shared: SharedFolder, weights: Path | None = None) -> None:
+        """`weights`: a folder for these alone, where they aren't among the others."""
         self.shared = shared
+        self._folder: SharedFolder = shared if weights is None else LocalFolder(weights)
 
     @classmethod
     def of(cls, store: Location, run: str, folder: Path) -> Publications:
-        """Of a run: at the owner of its store, or else in its folder."""
+        """Of a run: in the database of its store, or else in its folder."""
         url = url_of(store)
-        return cls(LocalFolder(folder) if url is None else RemoteFolder(OwnerHttp(url), run))
+        publications = cls(LocalFolder(folder) if url is None else DatabaseFolder(url, run))
+        return publications.told(publications.record())
+
+    def told(self, record: Mapping[str, Any] | None) -> Publications:
+        """With the folder of weights that the configuration of a run names."""
+        weights = (record or {}).get("source", {}).get("weights")
+        if weights is not None and record is not None:
+            self._folder = LocalFolder(Path(weights) / str(record["run"]))
+        return self
 
     def __str__(self) -> str:
         return str(self.shared)
@@ -90,28 +99,31 @@ class Publications:
             content = {"id": prompt.id, "text": prompt.text, "columns": dict(prompt.columns)}
             lines.append(dumps(content, f"prompt {prompt.id}", ascii=True) + "\n")
         self.shared.write(PROMPTS, "".join(lines).encode("ascii"))
+        self.told(record)
         self.shared.write(RECORD, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
         newest = self.newest()
         if newest is not None and newest.ended:  # and goes on with more steps
             self._announce(replace(newest, ended=False))
         for version in self._versions():
             if newest is None or version > newest.name:
-                self.shared.remove(version)
+                self._folder.remove(version)
         for report in self.shared.names(PROCESSES):  # of processes that may have died since
             self.shared.remove(report)
 
     def publish(self, weights: PublishedWeights, write: Callable[[Path], None]) -> None:
         """Announce weights, which `write` puts into a folder unless they are there already."""
-        self.shared.add(weights.name, write)
+        self._folder.add(weights.name, write)
         self._announce(weights)
         for old in self._versions()[:-KEPT]:
-            self.shared.remove(old)
+            self._folder.remove(old)
 
     def end(self) -> None:
         """Let collectors know that the run has ended."""
         newest = self.newest()
         if newest is not None:
             self._announce(replace(newest, ended=True))
+            for old in self._versions()[:-1]:
+                self._folder.remove(old)
 
     def newest(self) -> PublishedWeights | None:
         """None where nothing was published yet."""
@@ -149,7 +161,11 @@ class Publications:
 
     def weights(self, published: PublishedWeights) -> AbstractContextManager[Path]:
         """The folder of a version. Raises `Refused` where it has made room for newer ones."""
-        return self.shared.open(published.name)
+        return self._folder.open(published.name)
+
+    def has(self, published: PublishedWeights) -> bool:
+        """Whether a version is there: a database loses it where its server crashes."""
+        return published.name in self._versions()
 
     def report(self, process: ProcessReport) -> None:
         """Replace what a process said of itself before."""
@@ -167,7 +183,7 @@ class Publications:
 
     def _versions(self) -> list[str]:
         """The folders of weights; the one of a server's isn't among them."""
-        return [name for name in self.shared.names(WEIGHTS) if name.startswith(f"{WEIGHTS}/v")]
+        return [name for name in self._folder.names(WEIGHTS) if name.startswith(f"{WEIGHTS}/v")]
 
     def _announce(self, weights: PublishedWeights) -> None:
         self.shared.write(LATEST, _announcement(weights))

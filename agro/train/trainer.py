@@ -93,12 +93,11 @@ class BaseTrainer:
         monitors: Sequence[Monitor] = (),
         rewards: Mapping[str, Callable[..., Any]] | None = None,
         accept: Sequence[str] = (),
-        owner: str | None = None,
     ) -> None:
         check_trackers(config.track)
         check_out(out, resume=resume, accept=accept)
         self.out = Path(out) if out is not None else new_run_folder()
-        self.location: Location = owner or located(config.data.store, self.out)  # of the store
+        self.location: Location = located(config.data.store, self.out)  # of the store
         self.budget = None
         if config.data.hold_out_most is not None:
             self.budget = within_budget(config, self.location, self.out, resume=resume)

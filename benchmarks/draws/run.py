@@ -55,7 +55,7 @@ def make(path: Path, samples: int) -> None:
 def copied(path: Path, samples: int) -> None:
     """Copy the log of a store until it has so many samples; two of its indexes are made at the end."""
     from agro.store import Store
-    from agro.store.sample_rows import INSERT, SAMPLE, SELECT, sample_checksum
+    from agro.store.sample_rows import SAMPLE, SELECT, sample_checksum
     from agro.types import prompt_hash
 
     place = [SAMPLE.index(name) for name in ("id", "prompt_id", "prompt")]
@@ -75,7 +75,7 @@ def copied(path: Path, samples: int) -> None:
                     row[column] = value
                 rows.append((*row[:-1], sample_checksum(row)))
             with store.transaction():
-                store._database.run_many(INSERT, rows)
+                store._database.insert("samples", SAMPLE, rows)
         for _, index in indexes:
             store._database.run(index)
 

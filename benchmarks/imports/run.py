@@ -112,7 +112,7 @@ def measure(path: Path, workers: int) -> dict[str, float]:
     """Import a log into a new store."""
     from agro.logs.importing import import_files
     from agro.store import Store
-    from agro.store.sample_rows import INSERT, SELECT
+    from agro.store.sample_rows import SAMPLE, SELECT
 
     options: dict[str, Any] = {"workers": workers} if workers > 1 else {}
     store, again = (path.with_suffix(f".{os.getpid()}.{name}") for name in ("db", "again.db"))
@@ -131,7 +131,7 @@ def measure(path: Path, workers: int) -> dict[str, float]:
             began = time.process_time()
             for first in range(0, len(rows), 5000):
                 with opened.transaction():
-                    opened._database.run_many(INSERT, rows[first : first + 5000])
+                    opened._database.insert("samples", SAMPLE, rows[first : first + 5000])
         inserted = (time.process_time() - began) / len(rows) * report.samples
     finally:
         for file, suffix in product((store, again), ("", "-wal", "-shm")):

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from agro.config import DataConfig  # noqa: E402
 from agro.store import At, DrawRule, Store  # noqa: E402
-from agro.store.database import Database  # noqa: E402
+from agro.store.sqlite import SqliteDatabase  # noqa: E402
 from benchmarks import recording  # noqa: E402
 from benchmarks.draws.run import GROUPS, make  # noqa: E402
 
@@ -70,7 +70,7 @@ def measure(samples: int) -> dict[str, float]:
         return found | {"again": draw(store, next(steps))}
 
 
-def size_of(database: Database) -> float:
+def size_of(database: SqliteDatabase) -> float:
     """Bytes of the pages that are in use."""
     [(pages,)] = database.run("PRAGMA page_count")
     [(free,)] = database.run("PRAGMA freelist_count")

@@ -24,8 +24,8 @@ from agro.rewards.workers import Pool
 from agro.rollout.engines.hf import HF
 from agro.runs.progress import Interruption
 from agro.store import Store
-from agro.store.database import Database
 from agro.store.drawing import Draws
+from agro.store.sqlite import SqliteDatabase
 from agro.train.monitors.heldout import HeldOutPrompts
 from agro.train.recovery import Checkpoints
 from agro.train.update import Updates
@@ -53,8 +53,8 @@ _PLACES: list[tuple[Any, str, str]] = [
     (HeldOutPrompts, "after", "evaluating"),
 ]
 _TICKS: tuple[tuple[Any, str], ...] = (
-    (Database, "run"),
-    (Database, "run_many"),
+    (SqliteDatabase, "run"),
+    (SqliteDatabase, "insert"),
     (Interruption, "check"),
     (Pool, "_send"),
     (Pool, "_wait"),

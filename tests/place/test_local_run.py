@@ -22,7 +22,7 @@ from agro.pages.run.live import LivePage
 from agro.place import run as placing
 from agro.place.local import log_file
 from agro.place.placement import PlacedProcess, Placement, TrainCommand
-from agro.place.record import PlacedRecord, owner_of
+from agro.place.record import PlacedRecord
 from agro.place.run import place
 
 STEPS = 8
@@ -65,9 +65,9 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "LocalLauncher", ForkedLauncher)
 
 
-def command(folder: Path) -> TrainCommand:
+def command(folder: Path, **changes: object) -> TrainCommand:
     held_out = write_prompts(folder / "held.jsonl", range(60, 70))
-    made = tiny(folder, data__max_age=2, data__eval_prompts=held_out, train__steps=STEPS)
+    made = tiny(folder, data__max_age=2, data__eval_prompts=held_out, train__steps=STEPS, **changes)
     return TrainCommand(write_toml(folder / "recipe.json", made), (), folder / "run")
 
 
@@ -91,20 +91,22 @@ def kill_at(run: Path, steps: Mapping[int, str]) -> threading.Thread:
     return thread
 
 
-def test_a_run_goes_on_when_its_processes_die(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("store", ["file", "postgres"])
+def test_a_run_goes_on_when_its_processes_die(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], store: str, request: pytest.FixtureRequest
+) -> None:
     run = tmp_path / "run"
-    killer = kill_at(run, {2: "collector-1", 3: "owner", 5: "trainer"})
-    assert place(Placement.parse("local:2"), command(tmp_path)) == 0
+    url = request.getfixturevalue("postgres_url") if store == "postgres" else None
+    killer = kill_at(run, {2: "collector-1", 5: "trainer"})
+    assert place(Placement.parse("local:2"), command(tmp_path, data__store=url)) == 0
     killer.join()
-    check(run, STEPS)
+    check(run, STEPS, url)
     said = capsys.readouterr().err
     assert "note: --place local:2: 2 other processes sample" in said
-    for name in ("collector-1", "owner", "trainer"):
+    for name in ("collector-1", "trainer"):
         assert f"{name} (pid " in said
         assert f"{name} is started again (pid " in said
     assert (run / "model" / "model.safetensors").exists()
-    assert json.loads((run / "config.json").read_text())["data"]["store"] is None  # works without the owner
-    assert oct((run / ".token").stat().st_mode)[-3:] == "600"
 
     ps(str(run), as_json=True)
     status = json.loads(capsys.readouterr().out)
@@ -112,8 +114,8 @@ def test_a_run_goes_on_when_its_processes_die(tmp_path: Path, capsys: pytest.Cap
     assert version >= STEPS  # steps that the killed trainer lost have versions that are never used again
     assert status["published"] == {"version": version, "phase": "train", "step": STEPS, "ended": True}
     processes = {process["name"]: process for process in status["processes"]}
-    assert [*processes] == ["owner", "trainer", "collector-1", "collector-2"]
-    assert [process["restarts"] for process in processes.values()] == [1, 1, 1, 0]
+    assert [*processes] == ["trainer", "collector-1", "collector-2"]
+    assert [process["restarts"] for process in processes.values()] == [1, 1, 0]
     assert (processes["trainer"]["step"], processes["trainer"]["version"]) == (STEPS, version)
     assert processes["collector-2"]["ended"] == "done"
 
@@ -138,15 +140,5 @@ def test_what_the_trainer_refuses_ends_all(tmp_path: Path) -> None:
     assert place(Placement.parse("local:1"), made) == 2
     placed = PlacedRecord.read(tmp_path / "run")
     assert placed is not None
-    assert [process["ended"] for process in placed.processes] == ["stopped", "refused", "stopped"]
+    assert [process["ended"] for process in placed.processes] == ["refused", "stopped"]
     assert "prompts.jsonl" in (tmp_path / "run" / "logs" / "trainer.log").read_text()
-
-
-def test_a_folder_stands_for_the_owner_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AGRO_TOKEN", raising=False)
-    assert owner_of(str(tmp_path)) == str(tmp_path)
-    assert owner_of("http://host:1") == "http://host:1"
-    PlacedRecord("local", "http://127.0.0.1:5", ()).write(tmp_path)
-    (tmp_path / ".token").write_text("its token")
-    assert owner_of(str(tmp_path)) == "http://127.0.0.1:5"
-    assert os.environ["AGRO_TOKEN"] == "its token"

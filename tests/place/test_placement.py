@@ -67,7 +67,7 @@ def command(folder: Path, text: str = "", *overrides: str, resume: bool = False)
 
 
 def plan(made: TrainCommand, placement: str = "local:2") -> Plan:
-    return Plan.of(Placement.parse(placement), made, "127.0.0.1", 8700)
+    return Plan.of(Placement.parse(placement), made)
 
 
 def argv(made: Plan, name: str, again: bool = False) -> list[str]:
@@ -77,27 +77,13 @@ def argv(made: Plan, name: str, again: bool = False) -> list[str]:
 
 def test_the_processes_of_a_run(tmp_path: Path) -> None:
     made = plan(command(tmp_path, "", "train.steps=3"))
-    assert [process.name for process in made.processes] == ["owner", "trainer", "collector-1", "collector-2"]
+    assert [process.name for process in made.processes] == ["trainer", "collector-1", "collector-2"]
     run = str(tmp_path / "run")
-    assert argv(made, "owner") == [
-        *(
-            "python",
-            "-m",
-            "agro",
-            "store",
-            "serve",
-            f"{run}/store.db",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "8700",
-        )
-    ]
     trainer = ["python", "-m", "agro", "train", str(tmp_path / "recipe.toml"), "train.steps=3"]
-    trainer += ["source.kind=elsewhere", "--out", run, "--owner", URL]
+    trainer += ["source.kind=elsewhere", "--out", run]
     assert argv(made, "trainer") == trainer
     assert argv(made, "trainer", again=True) == [*trainer, "--resume", "--accept", "reward.name"]
-    collector = ["python", "-m", "agro", "collect", URL, "--name", "collector-2"]
+    collector = ["python", "-m", "agro", "collect", run, "--name", "collector-2"]
     assert argv(made, "collector-2") == argv(made, "collector-2", again=True) == collector
 
 
@@ -124,7 +110,7 @@ def test_ranks_and_servers(tmp_path: Path) -> None:
         command(tmp_path, "[place]\nranks = 2\ncollectors = 3\nservers = [\"serve --port 1 'a b'\"]"), "local"
     )
     names = [process.name for process in made.processes]
-    assert names == ["owner", "server-1", "trainer", "collector-1", "collector-2", "collector-3"]
+    assert names == ["server-1", "trainer", "collector-1", "collector-2", "collector-3"]
     assert argv(made, "server-1") == ["serve", "--port", "1", "a b"]
     torchrun = [
         "python",
@@ -151,3 +137,14 @@ def test_ranks_and_servers(tmp_path: Path) -> None:
 def test_runs_that_cannot_be_placed(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(Refused, match=message):
         plan(command(tmp_path, text))
+
+
+def test_several_hosts_need_a_server(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="a store that several hosts can have"):
+        plan(command(tmp_path), "ray://head:6379")
+    made = command(tmp_path, 'store = "postgresql://host/runs"')
+    assert argv(plan(made, "ray://head:6379"), "collector-1")[-3:] == [
+        str(tmp_path / "run"),
+        "--name",
+        "collector-1",
+    ]

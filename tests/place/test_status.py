@@ -40,13 +40,13 @@ def publications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publication
 def test_what_the_supervisor_and_the_processes_say(publications: Publications) -> None:
     """The supervisor knows better where a process is, the process what it does."""
     processes = [
-        {"name": "owner", "role": "owner", **PLACED},
+        {"name": "server", "role": "server", **PLACED},
         {"name": "trainer", "role": "trainer", **PLACED, "restarts": 0},
         {"name": "collector-1", "role": "collector", **PLACED, "pid": None, "host": None},
     ]
-    status = RunStatus.of(PlacedRecord("local:1", "http://h:1", processes), publications)
+    status = RunStatus.of(PlacedRecord("local:1", processes), publications)
     assert status.rows() == [
-        ("owner", "here 7", "100 s ago", "", "", "started again 2 times"),
+        ("server", "here 7", "100 s ago", "", "", "started again 2 times"),
         ("trainer", "here 7", "100 s ago", "4", "10 s ago", "step 3"),
         (
             "collector-1",
@@ -73,18 +73,16 @@ def test_a_run_that_was_not_placed(publications: Publications) -> None:
     [(0.4, "0 s ago"), (119.0, "119 s ago"), (120.0, "2 min ago"), (7300.0, "2 h ago"), (9e5, "10 d ago")],
 )
 def test_times_in_words(seconds: float, text: str, publications: Publications) -> None:
-    placed = {"name": "owner", "role": "owner", **PLACED, "since": 200.0 - seconds}
-    [row] = RunStatus.of(
-        PlacedRecord("local", "http://h:1", [placed]), Publications(LocalFolder(Path("no")))
-    ).rows()
+    placed = {"name": "server", "role": "server", **PLACED, "since": 200.0 - seconds}
+    [row] = RunStatus.of(PlacedRecord("local", [placed]), Publications(LocalFolder(Path("no")))).rows()
     assert row[2] == text
 
 
 def test_folders_of_runs_alone(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"expected the folder of a run"):
         RunStatus.read(str(tmp_path))
-    PlacedRecord("local", "http://h:1", [{"name": "owner", "role": "owner", **PLACED}]).write(tmp_path)
-    assert [row[0] for row in RunStatus.read(str(tmp_path)).rows()] == ["owner"]  # the trainer loads a model
+    PlacedRecord("local", [{"name": "server", "role": "server", **PLACED}]).write(tmp_path)
+    assert [row[0] for row in RunStatus.read(str(tmp_path)).rows()] == ["server"]  # the trainer loads a model
     (tmp_path / "place.json").unlink()
     record = {"run": "r", "data": {"store": None}}
     (tmp_path / "config.json").write_text(json.dumps(record))

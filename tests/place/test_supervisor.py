@@ -50,10 +50,10 @@ class Watched:
 def test_the_run_ends_with_its_trainer_and_its_exit_code(tmp_path: Path) -> None:
     for code in (0, 2, 130):
         trainer = process("trainer", f"import os; assert os.environ['VARIABLE'] == '1'; os._exit({code})")
-        watched = Watched(tmp_path, process("owner", SLEEP), trainer, process("collector", "pass"))
+        watched = Watched(tmp_path, process("server", SLEEP), trainer, process("collector", "pass"))
         assert watched.supervisor.run() == code
-        assert watched.last("owner")["ended"] == "stopped"
-        pid = watched.last("owner")["pid"]
+        assert watched.last("server")["ended"] == "stopped"
+        pid = watched.last("server")["pid"]
         with pytest.raises(ProcessLookupError):
             os.kill(int(str(pid)), 0)
 
@@ -74,10 +74,10 @@ def test_what_dies_is_started_again_and_said(tmp_path: Path) -> None:
 
 def test_deaths_without_a_step_are_bounded(tmp_path: Path) -> None:
     watched = Watched(
-        tmp_path, process("trainer", SLEEP), process("owner", "raise SystemExit(1)"), restarts=2
+        tmp_path, process("trainer", SLEEP), process("server", "raise SystemExit(1)"), restarts=2
     )
     assert watched.supervisor.run() == 1
-    assert watched.last("owner")["restarts"] == 3
+    assert watched.last("server")["restarts"] == 3
     assert "3 times without a step in between: the run ends" in watched.said[-1]
 
 
@@ -96,7 +96,7 @@ def test_a_refusal_isnt_started_again(tmp_path: Path, monkeypatch: pytest.Monkey
     watched = Watched(tmp_path, process("trainer", SLEEP), process("collector", refuses, "collector-1"))
     assert watched.supervisor.run() == 2
     assert watched.said[-1].startswith("no collector is left")
-    watched = Watched(tmp_path, process("trainer", SLEEP), process("owner", refuses))
+    watched = Watched(tmp_path, process("trainer", SLEEP), process("server", refuses))
     assert watched.supervisor.run() == 2
     both = [process("collector", refuses, "collector-1"), process("collector", SLEEP, "collector-2")]
     watched = Watched(tmp_path, process("trainer", "import time; time.sleep(2)"), *both)
@@ -106,7 +106,7 @@ def test_a_refusal_isnt_started_again(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_trainer_first(tmp_path: Path, number: signal.Signals) -> None:
-    """The owner lives until the trainer has written its checkpoint."""
+    """The servers live until the trainer has written its checkpoint."""
     marks = tmp_path / "marks"
     checkpoint = (
         "import os, signal, sys, time\n"
@@ -118,7 +118,7 @@ def test_a_signal_stops_the_trainer_first(tmp_path: Path, number: signal.Signals
         f"open({str(marks)!r} + sys.argv[1], 'w').close()\n"
         "time.sleep(60)"
     )
-    roles: list[Role] = ["owner", "trainer", "collector"]
+    roles: list[Role] = ["server", "trainer", "collector"]
     processes = [PlacedProcess(role, role, None, (sys.executable, "-c", checkpoint, role)) for role in roles]
     watched = Watched(tmp_path, *processes)
 
@@ -129,7 +129,7 @@ def test_a_signal_stops_the_trainer_first(tmp_path: Path, number: signal.Signals
 
     threading.Thread(target=interrupt).start()
     assert watched.supervisor.run() == 130
-    assert marks.read_text().split() == ["trainer", "collector", "owner"]
+    assert marks.read_text().split() == ["trainer", "collector", "server"]
 
 
 def test_processes_end_with_the_supervisor(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ from pathlib import Path
 from agro.place import supervisor
 from agro.place.local import LocalLauncher
 from agro.place.placement import PlacedProcess
-sleep = PlacedProcess("owner", "owner", None, (sys.executable, "-c", "import time; time.sleep(60)"))
+sleep = PlacedProcess("server", "server", None, (sys.executable, "-c", "import time; time.sleep(60)"))
 child = LocalLauncher(Path({str(tmp_path)!r}), {{}}).start(sleep, again=False)
 print(child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

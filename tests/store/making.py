@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agro.store.draw_rules import Candidate, DrawRule, place_of
 from agro.types import Sample, prompt_hash
@@ -24,6 +25,8 @@ WORDS = [
     "\ufeff",
     "é" * 40,
 ]
+# A test of SQLite itself, or of a file.
+of_file = pytest.mark.parametrize("path", ["file"], indirect=True)
 LONE = ["\ud800", "x\udfffy"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from making import Listed, group, sample
+from making import Listed, group, of_file, sample
 
 from agro.config import DataConfig
 from agro.errors import Refused
@@ -280,6 +280,7 @@ def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
     assert [[s.id for s in d] for d in got] != [[s.id for s in d] for d in expected]
 
 
+@of_file
 @pytest.mark.test
 def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     """10,000 samples with 256 kB of tokens a hundred: a draw looks at an index, not at the rows."""
@@ -369,6 +370,7 @@ def test_the_best_episode_is_one_response(store: Store) -> None:
     assert draw(store, DrawRule(1, DataConfig(best_of_group=True, group_size=1)), step=2) == drawn
 
 
+@of_file
 @pytest.mark.test
 def test_the_best_of_a_large_group_are_found_in_an_index(store: Store) -> None:
     """10,000 responses to one prompt: each is compared with the better ones alone, of which one is enough."""

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from making import group, sample
+from making import group, of_file, sample
 
 from agro.config import DataConfig
 from agro.errors import Refused
@@ -154,6 +154,7 @@ def test_waiting_ends_with_the_time_and_what_the_store_has(store: Store, monkeyp
     assert "waited" not in str(at_once.value)
 
 
+@of_file
 def test_a_damaged_sample_is_reported_with_its_group_and_episode(store: Store, path: Path) -> None:
     """One of a drawn group, one of an episode that was made for the step: both are missing."""
     old = store.append(group("old", [0.0, 1.0, 0.5]))

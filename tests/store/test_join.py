@@ -47,7 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _keep_share(store: Store, number: int) -> None:
     run = store._database.run
-    store._database.define("share", lambda prompt_id: noise(0, 0, "shard", prompt_id) % COUNT)
+    store._database._connection.create_function(
+        "share", 1, lambda prompt_id: noise(0, 0, "shard", prompt_id) % COUNT
+    )
     run("DELETE FROM draws WHERE (SELECT share(prompt_id) FROM samples WHERE id = sample) <> ?", [number])
     run("DELETE FROM pairs WHERE (SELECT share(prompt_id) FROM samples WHERE id = winner) <> ?", [number])
     for table in ("samples", "group_uses"):

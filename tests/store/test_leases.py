@@ -8,14 +8,14 @@ from pathlib import Path
 from making import group
 
 from agro.store import Origin, Store, lifeline
-from agro.store.database import Database
 from agro.store.leases import Leases
 from agro.store.lifeline import leased
+from agro.store.store import opened
 
 
 def test_a_lease_runs_out_unless_it_is_renewed(path: Path) -> None:
     now = 1000.0
-    with Database(path, read_only=False, create=True, timeout=5.0) as database:
+    with opened(path, read_only=False, create=True, timeout=5.0) as database:
         leases = Leases(database, clock=lambda: now)
         assert leases.alive(["a"]) == []  # in a store that never had one
         leases.renew("a", 10.0)
@@ -35,7 +35,7 @@ def test_a_lease_runs_out_unless_it_is_renewed(path: Path) -> None:
 
 def test_a_clock_that_is_set_back_ends_the_leases_of_before(path: Path) -> None:
     now = 1000.0
-    with Database(path, read_only=False, create=True, timeout=5.0) as database:
+    with opened(path, read_only=False, create=True, timeout=5.0) as database:
         leases = Leases(database, clock=lambda: now)
         leases.renew("a", 10.0)
         now = 400.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import group, sample
+from making import group, of_file, sample
 
 from agro.errors import Refused
 from agro.store import Pair, Store
@@ -48,6 +48,7 @@ def small_pages(monkeypatch) -> None:
             monkeypatch.setattr(f"agro.store.{module}.{name}", rows, raising=False)
 
 
+@of_file
 @pytest.mark.parametrize("name", RESULTS)
 def test_nothing_is_held_between_two_pages(store: Store, small_pages: None, name: str) -> None:
     """A query that is open keeps SQLite from emptying the write-ahead log (busy is 1 then)."""
@@ -79,6 +80,7 @@ def test_groups_are_whole_and_those_that_are_listed_at_once(store: Store, small_
     assert {len(rows) for rows in store.survey.each_group_rows()} == {SIZE}
 
 
+@of_file
 def test_a_page_ends_where_its_rows_are_long(store: Store, monkeypatch) -> None:
     texts = ["x" * 1000] * 10
     ids = store.append([sample("long>", text) for text in texts])
@@ -90,7 +92,7 @@ def test_a_page_ends_where_its_rows_are_long(store: Store, monkeypatch) -> None:
         return pages[-1]
 
     monkeypatch.setattr(Experience, "samples_page", recorded)
-    monkeypatch.setattr("agro.store.database.Database.page.__kwdefaults__", {"size": 2500})
+    monkeypatch.setattr("agro.store.sqlite.SqliteDatabase.page.__kwdefaults__", {"size": 2500})
     assert [s.id for s in store.samples(ids=ids)] == ids
     assert [len(page.items) for page in pages] == [3, 3, 3, 1]  # 3 of 1000 characters are the first over 2500
 

@@ -22,9 +22,9 @@ from making import group, sample
 
 from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Store
-from agro.store.database import Database
 from agro.store.imports import Imports
 from agro.store.location import is_store
+from agro.store.sqlite import SqliteDatabase
 
 # Forked children have everything imported; none uses a connection or threads of the parent's.
 fork = multiprocessing.get_context("fork")
@@ -82,7 +82,7 @@ def test_two_processes_append_while_a_third_draws(tmp_path: Path) -> None:
 
 def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatch) -> None:
     """Where two processes begin the write-ahead log at once, SQLite reports a busy file to one of them."""
-    plain, asked = Database._connect, []
+    plain, asked = SqliteDatabase._connect, []
 
     class Contended:
         def __init__(self, connection: sqlite3.Connection) -> None:
@@ -100,7 +100,7 @@ def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatc
                     raise error
             return self.connection.execute(sql, *args)
 
-    monkeypatch.setattr(Database, "_connect", lambda *a: Contended(plain(*a)))
+    monkeypatch.setattr(SqliteDatabase, "_connect", lambda *a: Contended(plain(*a)))
     with Store.open(tmp_path / "s.db") as store:
         assert store._database.run("PRAGMA journal_mode") == [("wal",)]
     assert len(asked) == 3

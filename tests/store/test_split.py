@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
-from serving import TOKEN, served
 
 from agro.config import DataConfig
 from agro.errors import Refused
@@ -81,18 +81,15 @@ def test_clusters_are_kept_and_read(tmp_path: Path) -> None:
             read_clusters(tmp_path)
 
 
-def test_an_owner_draws_by_the_clusters_that_a_run_keeps(tmp_path: Path, monkeypatch) -> None:
-    """They are those of the run, whatever near-copies the store has, and outlive the owner's process."""
-    monkeypatch.setenv("AGRO_TOKEN", TOKEN)
+def test_every_process_draws_by_the_clusters_that_a_run_keeps(path: Any) -> None:
+    """They are those of the run, whatever near-copies the store has."""
     rule = DrawRule(1, DataConfig(replay=1.0, hold_out=0.5))
     clusters = {f"{q}-{n}": "0-0" for n in range(COPIES) for q in range(QUESTIONS)}
-    with Store.open(tmp_path / "log.db") as store:
+    with Store.open(path) as store:
         fill(store)
-    with served(tmp_path / "log.db") as url, Store.open(url) as store:
         store.split.keep("run", clusters)
-    for _ in range(2):
-        with served(tmp_path / "log.db") as url, Store.open(url) as store:
-            drawn = len(store.draws.candidates(rule, "run", 0))
-            assert drawn == (0 if is_held_out("0-0", 0.5) else COPIES * QUESTIONS)
-            others = len(store.draws.candidates(rule, "another run", 0))
-            assert 0 < others < COPIES * QUESTIONS
+    with Store.open(path) as store:
+        drawn = len(store.draws.candidates(rule, "run", 0))
+        assert drawn == (0 if is_held_out("0-0", 0.5) else COPIES * QUESTIONS)
+        others = len(store.draws.candidates(rule, "another run", 0))
+        assert 0 < others < COPIES * QUESTIONS

@@ -43,7 +43,7 @@ class RunExperience:
                     versions = _versions(run)
                     draws = [d for d in store.draws.drawn(name, versions) if d.step in versions]
                 return cls(path, draws, choose(store, name), _failures(store, name))
-        except Refused as error:  # damaged, not a store, or its owner has ended
+        except Refused as error:  # damaged, not a store, or its server is away
             return cls(path, draws, problem=str(error))
 
     @cached_property

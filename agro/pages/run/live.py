@@ -203,7 +203,7 @@ class LivePage:
             return ""
 
     def _status(self) -> RunStatus | None:
-        """None for a run of one process, and where the owner of its store doesn't answer."""
+        """None for a run of one process, and where the server of its store is away."""
         try:
             status = RunStatus.read(str(self.folder))
         except Refused:

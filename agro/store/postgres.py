@@ -1,0 +1,592 @@
+"""A store in PostgreSQL, for processes on several hosts: the same tables and SQL as those of SQLite's file.
+
+Writers take turns, as with SQLite: a transaction begins with the store's advisory lock, so that ids rise in
+the order in which samples become visible, on which cursors, orders and rewinding depend. What a transaction
+writes is sent together with its next read, or its COMMIT. Nobody waits for a client that is away: who waits
+for longer than `HOLD` ends the connection of a client that has the lock and doesn't use it.
+
+A connection that is lost is made again: a statement outside of a transaction is repeated, and so is a method
+that writes, unless its transaction is found to be committed (`pg_xact_status`).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, NoReturn, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from agro.errors import Refused, Unwritable, remember_secret
+from agro.store import candidates, leases, split
+from agro.store.database import LEDGERS, SCHEMA, TABLES, Database, P
+from agro.store.paging import PAGE_BYTES, Page
+from agro.store.sample_rows import Wtf8, in_place
+
+try:
+    import psycopg
+    from psycopg import errors
+    from psycopg.adapt import Dumper, Loader
+    from psycopg.pq import Format
+    from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
+    from psycopg.types.string import StrBinaryDumper
+except ImportError:
+    raise Refused(
+        "postgresql://: psycopg isn't installed. What to do: pip install 'agro-rl[postgres]'"
+    ) from None
+
+PATIENCE = 120.0  # seconds that a server may be away
+OPEN_SECONDS = 10.0  # the same when a store is opened
+RETRY_SECONDS = 0.2
+AT_ONCE = 16  # statements that write, in one trip
+HOLD = 3.0  # seconds that a client may have the lock without using it
+LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
+NETWORK = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "connect_timeout": 5}
+SESSION = {
+    "plan_cache_mode": "force_custom_plan",  # lists of ids have very different lengths
+    "jit": "off",
+    "client_encoding": "UTF8",
+    # The server ends who was cut off also where nobody waits.
+    "idle_in_transaction_session_timeout": "60s",
+    "tcp_user_timeout": "10000",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+}
+# What the processes of a run share, see `agro.store.shared`. Pieces are published again after a crash.
+SHARED = """
+CREATE TABLE shared (run TEXT, name TEXT, content BLOB, written REAL, PRIMARY KEY (run, name));
+CREATE UNLOGGED TABLE pieces (
+  run TEXT, name TEXT, number INTEGER, content BLOB, PRIMARY KEY (run, name, number)
+);
+"""
+DDL = ";".join(
+    (TABLES, SHARED, leases.TABLE, split.TABLE, *(table.format(schema="main") for table in candidates.TABLES))
+)
+MADE = frozenset(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(?:main\.)?(\w+)", DDL))
+# Of the clients that have the lock those that are to send something, or to take an answer.
+EVICT = """
+SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+  AND (l.classid::bigint << 32 | l.objid::bigint) = $1::bigint
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (a.state LIKE 'idle%' OR a.wait_event_type = 'Client')
+  AND clock_timestamp() - a.state_change
+    > make_interval(secs => coalesce(substring(a.application_name FROM '^agro ([0-9.]+)$')::float, 3))
+"""
+NUMBER_OF = """
+CREATE FUNCTION number_of(object text, key text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+  IF object = '{}' THEN RETURN NULL; END IF;
+  RETURN CAST(CAST(object AS jsonb) ->> key AS bigint);
+EXCEPTION WHEN OTHERS THEN RETURN NULL;
+END $$
+"""
+MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL's text can't have
+_UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
+_MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
+_GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
+
+
+class Lost(Refused):
+    """The connection to the server, and with it what a transaction did."""
+
+
+def encoded(text: str | bytes) -> bytes:
+    """A text as PostgreSQL can have it."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogatepass")
+    if not text.isprintable():
+        text = _UNFIT.sub(lambda match: f"{MARK}{ord(match[0]):04x}", text)
+    return text.encode()
+
+
+def decoded(text: str) -> str | Wtf8:
+    text = _MARKED.sub(lambda match: chr(int(match[1], 16)), text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return Wtf8(text.encode("utf-8", "surrogatepass"))
+    return text
+
+
+class TextDumper(StrBinaryDumper):
+    def dump(self, obj: Any) -> bytes:
+        return encoded(obj)
+
+
+class TextLoader(Loader):
+    format = Format.BINARY
+
+    def load(self, data: Any) -> Any:
+        text = bytes(data).decode()
+        return decoded(text) if MARK in text else text
+
+
+class NumberLoader(NumericBinaryLoader):
+    """Sums of integers are numeric."""
+
+    def load(self, data: Any) -> Any:
+        number = super().load(data)
+        return int(number) if number == number.to_integral_value() else float(number)
+
+
+class Column(bytes):
+    """Values of one type, as an array of PostgreSQL in its binary form."""
+
+    @classmethod
+    def of(cls, kind: str, values: Sequence[Any]) -> Column:
+        oid = _OIDS[kind]
+        parts = (
+            [struct.pack(">iiIii", 1, 1, oid, len(values), 1)]
+            if values
+            else [b"\0" * 8 + struct.pack(">I", oid)]
+        )
+        for value in values:
+            if value is None:
+                parts.append(b"\xff\xff\xff\xff")
+            elif kind == "BIGINT":
+                parts.append(struct.pack(">iq", 8, value))
+            elif kind == "DOUBLE PRECISION":
+                parts.append(struct.pack(">id", 8, value))
+            else:
+                data = encoded(value) if kind == "TEXT" else bytes(value)
+                parts += (struct.pack(">i", len(data)), data)
+        return cls(b"".join(parts))
+
+
+class ColumnDumper(Dumper):
+    format = Format.BINARY  # and of no type: the statement says which
+
+    def dump(self, obj: Any) -> bytes:
+        return bytes(obj)
+
+
+_OIDS = {"BIGINT": 20, "TEXT": 25, "DOUBLE PRECISION": 701, "BYTEA": 17}
+_KINDS = {"INTEGER": "BIGINT", "TEXT": "TEXT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA"}
+# A column has the same type in every table.
+TYPES = {"reward": "DOUBLE PRECISION", "key": "TEXT", "rowid": "BIGINT"}
+TYPES |= dict.fromkeys(("uses", "place", "count"), "BIGINT")
+TYPES |= {name: _KINDS[kind] for name, kind in re.findall(r"(\w+) (INTEGER|TEXT|REAL|BLOB)\b", DDL)}
+
+_REWRITES = [
+    (r"IN \(SELECT value FROM json_each\((\?\d*)\)\)", r"= ANY(\1)"),
+    (r"FROM json_each\((\?\d*)\)(?=\s+WHERE EXISTS)", r"FROM unnest(CAST(\1 AS TEXT[])) AS value"),
+    (r"FROM json_each\((\?\d*)\)", r"FROM unnest(CAST(\1 AS BIGINT[])) AS value"),
+    (r"INDEXED BY \w+", ""),
+    (r"\bmain\.", ""),
+    (r"\btemp\.", "pg_temp."),
+    (r"CREATE INDEX pg_temp\.(\w+) ON (\w+)", r"CREATE INDEX \1 ON pg_temp.\2"),
+    (r"CREATE TABLE (IF NOT EXISTS )?pg_temp\.", r"CREATE TEMP TABLE \1"),
+    (r"CROSS JOIN (\w+(?: \w+)?) ON", r"JOIN \1 ON"),
+    (r"\bIS NOT (\?\d*)", r"IS DISTINCT FROM \1"),
+    (r"\bIS (\?\d*|\w\.\w+)", r"IS NOT DISTINCT FROM \1"),
+    (r"json_group_array\(DISTINCT CAST\(source AS TEXT\)\)", "CAST(jsonb_agg(DISTINCT source) AS TEXT)"),
+]
+_DEFINITIONS = [
+    (r"\bINTEGER PRIMARY KEY\b", "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY"),
+    (r"\bINTEGER\b", "BIGINT"),
+    (r"\bREAL\b", "DOUBLE PRECISION"),
+    (r"\bBLOB\b", "BYTEA"),
+    (r"\bTEXT\b", 'TEXT COLLATE "C"'),
+    (r"\breward,\n", "reward DOUBLE PRECISION,\n"),
+    (r"WITHOUT ROWID", ""),
+]
+
+
+@lru_cache(maxsize=4096)
+def to_postgres(sql: str) -> tuple[str, bool]:
+    """A statement of SQLite's dialect, as far as the store uses it, and whether it returns rows."""
+    sql = sql.strip()
+    for pattern, replacement in _REWRITES:
+        sql = re.sub(pattern, replacement, sql)
+    if re.match(r"CREATE (TEMP |UNLOGGED )?TABLE", sql):
+        for pattern, replacement in _DEFINITIONS:
+            sql = re.sub(pattern, replacement, sql)
+    number = 0
+
+    def parameter(match: re.Match[str]) -> str:
+        nonlocal number
+        number += 1
+        return f"${match[1] or number}"
+
+    return re.sub(r"\?(\d*)", parameter, sql), sql.startswith(("SELECT", "WITH")) or "RETURNING" in sql
+
+
+def _definitions(schema: str) -> Iterator[str]:
+    """The tables of SQLite's file; one without an id has the column `rowid`, which SQLite has anyway."""
+    yield f'CREATE SCHEMA IF NOT EXISTS "{schema}"'
+    for statement in DDL.split(";"):
+        name = re.match(r"\s*CREATE TABLE (\w+)", statement)
+        sql, _ = to_postgres(statement)
+        if name and name[1] in (*LEDGERS, "reference_logp"):
+            sql = sql.replace("(", "(\n  rowid BIGINT GENERATED BY DEFAULT AS IDENTITY,", 1)
+        if sql:
+            yield sql
+    yield "CREATE INDEX draws_rowid ON draws (rowid)"
+    yield "CREATE INDEX pairs_rowid ON pairs (rowid)"
+    yield NUMBER_OF
+    for column in ("tokens", "behavior_logp", "context_tokens", "token_reward", "kept"):
+        yield f"ALTER TABLE samples ALTER {column} SET STORAGE EXTERNAL"  # which don't get smaller
+    yield "ALTER TABLE pieces ALTER content SET STORAGE EXTERNAL"
+    yield f"CREATE TABLE about AS SELECT {SCHEMA} AS schema"
+
+
+class PostgresDatabase(Database):
+    """One connection to a store in PostgreSQL: postgresql://USER@HOST/DATABASE?schema=NAME, "agro" where no
+    schema is named."""
+
+    def __init__(self, url: str, *, read_only: bool, create: bool, timeout: float) -> None:
+        parts = urlsplit(url)
+        if parts.password:
+            remember_secret(parts.password)
+            raise Refused(
+                f"{parts.hostname}{parts.path}: expected a URL without a password, which would end up in the "
+                "run's folder and in lists of processes. What to do: PGPASSWORD in the environment, or a "
+                "line in ~/.pgpass"
+            )
+        query = dict(parse_qsl(parts.query))
+        self.schema = query.pop("schema", "agro")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", self.schema):
+            raise Refused(f"{url}: expected a plain name as schema, got {self.schema!r}")
+        self._url = parts._replace(query=urlencode(query)).geturl()
+        self.path, self.read_only, self.timeout = url, read_only, timeout
+        self.trips = 0  # to the server
+        self._hold = HOLD
+        self._open = self._locked = False
+        self._durable, self._xid = True, ""
+        self._pending: list[tuple[str, Sequence[Any]]] = []  # that a transaction has still to write
+        self._connection = self._connected(OPEN_SECONDS)
+        try:
+            self._prepare(create)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        session = {**SESSION, "search_path": self.schema, "lock_timeout": f"{HOLD:g}s"}
+        session["default_transaction_read_only"] = "on" if self.read_only else "off"
+        options = " ".join(f"-c {name}={value}" for name, value in session.items())
+        try:
+            connection = psycopg.connect(
+                self._url,
+                autocommit=True,
+                options=options,
+                application_name=f"agro {self._hold:g}",
+                cursor_factory=psycopg.RawCursor,
+                **cast(Any, NETWORK),
+            )
+        except psycopg.OperationalError as error:
+            if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
+                raise Refused(f"{self.path}: {error}. What to do: PGPASSWORD, or ~/.pgpass") from None
+            raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
+        adapters = connection.adapters
+        adapters.register_dumper(int, Int8BinaryDumper)
+        adapters.register_dumper(str, TextDumper)
+        adapters.register_dumper(Wtf8, TextDumper)
+        adapters.register_dumper(Column, ColumnDumper)
+        adapters.register_loader("text", TextLoader)
+        adapters.register_loader("numeric", NumberLoader)
+        connection.prepare_threshold = 2
+        return connection
+
+    def _prepare(self, create: bool) -> None:
+        looks = "SELECT pg_backend_pid(), to_regclass(?) IS NOT NULL"
+        [(pid, is_made)] = self.run(looks, [f"{self.schema}.about"])
+        if pid != self._connection.info.backend_pid:
+            raise Refused(
+                f"{self.path}: expected PostgreSQL itself, got a pool of connections such as PgBouncer, "
+                "which doesn't keep a session's settings. What to do: give the server's own address"
+            )
+        if not is_made:
+            if not create or self.read_only:
+                raise Refused(
+                    f"{self.path}: no such store; make one with `agro import` or `agro sample`, or give "
+                    "another path"
+                )
+            with self.transaction():
+                if not self.run("SELECT to_regclass(?)", [f"{self.schema}.about"])[0][0]:
+                    self._pending += [(statement, ()) for statement in _definitions(self.schema)]
+        [(schema,)] = self.run("SELECT schema FROM about")
+        if schema != SCHEMA:
+            raise Refused(
+                f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
+                "wrote it; copy it with that version to a file, export that, and import it with this one"
+            )
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):
+            self._connection.close()
+
+    def reconnect(self) -> None:
+        """Wait for the server. Raises `Lost` where it is away for longer than `PATIENCE`."""
+        self.close()
+        self._connection = self._connected(PATIENCE)
+
+    def _connected(self, seconds: float) -> psycopg.Connection[Any]:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self._connect()
+            except Lost:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY_SECONDS)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._open
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+        if self._open:
+            yield
+            return
+        self._open, self._locked, self._durable, self._xid = True, False, durable, ""
+        try:
+            yield
+            self._commit()
+        except BaseException:
+            self._rollback()
+            raise
+        finally:
+            self._open, self._pending = False, []
+
+    def _commit(self) -> None:
+        if not self._locked and not self._pending:
+            return
+        try:
+            self._send([("COMMIT", ())])
+        except Lost:
+            if not self._is_committed():
+                raise
+        self._hold = HOLD
+
+    def _rollback(self) -> None:
+        self._pending = []
+        if not self._connection.closed:
+            with suppress(psycopg.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _is_committed(self) -> bool:
+        """Of a transaction whose COMMIT wasn't answered. One that was sent in one trip is repeated."""
+        xid, self._open = self._xid, False
+        while xid:
+            self.reconnect()
+            [(status,)] = self.run(f"SELECT pg_xact_status('{xid}'::xid8)")
+            if status != "in progress":
+                return bool(status == "committed")
+            time.sleep(RETRY_SECONDS)
+        return False
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        if self._open:
+            self._pending.append(("SAVEPOINT part", ()))
+            try:
+                yield
+            except BaseException:
+                self._pending = [("ROLLBACK TO part", ())]
+                raise
+            self._pending.append(("RELEASE part", ()))
+            return
+        self._open = self._locked = True  # nobody else has temporary tables
+        try:
+            self._send([("BEGIN READ WRITE", ())])
+            yield
+            self._send([("COMMIT", ())])
+        except BaseException:
+            self._rollback()
+            raise
+        finally:
+            self._open, self._pending = False, []
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Rows that were deleted leave the tables' files now, and the log, backups and replicas when these
+        are rotated."""
+        yield
+        for table in ("samples", "changes", "identities", "pairs", "reference_logp"):
+            self.run(f"VACUUM {table}")
+
+    def listed(self, values: Iterable[Any]) -> Any:
+        return list(values)
+
+    def has(self, table: str, schema: str = "main") -> bool:
+        if schema == "main" and table in MADE:
+            return True
+        name = f"pg_temp.{table}" if schema == "temp" else f"{self.schema}.{table}"
+        return self.run("SELECT to_regclass(?) IS NOT NULL", [name]) == [(True,)]
+
+    def renumber(self, tables: Sequence[str]) -> None:
+        for table in tables:
+            last = f"SELECT max(rowid) FROM {table}"
+            self.run(f"SELECT setval(pg_get_serial_sequence('{table}', 'rowid'), ({last}))")
+
+    def analyze(self, table: str) -> None:
+        self.run(f"ANALYZE {table}")
+
+    def now(self) -> float:
+        [(now,)] = self.run("SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)")
+        return float(now)
+
+    def repeating(self, part: P) -> P:
+        return cast(P, Repeating(part, self))
+
+    def way_out(self) -> str:
+        return "What to do: go back to a backup of the server"
+
+    def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        statement, has_rows = to_postgres(sql)
+        if self._open and not has_rows:
+            self._pending.append((statement, args))
+            if len(self._pending) >= AT_ONCE:
+                self._send([])
+            return []
+        return self._repeated([(statement, args)])[0]
+
+    def run_all(self, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+        return self._repeated([(to_postgres(sql)[0], args) for sql, args in statements])
+
+    def page(
+        self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
+    ) -> Page[tuple[Any, ...]]:
+        items: list[tuple[Any, ...]] = []
+        length = 0
+        for row in self.run(sql, args):
+            items.append(row)
+            length += sum([len(value) for value in row if isinstance(value, (str, bytes))])
+            if len(items) == rows or length >= size:
+                return Page(items, row[0])
+        return Page(items, None)
+
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
+    ) -> None:
+        if rows:
+            into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {_unnest(columns)}"
+            self.run(f"{into}{in_place(columns, key)}", _columns(columns, rows))
+
+    def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        if rows:
+            changes = ", ".join(f"{name} = new.{name}" for name in columns)
+            every = (*columns, "id")
+            source = f"{_unnest(every)} AS new ({', '.join(every)})"
+            self.run(
+                f"UPDATE {table} SET {changes} FROM {source} WHERE {table}.id = new.id", _columns(every, rows)
+            )
+
+    def _repeated(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+        while True:
+            try:
+                return self._send(statements)
+            except Lost:
+                if self._open:
+                    raise
+                self.reconnect()
+
+    def _send(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+        """The rows of each statement; with them goes what the transaction has written."""
+        batch, self._pending = [*self._pending, *statements], []
+        if self._open and not self._locked:
+            results = self._begin(batch)
+        else:
+            results = self._trip(batch)
+        return results[len(results) - len(statements) :]
+
+    def _begin(self, batch: list[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+        """Wait for the lock, and send the first statements of a transaction with it."""
+        lock = f"pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0))"
+        start = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT), CAST(pg_current_xact_id() AS TEXT)", ())]
+        if not self._durable:
+            start.insert(1, ("SET LOCAL synchronous_commit = off", ()))
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                results = self._trip([*start, *batch])
+            except errors.LockNotAvailable:
+                self._rollback()
+                if time.monotonic() > deadline:
+                    raise Refused(
+                        f"{self.path}: another process has been writing for more than {self.timeout:g} s; "
+                        "try again when it is done"
+                    ) from None
+                self._trip([(EVICT, [self._key()])])
+            else:
+                self._locked, self._xid = True, results[len(start) - 1][0][1]
+                return results
+
+    def _key(self) -> int:
+        [[(key,)]] = self._trip([("SELECT hashtextextended($1, 0)", [f"agro store {self.schema}"])])
+        return int(key)
+
+    def _trip(self, batch: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+        self.trips += 1
+        try:
+            if len(batch) == 1:
+                cursors = [self._connection.execute(*batch[0], binary=True)]
+            else:
+                with self._connection.pipeline():
+                    cursors = [self._connection.execute(sql, args, binary=True) for sql, args in batch]
+            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+        except errors.LockNotAvailable:
+            raise
+        except (psycopg.Error, OverflowError, struct.error) as error:
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        """Raise what an error means for a user; the error itself where it is none of theirs."""
+        if self._connection.closed or isinstance(error, _GONE):
+            self.close()
+            if self._open and isinstance(error, errors.AdminShutdown):
+                self._hold = min(2 * self._hold, LONGEST_HOLD)
+            raise Lost(f"{self.path}: the connection was lost: {error}") from error
+        if isinstance(error, errors.NumericValueOutOfRange | OverflowError | struct.error):
+            raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
+        if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
+            raise Unwritable(f"{self.path}: the store can only be read: {error}") from error
+        if isinstance(error, errors.DiskFull):
+            raise Unwritable(f"{self.path}: the server's disk is full; nothing of it was stored") from error
+        if isinstance(error, errors.ProgramLimitExceeded):
+            raise Refused(
+                f"{self.path}: expected a prompt_id (with its episode) of at most about 2,600 bytes, which "
+                f"PostgreSQL can index. What to do: shorter ids, or a store in a file ({error})"
+            ) from error
+        raise error
+
+
+class Repeating:
+    """A part of a store whose writes are made again where the connection was lost before they counted."""
+
+    def __init__(self, part: Any, database: PostgresDatabase) -> None:
+        self.__dict__.update(_part=part, _database=database)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._part, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._part, name)
+        if not callable(value) or isinstance(value, type):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            while True:
+                try:
+                    return value(*args, **kwargs)
+                except Lost:
+                    if self._database.in_transaction:  # all of it is repeated, or nothing
+                        raise
+                    self._database.reconnect()
+
+        return call
+
+
+def _unnest(columns: Sequence[str]) -> str:
+    return f"unnest({', '.join(f'CAST(? AS {TYPES[name]}[])' for name in columns)})"
+
+
+def _columns(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
+    return [Column.of(TYPES[name], values) for name, values in zip(columns, zip(*rows), strict=True)]

@@ -1,0 +1,183 @@
+"""The store: all samples, in one SQLite file that processes share, or in PostgreSQL."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+from agro.errors import AgroWarning, Refused
+from agro.store.database import BUSY_TIMEOUT, Database
+from agro.store.draw_rules import At, DrawRule
+from agro.store.drawing import Draws
+from agro.store.export import write_samples
+from agro.store.imports import Imports
+from agro.store.leases import Leases
+from agro.store.ledger import Ledger, Requests
+from agro.store.location import Location, url_of
+from agro.store.queries import Filter
+from agro.store.records import Counts, DrawnGroups, Group, Pair
+from agro.store.sample_rows import Origin
+from agro.store.samples import Experience
+from agro.store.split import RunClusters, Split
+from agro.store.sqlite import SqliteDatabase
+from agro.store.survey import Survey
+from agro.store.tables import Tables
+from agro.types import Sample
+
+
+def opened(location: Location, *, read_only: bool, create: bool, timeout: float) -> Database:
+    """A connection to a store. Raises `Refused` as `Store.open` does."""
+    url = url_of(location)
+    if url is not None:
+        from agro.store.postgres import PostgresDatabase  # which needs psycopg
+
+        return PostgresDatabase(url, read_only=read_only, create=create, timeout=timeout)
+    database = SqliteDatabase(location, read_only=read_only, create=create, timeout=timeout)
+    share = database.share()
+    if share is not None:
+        database.close()
+        raise Refused(
+            f"{location}: expected a store that has all of its samples, got store {share[0] + 1} of "
+            f"{share[1]}, which an earlier version of agro had as one. What to do: agro store join makes "
+            "one of them, given all in order: agro store join A.db B.db OUT.db"
+        )
+    return database
+
+
+class Store:
+    """Samples in the order in which they were added. Open one connection per process and thread.
+
+    A method writes in one transaction, which is on the disk when it returns; `transaction()` joins several. A
+    row of a sample is never deleted: what a resumed run generates again is marked `redone`, and returned on
+    request only; what is replaced or forgotten is emptied, and never returned. Nor is a damaged sample:
+    reading it is refused, or it is left out where `skip_damaged` asks for that.
+
+    What most programs need are methods of the store itself. The rest are those of its parts:
+
+    - `experience`: samples, and judgments of them
+    - `survey`: what there is, without the samples themselves
+    - `split`: which prompts are held out, and which are trained on; `clusters`: of runs, by which it does
+    - `draws`: what runs drew, and what they may draw
+    - `requests`: prompts that collectors sample
+    - `ledger`: what runs committed, and going back to a commit
+    - `imports`: files that were imported, and taking them back
+    - `tables`: whether all of it is as it was written
+    - `leases`: which processes are alive
+    """
+
+    def __init__(self, location: Location, *, read_only: bool, create: bool, timeout: float | None) -> None:
+        """Use `open`."""
+        seconds = BUSY_TIMEOUT if timeout is None else timeout
+        database = opened(location, read_only=read_only, create=create, timeout=seconds)
+        self.path: Location = database.path
+        self.close = database.close
+        self.tables = Tables(database)
+        self.experience = Experience(self.tables)
+        self.survey = Survey(self.tables)
+        self.clusters = RunClusters(database)
+        self.split = Split(self.survey, self.clusters)
+        self.draws = Draws(self.tables, self.experience, self.split)
+        self.requests = Requests(self.tables, self.experience)
+        self.ledger = Ledger(self.tables, self.draws)
+        self.imports = Imports(self.tables, self.draws, self.ledger)
+        self.leases = Leases(database)
+        for name in ("tables", "experience", "survey", "draws", "requests", "ledger", "imports", "leases"):
+            setattr(self, name, database.repeating(getattr(self, name)))
+
+    @classmethod
+    def open(
+        cls,
+        location: Location,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        timeout: float | None = None,
+    ) -> Self:
+        """Open a store, or create one.
+
+        Raises `Refused` for what isn't a store, has another schema, can't be written to, or is missing.
+
+        Args:
+            location: a file; or postgresql://USER@HOST/DATABASE, of which ?schema=NAME is the store, "agro"
+                where none is named. A password is PGPASSWORD's or that of ~/.pgpass.
+            timeout: seconds to wait for another writer, 30 where it isn't given.
+        """
+        return cls(location, read_only=read_only, create=create, timeout=timeout)
+
+    @property
+    def _database(self) -> Database:
+        return self.tables.database
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """What is written inside is stored completely, and durably, or not at all. Inner ones join the
+        outer."""
+        return self._database.transaction()
+
+    def append(
+        self,
+        samples: Iterable[Sample],
+        *,
+        run: str | None = None,
+        step: int | None = None,
+        origins: Sequence[Origin] | None = None,
+    ) -> list[int]:
+        """See `Experience.append`."""
+        return self.experience.append(samples, run=run, step=step, origins=origins)
+
+    def samples(
+        self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
+    ) -> Iterator[Sample]:
+        """See `Experience.samples`."""
+        return self.experience.samples(ids=ids, skip_damaged=skip_damaged, **chosen)
+
+    def set_rewards(
+        self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
+    ) -> None:
+        """See `Experience.set_rewards`."""
+        self.experience.set_rewards(scores, once=once)
+
+    def add_pairs(self, pairs: Iterable[Pair]) -> None:
+        """See `Experience.add_pairs`."""
+        self.experience.add_pairs(pairs)
+
+    def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
+        """See `Experience.pairs`."""
+        return self.experience.pairs(ids)
+
+    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
+        """See `Survey.groups`."""
+        return self.survey.groups(**chosen)
+
+    def counts(self) -> Counts:
+        """See `Survey.counts`."""
+        return self.survey.counts()
+
+    def draw(
+        self,
+        rule: DrawRule | None,
+        at: At,
+        *,
+        picked: Sequence[str] | None = None,
+        made: Sequence[int] = (),
+        joining: DrawRule | None = None,
+    ) -> DrawnGroups:
+        """See `Draws.draw`."""
+        return self.draws.draw(rule, at, picked=picked, made=made, joining=joining)
+
+    def export(self, path: str | Path) -> int:
+        """Write the samples, without judgments, to a .jsonl, .jsonl.gz or .parquet file; returns how many."""
+        counts = self.counts()
+        pairs = counts.pairs + counts.ties
+        if pairs:
+            text = f"{path}: the store's {pairs} pairs aren't part of an export"
+            warnings.warn(text, AgroWarning, stacklevel=2)
+        return write_samples(path, self.samples())
