@@ -136,7 +136,7 @@ SELECT g.prompt_id, ifnull(u.uses, 0) AS used, g.newest FROM (
   WHERE w.prompt_id = l.prompt_id AND w.response <> l.response{won} GROUP BY w.prompt_id
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id WHERE used < ?
 """
-SPREAD = " AND max(CASE WHEN ok THEN reward END) > min(CASE WHEN ok THEN reward END)"
+DIFFER = "ifnull(max(CASE WHEN ok THEN reward END) > min(CASE WHEN ok THEN reward END), 0)"
 
 
 def drawable(
@@ -154,7 +154,8 @@ def drawable(
     if rule.pairs:
         won = "" if rule.ties else f" AND {WON}"
         return JUDGED.format(eligible=condition, within=only, won=won), [*args, name, name, max_uses]
-    sql = DRAWABLE.format(eligible=condition, within=only, spread=SPREAD if rule.data.spread else "")
+    spread = f" AND {DIFFER} = {1 - rule.equal}" if rule.data.spread else ""
+    sql = DRAWABLE.format(eligible=condition, within=only, spread=spread)
     return sql, [name, *args, rule.min_group, name, max_uses]
 
 

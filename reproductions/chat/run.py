@@ -4,9 +4,10 @@
                                      [--recorded] [--record] [KEY=VALUE …]
 
 DIR is what model.py writes. Each job trains an adapter with its recipe and, with as many updates, the
-simplest alternative, at a rate that is the same for all and at three times of it; a run that is done isn't made again, an interrupted one continues. With
---recorded, runs of other jobs, methods and seeds are those in result.json. Prints the tables of all runs in
---out, with --record also into README.md and result.json beside this script.
+simplest alternative, at a rate that is the same for all and at three times of it; a run that is done isn't
+made again, an interrupted one continues. With --recorded, runs of other jobs, methods and seeds are those in
+result.json. Prints the tables of all runs in --out, with --record also into README.md and result.json beside
+this script.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ RULES: dict[str, Values] = {  # for the size of a step
     "the ratio alone": {"gain_ratio": 0.75, "step_kl": None},  # that of the default for fresh samples
     "both rules": {"gain_ratio": 0.75, "step_kl": 0.005},  # that of the default for stored data
 }
+SPREAD = {"all groups": False, "different rewards alone": True}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 SQUARED = Path(__file__).with_name("squared_preference.py")
 
@@ -139,8 +140,8 @@ def _without(job: Job, facts: Facts, *, part: str) -> Values | str:
     if part == "the plain mean":
         fresh = {"baseline": "others"}  # of the group
         return {**given, "objective": fresh if job.data == "fresh" else {"weight_baseline": "mean"}}
-    if part == "all groups":
-        return {**given, "data": {"spread": False}} if job.data == "groups" else "draws all groups"
+    if part in SPREAD:
+        return {**given, "data": {"spread": SPREAD[part]}} if job.data == "groups" else "draws all groups"
     if job.data == "fresh":
         return "fresh samples have no weight"
     root, ratio = {"weight_power": 0.5, "weight_max": 1.0}, {"weight_power": 1.0, "weight_max": 2.0}
@@ -166,6 +167,7 @@ PARTS = {
     "not normalized": '`weight_normalize = "none"`',
     "the plain mean": '`weight_baseline = "mean"`; of fresh samples `baseline = "others"`',
     "all groups": "`data.spread = false`",
+    "different rewards alone": "`data.spread = true`",
     "no rule for a step": "neither `train.gain_ratio` nor `train.step_kl`",
     "nats alone": "`train.step_kl = 0.005` alone",
     "the ratio alone": "`train.gain_ratio = 0.75` alone",

@@ -80,7 +80,8 @@ def draw_picked(store: Store, r: random.Random) -> Any:
     picked = store.draws.pick(rule, at, {"another"})
     selection = Selection(rule, picked)
     seen = store.draws.look(selection, at)
-    return picked, seen, store.draws.draw_picked([selection], at, (), some_rule(r))
+    drawn = store.draws.draw_picked([selection], at, (), some_rule(r))
+    return picked, seen, store.draws.count(rule, at), drawn
 
 
 def logps(store: Store, r: random.Random) -> Any:

@@ -202,7 +202,7 @@ READS = named(
     leases="alive",
 )
 # These too: they bring an order of groups up to date, which can be made again.
-ORDERS = named(draws="pick")
+ORDERS = named(draws="pick count")
 # These too: what they write is their answer. A step has one draw, a run its clusters, a name one lease.
 REPEATABLE = named(
     draws="draw_picked",
