@@ -331,7 +331,8 @@ class Sampling:
             if not counts or not all(counts):
                 yield rule, 1.0
                 continue
-            few = max(1, round(rule.data.spread * rule.groups), rule.groups - counts[0])
-            few = min(few, rule.groups - 1, counts[1])
+            seldom = rule.data.spread * counts[1]
+            few = min(round(rule.groups * seldom / (seldom + counts[0])), rule.groups // 2)
+            few = min(max(1, few, rule.groups - counts[0]), rule.groups - 1, counts[1])
             for kind, groups, found in zip(kinds, (rule.groups - few, few), counts, strict=True):
                 yield replace(kind, groups=groups), found / sum(counts) * rule.groups / groups

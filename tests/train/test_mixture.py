@@ -351,11 +351,13 @@ def test_a_step_of_one_group_has_no_other_to_compare_with(tmp_path: Path) -> Non
         Trainer(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("equal", "differing", "drawn"), [(5, 15, [3, 1]), (18, 2, [2, 2]), (0, 9, [4])])
+@pytest.mark.parametrize(
+    ("equal", "differing", "drawn"), [(5, 15, [3, 1]), (60, 3, [2, 2]), (18, 1, [1, 3]), (0, 9, [4])]
+)
 def test_groups_of_equal_rewards_count_as_many_as_the_store_has(
     equal: int, differing: int, drawn: list[int], tmp_path: Path
 ) -> None:
-    """A tenth of 4 groups is one. Whatever the kind, a group is drawn with a chance that times its weight is
+    """A tenth as often as the others, one a step at least, half of it at most. Whatever the kind, a group is drawn with a chance that times its weight is
     4/20: so the expected gradient is that of all groups, with noisy rewards too."""
     with Store.open(tmp_path / "log.db") as store:
         for g in range(equal + differing):
