@@ -294,12 +294,11 @@ def needs_baseline(options: Options) -> set[Need]:
 
 def couples_baseline(options: Options) -> Coupling:
     """By group through the others' R, unless the baseline is stored or β is 0, or by their weights; by
-    step where other groups choose it, or are it, or advantages are normalized over the step."""
+    step where other groups are it, or advantages are normalized over the step."""
     if options["baseline"] == "step" or options.get("normalize"):
         return "step"
-    kind = options.get("weight_baseline", "mean")
-    if kind != "mean":
-        return "step" if kind == "crossfit" else "group"
+    if options.get("weight_baseline", "mean") != "mean":
+        return "group"
     return "row" if options["baseline"] == "stored" else couples_regularized_reward(options)
 
 

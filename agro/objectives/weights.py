@@ -19,9 +19,8 @@ more are masked, and a response's tokens would weigh more the more of them are w
 A baseline of a group is what its R are compared with. Every mean Σ_j c_j R_j with weights c_j ≥ 0 that don't
 read rewards leaves π* the only stationary point of a table, with noisy rewards too; where responses share
 parameters, a weight may add others. The least variance has c ∝ w g, g the squared norm of ∇log π (Greensmith
-et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A choice between two such means that other groups make
-keeps this too ("crossfit"). A baseline lowered by a constant pulls towards who wrote the responses. See
-docs/guide/concepts.md.
+et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A baseline lowered by a constant pulls towards who wrote
+the responses. See docs/guide/concepts.md.
 
 Ratios of the trained policy to what the samples were drawn from.
 """
@@ -89,12 +88,11 @@ Power = Annotated[
     float, Option("of the ratio, before it is bounded: 0.5 is its root", "exponent", gt=0, le=1)
 ]
 WeightBaseline = Annotated[
-    Literal["mean", "weighted", "lower", "optimal", "balanced", "crossfit"],
+    Literal["mean", "weighted", "lower", "optimal", "balanced"],
     Option(
         "what the R of a group are compared with: their mean; their mean by the weights; the lower one of "
-        "these two; the mean of nearly least variance, by w Σ_t (1 − π_t)²; the lower one of that and of "
-        "the weighted mean, with which a group as a whole is never pushed down; or the weighted mean where "
-        "the optimal one would push the step's other groups down, else the optimal one"
+        "these two; the mean of nearly least variance, by w Σ_t (1 − π_t)²; or the lower one of that and of "
+        "the weighted mean, with which a group as a whole is never pushed down"
     ),
 ]
 MEASURED = "measured"  # in place of a shift: what a run measures, falling to 0 over its steps
@@ -176,8 +174,6 @@ class GroupBaseline(Ingredient):
             return ""
         if options["weight"] == "none" and kind in ("weighted", "lower"):
             return _without_weight(self, options)
-        if self.judged and kind == "crossfit":
-            return 'weight_baseline = "crossfit" needs rewards; for pairs use "optimal" or "balanced"'
         # What doesn't compare the R of complete responses in a group.
         for key, value in COMPARED.items():
             if options.get(key, value) != value:
@@ -282,9 +278,6 @@ def excess(kind: str, groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_B
     """[G] how far the baseline lies below the mean of R, in units of the gradient.
 
     `slope_N`: R̄ − R_i, times a constant of the group. That of a baseline Σ_j c_j R_j is Σ_j c_j (R̄ − R_j).
-
-    "crossfit" doesn't read the group's own rewards for its choice, so their noise is averaged out
-    (cross-fitting). A group that is alone in its step has the optimal one.
     """
     weight_N = groups.mean_tokens(weight_BT)
     weighted_G = _average(groups, weight_N, slope_N)
@@ -293,12 +286,7 @@ def excess(kind: str, groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_B
     if kind == "lower":
         return weighted_G.clamp(min=0.0)
     optimal_G = _average(groups, weight_N * squared_norm(groups, logp_BT), slope_N)
-    if kind == "balanced":
-        return torch.maximum(weighted_G, optimal_G)
-    if kind == "optimal":
-        return optimal_G
-    push_G = groups.sum(weight_N) * (optimal_G - weighted_G)  # upwards
-    return torch.where(push_G.sum() - push_G < 0, weighted_G, optimal_G)
+    return optimal_G if kind == "optimal" else torch.maximum(weighted_G, optimal_G)
 
 
 def _average(groups: Groups, share_N: Tensor, v_N: Tensor) -> Tensor:

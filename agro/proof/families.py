@@ -91,8 +91,7 @@ def baseline_claims(
 ) -> Claims:
     """Statement 26, with a weight where `maximum` is given.
 
-    Noise moves the baselines that are the lower one of two, since which one that is depends on rewards. It
-    changes how often "crossfit" chooses which mean, but not where descent ends (reproductions/baselines).
+    Noise moves the baselines that are the lower one of two, since which one that is depends on rewards.
     """
     weight = {"weight": "reference", "weight_max": maximum, "weight_power": power}
     weight["weight_normalize"] = normalize
@@ -103,7 +102,7 @@ def baseline_claims(
         {"weight_baseline": kind} if maximum is None else {"weight_baseline": kind, **weight},
         reference_shift=maximum is None,
         noise=kind in ("weighted", "optimal"),
-        n=(2,) if kind == "crossfit" else (2, 3),  # the formula has other groups of the same size
+        n=(2, 3),
         updates=updates,
     )
 

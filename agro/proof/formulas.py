@@ -267,8 +267,7 @@ def group_baseline(
     w = min(maximum, (π/f)^power), or 1 without `maximum`; with `normalize` the ratios of a group are divided
     by the largest one where all are below 1. b is R̄_w, the mean by w, for "weighted"; that by
     w g, g = Σ_t (1 − π_t)², for "optimal"; the lower one of R̄_w and R̄ for "lower", of R̄_w and the optimal
-    one for "balanced"; for "crossfit" R̄_w where the optimal one would push all other groups
-    down, else that.
+    one for "balanced".
     """
     R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
     w_XKn = torch.ones_like(R_XKn)
@@ -284,9 +283,6 @@ def group_baseline(
         "lower": torch.minimum(R_XKn.mean(-1), weighted_XK),
         "optimal": optimal_XK,
         "balanced": torch.minimum(weighted_XK, optimal_XK),
-        "crossfit": torch.where(
-            _sink_others(s, w_XKn, R_XKn - optimal_XK[..., None]), weighted_XK, optimal_XK
-        ),
     }[kind]
     part_XK = w_XKn[..., 0] * (R_XKn[..., 0] - baseline_XK) * s.policy.logp()[:, s.groups[:, 0]]
     return -s.n / (s.n - 1) * s.mean_groups(part_XK)
@@ -299,19 +295,7 @@ def against_other_groups(s: Situation) -> Tensor:
     g_XKn = squared_norm(s)[:, s.groups]
     p_XK = s.p[:, s.groups].prod(-1)
     above_XK, total_XK = p_XK * (g_XKn * R_XKn).sum(-1), p_XK * g_XKn.sum(-1)
-    same_KK = _same(s)
+    names = s.groups.sort(-1).values
+    same_KK = (names[:, None] == names[None]).all(-1).double()
     b_XK = (above_XK.sum() - above_XK @ same_KK) / (total_XK.sum() - total_XK @ same_KK)
     return -s.mean_groups((R_XKn[..., 0] - b_XK) * s.policy.logp()[:, s.groups[:, 0]])
-
-
-def _same(s: Situation) -> Tensor:
-    """[K,K] whether two groups have the same responses, in any order."""
-    names = s.groups.sort(-1).values
-    return (names[:, None] == names[None]).all(-1).double()
-
-
-def _sink_others(s: Situation, w_XKn: Tensor, excess_XKn: Tensor) -> Tensor:
-    """[X,K] whether Σ w (R − b) is below 0 over all groups but those of the same responses in any order."""
-    p_XK = s.p[:, s.groups].prod(-1)
-    push_XK = p_XK * (w_XKn * excess_XKn).sum(-1)
-    return push_XK.sum() - push_XK @ _same(s) < 0

@@ -10,7 +10,7 @@ import itertools
 import math
 from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -30,7 +30,7 @@ class DrawRule:
 
     A sample is eligible when it is scored and fits `data.roles`, `data.sources`, `data.min_reward`,
     `data.best_of_group` and `data.max_age`. A group may be drawn at `data.max_uses` steps, and with
-    `data.spread` only where the rewards of its eligible responses differ.
+    `data.spread` only where the rewards of its eligible responses differ, or with `equal` where they don't.
     The rows of one episode are one response, eligible when all of them are. All eligible responses of a group
     are drawn, or `data.group_size` of them. Groups with fewer than `min_group` eligible responses are not
     drawn. With `pairs` only eligible responses with a judgment against another one are drawn, one that has a
@@ -43,8 +43,14 @@ class DrawRule:
     scored_only: bool = True
     pairs: bool = False
     ties: bool = False  # whether judgments with equal votes are pairs too
+    equal: bool = False  # only groups of equal rewards, where data.spread is a share
     fewer: bool = False  # take as many groups as there are, where there are fewer
     wait: float = 0.0  # seconds to wait for other processes to add enough groups
+
+    @property
+    def kinds(self) -> tuple[DrawRule, ...]:
+        """One rule; two where data.spread is a share, for groups of different and of equal rewards."""
+        return (self,) if isinstance(self.data.spread, bool) else (self, replace(self, equal=True))
 
     def __post_init__(self) -> None:
         size = self.data.group_size

@@ -105,11 +105,15 @@ class Draws:
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
         raise self._too_few(rule, len(picked), at, waited)
 
+    def count(self, rule: DrawRule, at: At) -> int:
+        """How many groups `pick` chooses from, without a look at them."""
+        return self._ordered(rule, at).count
+
     def require(self, rule: DrawRule, at: At) -> None:
         """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
-        count = len(self.candidates(rule, at.run, at.version))
-        if count < rule.groups:
-            raise self._too_few(rule, count, at)
+        counts = [len(self.candidates(kind, at.run, at.version)) for kind in rule.kinds]
+        if sum(counts) < rule.groups or not counts[0]:
+            raise self._too_few(rule, counts[0], at)
 
     def _too_few(self, rule: DrawRule, got: int, at: At, waited: str = "") -> Refused:
         clause, args = queries.build_condition(**queries.chosen(rule.data))
@@ -226,7 +230,7 @@ class Draws:
     def _ordered(self, rule: DrawRule, at: At) -> Candidates:
         """The groups that may be drawn, in an order that is kept from draw to draw, up to date."""
         self._tables.check_once("structure", "group_uses")
-        key = repr((at.run, at.seed, rule.min_group, rule.scored_only, rule.pairs, rule.ties, rule.data))
+        key = repr((at.run, at.seed, replace(rule, groups=1, fewer=False, wait=0.0)))
         if key not in self._orders:
             split = self._split.name_of(rule.data, at.run)
             is_held_out = self._split.held_out(rule.data, at.run)

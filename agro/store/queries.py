@@ -110,7 +110,7 @@ SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
     count(CASE WHEN episode IS NULL AND ok THEN 1 END) + count(DISTINCT episode)
     - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n,
     coalesce(max(CASE WHEN ok AND run = ? THEN version END), -1) AS newest,
-    max(CASE WHEN ok THEN reward END) > min(CASE WHEN ok THEN reward END) AS spread
+    coalesce(max(CASE WHEN ok THEN reward END) > min(CASE WHEN ok THEN reward END), FALSE) AS spread
   FROM (
     SELECT prompt_id, episode, reward, version, run, {eligible} AS ok FROM samples WHERE redone = 0{within}
   ) AS rows
@@ -139,7 +139,6 @@ SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
   WHERE w.prompt_id = l.prompt_id AND w.response <> l.response{won} GROUP BY w.prompt_id
 ) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id WHERE coalesce(u.uses, 0) < ?
 """
-SPREAD = " AND spread"
 
 
 def drawable(
@@ -157,7 +156,8 @@ def drawable(
     if rule.pairs:
         won = "" if rule.ties else f" AND {WON}"
         return JUDGED.format(eligible=condition, within=only, won=won), [*args, name, name, max_uses]
-    sql = DRAWABLE.format(eligible=condition, within=only, spread=SPREAD if rule.data.spread else "")
+    spread = (" AND NOT spread" if rule.equal else " AND spread") if rule.data.spread else ""
+    sql = DRAWABLE.format(eligible=condition, within=only, spread=spread)
     return sql, [name, *args, name, rule.min_group, max_uses]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -102,6 +102,7 @@ class Valid:
     examples: dict[str, str] = field(
         default_factory=dict
     )  # of each reason in an encoding, the first in words
+    weights: Mapping[str, float] = field(default_factory=dict)  # by prompt_id, of a group; 1 where not named
     made: frozenset[int | None] = frozenset()  # ids of the samples generated for this step
 
     def recent(self, version: int) -> list[bool]:
@@ -322,6 +323,10 @@ class Feed:
         over_kept = has_ratios(self.needs)
         observed = OBSERVED_LOGP in self.needs
         batch = collate(samples, version, valid.pairs, over_kept=over_kept, observed=observed)
+        if valid.weights:
+            batch = batch.replace(
+                weight=torch.tensor([valid.weights.get(s.prompt_id, 1.0) for s in samples]).double()
+            )
         if "old_logp" in self.needs:
             batch = batch.replace(old_logp=self.learner.logp(batch))
         if "old_value" in self.needs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.store import At, Selection, Store
-from agro.store.draw_rules import pick_likely
+from agro.store.draw_rules import DrawRule, pick_likely
 from agro.store.drawing import wait_for_groups
 from agro.train.collate import TrackedValues, total_reward
 from agro.train.feed import Feed, Valid
@@ -298,22 +298,41 @@ class Sampling:
         at = At(self.run, position.step + 1, phase.config.train.seed, self.learner.version)
         picks: list[Selection] = []
         picked: set[str] = set()
-        for rule in phase.rules(step_of_phase):
+        weights: dict[str, float] = {}
+        for rule, weight in self._rules(phase.rules(step_of_phase), at):
             self.activity.stage("waiting for the store")
             groups = wait_for_groups(self.store.draws, rule, at, picked, self.activity.check)
             picks.append(self.feed.choose(self.store, Selection(rule, groups), at))
             picked |= set(picks[-1].groups)
+            weights |= dict.fromkeys(picks[-1].groups if weight != 1.0 else (), weight)
         if PAIRS in phase.needs:  # what a source judges is drawn with the samples that it makes
             picks.append(Selection(phase.rule(1), []))
         request = FillRequest(at.step, phase.config.train.groups - len(picked), position.prompts)
-        filled = fill(self.source, self.store, request, spread=data.spread)
+        filled = fill(self.source, self.store, request, spread=data.spread is True)
         if data.complete_groups:
             filled, picks = complete(self.source, self.store, filled, picks, request, self.learner.encoder)
         drawn = self.store.draws.draw_picked(picks, at, filled.made.ids, phase.joining())
         for sample in drawn.damaged:
             self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}")
         valid = self.feed.valid(drawn, filled.made.ids)
+        valid.weights = weights
         reasons = {"too stale": filled.made.too_stale, "equal rewards in its group": filled.equal}
         valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
         missing = phase.stored_groups(step_of_phase) - len(picked)
         return StepData(valid, filled.made, filled.prompts, missing)
+
+    def _rules(self, rules: Sequence[DrawRule], at: At) -> Iterator[tuple[DrawRule, float]]:
+        """Each rule with what its groups count. Where `data.spread` is a share, it is two, for groups of
+        different and of equal rewards, which count as many as the store has of them: the choice of a group
+        reads the noise of its rewards, its expectation doesn't."""
+        for rule in rules:
+            kinds = rule.kinds if rule.groups > 1 else ()
+            counts = [self.store.draws.count(kind, at) for kind in kinds[1:] and kinds]
+            if not counts or not all(counts):
+                yield rule, 1.0
+                continue
+            seldom = rule.data.spread * counts[1]
+            few = min(round(rule.groups * seldom / (seldom + counts[0])), rule.groups // 2)
+            few = min(max(1, few, rule.groups - counts[0]), rule.groups - 1, counts[1])
+            for kind, groups, found in zip(kinds, (rule.groups - few, few), counts, strict=True):
+                yield replace(kind, groups=groups), found / sum(counts) * rule.groups / groups

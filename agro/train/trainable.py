@@ -150,7 +150,8 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
         groups = [g for g in store.survey.each_group(**chosen(data)) if check.is_drawn(g.prompt_id)]
         equal = sum(g.scored > 1 and g.reward_min == g.reward_max for g in groups)
         share = f"{equal} of {len(groups)} groups"
-        check.notes += [f"{share} have equal rewards and aren't drawn (data.spread)"] if equal else []
+        drawn = "aren't drawn" if data.spread is True else "are drawn more seldom"
+        check.notes += [f"{share} have equal rewards and {drawn} (data.spread)"] if equal else []
     remaining = check.groups(sizes, drop=options.get("singletons") == "drop")
     if remaining == 0 and not fills:
         raise Refused(

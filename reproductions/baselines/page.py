@@ -18,7 +18,7 @@ Made by `python reproductions/baselines/run.py` (seeds 0, 1, 5, 9 and 13). The u
 | mean, weighted, optimal | R̄; R̄_w, the mean by w; b_g, the mean by w (1 − π)² |
 | lower, balanced | min(R̄, R̄_w); min(b_g, R̄_w) |
 | mixed | R̄_w + w̄ (b_g − R̄_w), w̄ the mean weight of the group |
-| other groups | `crossfit`: R̄_w where b_g would push the step's other groups down, else b_g |
+| other groups | R̄_w where b_g would push the step's other groups down, else b_g |
 | optimal, imitation λ | b_g, and λ is added to the factor of each response |
 
 ## Where noisy rewards end

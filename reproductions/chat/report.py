@@ -30,13 +30,16 @@ NAMES = {
     "log": "a log of the start's responses",
     "thumbs": "one thumb a prompt",
 }
-METHODS = {
+TRAINED_BY = {
     ("fresh", "recipe"): "recipe `lora`",
     ("fresh", "imitation"): "imitation of the right ones (REINFORCE)",
     ("log", "recipe"): "recipe `log`",
     ("log", "imitation"): "imitation of the right ones (`sft`)",
     ("thumbs", "recipe"): "recipe `feedback`",
     ("thumbs", "imitation"): "imitation of the liked ones (`sft`)",
+}
+METHODS = {
+    (job, method + rate): name + rate for (job, method), name in TRAINED_BY.items() for rate in ("", ", 9e-3")
 }
 
 
@@ -95,16 +98,16 @@ def exact(model: Path, held_out: Path) -> dict[str, dict[str, float]]:
 def page(result: dict[str, Any]) -> str:
     """Everything that was measured, in Markdown."""
     runs = result["runs"]
-    parts = [summary(runs), each(runs), kinds(runs), shown(result), where(result)]
+    parts = [summary(runs), kinds(runs), shown(result), where(result)]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[str]:
     """A row for each job and method: means over seeds."""
     lines = [
-        "| data | trained by | seeds | before | after | gain | probability of the answer, after | "
-        "the likeliest response is right, after | KL in the last step (nats) | CPU minutes |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| data | trained by | seeds | probability of the answer | the likeliest response is right | "
+        "a sample is right, before, after | KL in the last step (nats) | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for key, name in METHODS.items():
         found = [r for r in runs if (r["job"], r["method"]) == key]
@@ -114,13 +117,11 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[str]:
             NAMES[key[0]],
             name,
             ", ".join(str(r["seed"]) for r in found),
-            _mean(r["before"] for r in found),
-            _mean(r["after"] for r in found),
-            _mean(r["eval_gain"] for r in found),
             *(
                 _mean(_over(r["exact"], name) for r in found if r.get("exact"))
                 for name in ("probability", "likeliest")
             ),
+            f"{_mean(r['before'] for r in found)}, {_mean(r['after'] for r in found)}",
             _mean(r["kl_ref"] for r in found if r["kl_ref"] is not None),
             _mean((r["cpu_seconds"] / 60 for r in found if r["cpu_seconds"]), 1),
         ]
@@ -140,15 +141,6 @@ def _mean(values: Any, digits: int = 3) -> str:
         return "–"
     spread = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
     return f"{fmean(numbers):.{digits}f}{spread}"
-
-
-def each(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """The verdict of each run."""
-    lines = ["| data | trained by | seed | the verdict that the run ends with |", "|---|---|---|---|"]
-    for r in runs:
-        key = r["job"], r["method"]
-        lines.append(f"| {NAMES[key[0]]} | {METHODS[key]} | {r['seed']} | {r['verdict']} |")
-    return lines
 
 
 def kinds(runs: Sequence[dict[str, Any]]) -> list[str]:

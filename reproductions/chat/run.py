@@ -3,10 +3,11 @@
     python reproductions/chat/run.py --model DIR [--job log …] [--method recipe] [--seeds 0 1 2]
                                      [--recorded] [--record] [KEY=VALUE …]
 
-DIR is what model.py writes. Each job trains an adapter with its recipe and, at the same rate and as many
-updates, the simplest alternative; a run that is done isn't made again, an interrupted one continues. With
---recorded, runs of other jobs, methods and seeds are those in result.json. Prints the tables of all runs in
---out, with --record also into README.md and result.json beside this script.
+DIR is what model.py writes. Each job trains an adapter with its recipe and, with as many updates, the
+simplest alternative, at a rate that is the same for all and at three times of it; a run that is done isn't
+made again, an interrupted one continues. With --recorded, runs of other jobs, methods and seeds are those in
+result.json. Prints the tables of all runs in --out, with --record also into README.md and result.json beside
+this script.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from reproductions.chat import logs, report, tasks  # noqa: E402
 TRAINED, HELD_OUT = 60, 30  # questions of each kind, at most
 LAYERS = range(20, 30)  # of 30: below the lowest layer that is trained there is no backward pass
 PLACES = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
-RATE, STEPS = 3e-3, 16
-METHODS = ("recipe", "imitation")
+RATE, HIGHER, STEPS = 3e-3, 9e-3, 16
+AT_HIGHER = ", 9e-3"  # ends the name of a method at the higher rate
+METHODS = tuple(name + rate for name in ("recipe", "imitation") for rate in ("", AT_HIGHER))
 
 COMMON: dict[str, Any] = {
     "policy": {
@@ -79,7 +81,7 @@ JOBS: dict[str, dict[str, tuple[str | None, dict[str, Any]]]] = {
 
 def settings(job: str, method: str, model: Path, files: logs.Files, seed: int) -> dict[str, Any]:
     """The values of a run's configuration."""
-    recipe, changes = JOBS[job][method]
+    recipe, changes = JOBS[job][method.removesuffix(AT_HIGHER)]
     values = RunConfig.load(recipe).model_dump() if recipe else {}
     data: dict[str, Any] = {"eval_prompts": str(files.held_out)}
     if job == "fresh":
@@ -87,8 +89,10 @@ def settings(job: str, method: str, model: Path, files: logs.Files, seed: int) -
     own = {"policy": {"model": str(model)}, "data": data, "train": {"seed": seed, "epochs": None}}
     for more in (COMMON, changes, own):
         values = _merged(values, more)
+    if method.endswith(AT_HIGHER):
+        values["train"]["lr"] = HIGHER
     if job != "fresh":
-        values["policy"]["cache_reference"] = method == "recipe"
+        values["policy"]["cache_reference"] = method.startswith("recipe")
     return values
 
 
@@ -101,9 +105,13 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def folder_of(job: str, method: str, seed: int) -> str:
+    return f"{job}-{method.replace(', ', '-')}-{seed}"
+
+
 def play(job: str, method: str, seed: int, model: Path, out: Path, changed: Sequence[str]) -> None:
     """Make one run, and write what is reported of it into its folder."""
-    folder = out / f"{job}-{method}-{seed}"
+    folder = out / folder_of(job, method, seed)
     if (folder / "measured.json").exists():
         return
     print(f"{job}, {method}, seed {seed}", file=sys.stderr, flush=True)
@@ -150,7 +158,7 @@ def measure(
 def finished(out: Path) -> Iterator[dict[str, Any]]:
     for job, methods in JOBS.items():
         for method in methods:
-            for path in sorted(out.glob(f"{job}-{method}-*/measured.json")):
+            for path in sorted(out.glob(folder_of(job, method, 0)[:-1] + "[0-9]/measured.json")):
                 yield json.loads(path.read_text())
 
 
@@ -166,7 +174,7 @@ def restore(out: Path, asked: Container[tuple[str, str, int]]) -> None:
             )
     for made in result["runs"]:
         row = made["job"], made["method"], made["seed"]
-        folder = out / "{}-{}-{}".format(*row)
+        folder = out / folder_of(*row)
         if row not in asked and not folder.exists():
             folder.mkdir()
             (folder / "measured.json").write_text(json.dumps(made, ensure_ascii=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,13 @@ from matplotlib.figure import Figure
 
 from reproductions import harness
 from reproductions.panel.jobs import JOBS
-from reproductions.panel.methods import METHODS, NOTHING, RIVAL_BETAS
+from reproductions.panel.methods import METHODS, NOTHING, PARTS
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
 ABOVE = 0.05  # a job on which a default is this far above the simple methods counts as won
-DEFAULT, BESIDE_RATES = "the default", (1e-3, 3e-3)
-RIVALS = ("FPA", *(f"{name}, β = {beta}" for beta in RIVAL_BETAS for name in ("QRPO", "TBRM")))
-BESIDE = (NOTHING, "imitation of the good", "TOPR", "DRO", "DPO", "KTO", *RIVALS, DEFAULT)
+DEFAULT, IMITATION, RATES = "the default", "imitation of the good", (1e-3, 3e-3)
+MAIN = ("own", "graded", "better", "worse", "long", "pairs", "stars", "fresh", "mislabeled", "better, noisy")
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
 
@@ -85,34 +84,22 @@ def jobs_of(runs: Iterable[Run]) -> list[str]:
 
 
 def tables(result: Run) -> str:
-    """Held-out reward, KL, rewards with the best rate of each job, the verdict, and who doesn't apply."""
+    """The jobs with the default beside imitation, the default without its parts, and all other methods."""
     runs = result["runs"]
     if not runs:
         return "No run is complete."
-    rates, cells = chosen_rates(runs), of_cells(runs)
-    at_one = {cell: at_rate(found, rates[cell[1]]) for cell, found in cells.items()}
-    at_one = {cell: found for cell, found in at_one.items() if found}
     spent = sum(run["cpu_seconds"] + run["measuring_seconds"] for run in runs) / 60
     parts = [
         f"{len(runs)} runs in {spent:.0f} CPU minutes. {_seeds(runs)}",
-        "The jobs as they were made. Right: share of right responses in the log. Start: held-out reward.",
-        _jobs(result, at_one),
-        "The one rate of each method, the best of all jobs with seed 0:",
-        _rates(rates, runs),
-        "Held-out reward with this rate, mean over seeds ± their standard deviation.",
-        _table(at_one, _reward),
-        "KL(π ‖ start) with this rate, nats a response, ± the mean standard error of a run.",
-        _table(at_one, _kl),
-        "Held-out reward with the best rate of each job, seed 0, and that rate.",
-        _table({cell: best_rate(found) for cell, found in cells.items()}, _with_rate),
-        "Held-out reward at each rate, mean over the seeds that were run.",
-        _by_rate(runs),
-        *[part for rate in BESIDE_RATES for part in (_about_beside(rate), beside(runs, rate))],
-        "Recipes and candidates, by job: how far below the start and below the best simple method (imitation "
-        f"of the good, or nothing) they end at worst, and on how many jobs they end at least {ABOVE} above.",
-        _verdicts(at_one),
-        "Where a method doesn't apply:",
-        _reasons(result["missing"]),
+        "Held-out reward, the mean over the seeds that were run and how many these were where more than one. "
+        "Imitation of the good at the better of its rates, by the mean.",
+        _jobs(result),
+        "The default less a part, paired: the mean over jobs and seeds of the difference to the default with "
+        "the same job, rate and seed, ± its standard error over jobs, and by job. Negative: the part helps.",
+        *[_parts(runs, rate) for rate in RATES],
+        "Other methods less the default at the same rate, on the jobs that both have: the mean, the lowest "
+        "and the highest.",
+        _others(runs),
     ]
     stopped = [run for run in runs if run["stopped"] or run["reward"] is None]
     if stopped:
@@ -127,114 +114,81 @@ def _seeds(runs: Sequence[Run]) -> str:
     return "Runs by seed: " + ", ".join(f"{seed}: {count}" for seed, count in sorted(counts.items())) + "."
 
 
-def _jobs(result: Run, cells: Mapping[Cell, Sequence[Run]]) -> str:
+def _jobs(result: Run) -> str:
+    cells = of_cells(result["runs"])
     lines = [
-        "| job | task | data | responses | right | mean reward | start |",
+        "| job | data | the start | imitation (its rate) | the default, 1e-3 | 3e-3 | KL at 3e-3, nats |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in jobs_of(result["runs"]):
-        job, facts = JOBS[name], result["facts"][name]
-        kept = " (kept)" if job.kept else ""
-        begun = number(mean(cells.get((name, NOTHING), [])))
-        words = [f"{name}{kept}", job.task.about, job.about, str(facts.get("responses", "–"))]
-        words += [number(facts.get("right")), number(facts.get("mean")), begun]
+        job = JOBS[name]
+        copied = at_best(cells.get((name, IMITATION), []))
+        rate = f" ({copied[0]['rate']:g})" if copied else ""
+        own = [at_rate(cells.get((name, DEFAULT), []), rate) for rate in RATES]
+        words = [name + (" (kept)" if job.kept else ""), job.about, _reward(cells.get((name, NOTHING), []))]
+        words += [_reward(copied) + rate, *map(_reward, own), number(mean(own[1], "kl"), 1)]
         lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines)
 
 
-def _rates(rates: Mapping[str, float | None], runs: Sequence[Run]) -> str:
-    lines = ["| method | lr | rates that were run | settings |", "|---|---|---|---|"]
-    for name in methods_of(runs):
-        tried = sorted({run["rate"] for run in runs if run["method"] == name and run["rate"]})
-        rate = rates[name]
-        chosen = "–" if rate is None else f"{rate:g}"
-        of_all = ", ".join(f"{rate:g}" for rate in tried)
-        lines.append(f"| {name} | {chosen} | {of_all} | {METHODS[name].about} |")
-    return "\n".join(lines)
+def at_best(runs: Sequence[Run]) -> list[Run]:
+    """Those at the rate of the highest mean."""
+    rates = {run["rate"] for run in runs}
+    return max((at_rate(runs, rate) for rate in rates), key=lambda found: mean(found) or 0.0, default=[])
 
 
-def _table(cells: Mapping[Cell, Sequence[Run]], form: Callable[[Sequence[Run]], str]) -> str:
-    """A row for each method, a column for each job."""
-    runs = [run for found in cells.values() for run in found]
-    jobs = jobs_of(runs)
-    lines = [f"| method | {' | '.join(jobs)} |", "|---" * (len(jobs) + 1) + "|"]
-    for method in methods_of(runs):
-        words = [form(cells[job, method]) if (job, method) in cells else "" for job in jobs]
-        lines.append(f"| {method} | {' | '.join(words)} |")
-    return "\n".join(lines)
+def paired(runs: Sequence[Run], method: str, rate: float) -> dict[str, list[float]]:
+    """By job, for each seed that both have, how far a method ends above the default at one rate. A run
+    without a value counts as 0, since a method that ruins the model isn't to win by what it leaves out."""
+    reward = {
+        (run["job"], run["method"], run["seed"]): run["reward"] or 0.0
+        for run in runs
+        if run["rate"] == rate and run["method"] in (method, DEFAULT)
+    }
+    found: dict[str, list[float]] = {}
+    for (job, name, seed), value in reward.items():
+        if name == method and (job, DEFAULT, seed) in reward:
+            found.setdefault(job, []).append(value - reward[job, DEFAULT, seed])
+    return found
 
 
-def _by_rate(runs: Sequence[Run]) -> str:
-    """A row for each method at each of the rates that it was run at, on more than half of its jobs."""
-    jobs, cells = jobs_of(runs), of_cells(runs)
-    lines = [f"| method, lr | {' | '.join(jobs)} |", "|---" * (len(jobs) + 1) + "|"]
-    for method in methods_of(runs):
-        own = {job: cells[job, method] for job in jobs if (job, method) in cells}
-        rates = sorted({run["rate"] for found in own.values() for run in found if run["rate"]})
-        for rate in rates if len(rates) > 1 else ():
-            found = {job: [run for run in same if run["rate"] == rate] for job, same in own.items()}
-            if 2 * sum(map(bool, found.values())) > len(own):
-                words = [number(mean(found[job])) if found.get(job) else "" for job in jobs]
-                lines.append(f"| {method}, {rate:g} | {' | '.join(words)} |")
-    return "\n".join(lines)
-
-
-def _about_beside(rate: float) -> str:
-    return (
-        "Objectives of others on logs, beside the default and the simple methods: held-out reward, the mean "
-        f"over the seeds that were run, all at lr {rate:g}, on the jobs on which one of FPA, QRPO and TBRM "
-        "was run. The best one of a job is in bold; the last column has the mean less the default's, over "
-        "the jobs that a method has."
-    )
-
-
-def beside(runs: Sequence[Run], rate: float) -> str:
-    """A row for each method, at one rate."""
-    cells = of_cells(run for run in at_rate(runs, rate) if run["method"] in BESIDE)
-    found = {cell: mean(same) for cell, same in cells.items()}
-    jobs = [job for job in jobs_of(runs) if any((job, method) in found for method in RIVALS)]
-    best = {job: max(found.get((job, method)) or 0.0 for method in BESIDE) for job in jobs}
-    lines = [f"| method | {' | '.join(jobs)} | to the default |", "|---" * (len(jobs) + 2) + "|"]
-    for method in BESIDE:
-        own = {job: found[job, method] or 0.0 for job in jobs if (job, method) in found}
-        if not own:
+def _parts(runs: Sequence[Run], rate: float) -> str:
+    """A row for each part, a column for each of the main jobs."""
+    lines = [
+        f"| lr {rate:g}, without | {' | '.join(MAIN)} | mean | runs |",
+        "|---" * (len(MAIN) + 3) + "|",
+    ]
+    for part in PARTS:
+        by_job = {job: apart for job, apart in paired(runs, part, rate).items() if job in MAIN}
+        if not by_job:
             continue
-        words = [_emphasized(own.get(job), best[job]) for job in jobs]
-        both = [job for job in own if (job, DEFAULT) in found]
-        apart = [own[job] - (found[job, DEFAULT] or 0.0) for job in both]
-        to_default = f"{statistics.mean(apart):+.3f} ({len(apart)})" if apart else "–"
-        lines.append(f"| {method} | {' | '.join(words)} | {to_default} |")
+        words = [f"{statistics.mean(by_job[job]):+.3f}" if job in by_job else "" for job in MAIN]
+        means = [statistics.mean(apart) for apart in by_job.values()]
+        error = f" ± {statistics.stdev(means) / math.sqrt(len(means)):.3f}" if len(means) > 1 else ""
+        words += [f"{statistics.mean(means):+.3f}{error}", str(sum(map(len, by_job.values())))]
+        lines.append(f"| {part} | {' | '.join(words)} |")
     return "\n".join(lines)
 
 
-def _emphasized(value: float | None, best: float) -> str:
-    if value is None:
-        return ""
-    return f"**{value:.3f}**" if value == best else f"{value:.3f}"
+def _others(runs: Sequence[Run]) -> str:
+    lines = ["| method | lr | jobs | mean | lowest | highest |", "|---|---|---|---|---|---|"]
+    for method in methods_of(runs):
+        for rate in RATES if method not in (NOTHING, DEFAULT, *PARTS) else ():
+            by_job = {job: statistics.mean(apart) for job, apart in paired(runs, method, rate).items()}
+            if not by_job:
+                continue
+            ends = [
+                f"{by_job[job]:+.3f} ({job})"
+                for job in (min(by_job, key=by_job.__getitem__), max(by_job, key=by_job.__getitem__))
+            ]
+            words = [method, f"{rate:g}", str(len(by_job)), f"{statistics.mean(by_job.values()):+.3f}", *ends]
+            lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines)
 
 
 def _reward(runs: Sequence[Run]) -> str:
-    text = number(mean(runs))
-    if len(runs) == 1 or text == "–":
-        return text
-    return f"{text} ± {statistics.stdev(run['reward'] for run in runs):.3f}"
-
-
-def _kl(runs: Sequence[Run]) -> str:
-    return f"{number(mean(runs, 'kl'), 2)} ± {number(mean(runs, 'kl_error'), 2)}"
-
-
-def best_rate(runs: Sequence[Run]) -> list[Run]:
-    """The run with seed 0 whose reward is the highest."""
-    first = [run for run in runs if run["seed"] == 0]
-    return [max(first, key=lambda run: run["reward"] or 0.0)] if first else []
-
-
-def _with_rate(runs: Sequence[Run]) -> str:
-    if not runs:
-        return ""
-    rate = runs[0]["rate"]
-    return number(runs[0]["reward"]) + ("" if rate is None else f" ({rate:g})")
+    several = f" ({len(runs)})" if len(runs) > 1 else ""
+    return number(mean(runs)) + several
 
 
 def differences(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, tuple[float, float]]:
@@ -252,32 +206,6 @@ def differences(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, t
         if before is not None and best is not None:
             found[job] = reached - before, reached - best
     return found
-
-
-def _verdicts(cells: Mapping[Cell, Sequence[Run]]) -> str:
-    head = "| method | jobs | worst to the start | worst to the best simple one | mean to it "
-    lines = [head + f"| jobs ≥ {ABOVE} above |", "|---|---|---|---|---|---|"]
-    for method in methods_of(run for found in cells.values() for run in found):
-        if METHODS[method].simple:
-            continue
-        by_job = differences(cells, method)
-        if not by_job:
-            continue
-        worst = [min(by_job, key=lambda job: by_job[job][i]) for i in (0, 1)]
-        words = [f"{by_job[job][i]:+.3f} ({job})" for i, job in enumerate(worst)]
-        average = statistics.mean(apart for _, apart in by_job.values())
-        won = sum(apart >= ABOVE for _, apart in by_job.values())
-        lines.append(f"| {method} | {len(by_job)} | {' | '.join(words)} | {average:+.3f} | {won} |")
-    return "\n".join(lines)
-
-
-def _reasons(missing: Sequence[Mapping[str, str]]) -> str:
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in missing:
-        found.setdefault((row["method"], row["why"]), []).append(row["job"])
-    lines = ["| method | why | jobs |", "|---|---|---|"]
-    lines += [f"| {method} | {why} | {', '.join(jobs)} |" for (method, why), jobs in found.items()]
-    return "\n".join(lines)
 
 
 def figure(result: Run) -> Figure:

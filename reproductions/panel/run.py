@@ -64,20 +64,13 @@ def jobs_to_run(only: Sequence[str], kept: bool) -> list[str]:
     return [name for name in names if name not in held_back]
 
 
-def cells(
-    jobs: Sequence[str], methods: Sequence[str], out: Path, size: Size
-) -> tuple[list[tuple[str, str]], list[dict[str, str]]]:
-    """(job, method) that can be run, and the others with the reason."""
-    able, missing = [], []
+def cells(jobs: Sequence[str], methods: Sequence[str], out: Path, size: Size) -> list[tuple[str, str]]:
+    """(job, method) that can be run."""
+    able = []
     for name in jobs:
         job, facts = size.of(JOBS[name]), facts_of(name, out, size)
-        for method in methods:
-            given = METHODS[method].settings(job, facts)
-            if isinstance(given, str):
-                missing.append({"job": name, "method": method, "why": given})
-            else:
-                able.append((name, method))
-    return able, missing
+        able += [(name, m) for m in methods if not isinstance(METHODS[m].settings(job, facts), str)]
+    return able
 
 
 def first_rows(able: Sequence[tuple[str, str]], rates: Sequence[float]) -> list[Row]:
@@ -160,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.measured:
         known = json.loads((args.out / RECORDED).read_text()) if (args.out / RECORDED).exists() else {}
         jobs = [n for n in jobs if n in known or (args.out / "jobs" / logs.slug(n)).exists()]
-    able, missing = cells(jobs, chosen(args.methods, METHODS, "--methods"), args.out, size)
+    able = cells(jobs, chosen(args.methods, METHODS, "--methods"), args.out, size)
     with processes(args.jobs) as each:
 
         def run(rows: Sequence[Row]) -> list[Run]:
@@ -180,7 +173,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "rates": sorted({made["rate"] for made in runs if made["rate"]}),  # those that were run
         "seeds": sorted({made["seed"] for made in runs}),
         "facts": {name: facts_of(name, args.out, size) for name in jobs},
-        "missing": missing,
         "runs": runs,
     }
     for folder in (args.out, *((HERE,) if args.record else ())):

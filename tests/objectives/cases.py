@@ -141,7 +141,7 @@ def variants_of_all(entry: objectives.Objective) -> list[dict[str, Any]]:
         masked = {"weight_rule": "mask", "weight_min": 1 - NUMBER, "weight_max": 1 + NUMBER}
         out.append({"weight": "behavior", "weight_level": "mean"} | masked)
     if WEIGHT_BASELINE in entry.ingredients:
-        for kind in ("lower", "weighted", "optimal", "balanced", "crossfit"):
+        for kind in ("lower", "weighted", "optimal", "balanced"):
             out.append({"weight": "reference", "weight_power": 0.5, "weight_baseline": kind})
         out.append({"weight": "reference", "weight_normalize": "group", "weight_baseline": "optimal"})
         out.append({"weight_baseline": "optimal"})

@@ -180,8 +180,7 @@ def test_columns_of_padding_say_nothing(name: str, options: dict[str, Any], need
 
 def _of_other_groups(options: dict[str, Any]) -> bool:
     """To which a copy of a group is another group, or which count the responses of a step (n − 1)."""
-    of_others = options.get("weight_baseline") == "crossfit" or options.get("baseline") == "step"
-    return of_others or bool(options.get("normalize"))
+    return options.get("baseline") == "step" or bool(options.get("normalize"))
 
 
 @by_objective([v for v in VARIANTS if not _of_other_groups(v[1])])
@@ -228,7 +227,7 @@ def test_a_group_of_weight_0_is_not_there(name: str, options: dict[str, Any], ne
 
 @only(
     *("agro", "rloo", "reinforce", "kl_pg", "grpo", "pair_consistency", "dpo"),
-    but=("imitation", "reinforce_pp", "gdpo", "crossfit", "step", "normalize"),  # which couple a step
+    but=("imitation", "reinforce_pp", "gdpo", "step", "normalize"),  # which couple a step
 )
 def test_groups_weigh_equally_whatever_their_sizes(
     name: str, options: dict[str, Any], needs: set[str]

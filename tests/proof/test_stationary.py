@@ -122,3 +122,32 @@ def test_a_lower_baseline_ends_where_the_reward_above_the_optimum_is_what_pulls_
     assert min(slope(star, shift), slope(moved, 0.0)) > 1e-2
     ratio = moved / behavior
     assert (moved / star).log().abs().max() <= shift / beta * (ratio.max() - ratio.min())
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_leaving_out_groups_of_equal_noisy_rewards_weakens_the_regularizer_alone(n: int) -> None:
+    """Two responses that are right by chance, p = .2 and .7. The rewards' part of the expected gradient, that
+    at β = 0, is the one of all groups, as equal rewards cancel; the regularizer's, what β adds, has the
+    chance that the rewards of a group with both responses differ. So the end is where
+    β (ρ_1 − ρ_2) P = p_1 − p_2, with n = 2 P = .2 · .3 + .7 · .8 = .62; of all groups P is 1."""
+    space, reference, beta = Space(2, 1, 1), torch.tensor([[0.4, 0.6]]).double(), 0.5
+    right = torch.tensor([0.2, 0.7]).double()
+    binary, twice = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).double(), torch.arange(2).repeat(2)
+    behavior, start = Enumerable.of(space, torch.zeros(1, 2).double()), Enumerable.of(space, reference.log())
+
+    def slope(gap: float, spread: bool, beta: float) -> float:
+        """In the direction of the log-ratio between the two, times the share of groups that are drawn."""
+        logits = reference.log() + torch.tensor([[0.0, gap]]).double()
+        chance = torch.cat([1 - right, right])[None]
+        data = DataDistribution(behavior, binary, twice, chance, spread=spread)
+        batch = all_groups(data, start, n)
+        share = float(1 - ((0.5 * right).sum()) ** n - ((0.5 * (1 - right)).sum()) ** n) if spread else 1.0
+        return share * float(gradient(Enumerable.of(space, logits), start, batch, "agro", {"beta": beta})[1])
+
+    assert slope(1.0, True, 0.0) == pytest.approx(slope(1.0, False, 0.0), rel=1e-6)
+    if n == 2:
+        differ = float(right[0] * (1 - right[1]) + right[1] * (1 - right[0]))
+        assert differ == pytest.approx(0.62)
+        assert slope(0.5 / (beta * differ), True, beta) == pytest.approx(0.0, abs=1e-7)
+        assert abs(slope(0.5 / beta, True, beta)) > 1e-2
+    assert slope(0.5 / beta, False, beta) == pytest.approx(0.0, abs=1e-7)

@@ -73,7 +73,6 @@ def test_the_mass_of_the_log_is_held_by_other_groups() -> None:
         ("weighted", "weighted"),
         ("optimal", "optimal"),
         ("balanced", "balanced"),
-        ("other groups", "crossfit"),
     ],
 )
 def test_the_baselines_are_the_librarys(name: str, kind: str) -> None:

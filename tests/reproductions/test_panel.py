@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from dataclasses import replace
@@ -10,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agro.api.race import default_for, key_values
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
+from agro.types import Batch
 from reproductions import racing
 from reproductions.panel import advice, jobs, logs, play, race, report, run, short, sizes, thousand
 from reproductions.panel.jobs import EVERY, JOBS, START
-from reproductions.panel.methods import METHODS, NOTHING
+from reproductions.panel.methods import METHODS, NOTHING, PARTS
 from reproductions.panel.play import Row
+from reproductions.panel.squared_preference import squared_preference
 from reproductions.panel.tasks import TASKS, Writer
 
 FACTS = {"mean": 0.3, "upper_quartile": 1.0}
@@ -119,24 +123,19 @@ def test_who_applies_where() -> None:
     fresh = [job.name for job in EVERY if job.data == "fresh"]
     assert len(of_pairs) == 3
     assert len(fresh) == 5
-    assert able["DPO"] == able["IPO"] == of_pairs
-    assert able["GRPO"] == able["RLOO"] == able["replay, root"] == fresh
+    assert able["DPO"] == able["IPO"] == able["SquaredPO, β = 0.1"] == of_pairs
+    assert able["GRPO"] == able["RLOO"] == able["both rules"] == fresh
     assert able["TOPR"] == [job.name for job in EVERY if job.logs_start]
-    assert set(JOBS) - set(able["earlier"]) == set(fresh)
-    assert able["the default"] == able["REINFORCE"] == list(JOBS)
-    assert able["lora"] == able["lora, in groups"] == able["replay, by the sampler"] == fresh
+    assert able["the default"] == able["REINFORCE"] == able["the plain mean"] == list(JOBS)
     stored = [name for name in JOBS if name not in fresh]
-    assert able["mixed, β = 0.01"] == [name for name in stored if JOBS[name].data == "groups"]
-    assert able["TBRM, β = 0.1"] == stored
+    assert able["all groups"] == [name for name in stored if JOBS[name].data == "groups"]
+    assert able["TBRM, β = 0.01"] == able["the ratio alone"] == able["no weight"] == stored
     assert able["QRPO, β = 0.1"] == [n for n in stored if n not in (*of_pairs, "turns")]
     assert able["FPA"] == [n for n in stored if JOBS[n].data != "one each"]
 
 
-def test_a_mixed_run_has_the_log_and_prompts_and_qrpo_samples_of_the_start(out) -> None:
+def test_qrpo_has_samples_of_the_start(out) -> None:
     world = play.world("graded", out, logs.SMALL)
-    mixed = play.settings(world, Row("graded", "mixed, β = 0.05", 1e-3), Path("log.db"))
-    assert (mixed.data.store, mixed.data.prompts) == ("log.db", str(world.files.prompts))
-    assert (mixed.data.replay, mixed.train.step_kl, mixed.objective.options["beta"]) == (0.5, 0.005, 0.05)
     qrpo = play.settings(world, Row("graded", "QRPO, β = 0.1", 1e-3), Path("log.db"))
     assert qrpo.data.value_store == str(world.files.values)
     with Store.open(world.files.values, read_only=True) as store:
@@ -160,13 +159,34 @@ def test_the_default_is_the_recipe_for_the_data(out) -> None:
         "fresh": ("agro", None),
     }
     assert (config.train.gain_ratio, config.train.step_kl) == (0.75, None)  # of fresh samples
-    unbounded = play.settings(
-        play.world("own", out, logs.SMALL), Row("own", "without the bound", 1e-3), Path("log.db")
-    )
+    own = play.world("own", out, logs.SMALL)
+    assert play.settings(own, Row("own", "the default", 1e-3), Path("log.db")).train.step_kl == 0.005
+    unbounded = play.settings(own, Row("own", "no rule for a step", 1e-3), Path("log.db"))
     assert (unbounded.train.gain_ratio, unbounded.train.step_kl) == (None, None)
-    earlier = METHODS["earlier"].settings(JOBS["stars"], FACTS)
-    assert not isinstance(earlier, str)
-    assert earlier["objective"]["weight_power"] == 1.0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_changes_what_the_default_has(part, out) -> None:
+    """In one section, whatever the data: no row of the ablation is the default under another name."""
+    for job in ("own", "stars", "pairs", "fresh"):
+        if isinstance(METHODS[part].settings(JOBS[job], FACTS), str):
+            continue
+        world = play.world(job, out, logs.SMALL)
+        given, default = (
+            play.settings(world, Row(job, method, 1e-3), Path("log.db")).model_dump()
+            for method in (part, "the default")
+        )
+        assert len([section for section in default if given[section] != default[section]]) == 1
+
+
+def test_squared_preference_is_the_logistic_loss_of_log_t_over_t() -> None:
+    """t = e of the winner and 1/e of the loser: f′ = 1/e and −e, so that −log σ(½ (1/e + e)) with β = ½."""
+    batch = Batch.of(
+        mask=[[1], [1]], reward=[1.0, 0.0], group=["a", "a"], ref_logp=[[-2.0], [-2.0]], pairs=[(0, 1)]
+    )
+    logp = torch.tensor([[-1.0], [-3.0]], dtype=torch.float64)
+    found = squared_preference({"logp": logp}, batch, beta=0.5).loss
+    assert float(found) == pytest.approx(math.log1p(math.exp(-0.5 * (math.exp(-1) + math.e))), rel=1e-12)
 
 
 def test_ratings_are_centered_by_user(out) -> None:
@@ -200,7 +220,7 @@ def test_each_method_has_one_rate_for_all_jobs() -> None:
     assert report.chosen_rates(runs) == {"the default": 1e-3}
     rows = run.further_rows([("own", "the default"), ("own", NOTHING), ("own", "KTO")], runs, seeds=2)
     assert rows == [Row("own", "the default", 1e-3, 1)]
-    best = report.best_rate([r for r in runs if r["job"] == "better"])
+    best = report.at_best([r for r in runs if r["job"] == "better"])
     assert [r["rate"] for r in best] == [3e-4]
 
 
@@ -224,21 +244,21 @@ def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> Non
     apart = report.differences(report.of_cells(runs), "the default")
     assert apart["own"] == pytest.approx((0.5, 0.2))
     assert apart["better"] == pytest.approx((-0.2, -0.2))
-    facts = {"responses": 8, "right": 0.5, "mean": 0.5}
-    text = report.tables({"runs": runs, "missing": [], "facts": {"own": facts, "better": facts}})
-    assert "| the default | 2 | -0.200 (better) | -0.200 (better) | +0.000 | 1 |" in text
-    assert "0.800 ± 0.141" in text
+    text = report.tables({"runs": runs})
+    about = JOBS["own"].about
+    assert f"| own | {about} | 0.300 | 0.600 (0.001) | 0.800 (2) | – | – |" in text
 
 
-def test_the_objectives_of_others_beside_the_default_at_one_rate() -> None:
-    """FPA ends .1 below the default on one job, in the mean of its seeds, and .3 above on the other. Runs at
-    other rates don't count."""
-    runs = [measured("own", "FPA", 1e-3, 0.3), measured("better", "FPA", 1e-3, 0.8)]
-    runs += [measured("own", "the default", 1e-3, 0.5), measured("better", "the default", 1e-3, 0.5)]
-    runs += [measured("own", "FPA", 3e-3, 0.9), measured("own", "FPA", 1e-3, 0.5, seed=1)]
-    lines = report.beside(runs, 1e-3).splitlines()
-    assert "| FPA | 0.400 | **0.800** | +0.100 (2) |" in lines
-    assert "| the default | **0.500** | 0.500 | +0.000 (2) |" in lines
+def test_an_ablation_is_paired_by_job_rate_and_seed() -> None:
+    """Without the weight .2 lower on own, in the mean of two seeds, and .1 on better: −.15 ± .05. A third
+    seed, which the default doesn't have, and runs at other rates don't count."""
+    runs = [measured("own", "the default", 1e-3, 0.8, seed) for seed in (0, 1)]
+    runs += [measured("own", "no weight", 1e-3, reward, seed) for seed, reward in enumerate((0.5, 0.7, 0.0))]
+    runs += [measured("better", "the default", 1e-3, 0.4), measured("better", "no weight", 1e-3, 0.3)]
+    runs += [measured("better", "no weight", 3e-3, 0.0), measured("better", "FPA", 1e-3, 0.5)]
+    text = report.tables({"runs": runs})
+    assert "| no weight | -0.200 |  | -0.100 |" + "  |" * 7 + " -0.150 ± 0.050 | 3 |" in text
+    assert "| FPA | 0.001 | 1 | +0.100 | +0.100 (better) | +0.100 (better) |" in text
 
 
 def test_the_table_of_the_guide_is_of_jobs_that_have_the_same_runs() -> None:
@@ -278,6 +298,7 @@ def test_a_thousand_tokens_from_end_to_end(tmp_path, capsys) -> None:
 
 def test_the_bounds_of_short_runs_are_what_their_names_say() -> None:
     """The library doubles a bound at 25 updates: 0.005 whatever the updates, and what 100 have over 25."""
+    assert short.bound_of(short.OWN, 25) == 0.005
     assert short.bound_of(short.LONG, 25) == pytest.approx(0.0025, rel=1e-12)
     assert short.bound_of(short.IN_SUM, 25) == pytest.approx(0.01, rel=1e-12)
     assert short.bound_of(short.NO_BOUND, 25) is None
@@ -287,8 +308,8 @@ def test_the_bounds_of_short_runs_are_what_their_names_say() -> None:
         for method, rate in ((NOTHING, None), (short.LONG, 1e-3))
     ]
     lines = short.table(runs, 16).splitlines()
-    assert lines[0].startswith("| 16 updates, lr | own | graded |")
-    assert lines[3] == "| the bound of long runs, 0.001 | 0.750 |" + " 0.250 |" * 7 + " 0.312 |"
+    assert lines[2] == "| the start | – | 0.312 | 0.250 |"
+    assert lines[3] == f"| {short.LONG} | 0.001 | 0.312 | 0.250 |"
 
 
 def test_sizes_differ_in_prompts_alone() -> None:
@@ -367,12 +388,12 @@ def test_logs_are_made_as_the_job_says(name, out) -> None:
 def test_a_short_panel_from_end_to_end(out, capsys) -> None:
     """What is complete isn't run again, and what isn't trained is 0 nats from the start."""
     words = ["--small", "--seeds", "2", "--rates", "1e-3", "--out", str(out)]
-    words += ["--only", "graded", "pairs", "--methods", NOTHING, "DPO", "the default", "earlier"]
+    words += ["--only", "graded", "pairs", "--methods", NOTHING, "DPO", "the default", "no weight"]
     run.main(words)
     result = json.loads((out / "result.json").read_text())
     assert (out / "figure.png").stat().st_size > 10_000
     assert len(result["runs"]) == 2 + 2 * 5  # the starts once, each method with two seeds
-    assert [row["method"] for row in result["missing"]] == ["DPO"]
+    assert ("graded", "DPO") not in {(made["job"], made["method"]) for made in result["runs"]}
     for made in result["runs"]:
         assert 0 <= made["reward"] <= 1
         assert not made["stopped"]
@@ -383,7 +404,7 @@ def test_a_short_panel_from_end_to_end(out, capsys) -> None:
     before = {file: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}
     run.main([*words, "--measured"])
     assert before == {file: file.stat().st_mtime_ns for file in (out / "runs").iterdir()}
-    assert "| earlier |" in capsys.readouterr().out
+    assert "| no weight |" in capsys.readouterr().out
 
 
 def test_a_run_caches_what_the_panel_knows(out) -> None:

@@ -25,6 +25,7 @@ RULES = [
     *(DrawRule(3, DataConfig(order=order), min_group=2, fewer=True) for order in ORDERS),
     DrawRule(3, DataConfig(order="uniform", max_age=2), fewer=True),
     DrawRule(3, DataConfig(max_uses=2, spread=True), min_group=2, fewer=True),
+    DrawRule(3, DataConfig(spread=0.1), min_group=2, equal=True, fewer=True),
     DrawRule(3, DataConfig(roles=("policy",), min_reward=0.5, hold_out=0.3), fewer=True),
     DrawRule(3, DataConfig(best_of_group=True, order="newest"), scored_only=False, fewer=True),
     DrawRule(3, min_group=2, pairs=True, scored_only=False, fewer=True),
@@ -296,6 +297,9 @@ def test_only_groups_with_a_spread_of_rewards_are_drawn(tmp_path: Path) -> None:
         assert {str(s.prompt) for s in store.draw(rule, At("r", 1, 0, 0)).samples} == {"differs", "expert"}
         logged = DrawRule(9, DataConfig(spread=True, roles=("log",)), min_group=2, fewer=True)
         assert {str(s.prompt) for s in store.draw(logged, At("r", 2, 0, 0)).samples} == {"differs"}
+        others = DrawRule(9, DataConfig(spread=0.5), min_group=2, equal=True, fewer=True)
+        assert {str(s.prompt) for s in store.draw(others, At("r", 3, 0, 0)).samples} == {"equal"}
+        assert [store.draws.count(each, At("r", 4, 0, 0)) for each in (rule, others)] == [2, 1]
 
 
 def test_candidates_are_kept_in_proportion_to_the_exponent() -> None:

@@ -17,13 +17,14 @@ from tiny_runs import InterruptAfter, before_step, fill_store, metrics, tiny, we
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.errors import Interrupted, Refused
+from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
-from agro.store import Store, is_held_out
+from agro.store import At, DrawRule, Store, is_held_out
 from agro.train.check import check_config
 from agro.train.collate import TrackedValues, collate
-from agro.train.feed import per_token
+from agro.train.feed import Feed, per_token
 from agro.train.phases import Phase
-from agro.train.source import ROUNDS, FillRequest, UncertainOrder, fill
+from agro.train.source import ROUNDS, FillRequest, Sampling, UncertainOrder, fill
 from agro.types import Prompt, Sample
 
 
@@ -99,6 +100,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "closest": {"data__replay": 0.5, "data__order": "closest", "data__roles": ["policy"]},
     "age": {"data__replay": 0.5, "data__order": "age_weighted", "data__age_decay": 0.3},
     "spread": {"data__replay": 0.5, "data__spread": True},
+    "equal": {"data__replay": 0.5, "data__spread": 0.5},
     "drift": {"data__replay": 0.5, "data__roles": ["policy"], "data__max_drift": 0.02},
     "uncertain": TRACKED | {"data__prompt_order": "uncertain"},
 }
@@ -347,3 +349,49 @@ def test_a_step_of_one_group_has_no_other_to_compare_with(tmp_path: Path) -> Non
     config = tiny(tmp_path, objective={"name": "agro", "beta": 0.1, "baseline": "step"}, train__groups=1)
     with pytest.raises(Refused, match=r'baseline = "step" compares .* train\.groups is 1'):
         Trainer(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("equal", "differing", "drawn"), [(5, 15, [3, 1]), (60, 3, [2, 2]), (18, 1, [1, 3]), (0, 9, [4])]
+)
+def test_groups_of_equal_rewards_count_as_many_as_the_store_has(
+    equal: int, differing: int, drawn: list[int], tmp_path: Path
+) -> None:
+    """A tenth as often as the others, one a step at least, half of it at most. Whatever the kind, a group is drawn with a chance that times its weight is
+    4/20: so the expected gradient is that of all groups, with noisy rewards too."""
+    with Store.open(tmp_path / "log.db") as store:
+        for g in range(equal + differing):
+            store.append([Sample(f"p{g}", f"{i}", reward=float(i * (g >= equal))) for i in range(2)])
+        sampling = Sampling(None, None, None, store, "r", None, None)  # type: ignore[arg-type]
+        rule = DrawRule(4, DataConfig(spread=0.1), min_group=2)
+        found = list(sampling._rules([rule], At("r", 1, 0, 0)))
+        assert [each.groups for each, _ in found] == drawn
+        for (each, weight), count in zip(found, (differing, equal), strict=False):
+            assert each.groups / count * weight == pytest.approx(4 / (equal + differing))
+            assert len(store.draws.pick(each, At("r", 1, 0, 0))) == each.groups
+        alone = DrawRule(2, DataConfig(spread=True), min_group=2)
+        assert list(sampling._rules([alone], At("r", 1, 0, 0))) == [(alone, 1.0)]
+
+
+def test_a_step_weighs_what_it_draws(tmp_path: Path) -> None:
+    """Of 8 groups 2 have rewards that differ; a step of 4 draws both, which count 2/8 · 4/2 = .5, and two of
+    the others, 6/8 · 4/2 = 1.5 each."""
+    fill_store(tmp_path / "log.db", groups=2)
+    with Store.open(tmp_path / "log.db") as store:
+        store.append([Sample(f"{200 + g}>", f"{i}", reward=0.0) for g in range(6) for i in range(2)])
+    data = {"data__store": str(tmp_path / "log.db"), "data__replay": 1.0, "data__spread": 0.1}
+    trainer = Trainer(tiny(tmp_path, **data, train__steps=1, train__groups=4), tmp_path / "run")
+    batches = []
+    plain = Feed.batch
+
+    def kept(self: Feed, *args: Any) -> Any:
+        batches.append(plain(self, *args))
+        return batches[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "batch", kept)
+        trainer.run()
+    groups = Groups.of(batches[0].batch)
+    assert sorted(groups.weight.tolist()) == [0.5, 0.5, 1.5, 1.5]
+    equal = groups.largest(groups.reward) == -groups.largest(-groups.reward)
+    assert equal.tolist() == (groups.weight == 1.5).tolist()

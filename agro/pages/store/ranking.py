@@ -187,7 +187,7 @@ class _Trial:
             return judged_prompts(self.store)
         least = 1 if need is None else need.least
         groups = list(self.store.survey.each_group())
-        if config.data.spread:
+        if config.data.spread is True:
             groups = [group for group in groups if group.reward_min != group.reward_max]
         return sum((group.scored if REWARD in phase.needs else group.size) >= least for group in groups)
 

@@ -83,7 +83,6 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         baseline_claims("optimal", 1.0, 0.5, normalize="group"),
         baseline_claims("optimal"),
         baseline_claims("balanced"),
-        baseline_claims("crossfit", 1.0, 0.5),
         *(
             corrected(agro_claims(GROUPED), CorrectionWeight("mismatch", 1.5, 0.6, level, rule))
             for level in ("token", "sequence", "mean")

@@ -146,28 +146,21 @@ def weighted(
 
     A group's R are compared with R̄, or with a mean of other weights: w for "weighted", w g for "optimal", g =
     Σ_t (1 − exp l_t)². "lower" is the lower one of R̄ and "weighted", "balanced" that of the last two.
-    "crossfit" is "weighted" where Σ w (R − b) of all other groups is negative with "optimal", else "optimal".
     """
     loss, grads = result
     w = np.ones_like(case.logp, dtype=float)
     if weight != "none":
         w = ratio_weights(case, weight, **bounds)
-    grad, all_groups = grads["logp"].copy(), groups_of(case, 1)
-    found, pushes = [], []  # baselines of each group, and Σ w (R − b) with "optimal"
-    for g in all_groups:
+    grad = grads["logp"].copy()
+    for g in groups_of(case, 1):
         first = [y.places[0] for y in g.responses]
         by_w = [float(w[p]) for p in first]
         norms = [fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) for y in g.responses]
         by_wg = [a * b for a, b in zip(by_w, norms, strict=True)]
         below = [float(grads["logp"][p]) for p in first]  # R̄ − R_i, times a factor
         excess = {"mean": 0.0, "weighted": mean_by(by_w, below), "optimal": mean_by(by_wg, below)}
-        pushes.append(fsum(a * (excess["optimal"] - x) for a, x in zip(by_w, below, strict=True)))
         excess["lower"] = max(0.0, excess["weighted"])  # the baseline is R̄ less this, times the factor
         excess["balanced"] = max(excess["optimal"], excess["weighted"])
-        found.append(excess)
-    for i, (g, excess) in enumerate(zip(all_groups, found, strict=True)):
-        sinking = fsum(pushes[:i] + pushes[i + 1 :]) < 0
-        excess["crossfit"] = excess["weighted" if sinking else "optimal"]
         for p in (p for y in g.responses for p in y.places):
             grad[p] = w[p] * (grad[p] - excess[weight_baseline])
     return loss, {**grads, "logp": grad}
