@@ -23,7 +23,7 @@ PLACES = {
         *("test_rooms.py", "test_tiers.py"),
     ),
     "test": (
-        *("api", "cli", "docs", "engines", "envs", "examples", "integrations", "models", "pages", "place"),
+        *("api", "cli", "docs", "door", "engines", "envs", "examples", "integrations", "models", "pages", "place"),
         *("papers", "proof", "rollout", "train"),
         *("formats/test_any_value.py", "formats/test_formats_page.py", "objectives/test_properties.py"),
         *("objectives/test_reads.py",),

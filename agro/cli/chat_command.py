@@ -44,10 +44,7 @@ def chat(
     store: With --against: where judged pairs go; RUN/chat.db.
     temperature: 0 is greedy.
     """
-    path = Path(model)
-    if not path.exists() and path.parent != Path() and path.parent.is_dir():
-        raise Refused(f"{model}: there is no such run or model in {path.parent}")  # the hub isn't asked then
-    run = path if (path / "config.json").is_file() and _is_run(path) else None
+    run = run_of(model)
     if store is not None and against is None:
         raise Refused("--store: judged pairs need a second model: expected --against beside it, got none")
     if against is not None and store is None and run is None:
@@ -77,9 +74,13 @@ def chat(
         print(f"{path} has the judged pairs; train with: {command}")
 
 
-def _is_run(folder: Path) -> bool:
-    """A model's folder has a config.json too."""
-    return (folder / "model").is_dir() or (folder / "metrics.jsonl").is_file()
+def run_of(name: str) -> Path | None:
+    """The folder of a run; None for a model, whose folder has a config.json too."""
+    path = Path(name)
+    if not path.exists() and path.parent != Path() and path.parent.is_dir():
+        raise Refused(f"{name}: there is no such run or model in {path.parent}")  # the hub isn't asked then
+    is_run = (path / "model").is_dir() or (path / "metrics.jsonl").is_file()
+    return path if is_run and (path / "config.json").is_file() else None
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,14 @@ sample models:sample guide/getting-started.md
     Sample responses into a store, without rewards; other ones each time, also with the same seed.
     --model runs/first/model --prompts prompts.jsonl --out more.db -n 4 --max-new 4
 """,
+    "Programs that call a model": """
+serve serve_command:serve guide/agents.md
+    A run's model behind OpenAI's and Anthropic's interfaces; --store keeps every answered call.
+    runs/first --store calls.db
+proxy serve_command:proxy guide/agents.md
+    In front of a server with such an interface: what passes is stored, with log-probs it returns.
+    --to http://127.0.0.1:8000/v1 --store calls.db
+""",
     "Results": """
 eval eval_command:eval_ guide/getting-started.md
     Mean reward, accuracy and pass@k with 95 % intervals; the best and the worst response.

@@ -13,6 +13,17 @@ HOST = "127.0.0.1"
 ANY = "0.0.0.0"
 
 
+def is_name_of(host: str, name: str) -> bool:
+    """Whether a request may call a server that listens at `host` so: another name is somebody else's page,
+    whose name was made to lead here."""
+    names = {host, HOST, "localhost"}
+    if host == ANY:
+        names.add(socket.gethostname())
+        with suppress(ValueError):
+            names.add(str(ipaddress.ip_address(name)))
+    return name in names
+
+
 class LocalServer(ThreadingHTTPServer):
     """Listens at an address of this machine, until Ctrl-C."""
 
@@ -33,14 +44,7 @@ class LocalServer(ThreadingHTTPServer):
         return f"http://{name}:{self.server_address[1]}/"
 
     def knows(self, name: str) -> bool:
-        """Whether a request may call this server so: another name is somebody else's page, whose name was
-        made to lead here."""
-        names = {self.host, HOST, "localhost"}
-        if self.host == ANY:
-            names.add(socket.gethostname())
-            with suppress(ValueError):
-                names.add(str(ipaddress.ip_address(name)))
-        return name in names
+        return is_name_of(self.host, name)
 
     def serve_until_interrupted(self, text: str) -> None:
         """`text`: is printed once it listens, with the address."""

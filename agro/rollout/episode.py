@@ -58,6 +58,32 @@ class EpisodeRow:
         self.tokens = self.tokens + tokens
         self._mark(len(tokens), action=False)
 
+    def sample(self, encoder: Encoder, *, number: int, meta: dict[str, Any], **fields: Any) -> Sample:
+        """The row as sample `number` of its episode, from 0; `fields`: those that it doesn't know."""
+        # Where the environment's turns stand in the response: [start, end] in characters.
+        length, context = len(self.tokens), self.tokens[: self.context]
+        ends = [i for i in range(self.context + 1, length) if self.action[i] != self.action[i - 1]]
+        observations, start = [], 0
+        for end in [*ends, length]:
+            stop = len(encoder.decode(self.tokens[self.context : end], context))
+            if not self.action[end - 1]:
+                observations.append([start, stop])
+            start = stop
+        versions = {v for v, action in zip(self.version, self.action, strict=True) if action}
+        known = {
+            "response": encoder.decode(self.tokens[self.context :], context),
+            "tokens": np.array(self.tokens),
+            "action": np.array(self.action),
+            "behavior_logp": None if np.isnan(self.logp).all() else np.array(self.logp),
+            "context_tokens": np.array(context) if number else None,
+            "tokenizer": encoder.fingerprint,
+            "meta": {**meta, "observations": observations} if observations else meta,
+            "version": versions.pop() if len(versions) == 1 else np.array(self.version),
+            "role": "policy",
+            "source": "policy",
+        }
+        return Sample(**{**known, **fields})
+
     def _mark(
         self,
         count: int,
@@ -229,44 +255,16 @@ class Episode:
             outcome["thought"] = thought
         meta = {**self.prompt.columns, **meta, **outcome}
         episode = name if len(rows) > 1 else None
-        return [self._sample(row, i, meta, reward, episode, sampling) for i, row in enumerate(rows)]
-
-    def _sample(
-        self,
-        row: EpisodeRow,
-        number: int,
-        meta: dict[str, Any],
-        reward: float | None,
-        episode: str | None,
-        sampling: dict[str, Any],
-    ) -> Sample:
-        kept, kept_count = flat(row.kept) if self.records_kept else (None, None)
-        # Where the environment's turns stand in the response: [start, end] in characters.
-        length, context = len(row.tokens), row.tokens[: row.context]
-        ends = [i for i in range(row.context + 1, length) if row.action[i] != row.action[i - 1]]
-        observations, start = [], 0
-        for end in [*ends, length]:
-            stop = len(self.encoder.decode(row.tokens[row.context : end], context))
-            if not row.action[end - 1]:
-                observations.append([start, stop])
-            start = stop
-        versions = {v for v, action in zip(row.version, row.action, strict=True) if action}
-        return Sample(
-            prompt=self.prompt.text,
-            prompt_id=self.prompt.id,
-            response=self.encoder.decode(row.tokens[row.context :], row.tokens[: row.context]),
-            reward=reward,
-            episode=episode,
-            tokens=np.array(row.tokens),
-            action=np.array(row.action),
-            behavior_logp=None if np.isnan(row.logp).all() else np.array(row.logp),
-            context_tokens=np.array(row.tokens[: row.context]) if number else None,
-            tokenizer=self.encoder.fingerprint,
-            meta={**meta, "observations": observations} if observations else meta,
-            sampling=sampling or None,
-            kept=kept,
-            kept_count=kept_count,
-            version=versions.pop() if len(versions) == 1 else np.array(row.version),
-            role="policy",
-            source="policy",
-        )
+        shared: dict[str, Any] = {
+            "prompt": self.prompt.text,
+            "prompt_id": self.prompt.id,
+            "reward": reward,
+            "episode": episode,
+            "sampling": sampling or None,
+        }
+        samples = []
+        for i, row in enumerate(rows):
+            kept, kept_count = flat(row.kept) if self.records_kept else (None, None)
+            fields = {**shared, "kept": kept, "kept_count": kept_count}
+            samples.append(row.sample(self.encoder, number=i, meta=meta, **fields))
+        return samples

@@ -11,7 +11,7 @@ ROOMS = (
     *("errors", "types", "io", "objectives", "config", "models", "rewards"),
     *("store", "rollout", "runs", "train"),
 )
-SATELLITES = ("logs", "proof", "place", "pages", "samplers", "api", "cli")
+SATELLITES = ("logs", "proof", "place", "pages", "samplers", "api", "door", "cli")
 
 PAGE = """# Architecture
 

@@ -269,7 +269,7 @@ class Rows:
         b, e = len(self.live), self.end
         noise = self.noise[self.number[:b], e - self.first[:b]]
         logits = self._logits(self._sent(e - 1 - self.start[:b]), self.mask[:b, self.low : e])
-        self.last, logp = draw(logits, self._sent(noise), self.sampler)
+        self.last, logp = self._draw(logits, self._sent(noise))
         if self.kept is not None:
             for request, ids in zip(self.live, kept_sets(logits), strict=True):
                 self.kept.setdefault(request.number, []).append(ids)
@@ -278,9 +278,12 @@ class Rows:
         self.end = e + 1
         finished = (self.limit[:b] == self.end) | (self.tokens[:b, e, None] == self.eos).any(1)
         done = finished.nonzero()[0].tolist()
-        if self.sampler.stop:
-            done = sorted({*done, *self._stopped()})
+        done = sorted({*done, *self._stopped()})
         return self._remove(done) if done else []
+
+    def _draw(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The next tokens [b] of the live rows, and their log-probs; see `draw`."""
+        return draw(logits, noise, self.sampler)
 
     def _logits(self, positions: Tensor, mask: Tensor) -> Tensor:
         """[b,V] after the last tokens, at `positions` [b]; `mask` [b,L] is added to attention."""
@@ -302,6 +305,8 @@ class Rows:
 
     def _stopped(self) -> list[int]:
         """Rows whose text now has a stop text."""
+        if not self.stops.texts:
+            return []
         starts = self.first[: len(self.live)]
         return [i for i, start in enumerate(starts) if self.stops.found(self.tokens[i], start, self.end)]
 

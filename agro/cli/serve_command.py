@@ -1,0 +1,107 @@
+"""`agro serve` and `agro proxy`: other programs' calls of a model, answered and stored."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agro.cli.common import PolicySetting
+from agro.errors import Refused, remember_secret
+
+if TYPE_CHECKING:
+    from agro.door.app import Backend
+
+TOKEN = "AGRO_TOKEN"
+Port = Annotated[int, typer.Option("--port", min=0, help="0: a free one.")]
+Host = Annotated[str, typer.Option("--host", help="The address to listen at; 0.0.0.0: all.")]
+StoreOption = Annotated[
+    str | None, typer.Option("--store", help="Where every answered call goes, before its end is sent.")
+]
+Keeps = Annotated[
+    bool, typer.Option("--keep-secrets", help="Store keys and e-mail addresses too; they are redacted else.")
+]
+Patterns = Annotated[
+    list[str] | None,
+    typer.Option("--redact-pattern", help="Redact what this regular expression matches; may be repeated."),
+]
+Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that an answer may take.")]
+
+
+def serve(
+    model: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a model: a folder or hub name.")],
+    store: StoreOption = None,
+    port: Port = 0,
+    host: Host = "127.0.0.1",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Answers decoded at once; others wait.")] = 16,
+    timeout: Seconds = 600.0,
+    keep_secrets: Keeps = False,
+    redact_pattern: Patterns = None,
+    policy: PolicySetting = None,
+) -> None:
+    from agro.cli.chat_command import run_of
+    from agro.cli.run_models import MeasuredModel
+
+    run = run_of(model)
+    subject = MeasuredModel.of(
+        run, None if run is not None else model, policy, "a model"
+    ).without_environment()
+    from agro.door.app import listening
+    from agro.door.serving import opened
+    from agro.logs.privacy import Privacy
+
+    privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
+    with closing(listening(host, port)) as listener:
+        engine = subject.rollout().engine
+        with opened(engine, batch, store, privacy, subject.name, timeout) as backend:
+            _run(backend, listener, host)
+
+
+def proxy(
+    to: Annotated[str, typer.Option("--to", help="URL of the server, such as http://127.0.0.1:8000/v1.")],
+    store: StoreOption = None,
+    port: Port = 0,
+    host: Host = "127.0.0.1",
+    timeout: Seconds = 600.0,
+    keep_secrets: Keeps = False,
+    redact_pattern: Patterns = None,
+    key: Annotated[
+        str,
+        typer.Option("--key", metavar="VARIABLE", help="The variable with the server's API key."),
+    ] = "OPENAI_API_KEY",
+) -> None:
+    from agro.door.app import listening
+    from agro.door.proxy import Proxy
+    from agro.logs.privacy import Privacy
+
+    privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
+    with (
+        closing(listening(host, port)) as listener,
+        closing(Proxy(to, os.environ.get(key), store, privacy, timeout)) as backend,
+    ):
+        _run(backend, listener, host)
+
+
+def _run(backend: Backend, listener: Any, host: str) -> None:
+    from agro.door.app import Application, serve
+
+    token = os.environ.get(TOKEN)
+    if token is None and host not in ("127.0.0.1", "localhost", "::1"):
+        raise Refused(
+            f"--host {host}: expected a token in {TOKEN}, since others reach this address, got none"
+        )
+    token = token or secrets.token_urlsafe(24)
+    if ":" in token or not token.isascii():
+        raise Refused(f"{TOKEN}: expected ASCII text without a colon, behind which a session may stand")
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{listener.getsockname()[1]}"
+    if TOKEN not in os.environ:
+        print(f"{TOKEN}={token}", file=sys.stderr)
+    remember_secret(token)
+    print(f"OpenAI: OPENAI_BASE_URL={url}/v1, Anthropic: ANTHROPIC_BASE_URL={url}", file=sys.stderr)
+    print(f"serving {url}", flush=True)
+    serve(Application(backend, host, token), listener)

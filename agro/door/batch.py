@@ -1,0 +1,201 @@
+"""One batch of continuations that runs on: a request joins it at the next token, and leaves it when it ends.
+
+Requests have samplers of their own. They are served in the order in which they came; those that find no room
+wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from agro.config import SamplerConfig
+from agro.models.policy import Policy
+from agro.rollout.engines import Request
+from agro.rollout.engines.decoding_rows import HAS_KEYS, Finished, Rows, Stops
+from agro.rollout.engines.draw import draw
+
+PROMPT, ROOM = 256, 256  # tokens that a new batch has columns for; more are added where they are needed
+Finish = str  # "stop" or "length"
+
+
+class Token(NamedTuple):
+    """A token that was drawn."""
+
+    id: int
+    logp: float  # nats, under the distribution sampled from
+    version: int  # optimizer steps of the weights; -1: unknown
+    model_logp: float | None = None  # of the model at temperature 1, where `Job.top` asks
+    top: Sequence[tuple[int, float]] = ()  # the likeliest ids, with their `model_logp`
+
+
+Event = Token | Finish | Exception
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job(Request):
+    """A request of one client. `put` is given each token, then how it ended; it must not wait."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # two of the same content are two requests
+
+    sampler: SamplerConfig
+    put: Callable[[Event], None]
+    top: int | None = None  # likeliest tokens to report; None: no log-probs of the model either
+
+
+class MixedRows(Rows):
+    """Rows of requests with a sampler each, and of any room."""
+
+    def __init__(self, policy: Policy, size: int, *, fused: bool) -> None:
+        shape = [Request(0, [0] * PROMPT, ROOM)] * (size + 1)
+        super().__init__(policy, shape, SamplerConfig(batch=size), 0, fused=fused)
+        self.drawn: list[tuple[Job, Token]] = []  # in the last step
+        self.version = -1
+        self._stops: dict[tuple[str, ...], Stops] = {}
+
+    def admit(self, wave: list[Request]) -> None:
+        more = max(request.room for request in wave) - self.noise.shape[1]
+        if more > 0:
+            self._add_room(more)
+        super().admit(wave)
+
+    def leave(self, jobs: set[Job]) -> None:
+        """Remove the rows of these requests, unfinished."""
+        rows = [i for i, job in enumerate(self.live) if job in jobs]
+        if rows:
+            self._remove(rows)
+
+    def _add_room(self, columns: int) -> None:
+        self.tokens = np.pad(self.tokens, ((0, 0), (0, columns)))
+        self.logp, self.noise = (np.pad(x, ((0, 0), (0, columns))) for x in (self.logp, self.noise))
+        self.mask = pad(self.mask, (0, columns))
+        for layer in filter(HAS_KEYS, self.cache.layers):
+            layer.keys, layer.values = (pad(x, (0, 0, 0, columns)) for x in (layer.keys, layer.values))
+        self.columns += columns
+
+    def _draw(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        jobs: list[Job] = self.live  # type: ignore[assignment]
+        shown = [i for i, job in enumerate(jobs) if job.top is not None]
+        of_model = logits[shown].float().log_softmax(1) if shown else None
+        tokens = torch.empty(len(jobs), dtype=torch.long, device=logits.device)
+        logp = logits.new_empty(len(jobs))
+        rows_of: dict[SamplerConfig, list[int]] = {}
+        for i, job in enumerate(jobs):
+            rows_of.setdefault(job.sampler, []).append(i)
+        for sampler, rows in rows_of.items():
+            index = torch.tensor(rows, device=logits.device)
+            tokens[index], logp[index] = draw(logits[index], noise[index], sampler)
+        ids, logps = tokens.tolist(), logp.tolist()
+        self.drawn = [(job, Token(ids[i], logps[i], self.version)) for i, job in enumerate(jobs)]
+        for place, i in enumerate(shown):
+            assert of_model is not None
+            job, token = self.drawn[i]
+            best = of_model[place].topk(min(job.top or 0, of_model.shape[1]))
+            top = list(zip(best.indices.tolist(), best.values.tolist()))
+            self.drawn[i] = job, token._replace(model_logp=of_model[place, ids[i]].item(), top=top)
+        return tokens, logp
+
+    def _stopped(self) -> list[int]:
+        return [i for i, job in enumerate(self.live) if self._has_stop(job, i)]
+
+    def _has_stop(self, job: Any, row: int) -> bool:
+        texts = job.sampler.stop
+        if not texts:
+            return False
+        stops = self._stops.setdefault(texts, Stops(self.policy, texts))
+        return stops.found(self.tokens[row], int(self.first[row]), self.end)
+
+    def finish_of(self, done: Finished) -> Finish:
+        """How a response ended."""
+        job: Any = done.request
+        tokens: NDArray[np.int64] = np.concatenate([np.array(job.ids[-1:], np.int64), done.tokens])
+        if done.tokens[-1] in self.policy.eos_ids:
+            return "stop"
+        stops = self._stops.get(job.sampler.stop)
+        return "stop" if stops is not None and stops.found(tokens, 1, len(tokens)) else "length"
+
+
+class Batch:
+    """A thread that decodes what is submitted, `size` requests at once."""
+
+    def __init__(self, policy: Policy, size: int, *, fused: bool = False, version: int = -1) -> None:
+        """`version`: of the weights; new ones may come between two tokens (`lock` is free then)."""
+        self.policy, self.size, self.fused, self.version = policy, size, fused, version
+        self.lock = threading.Lock()
+        self.running = self.tokens = 0  # requests in the batch; tokens drawn so far
+        self._waiting: deque[Job] = deque()
+        self._left: set[Job] = set()
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def leave(self, job: Job) -> None:
+        """Nobody waits for this request any more."""
+        with self._changed:
+            self._left.add(job)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_open = False
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        rows: MixedRows | None = None
+        while True:
+            with self._changed:
+                while not (self._waiting or self.running) and self._is_open:
+                    self._changed.wait()
+                if not self._is_open:
+                    return
+                left, self._left = self._left, set()
+                self._waiting = deque(job for job in self._waiting if job not in left)
+                free = self.size if rows is None else rows.free
+                wave = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+            try:
+                with self.lock:
+                    if rows is None:
+                        rows = MixedRows(self.policy, self.size, fused=self.fused)
+                    self._advance(rows, left, wave)
+                self.running = len(rows.live)
+            except Exception as error:  # noqa: BLE001 who waits is told; later requests are served
+                under_way: set[Any] = {*wave, *(rows.live if rows is not None else ())}
+                for job in under_way:
+                    job.put(error)
+                rows, self.running = None, 0
+
+    def _advance(self, rows: MixedRows, left: set[Job], wave: list[Job]) -> None:
+        """One token for each row."""
+        rows.leave(left)
+        if wave:
+            rows.admit(list(wave))
+        if not rows.live:
+            return
+        rows.version = self.version
+        finished = rows.step()
+        self.tokens += len(rows.drawn)
+        for drawn, token in rows.drawn:
+            drawn.put(token)
+        for done in finished:
+            job: Any = done.request
+            job.put(rows.finish_of(done))

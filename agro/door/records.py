@@ -1,0 +1,204 @@
+"""What the door stores: the rows of episodes, and feedback, each on the disk before it is answered."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from agro.door.sessions import Answered, DoorEpisode
+from agro.errors import Refused
+from agro.logs.privacy import Privacy
+from agro.models.encoding import Encoder
+from agro.rollout.rollout import before_stop
+from agro.store import Origin, Pair, Store
+from agro.store.location import Location
+from agro.types import Messages, Sample, thought_in
+
+MOST_ROWS = 4096  # of an episode
+THUMBS = {"up": 1.0, "down": 0.0}
+T = TypeVar("T")
+
+
+class Unanswered(Refused):
+    """Feedback on what isn't in the store."""
+
+
+class Writer:
+    """A thread with the store: what is submitted while it writes is written together, in one transaction."""
+
+    def __init__(self, location: Location) -> None:
+        self._work: queue.Queue[tuple[Callable[[Store], Any], Future[Any]] | None] = queue.Queue()
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(location, opened), daemon=True)
+        self._thread.start()
+        opened.result()
+
+    def submit(self, work: Callable[[Store], T]) -> Future[T]:
+        """`work` is called with the store; what it wrote is durable when the future has its result."""
+        future: Future[T] = Future()
+        self._work.put((work, future))
+        return future
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self, location: Location, opened: Future[None]) -> None:
+        try:
+            store = Store.open(location)
+        except BaseException as error:  # noqa: BLE001 raised where the writer is made
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        with store:
+            is_open = True
+            while is_open:
+                taken = [self._work.get()]
+                while not self._work.empty():
+                    taken.append(self._work.get())
+                is_open = None not in taken
+                self._write(store, [item for item in taken if item is not None])
+
+    def _write(self, store: Store, together: list[tuple[Callable[[Store], Any], Future[Any]]]) -> None:
+        try:
+            with store.transaction():
+                results = [work(store) for work, _ in together]
+        except Exception as error:  # noqa: BLE001 one of them fails: the others are written alone
+            if len(together) == 1:
+                together[0][1].set_exception(error)
+            else:
+                for each in together:
+                    self._write(store, [each])
+            return
+        for (_, future), result in zip(together, results, strict=True):
+            future.set_result(result)
+
+
+def ledger_of(episode: str) -> str:
+    """The name under which the rows of an episode are stored once."""
+    return f"door:{episode}"
+
+
+def store_row(
+    store: Store, answered: Answered, encoder: Encoder, privacy: Privacy, meta: dict[str, Any], **fields: Any
+) -> None:
+    """Add the row of an answered call, in place of the row that it extends."""
+    call = answered.call
+    episode = call.episode
+    stops = fields["sampling"]["stop"]
+    last_turn = before_stop(answered.last_turn, stops)[0]
+    meta = {
+        **meta,
+        "session": episode.name,
+        "row": call.number,
+        "calls": list(call.ids),
+        "turns": call.answers + 1,
+        "last_turn": last_turn,
+    }
+    if call.number:
+        meta["context"] = call.opened
+    meta["continuation"] = answered.shown[len(call.opened) :]
+    if thought := thought_in(call.opening, last_turn):
+        meta["thought"] = thought
+    if episode.feedback:
+        meta["feedback"] = episode.feedback
+    sample = answered.row.sample(
+        encoder,
+        number=call.number,
+        meta=meta,
+        prompt=episode.prompt,
+        reward=episode.reward,
+        episode=episode.name,
+        **fields,
+    )
+    if not call.answers:  # as of a fresh response, whose stop text is among its tokens alone
+        sample = sample.replace(response=before_stop(sample.response, stops)[0])
+    ledger, number = ledger_of(episode.name), call.number
+    if call.extends is not None:
+        store.experience.set_aside(ledger, [number])
+    store.append([redacted(sample, privacy, call.opened)], origins=[Origin(ledger, number, "")])
+
+
+def redacted(sample: Sample, privacy: Privacy, opened: Messages) -> Sample:
+    """The sample without what isn't to be stored; where its texts change, without tokens.
+
+    A row without tokens whose context isn't the prompt gets it as its prompt: nothing else knows it then.
+    """
+    record = {"prompt": sample.prompt, "response": sample.response, "meta": sample.meta, "tokens": True}
+    clean = privacy.apply(record)
+    changes = {name: clean[name] for name in ("prompt", "response", "meta")}
+    if clean["prompt"] != sample.prompt:
+        changes["prompt_id"] = ""
+    if "tokens" not in clean:
+        names = ("tokens", "action", "behavior_logp", "context_tokens", "tokenizer")
+        changes |= dict.fromkeys(names) | {"version": -1}
+        if sample.context_tokens is not None:
+            changes |= {"prompt": clean["meta"].get("context") or opened, "prompt_id": ""}
+    return sample.replace(**changes)
+
+
+def load_episode(store: Store, episode: DoorEpisode) -> None:
+    """What the store has of an episode that an earlier process began."""
+    rows = _rows(store, episode.name)
+    if rows:
+        episode.rows = 1 + max(sample.meta["row"] for sample in rows)
+        episode.prompt, episode.reward = rows[0].prompt, rows[0].reward
+        episode.feedback = rows[0].meta.get("feedback", [])
+
+
+def _rows(store: Store, name: str) -> list[Sample]:
+    ids = store.experience.find_in_ledger(ledger_of(name), range(MOST_ROWS))
+    return list(store.samples(ids=ids)) if ids else []
+
+
+def store_feedback(
+    store: Store, feedback: dict[str, Any], episode: DoorEpisode, source: str, privacy: Privacy
+) -> dict[str, Any]:
+    """Feedback on an episode, named by a call or by the session; the last reward counts, all are kept.
+
+    Raises `Refused` where nothing was answered under that name.
+    """
+    rows = _rows(store, episode.name)
+    if not rows:
+        raise Unanswered(
+            f"feedback: expected the id of an answered call, or a session, got {feedback['name']!r:.80}"
+        )
+    names = ("reward", "thumb", "comment", "correction")
+    entry = privacy.apply({key: feedback[key] for key in names if key in feedback})
+    history = [*rows[0].meta.get("feedback", []), {**entry, "id": feedback["name"], "time": time.time()}]
+    reward = rows[0].reward
+    if "reward" in feedback:
+        reward = feedback["reward"]
+    elif "thumb" in feedback:
+        reward = THUMBS[feedback["thumb"]]
+    store.set_rewards((sample.stored_id, reward, {"feedback": history}) for sample in rows)
+    if "correction" in feedback:
+        _correct(store, rows, feedback["name"], entry["correction"], source)
+    episode.reward, episode.feedback = reward, history
+    return {"episode": episode.name, "reward": reward, "rows": len(rows), "feedback": len(history)}
+
+
+def _correct(store: Store, rows: list[Sample], id: str, correction: str, source: str) -> None:
+    """A demonstration, and a pair of it and the answer, in place of those of an earlier correction."""
+    found = [(sample, sample.meta["calls"].index(id)) for sample in rows if id in sample.meta["calls"]]
+    if not found:
+        raise Refused(f"correction: expected the id of one answer, got {id!r:.80}, which names a session")
+    sample, turn = found[0]
+    turns = sample.meta["continuation"]
+    places = [i for i, message in enumerate(turns) if message["role"] == "assistant"]
+    before = [*sample.meta.get("context", sample.prompt), *turns[: places[turn]]]
+    answer = turns[places[turn]]["content"]
+    if answer == correction:
+        raise Refused("correction: expected another answer than the model's, got the same")
+    ledger, meta = f"door-correction:{id}", {"corrects": id}
+    store.experience.set_aside(ledger, [0, 1])
+    pair = [
+        Sample(before, correction, role="expert", source="correction", meta=meta),
+        Sample(before, answer, role="log", source=source, meta=meta),
+    ]
+    winner, loser = store.append(pair, origins=[Origin(ledger, 0, ""), Origin(ledger, 1, "")])
+    store.add_pairs([Pair(winner, loser)])

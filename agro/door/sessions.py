@@ -1,0 +1,210 @@
+"""Calls of a model as the rows of episodes, by the rule that fresh episodes have (`agro.rollout.episode`).
+
+A call whose messages extend those of an earlier one, and whose rendered text extends its text, extends that
+row: its tokens stay as they were sampled. A rewrite and a branch (a sub-agent, a retry, another choice) begin
+a row of their own with their own context. All rows of an episode share one reward.
+
+An episode is a session that the client names; without a name, what a first call and those that extend it
+make.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from agro.errors import Refused
+from agro.models.encoding import Encoder, InvalidSample
+from agro.models.template import NotShown
+from agro.rollout.episode import EpisodeRow
+from agro.types import Messages
+
+REMEMBERED = 20_000  # answers that later calls may extend; of older ones a call begins a row
+
+
+@dataclass
+class DoorEpisode:
+    """What the rows of an episode share. `reward`, `feedback`: as the store has them."""
+
+    name: str
+    is_named: bool = False  # by the client
+    prompt: Any = None  # messages of the first call
+    rows: int = 0  # so far
+    reward: float | None = None
+    feedback: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Call:
+    """A call under way: `row` ends with the context of its answer."""
+
+    episode: DoorEpisode
+    number: int  # of the row in the episode
+    row: EpisodeRow
+    opening: str  # the text of the context
+    opened: Messages  # those that the row began with
+    shown: Messages  # those of the call, as the client has them
+    messages: Messages  # the same, with the assistant's turns as the policy wrote them
+    digests: list[bytes]  # of the messages, see `digests_of`
+    answers: int = 0  # in the row before this one
+    extends: Answered | None = None
+    ids: tuple[str, ...] = ()  # of the calls that the row has
+
+    @property
+    def id(self) -> str:
+        """What feedback names this call by, also after a restart."""
+        return f"{self.episode.name}.{self.number}.{self.answers}"
+
+
+@dataclass(eq=False)
+class Answered:
+    """A call with its answer, from which another one may go on."""
+
+    call: Call
+    row: EpisodeRow
+    text: str  # of all tokens of the row, and of its context
+    messages: Messages
+    last_turn: str  # what was sampled last, without special tokens
+    shown: Messages = field(default_factory=list)  # as the client has them, with the answer
+    is_extended: bool = False
+
+
+class Sessions:
+    """The episodes under way. It is used by one thread."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.episodes: OrderedDict[str, DoorEpisode] = OrderedDict()  # by name
+        self._answered: OrderedDict[tuple[str, bytes], list[Answered]] = OrderedDict()
+
+    def episode(self, session: str | None) -> DoorEpisode:
+        """That of a named session, or a new one."""
+        name = session or secrets.token_hex(12)
+        episode = self.episodes.setdefault(name, DoorEpisode(name, is_named=session is not None))
+        self.episodes.move_to_end(name)
+        if len(self.episodes) > REMEMBERED:
+            self.episodes.popitem(last=False)
+        return episode
+
+    def begin(self, messages: Messages, session: str | None, prefix: str = "") -> Call:
+        """A call with these messages, in one form (`agro.types.conversation`).
+
+        `prefix`: what its answer has to begin with, which isn't the policy's choice. Raises `Refused` where
+        the chat template doesn't show the messages, or they leave no room for an answer.
+        """
+        digests = digests_of(messages)
+        found = self._earlier(session, digests, messages)
+        episode = found.call.episode if found is not None else self.episode(session)
+        shown = messages = list(self.encoder.chat.messages(messages))
+        if found is not None:
+            whole = [*found.messages, *messages[len(found.messages) :]]
+            try:
+                opening = self.encoder.render(whole)
+                messages = whole
+            except NotShown:  # such as a result of a tool without its call, in some templates
+                opening = self.encoder.render(messages)
+        else:
+            opening = self.encoder.render(messages)
+        opening += prefix
+        extends = found is not None and opening.startswith(found.text) and not found.is_extended
+        if found is not None and opening.startswith(found.text):
+            row = deepcopy(found.row)
+            row.observe(self.encoder.following(found.text, opening[len(found.text) :]))
+            if not extends:  # a branch: what the other row has is this one's context
+                row = EpisodeRow(row.tokens)
+        else:
+            row = EpisodeRow(self.encoder.ids(opening))
+        if len(row.tokens) >= self.encoder.context:
+            raise InvalidSample(
+                "too long",
+                f"messages: {len(row.tokens)} tokens leave no room for an answer in the model's context of "
+                f"{self.encoder.context}; send fewer",
+            )
+        if episode.prompt is None:
+            episode.prompt = shown
+        call = Call(episode, 0, row, opening, shown, shown, messages, digests)
+        if extends:
+            assert found is not None
+            found.is_extended = True
+            call.number, call.opened = found.call.number, found.call.opened
+            call.answers, call.extends, call.ids = found.call.answers + 1, found, found.call.ids
+        else:
+            call.number = episode.rows
+            episode.rows += 1
+        call.ids = (*call.ids, call.id)
+        return call
+
+    def end(
+        self,
+        call: Call,
+        tokens: Sequence[int],
+        logp: Sequence[float],
+        versions: Sequence[int],
+        prefix: str = "",
+    ) -> Answered:
+        """The answer of a call, from which later ones may go on."""
+        row = deepcopy(call.row)
+        row.act(list(tokens), list(logp), np.array(versions, np.int32), None)
+        decode = self.encoder.chat.tokenizer.decode
+        is_closed = tokens[-1] in self.encoder.eos_ids
+        written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)
+        message = self.encoder.chat.message(prefix + written, call.opening.removesuffix(prefix))
+        end = decode(tokens[-1:]) if is_closed else ""
+        last_turn = prefix + self.encoder.decode(tokens, call.row.tokens)
+        return Answered(call, row, call.opening + written + end, [*call.messages, message], last_turn)
+
+    def remember(self, answered: Answered, answer: dict[str, Any]) -> None:
+        """`answer`: the message as the client got it, with which it will come again."""
+        call = answered.call
+        answered.shown = [*call.shown, answer]
+        session = call.episode.name if call.episode.is_named else ""
+        key = session, _digest(call.digests[-1], answer)
+        self._answered.setdefault(key, []).append(answered)
+        self._answered.move_to_end(key)
+        if len(self._answered) > REMEMBERED:
+            self._answered.popitem(last=False)
+
+    def give_up(self, call: Call) -> None:
+        """The call has no answer: another may extend the row."""
+        if call.extends is not None:
+            call.extends.is_extended = False
+
+    def _earlier(self, session: str | None, digests: list[bytes], messages: Messages) -> Answered | None:
+        """The longest call that these messages extend; of several one that nothing extends yet."""
+        for count in range(len(messages) - 1, 0, -1):
+            if messages[count - 1]["role"] == "assistant":
+                found = self._answered.get((session or "", digests[count - 1]))
+                if found:
+                    return next((each for each in reversed(found) if not each.is_extended), found[-1])
+        return None
+
+
+def digests_of(messages: Messages) -> list[bytes]:
+    """Of each beginning of a conversation. Without ids of calls and reasoning, which clients leave out."""
+    digests, digest = [], b""
+    for message in messages:
+        digest = _digest(digest, message)
+        digests.append(digest)
+    return digests
+
+
+def _digest(before: bytes, message: dict[str, Any]) -> bytes:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [[function["name"], function["arguments"]] for function in functions]
+    content = [message["role"].replace("developer", "system"), message["content"].strip(), calls]
+    return blake2b(before + json.dumps(content, sort_keys=True).encode(), digest_size=16).digest()
+
+
+def check_name(name: str) -> str:
+    """Raise `Refused` for what isn't the name of a session."""
+    if 0 < len(name) <= 80 and name.isascii() and name.replace("-", "").replace("_", "").isalnum():
+        return name
+    raise Refused(f"session: expected up to 80 letters, digits, - and _, got {name[:100]!r}")

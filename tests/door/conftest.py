@@ -1,0 +1,74 @@
+"""A door on a tiny model with random weights: in this process, and behind a port."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from agro.config import ChatConfig, NewModel
+from agro.door.app import Application, listening
+from agro.door.serving import opened
+from agro.logs.privacy import Privacy
+from agro.models.newmodel import new_model
+from agro.models.policy import Policy
+from agro.rollout.engines.hf import HF
+
+TOKEN = "the-token-of-tests"
+TEMPLATE = """{%- if tools %}<|tools|>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{{ eos_token }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> HF:
+    """Of a model of random weights that reads and writes characters, with a chat template that has tools."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("door")
+    new_model(folder, NewModel(alphabet=ALPHABET, hidden=16, layers=1, heads=2, context=2048), 0)
+    template = folder / "template.jinja"
+    template.write_text(TEMPLATE)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+    return HF(Policy(model, tokenizer, chat=ChatConfig(template=str(template))))
+
+
+@pytest.fixture
+def serving(engine: HF):
+    """A function: the file of a store, or None -> a context with the URL of a door on the tiny model."""
+
+    @contextmanager
+    def serve(store: Path | None = None, *, redact: bool = True, seconds: float = 60.0, size: int = 8):
+        privacy = Privacy(redact=redact)
+        where = None if store is None else str(store)
+        with opened(engine, size, where, privacy, "tiny", seconds) as made, behind_a_port(made) as url:
+            yield url
+
+    return serve
+
+
+@contextmanager
+def behind_a_port(backend, token: str = TOKEN):
+    listener = listening("127.0.0.1", 0)
+    config = uvicorn.Config(Application(backend, "127.0.0.1", token).app, log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

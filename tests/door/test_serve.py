@@ -1,0 +1,386 @@
+"""`agro serve`: what clients get, what the store has of it, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from agro.door import app
+from agro.store import Store
+
+TOKEN, PATH = "the-token-of-tests", "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {
+    "name": "add",
+    "description": "the sum",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+}
+
+
+def ask(url: str, messages=HI, path: str = "/v1/chat/completions", key: str = TOKEN, **fields):
+    body = {"model": "tiny", "messages": messages, "max_tokens": 12, **fields}
+    reply = httpx.post(url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def feedback(url: str, **fields):
+    return httpx.post(f"{url}/v1/feedback", json=fields, headers={"authorization": f"Bearer {TOKEN}"})
+
+
+def stored(path) -> list:
+    with Store.open(path, read_only=True) as store:
+        return list(store.samples())
+
+
+def turn(reply) -> dict:
+    return {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
+
+
+def text_of_stream(url: str, **fields) -> tuple[str, list]:
+    body = {"model": "tiny", "messages": HI, "max_tokens": 40, "stream": True, **fields}
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    choices = [json.loads(line)["choices"][0] for line in lines[:-1]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices), choices
+
+
+def test_an_answer_is_stored_with_its_tokens_and_their_log_probs(serving, engine, tmp_path) -> None:
+    """The origin of the expected log-probs: a forward pass over the complete sequence."""
+    with serving(tmp_path / "s.db") as url:
+        reply = ask(url, seed=3, temperature=0.7, top_p=1)
+    [sample] = stored(tmp_path / "s.db")
+    choice = reply["choices"][0]
+    assert sample.response == choice["message"]["content"]
+    assert sample.action.sum() == reply["usage"]["completion_tokens"]
+    assert len(sample.tokens) == reply["usage"]["total_tokens"]
+    assert (sample.reward, sample.role, sample.source, sample.episode) == (
+        None,
+        "policy",
+        "tiny",
+        choice["id"][:24],
+    )
+    assert sample.sampling["temperature"] == 0.7
+    with torch.no_grad():
+        logits = engine.policy.model(torch.tensor(sample.tokens[None])).logits[0, :-1] / 0.7
+    expected = logits.log_softmax(1).gather(1, torch.tensor(sample.tokens[1:, None]).long())[:, 0].numpy()
+    mask = sample.action[1:]
+    assert np.allclose(sample.behavior_logp[1:][mask], expected[mask], atol=1e-5)
+    assert np.isnan(sample.behavior_logp[1:][~mask]).all()
+
+
+def test_clients_share_a_batch_and_none_sees_the_others(serving) -> None:
+    """With a seed an answer is the same beside seven others, which have other samplers, as alone."""
+    requests = [
+        {"seed": i, "temperature": [0, 0.5, 1, 2][i % 4], "max_tokens": 10 + 90 * i, "top_k": i}
+        for i in range(8)
+    ]
+    with serving() as url:
+        alone = [turn(ask(url, **fields)) for fields in requests]
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(lambda fields: turn(ask(url, **fields)), requests))
+    assert together == alone
+    assert len({answer["content"] for answer in alone}) == 8
+
+
+def test_more_clients_than_rows_wait_for_each_other(serving) -> None:
+    with serving(size=2) as url, ThreadPoolExecutor(12) as pool:
+        replies = list(pool.map(lambda i: ask(url, seed=i), range(12)))
+    assert len(replies) == 12
+
+
+def test_a_stream_says_what_a_whole_answer_says(serving) -> None:
+    with serving() as url:
+        for seed in range(6):
+            whole = ask(url, seed=seed, max_tokens=40, logprobs=True, top_logprobs=2)["choices"][0]
+            text, choices = text_of_stream(url, seed=seed, logprobs=True, top_logprobs=2)
+            assert text == whole["message"]["content"]
+            assert choices[-1]["finish_reason"] == whole["finish_reason"]
+            parts = [token for choice in choices for token in (choice["logprobs"] or {}).get("content", [])]
+            assert parts == whole["logprobs"]["content"][: len(parts)]
+
+
+def test_a_stop_text_ends_an_answer_and_is_not_shown(serving, engine, tmp_path) -> None:
+    with serving(tmp_path / "s.db") as url:
+        whole = turn(ask(url, seed=1, max_tokens=30))["content"]
+        stop = whole[5:8]
+        reply = ask(url, seed=1, max_tokens=30, stop=stop)["choices"][0]
+        assert (reply["message"]["content"], reply["finish_reason"]) == (whole[:5], "stop")
+        assert text_of_stream(url, seed=1, stop=[stop])[0] == whole[:5]
+    for sample in stored(tmp_path / "s.db")[1:]:
+        assert sample.response == sample.meta["last_turn"] == whole[:5]
+        sampled = engine.policy.encoder.decode(sample.tokens[sample.action].tolist())
+        assert sampled == whole[:8]  # the stop text's tokens were sampled
+
+
+def test_choices_are_answers_of_their_own(serving, tmp_path) -> None:
+    with serving(tmp_path / "s.db") as url:
+        reply = ask(url, n=3, seed=5)
+        assert feedback(url, id=reply["choices"][1]["id"], reward=2).status_code == 200
+    samples = stored(tmp_path / "s.db")
+    assert len({sample.episode for sample in samples}) == 3
+    assert len({sample.prompt_id for sample in samples}) == 1
+    assert [
+        sample.reward for sample in samples if sample.response == reply["choices"][1]["message"]["content"]
+    ] == [2]
+    assert sum(sample.reward is None for sample in samples) == 2
+
+
+def test_a_call_that_extends_another_extends_its_row(serving, engine, tmp_path) -> None:
+    with serving(tmp_path / "s.db") as url:
+        first = ask(url)
+        more = [*HI, turn(first), {"role": "user", "content": "and?"}]
+        second = ask(url, more)
+        third = ask(url, [*more, turn(second), {"role": "user", "content": "then?"}])
+    [sample] = stored(tmp_path / "s.db")
+    written = [r["choices"][0]["message"]["content"] for r in (first, second, third)]
+    chosen = engine.policy.encoder.decode(sample.tokens[sample.action].tolist())
+    assert chosen == "".join(written)
+    assert sample.meta["turns"] == 3
+    assert [m["content"] for m in sample.meta["continuation"]][::2] == written
+    assert np.isfinite(sample.behavior_logp[sample.action]).all()
+
+
+def test_a_rewrite_and_a_branch_begin_rows_of_one_episode(serving, tmp_path) -> None:
+    with serving(tmp_path / "s.db") as url:
+        path = "/s/work/v1/chat/completions"
+        first = ask(url, path=path)
+        more = [*HI, turn(first), {"role": "user", "content": "and?"}]
+        ask(url, more, path=path)
+        ask(url, more, path=path)  # a retry: a branch
+        ask(url, [{"role": "user", "content": "hi, in short"}], path=path)  # the history is written anew
+        ask(url, key=f"{TOKEN}:other")
+        ask(url)
+        assert feedback(url, session="work", reward=0.5).json()["rows"] == 3
+        assert feedback(url, session="nobody", reward=0.5).status_code == 404
+    samples = stored(tmp_path / "s.db")
+    work = [sample for sample in samples if sample.episode == "work"]
+    assert [(s.meta["row"], s.reward) for s in work] == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    assert {s.prompt_id for s in work} == {work[0].prompt_id}
+    assert [s.context_tokens is None for s in work] == [True, False, False]
+    branch, rewrite = work[1:]
+    assert not branch.action[: len(branch.context_tokens)].any()
+    assert len(branch.context_tokens) > len(rewrite.context_tokens)
+    assert sorted(s.episode for s in samples if s.reward is None)[-1] == "other"
+
+
+def test_a_session_goes_on_after_a_restart(serving, tmp_path) -> None:
+    path = "/s/work/v1/chat/completions"
+    with serving(tmp_path / "s.db") as url:
+        first = ask(url, path=path)
+        feedback(url, session="work", thumb="up")
+    with serving(tmp_path / "s.db") as url:
+        ask(url, [*HI, turn(first), {"role": "user", "content": "and?"}], path=path)
+        assert feedback(url, id=first["id"], comment="still good").json()["reward"] == 1
+    samples = stored(tmp_path / "s.db")
+    assert [(s.meta["row"], s.reward, len(s.meta["feedback"])) for s in samples] == [(0, 1, 2), (1, 1, 2)]
+
+
+def test_the_last_feedback_counts_and_all_is_kept(serving, tmp_path) -> None:
+    with serving(tmp_path / "s.db") as url:
+        reply = ask(url)
+        for fields in ({"reward": 1}, {"reward": 1}, {"thumb": "down"}, {"comment": "hm"}):
+            assert feedback(url, id=reply["id"], **fields).status_code == 200
+        ask(
+            url, [*HI, turn(reply), {"role": "user", "content": "and?"}]
+        )  # the row is replaced by a longer one
+        for text in ("hello", "hello there"):
+            assert feedback(url, id=reply["id"], correction=text).status_code == 200
+        for wrong in ({}, {"reward": "1"}, {"reward": True}, {"thumb": "left"}, {"reward": 1, "thumb": "up"}):
+            assert feedback(url, id=reply["id"], **wrong).status_code == 400
+        assert feedback(url, id=reply["id"], correction=turn(reply)["content"]).status_code == 400
+    with Store.open(tmp_path / "s.db") as store:
+        row, winner, loser = store.samples()
+        [pair] = store.pairs([winner.id, loser.id])
+    assert (row.reward, len(row.meta["feedback"])) == (0, 6)
+    assert [entry.get("reward", entry.get("thumb")) for entry in row.meta["feedback"]][:3] == [1, 1, "down"]
+    assert (winner.response, winner.role, loser.response) == ("hello there", "expert", turn(reply)["content"])
+    assert (pair.winner, pair.loser) == (winner.id, loser.id)
+    assert winner.prompt == loser.prompt == HI
+
+
+def test_what_is_private_is_not_stored(serving, tmp_path) -> None:
+    asked = [{"role": "user", "content": "i am ann@example.org, sk-abcdefghijklmnopqrstuvwxyz"}]
+    with serving(tmp_path / "s.db") as url:
+        reply = ask(url, asked)
+        ask(url, [*asked, turn(reply), {"role": "user", "content": "and bob@example.org"}])
+        feedback(url, id=reply["id"], comment="ask eve@example.org", reward=1)
+    [sample] = stored(tmp_path / "s.db")
+    assert sample.prompt[0]["content"] == "i am [e-mail address], [key]"
+    assert sample.tokens is None  # they say it too
+    assert "example.org" not in json.dumps([sample.prompt, sample.response, sample.meta])
+    assert sample.reward == 1
+    with serving(tmp_path / "all.db", redact=False) as url:
+        ask(url, asked)
+    assert "ann@example.org" in stored(tmp_path / "all.db")[0].prompt[0]["content"]
+
+
+def test_a_demanded_call_of_a_tool_begins_with_its_name(serving, tmp_path) -> None:
+    tools = [{"type": "function", "function": TOOL}]
+    choice = {"type": "function", "function": {"name": "add"}}
+    with serving(tmp_path / "s.db") as url:
+        ask(url, tools=tools, tool_choice=choice)
+        refused = {"model": "x", "messages": HI, "tool_choice": choice}
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        assert httpx.post(f"{url}/v1/chat/completions", json=refused, headers=headers).status_code == 400
+    [sample] = stored(tmp_path / "s.db")
+    assert sample.prompt[0]["role"] == "tools"
+    assert sample.meta["last_turn"].startswith('<tool_call>\n{"name": "add')
+    assert sample.action.sum() <= 12  # what was demanded isn't the policy's choice
+
+
+def test_who_leaves_ends_the_request(serving, engine, tmp_path) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    body = {"model": "x", "messages": HI, "max_tokens": 1900, "temperature": 0, "logit_bias": {}}
+    with serving(tmp_path / "s.db") as url:
+
+        def running() -> float:
+            text = httpx.get(f"{url}/metrics", headers=headers).text
+            return float(text.split("\nagro_door_running ")[1].split()[0])
+
+        for stream in (False, True):
+            asked = {"json": {**body, "stream": stream}, "headers": headers, "timeout": 0.2}
+            with suppress(httpx.ReadTimeout), httpx.stream("POST", f"{url}{PATH}", **asked) as reply:
+                next(reply.iter_bytes())  # the first part of a stream; nothing of a whole answer
+            deadline = time.monotonic() + 20
+            while running() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert running() == 0
+        ask(url)  # it goes on
+    assert len(stored(tmp_path / "s.db")) == 1
+
+
+def test_an_answer_has_a_time_limit(serving) -> None:
+    with serving(seconds=0.05) as url:
+        reply = httpx.post(
+            f"{url}/v1/chat/completions",
+            json={"model": "x", "messages": HI, "max_tokens": 1900, "temperature": 0},
+            headers={"authorization": f"Bearer {TOKEN}"},
+            timeout=30,
+        )
+    assert reply.status_code in (200, 504)  # 200: the model ended sooner
+    assert reply.status_code == 504 or reply.json()["usage"]["completion_tokens"] < 1900
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": "9"}, "max_tokens"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"surprise": 1}, "surprise"),
+        ({"stop": [""]}, "stop"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+    ],
+)
+def test_a_field_that_is_wrong_is_refused_by_its_name(serving, fields, param) -> None:
+    with serving() as url:
+        body = {"model": "tiny", "messages": HI, **fields}
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+MARKUP = "<script>alert(1)</script>"
+
+
+def test_attacks_are_refused(serving, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(app, "BODY_BYTES", 10_000)
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.3)
+    with serving(tmp_path / "s.db") as url:
+        path, headers = "/v1/chat/completions", {"authorization": f"Bearer {TOKEN}"}
+        body = {"model": "tiny", "messages": HI, "max_tokens": 2}
+
+        def status(path=path, method="POST", json=body, **changes) -> int:
+            given = {k: v for k, v in {**headers, **changes}.items() if v is not None}
+            reply = httpx.request(method, url + path, json=json, headers=given)
+            assert "text/html" not in reply.headers["content-type"]
+            assert MARKUP not in reply.text or "application/json" in reply.headers["content-type"]
+            assert TOKEN not in reply.text
+            assert "access-control-allow-origin" not in reply.headers
+            return reply.status_code
+
+        assert status() == 200
+        assert status(origin="http://evil.example") == 403
+        assert status(origin="null") == 403
+        assert status(origin=url) == 200
+        assert status(host="evil.example") == 403
+        assert status(authorization=None) == 401
+        assert status(authorization="Bearer " + TOKEN[:-1]) == 401
+        assert status(authorization=f"Bearer {TOKEN}x") == 401
+        assert status(authorization=b"Bearer \xff") == 401
+        assert status("/metrics", "GET", None, authorization=None) == 401
+        assert status(**{"content-type": "text/plain"}) == 415  # what a page of others may send unasked
+        assert status(json={**body, "user": "x" * 20_000}) == 413
+        for tricky in (
+            "/s/%2e%2e/v1/models",
+            "/s/a%2fb/v1/models",
+            "/v1/../../etc/passwd",
+        ):
+            assert status(tricky, "GET", None) in (400, 404)
+        assert status(f"/s/{'a' * 81}/v1/models", "GET", None) == 400
+        assert status(f"/s/{MARKUP}/v1/chat/completions") in (400, 404)
+        assert status(path, "GET", None) == 405
+        assert status(json={**body, "model": MARKUP, "user": MARKUP}) == 200
+        assert status(json={**body, MARKUP: MARKUP}) == 400
+        assert status("/v1/feedback", json={"id": MARKUP, "reward": 1}) == 400
+        for wrong in (b"{", b"[]", b'{"a": NaN}', b"[" * 9_000, b"\xff"):
+            reply = httpx.post(
+                url + path, content=wrong, headers={**headers, "content-type": "application/json"}
+            )
+            assert reply.status_code == 400
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as slow:
+            head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {TOKEN}\r\n"
+            slow.sendall(f"{head}content-type: application/json\r\ncontent-length: 500\r\n\r\n{{".encode())
+            assert b" 408 " in slow.recv(1000)
+        assert status() == 200
+    assert all(TOKEN not in json.dumps(s.meta) for s in stored(tmp_path / "s.db"))
+
+
+def test_nothing_comes_before_it_is_stored(serving, monkeypatch, tmp_path) -> None:
+    """Where the store refuses, the client gets an error and no end of an answer."""
+
+    def fails(*args, **fields):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("agro.door.serving.store_row", fails)
+    with serving(tmp_path / "s.db") as url:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        body = {"model": "tiny", "messages": HI, "max_tokens": 3}
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 500
+        reply = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True}, headers=headers)
+        assert "[DONE]" not in reply.text
+        assert 'finish_reason": "' not in reply.text
+
+
+def test_loops_of_their_own(serving) -> None:
+    """Many requests of one asynchronous client."""
+
+    async def run(url: str) -> list[int]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = {"model": "tiny", "messages": HI, "max_tokens": 5}
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            calls = [client.post(f"{url}/v1/chat/completions", json=body, headers=headers) for _ in range(20)]
+            return [reply.status_code for reply in await asyncio.gather(*calls)]
+
+    with serving() as url:
+        assert asyncio.run(run(url)) == [200] * 20
