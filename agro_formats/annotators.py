@@ -25,10 +25,10 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs.column_kinds import Column
 from agro.logs.fields import a_list, listed, number, one_of
+from agro.logs.model_calls import scored
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.types import Text
 from agro_formats.judgments import rank_judgments, tally
-from agro_formats.model_calls import scored
 from agro_formats.table import declared
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")

@@ -19,9 +19,9 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, unpacked
 from agro.logs.fields import call, listed, settings
+from agro.logs.model_calls import Message, responses, scored, turn, unflatten
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.types.conversation import normalized_message
-from agro_formats.model_calls import Message, responses, scored, turn, unflatten
 from agro_formats.table import declared
 
 OPERATIONS = ("chat", "text_completion", "generate_content")

@@ -26,10 +26,11 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line, content
+from agro.logs import exchanges
 from agro.logs.fields import a_list, grouped, joined_record, number, total, unlisted
+from agro.logs.model_calls import identified, identified_by_first, responses
 from agro.logs.protocol import Context, Item, Row, line_of
-from agro_formats import exchanges, spans
-from agro_formats.model_calls import identified, identified_by_first, responses
+from agro_formats import spans
 from agro_formats.spans import described
 from agro_formats.table import declared, declared_prompts
 

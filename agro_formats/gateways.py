@@ -17,11 +17,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
+from agro.logs import exchanges
 from agro.logs.fields import call, settings, unlisted
 from agro.logs.formats import providers
-from agro.logs.protocol import Context, Item, Row, SkipRecord
-from agro_formats import exchanges
-from agro_formats.model_calls import (
+from agro.logs.model_calls import (
     Message,
     blocks,
     identified,
@@ -30,6 +29,7 @@ from agro_formats.model_calls import (
     score_key,
     scored,
 )
+from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro_formats.spans import described
 from agro_formats.table import declared
 

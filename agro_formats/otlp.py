@@ -21,9 +21,9 @@ from agro.io.json_values import entry
 from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
 from agro.io.record_files import read_records
 from agro.logs.fields import integer, listed
+from agro.logs.model_calls import identified
 from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
 from agro_formats import conventions
-from agro_formats.model_calls import identified
 from agro_formats.table import declared
 
 _BEGINS = re.compile(rb'^(\xef\xbb\xbf)?\s*\[?\s*\{\s*"resource(Spans|Logs)"')

@@ -14,10 +14,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import omit
+from agro.logs import exchanges
 from agro.logs.ends import Completion
+from agro.logs.model_calls import Message, responses, scored
 from agro.logs.protocol import Context, Item, Row
-from agro_formats import exchanges
-from agro_formats.model_calls import Message, responses, scored
 
 Scores = dict[str, list[Any]]
 

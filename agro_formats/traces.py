@@ -22,9 +22,9 @@ from agro.io.json_values import entry, objects, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs.fields import grouped, number, settings, unlisted
+from agro.logs.model_calls import identified, joined_scores, score_key
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro_formats import spans
-from agro_formats.model_calls import identified, joined_scores, score_key
 from agro_formats.spans import Scores, TraceSpan
 from agro_formats.table import declared
 

@@ -12,11 +12,11 @@ from example import json_lines
 from examples_sessions import CLAUDE, CODEX, GEMINI, SPOKEN, line, result, rollout, said, turn
 
 from agro.errors import Refused
+from agro.logs import exchanges
 from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files
 from agro.logs.protocol import Context
 from agro.store import Store
-from agro_formats import exchanges
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ from agro.errors import Refused
 from agro.logs.format_table import FORMATS, Recognizer, format_at, lines_of
 from agro.logs.importing import import_files
 from agro.logs.interchange import from_record
+from agro.logs.model_calls import scored, unflatten
 from agro.logs.protocol import Context
 from agro.store import Store
-from agro_formats.model_calls import scored, unflatten
 
 PATH = Path("traces.jsonl")
 CONTEXT = Context(PATH)

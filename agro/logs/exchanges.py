@@ -14,8 +14,8 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs.ends import NAMES, Completion, reported
 from agro.logs.fields import call, listed, plain
+from agro.logs.model_calls import Message, turn
 from agro.types.conversation import normalized_message, with_tools
-from agro_formats.model_calls import Message, turn
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _CALLS = {  # items of a tool's call: the names of its arguments
