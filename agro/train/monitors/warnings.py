@@ -51,7 +51,7 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
             f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
             "changes the log-probs of all sequences"
         )
-    if policy.device.type == "cuda" and config.engine.kind == "hf":
+    if policy.device.type == "cuda" and config.engine.decodes_itself:
         lines.append(
             "engine.kind = hf decodes on the GPU an operation at a time, without CUDA graphs; "
             "engine.kind = vllm starts vLLM, which samples faster"
