@@ -99,10 +99,10 @@ RULES = {
         "`agro.rollout.off_policy`, as reproductions/systems ranks by it"
     ),
     "self-play against the iterate before, SPIN (2401.01335)": (
-        '`policy.reference = "sampler"` with `source.sync_every` and `data.experts_win`, recipe `self_play`'
+        'source `rivals` with `policy.reference = "sampler"` and `source.sync_every`, recipe `self_play`'
     ),
     "rival and reference from a random earlier version, SePPO (2410.05255)": (
-        '`policy.reference = "sampler"` with `source.sync_every`, `source.sync_from` and `data.experts_win`, '
+        'source `rivals` with `policy.reference = "sampler"`, `source.sync_every` and `source.sync_from`, '
         "recipe `seppo`"
     ),
     "speculative decoding with a draft that is trained on-policy (2410.03804)": (
