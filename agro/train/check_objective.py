@@ -203,7 +203,7 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
         raise Refused(
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import) "
-            'and recipe pairs, source.around = "rivals" with data.experts, or an objective on rewards, as agro.'
+            'and recipe pairs, source.around = "rivals" with data.experts, or an objective on rewards.'
         )
     if OBSERVED_LOGP in needs and config.environment is None and data.store is None:
         raise Refused(
