@@ -108,7 +108,7 @@ RULES = {
     "speculative decoding with a draft that is trained on-policy (2410.03804)": (
         "source `trained_draft`, recipe `trained_draft`"
     ),
-    "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
+    "speculative decoding with the target's log-probs (2211.17192)": "engine `drafted`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": (
         'source `tree_search` with `by = "ucb"`, `agro_papers.tree.step_pairs`, recipe `agent_q`'
     ),
@@ -137,7 +137,7 @@ NOT_CARRIED = {
         "kept. Its first page was read, not its equations; the stored code of the authors has no average"
     ),
     "Mixture of Attentions for drafts (2410.03804)": (
-        "an architecture of draft models; `sampler.draft` takes a causal language model, which "
+        "an architecture of draft models; the engine `drafted` takes a causal language model, which "
         "the source `trained_draft` trains as the policy learns"
     ),
     "PMOE, a mixture of adapters (2104.09122)": (
