@@ -8,6 +8,11 @@ Instructions: Alpaca's columns, and other names of a prompt, with responses, pre
 
 Fields as in LLaMA-Factory ff6d4d1 (data/README.md, section Alpaca format), axolotl 067b021 (docs/rlhf.qmd),
 distilabel's exports, and on the page of open-r1/OpenR1-Math-220k.
+
+OpenRLHF: data sets with the default names of their columns. (It writes no log.)
+
+Fields as read by OpenRLHF 0.11.2: openrlhf/datasets/utils.py:45-60, and the defaults of --data.input_key,
+--data.output_key and --data.label_key. Its preferences are as TRL's.
 """
 
 from __future__ import annotations
@@ -20,8 +25,8 @@ from agro.logs.columns import Columns, Conversation, Preference
 from agro.logs.fields import a_list, assistant, call, exchange, number, one_of, rating, user
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompt_formats import PROMPT_FORMATS, math_problem
-from agro_formats.table import declared
+from agro.rollout.prompt_formats import OPENRLHF, PROMPT_FORMATS, ends_with_assistant, math_problem
+from agro_formats.table import declared, declared_prompts
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -237,3 +242,24 @@ declared(
 declared("distilabel", _rated)
 declared("math", _solved, PROMPT_FORMATS["math"].fits)
 declared("open-r1-math", _verified)
+
+
+OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=True)
+OPENRLHF_CONVERSATIONS = Conversation("output", lambda row: row["input"], role="expert", dropped=("input",))
+
+
+def _demonstration(row: Row, context: Context) -> list[Item]:
+    if "output" in row:
+        return OPENRLHF_DEMONSTRATIONS.read(row, context)
+    return OPENRLHF_CONVERSATIONS.read(row, context)
+
+
+declared(
+    "openrlhf-demonstrations",
+    _demonstration,
+    lambda row: (
+        row.keys() - OPENRLHF == {"input", "output"}
+        or (row.keys() - OPENRLHF == {"input"} and ends_with_assistant(row))
+    ),
+)
+declared_prompts("openrlhf-prompts")

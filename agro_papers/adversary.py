@@ -182,7 +182,7 @@ def _problems(phase: Phase, options: AdversaryOptions) -> Mapping[str, object]:
 ADVERSARY = SourceWrapper(
     AdversarialSource,
     AdversaryOptions,
-    needs=frozenset(("shares_engine", "complete_policy", "single_turns", "unjudged")),
+    needs=frozenset(("shares_engine", "complete_policy", "single_turns")),
     can=lambda inner, options: inner,
     problems=_problems,
 )

@@ -140,9 +140,7 @@ def ranking(samples: Sequence[Sample], errors: Sequence[float]) -> float | None:
 FLOW_REWARD = SourceWrapper(
     FlowSource,
     FlowOptions,
-    needs=frozenset(
-        ("samples_current_weights", "shares_engine", "complete_policy", "single_turns", "unjudged")
-    ),
+    needs=frozenset(("samples_current_weights", "shares_engine", "complete_policy", "single_turns")),
     can=lambda inner, options: inner,
     problems=lambda phase, options: {
         "adds rewards of tokens, which the advantage of gdpo would lose": REWARD_PARTS in phase.needs

@@ -143,9 +143,7 @@ def aggregate_kl(samples: Sequence[Sample], batch: Batch) -> float:
 PROPS = SourceWrapper(
     PropsSource,
     PropsOptions,
-    needs=frozenset(
-        ("samples_current_weights", "shares_engine", "shares_weights", "complete_policy", "unjudged")
-    ),
+    needs=frozenset(("samples_current_weights", "shares_engine", "shares_weights", "complete_policy")),
     can=lambda inner, options: inner - {"samples_current_weights"},
     problems=lambda phase, options: {
         "excludes [policy.lora]: all weights of its copy are trained": phase.config.policy.lora is not None

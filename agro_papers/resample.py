@@ -252,7 +252,7 @@ def _problems(phase: Phase, again: AgainOptions) -> Mapping[str, object]:
 RESAMPLE = SourceWrapper(
     AskingAgainSource,
     AgainOptions,
-    needs=frozenset(("shares_engine", "samples_chosen_prompts", "single_turns", "unjudged")),
+    needs=frozenset(("shares_engine", "samples_chosen_prompts", "single_turns")),
     can=_can,
     problems=_problems,
 )

@@ -90,9 +90,7 @@ class DraftSource(Monitor):
 TRAINED_DRAFT = SourceWrapper(
     DraftSource,
     DraftOptions,
-    needs=frozenset(
-        ("samples_current_weights", "shares_engine", "shares_weights", "complete_policy", "unjudged")
-    ),
+    needs=frozenset(("samples_current_weights", "shares_engine", "shares_weights", "complete_policy")),
     can=lambda inner, options: inner,
     problems=lambda phase, options: {
         'needs engine.kind = "drafted": no draft is there to be trained': phase.config.engine.kind

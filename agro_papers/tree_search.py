@@ -226,7 +226,7 @@ def _problems(phase: Phase, search: SearchOptions) -> Mapping[str, object]:
 TREE_SEARCH = SourceWrapper(
     SearchingSource,
     SearchOptions,
-    needs=frozenset(("shares_engine", "samples_chosen_prompts", "unjudged")),
+    needs=frozenset(("shares_engine", "samples_chosen_prompts")),
     can=_can,
     problems=_problems,
 )

@@ -46,7 +46,7 @@ def test_the_page_holds_every_value_and_every_option() -> None:
         k for k in described() if k not in sections and not k.startswith(("phases.", "reward.functions."))
     }
     assert values <= set(rows)
-    assert len(config_docs.sources_of_agro()) == 6
+    assert len(config_docs.sources_of_agro()) == 7
     for name in config_docs.sources_of_agro():
         fields = plugins.load("sources", name, name).options.model_fields
         part = page.split(f"### source.around = {name}\n")[1].split("###")[0]

@@ -240,7 +240,9 @@ def test_recipes_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "ours.toml").write_text("# For our logs.\n#   agro train ours\n[objective]\nname = 'grpo'\n")
     (tmp_path / "their_recipes.py").write_text("from pathlib import Path\nFOLDER = Path(__file__).parent\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(plugins, "installed", lambda kind, builtin=(): {"theirs": "their_recipes:FOLDER"})
+    monkeypatch.setattr(
+        plugins, "installed", lambda kind, *_: {"theirs": "their_recipes:FOLDER"} if kind == "recipes" else {}
+    )
     assert recipes.get("ours").title == "For our logs."
     assert RunConfig.load("ours").objective.name == "grpo"
     (tmp_path / "bare.toml").write_text("[objective]\nname = 'grpo'\n")

@@ -95,9 +95,6 @@ class DataConfig(Section):
     source "policy". min_reward, best_of_group and spread compare rewards as they are stored"""
     experts: int = field(0, ge=0)
     """stored responses of role "expert", at most, that join the fresh samples of each prompt"""
-    experts_win: bool = False
-    """each of these expert responses is judged to be better than the fresh ones to its prompt: pairs for
-    objectives that need them, which are in the store"""
     roles: tuple[Role, ...] | None = None
     """draw only these roles"""
     sources: tuple[str, ...] | None = None

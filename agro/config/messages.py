@@ -31,6 +31,7 @@ PARTS: dict[str, tuple[str, float | None]] = {
     "source.props": ('source.around = "props"', None),
     "reward.learned": ('source.around = "adversary"', None),
     "reward.flow": ('source.around = "flow_reward"', None),
+    "data.experts_win": ('source.around = "rivals"', False),
     "sampler.draft": ('engine.kind = "drafted"', None),
     "sampler.draft_tokens": ('engine.kind = "drafted"', 4),
     "sampler.draft_every": ('source.around = "trained_draft"', None),

@@ -161,11 +161,6 @@ class EngineConfig(Section):
         return self.kind in ("vllm", "server")
 
     @property
-    def decodes_itself(self) -> bool:
-        """With transformers, in the process that has the policy."""
-        return self.kind == "hf"
-
-    @property
     def starts_server(self) -> bool:
         return self.kind == "vllm"
 

@@ -37,7 +37,6 @@ SourceCapability = Literal[
     "complete_policy",
     "single_turns",
     "whole_groups",
-    "unjudged",
     "judges_pairs",
 ]
 Abilities = frozenset[SourceCapability]
@@ -51,7 +50,6 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
     "complete_policy": "is in one process with the complete policy",
     "single_turns": "samples responses that aren't episodes",
     "whole_groups": "returns one group for each prompt that a step asks for",
-    "unjudged": "adds no judgments of its responses",
     "judges_pairs": "adds judgments of its responses, on which objectives on pairs train",
 }
 
@@ -64,14 +62,14 @@ NEEDED_BY: dict[str, SourceCapability] = {
 
 # What those of each source.kind can do, where no other setting takes it from them.
 SOURCES: dict[str, Abilities] = {
-    "inline": frozenset(SOURCE_CAPABILITIES),
-    "elsewhere": frozenset(("complete_policy", "single_turns", "whole_groups", "unjudged", "judges_pairs")),
+    "inline": frozenset(SOURCE_CAPABILITIES) - {"judges_pairs"},
+    "elsewhere": frozenset(("complete_policy", "single_turns", "whole_groups")),
 }
 
 
 def lacking(config: RunConfig) -> dict[SourceCapability, str]:
     """What the source of `source.kind` can't do in a phase, each with the setting that is why."""
-    kind, engine, judges = config.source.kind, config.engine.kind, config.data.experts_win
+    kind, engine = config.source.kind, config.engine.kind
     found = {c: f'source.kind is "{kind}"' for c in SOURCE_CAPABILITIES if c not in SOURCES[kind]}
     reasons: tuple[tuple[SourceCapability, str, bool], ...] = (
         (
@@ -81,8 +79,6 @@ def lacking(config: RunConfig) -> dict[SourceCapability, str]:
         ),
         ("shares_weights", f'engine.kind is "{engine}"', "shares_weights" not in capabilities(engine)),
         ("single_turns", "[environment] is set", config.environment is not None),
-        ("unjudged", "data.experts_win is set", judges),
-        ("judges_pairs", "data.experts_win isn't set", not judges),
     )
     for capability, reason, is_there in reasons:
         if is_there:

@@ -155,13 +155,6 @@ def _check_data(config: RunConfig, needs: set[Need], prefix: str) -> None:
             f"{prefix}data.experts = {data.experts} draws stored responses, but data.store isn't set; set "
             "it, or leave data.experts out"
         )
-    if data.experts_win and not (data.experts and data.samples_fresh and PAIRS in needs):
-        raise Refused(
-            f"{prefix}data.experts_win makes pairs of expert and fresh responses: expected data.experts of 1 "
-            f"or more, data.replay below 1 and an objective on pairs, got data.experts = {data.experts}, "
-            f"data.replay = {data.replay} and objective {config.objective.name}. What to do: set them, or "
-            "remove it"
-        )
 
 
 def _check_size(phase: Phase, prefix: str, key: str, size: int, minimum: int) -> None:
@@ -210,7 +203,7 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
         raise Refused(
             f"{prefix}objective {name} needs pairs, which fresh samples don't have, but data.replay = "
             f"{data.replay}. What to do: data.replay = 1, from a data.store with judged pairs (agro import) "
-            "and recipe pairs, data.experts_win with data.experts, or an objective on rewards, such as agro."
+            'and recipe pairs, source.around = "rivals" with data.experts, or an objective on rewards.'
         )
     if OBSERVED_LOGP in needs and config.environment is None and data.store is None:
         raise Refused(

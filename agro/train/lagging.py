@@ -1,10 +1,8 @@
-"""Sources whose sampler has earlier weights, and whose samples are rivals of demonstrations.
+"""A source whose sampler has earlier weights.
 
 With `source.sync_every` the weights that sample are those of up to so many optimizer steps ago, with
 `source.sync_from` one of the last such copies, drawn at random: a function of seed and version, also after a
-resume. With `policy.reference = "sampler"` they are the reference too, and with `data.experts_win` each fresh
-response is the loser against a demonstration, without a reward and without a judge: self-play (arXiv
-2401.01335), and SePPO (arXiv 2410.05255), whose rival is a random earlier version.
+resume. With `policy.reference = "sampler"` they are the reference too.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from agro.models.published import load_published
 from agro.rollout import CollectResult
 from agro.rollout.rollout import embedded
 from agro.runs.folder import Run
-from agro.store import Pair, Store
+from agro.store import Store
 from agro.train.learner import Learner
 from agro.train.phases import derive
-from agro.train.source import FillRequest, InlineSource, Source
+from agro.train.source import FillRequest, InlineSource
 from agro.train.state import read_position
 
 
@@ -109,30 +107,3 @@ class LaggingSource:
         policy = load_published(config.policy, self.copies.folder(version))
         engine = embedded(policy, version, fused=config.engine.fused)
         return replace(self.current, rollout=self.current.rollout.with_engine(engine), weights=None)
-
-
-@dataclass(frozen=True)
-class JudgingSource:
-    """Adds a judgment to the store for each fresh response and each expert response to its prompt.
-
-    A fresh response of the same text has a judgment too, in which neither becomes more probable.
-    """
-
-    sampler: Source
-    store: Store
-
-    def fill(self, wanted: FillRequest) -> CollectResult:
-        filled = self.sampler.fill(wanted)
-        experts: dict[str, list[int]] = {}  # ids by prompt_id
-        pairs: list[Pair] = []
-        for sample in list(self.store.samples(ids=filled.ids, skip_damaged=True)):
-            name = sample.prompt_id
-            if name not in experts:
-                found = self.store.samples(prompt_id=name, roles=("expert",), skip_damaged=True)
-                experts[name] = [expert.stored_id for expert in found]
-            pairs += [Pair(expert, sample.stored_id) for expert in experts[name]]
-        self.store.add_pairs(pairs)
-        return filled
-
-    def publish(self, learner: Learner) -> None:
-        self.sampler.publish(learner)

@@ -246,7 +246,7 @@ class Phase:
             return None
         experts = data.model_copy(update={"roles": ("expert",), "group_size": data.experts})
         scored = any(need.optional and need.applies_to("expert") for need in self.needs)
-        return DrawRule(1, experts, scored_only=scored, pairs=data.experts_win)
+        return DrawRule(1, experts, scored_only=scored, pairs=judging(self.needs) is not None)
 
 
 def derive(*parts: object) -> int:

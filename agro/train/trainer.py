@@ -37,7 +37,7 @@ from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.fingerprints import fingerprints
-from agro.train.lagging import JudgingSource, LaggingSource
+from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, Local, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
@@ -318,8 +318,6 @@ class BaseTrainer:
             source = inline = self._inline(phase, learner)
             if config.source.lags:
                 source = LaggingSource(inline, self.folder)
-        if config.data.experts_win:
-            source = JudgingSource(source, self.store)
         if config.source.around is None:
             return source
         wrapper, options = wrapper_of(config)

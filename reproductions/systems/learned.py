@@ -94,9 +94,8 @@ def rivals(folder: Path) -> list[Row]:
         demonstrations="copied",
         policy__reference="sampler",
         data__experts=1,
-        data__experts_win=True,
         sampler__n=2,
-        source={"sync_every": 5, "sync_from": 4},
+        source={"around": "rivals", "sync_every": 5, "sync_from": 4},
         objective={"name": "seppo", "beta": 0.1, "singletons": "drop"},
     )
     behind = [row["version"] - 1 - row["sampler_version"] for row in steps[20:]]
@@ -106,9 +105,8 @@ def rivals(folder: Path) -> list[Row]:
         demonstrations="copied",
         policy__reference="sampler",
         data__experts=1,
-        data__experts_win=True,
         sampler__n=2,
-        source={"sync_every": 10},
+        source={"around": "rivals", "sync_every": 10},
         objective={"name": "dpo", "beta": 0.1, "singletons": "drop"},
     )
     off_rule = [abs(row["version"] - 1 - row["sampler_version"] - i % 10) for i, row in enumerate(played)]

@@ -80,7 +80,8 @@ def test_a_package_s_recipes_have_names_of_their_own(tmp_path: Path, monkeypatch
     (tmp_path / "curriculum.toml").write_text(
         "# Easy ones rest.\n#   agro train curriculum\n[train]\nsteps = 7\n"
     )
-    monkeypatch.setattr(plugins, "installed", lambda kind, *_: {"mine": f"{tmp_path}/folder.py:FOLDER"})
+    ours = {"recipes": {"mine": f"{tmp_path}/folder.py:FOLDER"}}
+    monkeypatch.setattr(plugins, "installed", lambda kind, *_: ours.get(kind, {}))
     assert RunConfig.load("curriculum").train.steps == 7
     (tmp_path / "curriculum.toml").rename(tmp_path / "grpo.toml")
     with pytest.raises(Refused, match=r"grpo\.toml: there is a recipe grpo"):

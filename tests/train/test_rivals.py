@@ -35,7 +35,7 @@ def of_rivals(folder: Path, **changes: Any) -> RunConfig:
         "objective": {"name": "seppo", "beta": 0.1, "singletons": "drop"},
         "data__store": demonstrations(folder / f"experts{len(list(folder.glob('*.db')))}.db"),
         "data__experts": 1,
-        "data__experts_win": True,
+        "source__around": "rivals",
         "train__steps": 12,
         **RIVALS,
     }
@@ -121,9 +121,8 @@ def test_the_policy_learns_from_demonstrations_alone(tmp_path: Path, objective: 
         steps=40,
         objective={"name": objective, "beta": 0.1, "singletons": "drop"},
         data__experts=1,
-        data__experts_win=True,
         policy__reference="sampler",
-        source={"sync_every": 5, "sync_from": sync_from},
+        source={"around": "rivals", "sync_every": 5, "sync_from": sync_from},
     )
     rewards = [row["reward_mean"] for row in metrics(Trainer(config, tmp_path / "run").run()) if row["step"]]
     assert sum(rewards[:4]) / 4 < 0.1
@@ -135,12 +134,8 @@ def test_the_policy_learns_from_demonstrations_alone(tmp_path: Path, objective: 
     [
         ({"source__sync_every": 1, "source__sync_from": 1}, r'policy\.reference = "sampler" is the earlier'),
         ({"source__kind": "elsewhere"}, r"source\.sync_from = 3 and source\.kind"),
-        ({"objective": {"name": "agro", "beta": 0.1}}, r"data\.experts_win makes pairs .* objective agro"),
-        ({"data__experts": 0}, r"data\.experts_win makes pairs .* data\.experts = 0"),
-        (
-            {"source__around": "resample", "source__options": {"by": "store"}},
-            r"resample needs a source that adds no judgments .*, but data\.experts_win is set",
-        ),
+        ({"objective": {"name": "agro", "beta": 0.1}}, r"rivals makes pairs .* objective agro"),
+        ({"data__experts": 0}, r"rivals makes pairs .* data\.experts = 0"),
         ({"policy__cache_reference": True}, r"policy\.cache_reference keeps .* \"sampler\""),
     ],
 )

@@ -100,16 +100,16 @@ RULES = {
         "`agro.rollout.off_policy`, as reproductions/systems ranks by it"
     ),
     "self-play against the iterate before, SPIN (2401.01335)": (
-        '`policy.reference = "sampler"` with `source.sync_every` and `data.experts_win`, recipe `self_play`'
+        'source `rivals` with `policy.reference = "sampler"` and `source.sync_every`, recipe `self_play`'
     ),
     "rival and reference from a random earlier version, SePPO (2410.05255)": (
-        '`policy.reference = "sampler"` with `source.sync_every`, `source.sync_from` and `data.experts_win`, '
+        'source `rivals` with `policy.reference = "sampler"`, `source.sync_every` and `source.sync_from`, '
         "recipe `seppo`"
     ),
     "speculative decoding with a draft that is trained on-policy (2410.03804)": (
         "source `trained_draft`, recipe `trained_draft`"
     ),
-    "speculative decoding with the target's log-probs (2211.17192)": "`sampler.draft`, recipe `speculative`",
+    "speculative decoding with the target's log-probs (2211.17192)": "engine `drafted`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": (
         'source `tree_search` with `by = "ucb"`, `agro_papers.tree.step_pairs`, recipe `agent_q`'
     ),
@@ -138,7 +138,7 @@ NOT_CARRIED = {
         "kept. Its first page was read, not its equations; the stored code of the authors has no average"
     ),
     "Mixture of Attentions for drafts (2410.03804)": (
-        "an architecture of draft models; `sampler.draft` takes a causal language model, which "
+        "an architecture of draft models; the engine `drafted` takes a causal language model, which "
         "the source `trained_draft` trains as the policy learns"
     ),
     "PMOE, a mixture of adapters (2104.09122)": (

@@ -1,16 +1,8 @@
-"""Providers: OpenAI and Anthropic.
+"""OpenAI and servers that answer alike (vLLM, SGLang, llama.cpp): chat completions, fine-tuning.
 
-OpenAI and servers that answer alike (vLLM, SGLang, llama.cpp): batches, chat completions, fine-tuning.
-
-Fields as in openai-python 3.3.1 (e43b422): types/chat/chat_completion.py, types/chat_model.py; batch files as
-read and written by vLLM 0.32, entrypoints/launchers/run_batch.py:159-235; token ids as added by vLLM 0.32,
-entrypoints/openai/chat_completion/protocol.py:120-160; fine-tuning files as in OpenAI's guides: an assistant
-message may have a `weight` of 0 or 1.
-
-Anthropic's message batches: results and requests.
-
-Fields as in anthropic-sdk 0.121: types/messages/message_batch_individual_response.py,
-types/messages/batch_create_params.py, types/message.py.
+Fields as in openai-python 3.3.1 (e43b422): types/chat/chat_completion.py, types/chat_model.py; token ids as
+added by vLLM 0.32, entrypoints/openai/chat_completion/protocol.py:120-160; fine-tuning files as in OpenAI's
+guides: an assistant message may have a `weight` of 0 or 1.
 """
 
 from __future__ import annotations
@@ -21,39 +13,15 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.logs.columns import Preference
-from agro.logs.fields import joined_record, reply, settings, split, token_fields
-from agro.logs.formats.table import declared, declared_prompts
+from agro.logs.fields import reply, settings, split, token_fields
+from agro.logs.formats.table import declared
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompt_formats import anthropic_prompt, openai_prompt
+from agro.rollout.prompt_formats import openai_prompt
 from agro.types.conversation import normalized
 
 _EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
 _COMPLETION = ("id", "object", "created", "choices", "prompt_token_ids", "prompt_text", "model")
 _FINE_TUNING = {"messages", "tools", "parallel_tool_calls", "functions"}
-
-
-def _batch(row: Row, context: Context) -> list[Item]:
-    """The order of results is arbitrary: the request with the same `custom_id` is in the input file."""
-    name = text(row["custom_id"], "custom_id")
-    # The body of a successful response.
-    response = entry(row["response"], "response")
-    error, code = row.get("error"), response.get("status_code")
-    if error is not None or code != 200:
-        cause = error if error is not None else entry(response.get("body"), "response.body").get("error")
-        raise Refused(f"response.status_code: expected 200, got {code}: the request failed: {cause!r:.200}")
-    body = entry(response.get("body"), "response.body")
-    request = entry(_joined_request(name, "the batch's input file", context)["body"], "body")
-    meta = omit(row, ("custom_id", "response", "error")) | {"custom_id": name}
-    return list(choices(body, openai_prompt(request), request, meta))
-
-
-def _joined_request(name: str, file: str, context: Context) -> Row:
-    """The request of a result, which is in `file`. Raises `Refused` where it is missing or used already."""
-    request = joined_record(context, "custom_id", name, file, "request")
-    if name in context.notes:
-        raise Refused(f"custom_id: {name!r} is there twice in this file; keep one of the results")
-    context.notes[name] = True
-    return request
 
 
 def _completion(row: Row, context: Context) -> list[Item]:
@@ -135,11 +103,6 @@ def _fits_completion(row: Row) -> bool:
     return any(_is_completion(row.get(name)) for name in ("response", "output", "completion"))
 
 
-def _fits_batch(row: Row) -> bool:
-    named = row.keys() >= {"custom_id", "response"} and "prompt" not in row
-    return named and isinstance(row["response"], dict | None)
-
-
 def _fine_tuning(row: Row, context: Context) -> list[Item]:
     """Without weights the last turns are the response. With them each message of weight 1 is one."""
     messages = objects(row["messages"], "messages")
@@ -186,31 +149,6 @@ PREFERENCES = Preference(
 )
 
 
-declared("openai-batch", _batch, _fits_batch)
-declared_prompts("openai-batch-input", joined_by=lambda row: str(row["custom_id"]))
 declared("chat-completion", _completion, _fits_completion)
 declared("openai-chat", _fine_tuning, lambda row: "messages" in row and row.keys() <= _FINE_TUNING)
 declared("openai-preference", PREFERENCES.read)
-
-
-def _results(row: Row, context: Context) -> list[Item]:
-    """The order is arbitrary: the request with the same `custom_id` is in the file of requests."""
-    name, result = text(row["custom_id"], "custom_id"), entry(row["result"], "result")
-    if result.get("type") != "succeeded":
-        cause = entry(result.get("error"), "result.error")
-        cause = cause.get("error", cause)
-        raise Refused(f"result.type: expected succeeded, got {result.get('type')!r:.80} {cause or ''!r:.200}")
-    params = entry(_joined_request(name, "the file of requests", context)["params"], "params")
-    message = entry(result.get("message"), "result.message")
-    answer = {"role": "assistant", "content": message.get("content")}
-    record = reply(anthropic_prompt(params), answer, ("params.messages", "result.message"))
-    record["sampling"] = settings(params)
-    if message.get("model") is not None:
-        record["model"] = text(message["model"], "result.message.model")
-    details = omit(message, ("type", "role", "model", "content"))
-    record["meta"] |= details | {"custom_id": name}
-    return [Item.of(record, "result")]
-
-
-declared("anthropic-batch", _results)
-declared_prompts("anthropic-batch-requests", joined_by=lambda row: str(row["custom_id"]))

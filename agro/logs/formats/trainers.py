@@ -1,4 +1,4 @@
-"""Trainers: logs and data sets of verl, TRL and OpenRLHF.
+"""Trainers: logs and data sets of verl and TRL.
 
 verl: dumps of rollouts and of validation, and its data sets, which are prompts.
 
@@ -9,11 +9,6 @@ TRL: logged completions, and the types of data sets of its trainers.
 
 Fields as written by TRL 1.16: trl/trainer/grpo_trainer.py:3323-3357 (completions), and as in
 docs/source/dataset_formats.md at f2cd577 (data sets).
-
-OpenRLHF: data sets with the default names of their columns. (It writes no log.)
-
-Fields as read by OpenRLHF 0.11.2: openrlhf/datasets/utils.py:45-60, and the defaults of --data.input_key,
---data.output_key and --data.label_key. Its preferences are as TRL's.
 """
 
 from __future__ import annotations
@@ -23,11 +18,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import omit, text
-from agro.logs.columns import Columns, Conversation, preference
+from agro.logs.columns import Columns, preference
 from agro.logs.fields import digest, exchange, integer, total
 from agro.logs.formats.table import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompt_formats import OPENRLHF, ends_with_assistant
 
 _TURNS = ("num_turns", "__num_turns__")
 DUMP = Columns("input", "output", answer="gts", reward="score", integers=("step",), dropped=("step", "uid"))
@@ -205,24 +199,3 @@ declared(
     "trl-language-modeling",
     fits=lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
 )
-
-
-OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=True)
-OPENRLHF_CONVERSATIONS = Conversation("output", lambda row: row["input"], role="expert", dropped=("input",))
-
-
-def _demonstration(row: Row, context: Context) -> list[Item]:
-    if "output" in row:
-        return OPENRLHF_DEMONSTRATIONS.read(row, context)
-    return OPENRLHF_CONVERSATIONS.read(row, context)
-
-
-declared(
-    "openrlhf-demonstrations",
-    _demonstration,
-    lambda row: (
-        row.keys() - OPENRLHF == {"input", "output"}
-        or (row.keys() - OPENRLHF == {"input"} and ends_with_assistant(row))
-    ),
-)
-declared_prompts("openrlhf-prompts")

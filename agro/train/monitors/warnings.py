@@ -17,6 +17,7 @@ from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.objectives import Objective
 from agro.objectives.needs import ENTROPY, KL, NORMALIZER, OBSERVED_LOGP, REWARD, grouping
+from agro.rollout.engines.capabilities import capabilities
 from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, way_out
 from agro.train.around import source_abilities
 from agro.train.check import has_groups_to_measure, measures_consistency
@@ -51,9 +52,9 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
             f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
             "changes the log-probs of all sequences"
         )
-    if policy.device.type == "cuda" and config.engine.decodes_itself:
+    if policy.device.type == "cuda" and "shares_weights" in capabilities(config.engine.kind):
         lines.append(
-            "engine.kind = hf decodes on the GPU an operation at a time, without CUDA graphs; "
+            f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA graphs; "
             "engine.kind = vllm starts vLLM, which samples faster"
         )
     count = parameters(policy.model)
