@@ -16,7 +16,7 @@ from agro.pages.store.ranking import rank
 from agro.pages.store.raters import explaining
 from agro.pages.store.verdicts import DataVerdict, Findings, verdicts
 from agro.store import Counts, Store
-from agro.store.location import Location
+from agro.store.location import Location, url_of
 from agro.train import trainable
 from agro.train.phases import Phase, options_at
 from agro.train.reward_scales import find_scale_conflicts
@@ -84,6 +84,8 @@ def check_store(
     Raises `Refused` for options that the objective doesn't have or take.
     """
     counts, recipe = store.counts(), ""
+    if path is not None and url_of(path):
+        path = store.path
     log = path if isinstance(path, Path) and path != store.path else None
     ranking = rank(store, log, config.policy.model) if counts.samples else None
     if changes is not None and ranking is not None and ranking.recommended:
