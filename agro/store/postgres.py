@@ -9,7 +9,7 @@ away meanwhile: who waits for longer than `HOLD` ends the connection of a client
 use it.
 
 A connection that is lost is made again: a statement outside of a transaction is repeated, and so is a method
-that writes, unless its transaction is found to be committed (`pg_xact_status`).
+that writes, unless its transaction is found to be committed: each leaves its number in the table `writers`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import struct
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -65,9 +66,17 @@ BEGIN
   IF (SELECT version FROM about) <> seen THEN RAISE serialization_failure; END IF;
 END $$
 """
+# Counts a transaction that wrote, and leaves the number that its client gave it.
+TURN = """
+WITH turn AS (UPDATE about SET version = version + 1)
+INSERT INTO writers SELECT $1::text, $2::bigint, extract(epoch FROM clock_timestamp())::float
+ON CONFLICT (client) DO UPDATE SET number = excluded.number, written = excluded.written
+"""
+CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
 # What the processes of a run share, see `agro.store.shared`. Pieces are published again after a crash.
 SHARED = """
 CREATE TABLE shared (run TEXT, name TEXT, content BLOB, written REAL, PRIMARY KEY (run, name));
+CREATE TABLE writers (client TEXT PRIMARY KEY, number INTEGER, written REAL);
 CREATE UNLOGGED TABLE pieces (
   run TEXT, name TEXT, number INTEGER, content BLOB, PRIMARY KEY (run, name, number)
 );
@@ -278,7 +287,8 @@ class PostgresDatabase(Database):
         self.repeats = False  # whether who calls repeats a method that meets a conflict
         self.in_doubt = False  # whether an error may come of reads without the lock
         self._open = self._locked = False
-        self._durable, self._xid = True, ""
+        self._durable = True
+        self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
         self._version: int | None = None  # of the store, when a transaction read first
         self._pending: list[tuple[str, Sequence[Any]]] = []  # that a transaction has still to write
         self._connection = self._connected(OPEN_SECONDS)
@@ -305,6 +315,7 @@ class PostgresDatabase(Database):
             if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
                 raise Refused(f"{self.path}: {error}. What to do: PGPASSWORD, or ~/.pgpass") from None
             raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
+        self._pid = connection.info.backend_pid
         adapters = connection.adapters
         adapters.register_dumper(int, Int8BinaryDumper)
         adapters.register_dumper(str, TextDumper)
@@ -312,13 +323,14 @@ class PostgresDatabase(Database):
         adapters.register_dumper(Column, ColumnDumper)
         adapters.register_loader("text", TextLoader)
         adapters.register_loader("numeric", NumberLoader)
-        connection.prepare_threshold = 2
+        # psycopg forgets that a statement wasn't prepared where the one before it in a pipeline failed.
+        connection.prepare_threshold = None
         return connection
 
     def _prepare(self, create: bool) -> None:
         looks = "SELECT pg_backend_pid(), to_regclass(?) IS NOT NULL"
         [(pid, is_made)] = self.run(looks, [f"{self.schema}.about"])
-        if pid != self._connection.info.backend_pid:
+        if pid != self._pid:
             raise Refused(
                 f"{self.path}: expected PostgreSQL itself, got a pool of connections such as PgBouncer, "
                 "which doesn't keep a session's settings. What to do: give the server's own address"
@@ -333,6 +345,8 @@ class PostgresDatabase(Database):
                 if not self.run("SELECT to_regclass(?)", [f"{self.schema}.about"])[0][0]:
                     self._pending += [(statement, ()) for statement in _definitions(self.schema)]
         [(schema,)] = self.run("SELECT schema FROM about")
+        if not self.read_only:
+            self.run("DELETE FROM writers WHERE written < ?", [self.now() - CLIENTS_SECONDS])
         if schema != SCHEMA:
             raise Refused(
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
@@ -367,7 +381,8 @@ class PostgresDatabase(Database):
         if self._open:
             yield
             return
-        self._open, self._locked, self._durable, self._xid = True, False, durable, ""
+        self._open, self._locked, self._durable = True, False, durable
+        self._number += 1
         self._version, self.in_doubt = None, False
         try:
             yield
@@ -388,7 +403,7 @@ class PostgresDatabase(Database):
         if not self._locked and not self._pending:
             return
         try:
-            self._send([("UPDATE about SET version = version + 1", ()), ("COMMIT", ())])
+            self._send([(TURN, [self._client, self._number]), ("COMMIT", ())])
         except Lost:
             if not self._is_committed():
                 raise
@@ -401,15 +416,12 @@ class PostgresDatabase(Database):
                 self._connection.execute("ROLLBACK")
 
     def _is_committed(self) -> bool:
-        """Of a transaction whose COMMIT wasn't answered. One that was sent in one trip is repeated."""
-        xid, self._open = self._xid, False
-        while xid:
-            self.reconnect()
-            [(status,)] = self.run(f"SELECT pg_xact_status('{xid}'::xid8)")
-            if status != "in progress":
-                return bool(status == "committed")
-            time.sleep(RETRY_SECONDS)
-        return False
+        """Whether a transaction counts whose COMMIT wasn't answered; that of a server which still works on it
+        is ended."""
+        lost, self._open = self._pid, False
+        self.reconnect()
+        self.run(f"SELECT pg_terminate_backend({lost}, 10000)")
+        return self.run("SELECT number FROM writers WHERE client = ?", [self._client]) == [(self._number,)]
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -534,7 +546,7 @@ class PostgresDatabase(Database):
     def _begin(self, batch: list[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
         """Wait for the lock, and send the first statements of a transaction with it."""
         lock = f"pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0))"
-        start = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT), CAST(pg_current_xact_id() AS TEXT)", ())]
+        start = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
         if not self._durable:
             start.insert(1, ("SET LOCAL synchronous_commit = off", ()))
         if self._version is not None:
@@ -554,7 +566,7 @@ class PostgresDatabase(Database):
             except errors.SerializationFailure:
                 raise Conflict(f"{self.path}: another process wrote at the same time; try again") from None
             else:
-                self._locked, self._xid = True, results[len(start) - 1][0][1]
+                self._locked = True
                 return results
 
     def _key(self) -> int:
