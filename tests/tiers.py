@@ -43,7 +43,7 @@ PLACES = {
         *("rewards/test_function.py", "rewards/test_judge.py"),
         *("rewards/test_model.py", "rewards/test_verl.py"),
         *("store/test_candidates.py", "store/test_damage.py", "store/test_exchange.py"),
-        *("store/test_fuzz.py", "store/test_processes.py"),
+        *("store/test_fuzz.py", "store/test_postgres.py", "store/test_processes.py"),
         *("store/test_sharing.py",),
         *("test_install_hints.py", "test_recipes.py", "test_size.py"),
     ),

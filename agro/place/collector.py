@@ -18,6 +18,7 @@ from agro.config import RunConfig, check_texts
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.published import load_published
+from agro.place.record import PlacedRecord
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, Rollout, Task, collect
 from agro.rollout.engines import Engine, NoServer
@@ -86,7 +87,9 @@ class Collector:
             publications = Publications.of(url, wait_for_trainer(url, activity), Path())
             return cls(publications, url, activity, say, name)
         folder = Path(run)
-        record = _wait_for_record(Publications(LocalFolder(folder)), activity)
+        publications = Publications(LocalFolder(folder))
+        is_placed = PlacedRecord.read(folder) is not None  # its trainer is started beside this one
+        record = _wait_for_record(publications, activity) if is_placed else publications.begun()
         store = located(record["data"]["store"], folder)
         publications = Publications.of(store, str(record["run"]), folder)
         publications.told(_wait_for_record(publications, activity))

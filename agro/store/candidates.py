@@ -95,14 +95,15 @@ class Candidates:
         with self._database.savepoint() if self._schema == "temp" else transaction:
             if not joins:
                 seen, newest, oldest = self._look(at)
+            fits = condition()
             if not self._number:
-                self._make(condition())
+                self._make(fits)
             elif newest.sample < seen.sample or newest.change < seen.change or oldest > seen.change + 1:
                 # It can't be told which groups changed.
                 drop_orders(self._database, [self._number], self._schema)
-                self._make(condition())
+                self._make(fits)
             else:
-                self._renew(seen, newest, condition)
+                self._renew(seen, newest, fits)
             self._database.run(
                 f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, used = ? "
                 "WHERE number = ?",
@@ -175,13 +176,13 @@ class Candidates:
         counts = f"SELECT CAST(? AS BIGINT), newest, count(*) FROM {self._table} GROUP BY newest"
         run(f"INSERT INTO {schema}.order_versions {counts}", [self._number])
 
-    def _renew(self, seen: Seen, newest: Seen, condition: Condition) -> None:
+    def _renew(self, seen: Seen, newest: Seen, condition: tuple[str, list[Any]]) -> None:
         """Look again at the groups that changed."""
         self._touch(seen, newest)
         within, versions = f"prompt_id IN (SELECT prompt_id FROM {TOUCHED})", f"{self._schema}.order_versions"
         removed, found, groups = self._database.run_all(
             (f"SELECT newest FROM {self._table} WHERE {within}", []),
-            queries.drawable(self._rule, self._run, condition(), within=TOUCHED),
+            queries.drawable(self._rule, self._run, condition, within=TOUCHED),
             (f"SELECT newest, groups FROM {versions} WHERE number = ?", [self._number]),
         )
         self._database.run(f"DELETE FROM {self._table} WHERE {within}")

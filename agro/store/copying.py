@@ -29,12 +29,13 @@ def copy(source: Location, target: Location) -> None:
                     f"{target}: expected an empty store to copy into, but it has {table}. What to do: give "
                     "another file, or another ?schema=NAME"
                 )
-        for table in COLUMNS:
+        tables = [table for table in COLUMNS if table != "samples"]
+        for table in ("samples", *tables):  # which others name
             _copy(old, new, table)
         if old.has("clusters"):
             new.run(CLUSTERS)
             new.insert("clusters", ("run", "clusters"), old.run("SELECT run, clusters FROM clusters"))
-        new.renumber([table for table in COLUMNS if table != "samples"])
+        new.renumber(tables)
 
 
 def _copy(old: Database, new: Database, table: str) -> None:

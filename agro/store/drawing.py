@@ -245,17 +245,17 @@ class Draws:
         """`draw` of groups that were picked by several rules, each a group of another prompt."""
         with self._database.transaction():
             chosen = self._recorded(at)
-            if chosen:
-                self._check_same(chosen, picks, at, made)
-            else:
+            is_new = not chosen
+            if is_new:
                 chosen = self._choose_all(picks, at, made, joining)
-                self._record(at.run, at.step, list(chosen))
-                for picked in picks:  # here, so that the next pick writes nothing
-                    self._ordered(picked.rule, at)
+            else:
+                self._check_same(chosen, picks, at, made)
             ids = list(chosen)
             valid = self._tables.valid_samples(ids, at.run)
             rules = [picked.rule for picked in picks]
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
+            if is_new:
+                self._record(at.run, at.step, ids)
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
         pairs.sort(key=lambda pair: (pair.winner, pair.loser))
         return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
@@ -311,17 +311,22 @@ class Draws:
 
     def _fits(self, rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
         """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not."""
+        name = encode_text(run)
+        if self._database.run("SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [name]):
+            return self._fresh_apart(rule, run, version)
+        return queries.eligible(rule, run, version)
+
+    def _fresh_apart(self, rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
+        """`_fits`, whatever requests there are."""
         fits, args = queries.eligible(rule, run, version)
         name, ledger = encode_text(run), encode_text(ledger_of(run))
-        if not self._database.run("SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [name]):
-            return fits, args
         waiting = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
         return f"({fits} AND NOT coalesce({waiting}, FALSE))", [*args, ledger, name]
 
     def _choose(self, picked: Selection, at: At, made: frozenset[int]) -> dict[int, DamagedSample]:
         """The samples to draw of the picked groups."""
         rule = picked.rule
-        fits, args = self._fits(rule, at.run, at.version)
+        fits, args = self._fresh_apart(rule, at.run, at.version)
         groups = self._eligible(picked.groups, fits, args, made)
         judged: list[Pair] = []
         if rule.pairs:

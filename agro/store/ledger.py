@@ -155,6 +155,9 @@ class Ledger:
         self._tables.put("commits", [(encode_text(run), c.step, c.digest, c.cursor, files)])
 
 
+WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
+
+
 class SamplingRequest(NamedTuple):
     """A row of `requests`."""
 
@@ -193,10 +196,10 @@ class Requests:
             unfinished = [claim for claim in claims if claim.collector == collector]
             abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
             reclaimed = (unfinished + abandoned)[:maximum]
-            [(newest,)] = self._database.run(
-                "SELECT coalesce(max(number), -1) FROM requests WHERE run = ?", [name]
+            [(newest, waiting)] = self._database.run(
+                f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, name]
             )
-            room = ahead - self.backlog(run, trained)
+            room = ahead - waiting
             count = max(0, min(maximum - len(reclaimed), room))
             new = [SamplingRequest(name, newest + 1 + i, collector) for i in range(count)]
             claimed = [claim._replace(collector=collector) for claim in reclaimed] + new
@@ -220,8 +223,8 @@ class Requests:
 
     def backlog(self, run: str, trained: int) -> int:
         """Requests that were claimed and on which no step up to `trained` has trained."""
-        sql = "SELECT count(*) FROM requests WHERE run = ? AND (step IS NULL OR step > ?)"
-        [(count,)] = self._database.run(sql, [encode_text(run), trained])
+        sql = f"SELECT {WAITING} FROM requests WHERE run = ?"
+        [(count,)] = self._database.run(sql, [trained, encode_text(run)])
         return int(count)
 
     def take(self, run: str, step: int, numbers: Collection[int]) -> None:

@@ -42,11 +42,12 @@ def location_of(store: str) -> Location:
 
 
 def exists(location: Location) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file.
+    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    url = url_of(location)
+    if url is not None:
+        from agro.store.postgres import is_made  # which needs psycopg
 
-    A server isn't asked."""
-    if url_of(location):
-        return True
+        return is_made(url)
     path = Path(location)
     return path.exists() and path.stat().st_size > 0
 

@@ -1,12 +1,15 @@
 """A store in PostgreSQL, for processes on several hosts: the same tables and SQL as those of SQLite's file.
 
-Writers take turns, as with SQLite: a transaction begins with the store's advisory lock, so that ids rise in
-the order in which samples become visible, on which cursors, orders and rewinding depend. What a transaction
-writes is sent together with its next read, or its COMMIT. Nobody waits for a client that is away: who waits
-for longer than `HOLD` ends the connection of a client that has the lock and doesn't use it.
+Writers take turns, as with SQLite, by the store's advisory lock, so that ids rise in the order in which
+samples become visible, on which cursors, orders and rewinding depend. A method reads without the lock. What
+it writes is then sent in one trip, from BEGIN to COMMIT, which takes the lock and fails where another process
+has written since the first read; the method is then repeated with the lock from its beginning, which is also
+how those work that read what they wrote (a rewind, `Store.transaction`). Nobody waits for a client that is
+away meanwhile: who waits for longer than `HOLD` ends the connection of a client that has the lock and doesn't
+use it.
 
 A connection that is lost is made again: a statement outside of a transaction is repeated, and so is a method
-that writes, unless its transaction is found to be committed (`pg_xact_status`).
+that writes, unless its transaction is found to be committed: each leaves its number in the table `writers`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import re
 import struct
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -56,9 +60,23 @@ SESSION = {
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
 }
+SAME_VERSION = """
+CREATE FUNCTION same_version(seen bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF (SELECT version FROM about) <> seen THEN RAISE serialization_failure; END IF;
+END $$
+"""
+# Counts a transaction that wrote, and leaves the number that its client gave it.
+TURN = """
+WITH turn AS (UPDATE about SET version = version + 1)
+INSERT INTO writers SELECT $1::text, $2::bigint, extract(epoch FROM clock_timestamp())::float
+ON CONFLICT (client) DO UPDATE SET number = excluded.number, written = excluded.written
+"""
+CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
 # What the processes of a run share, see `agro.store.shared`. Pieces are published again after a crash.
 SHARED = """
 CREATE TABLE shared (run TEXT, name TEXT, content BLOB, written REAL, PRIMARY KEY (run, name));
+CREATE TABLE writers (client TEXT PRIMARY KEY, number INTEGER, written REAL);
 CREATE UNLOGGED TABLE pieces (
   run TEXT, name TEXT, number INTEGER, content BLOB, PRIMARY KEY (run, name, number)
 );
@@ -91,8 +109,16 @@ _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
 _GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
 
 
+class Conflict(Refused):
+    """Another process wrote between the reads of a transaction and its lock."""
+
+
 class Lost(Refused):
     """The connection to the server, and with it what a transaction did."""
+
+
+class NotMade(Refused):
+    """There is no store."""
 
 
 def encoded(text: str | bytes) -> bytes:
@@ -232,7 +258,9 @@ def _definitions(schema: str) -> Iterator[str]:
     for column in ("tokens", "behavior_logp", "context_tokens", "token_reward", "kept"):
         yield f"ALTER TABLE samples ALTER {column} SET STORAGE EXTERNAL"  # which don't get smaller
     yield "ALTER TABLE pieces ALTER content SET STORAGE EXTERNAL"
-    yield f"CREATE TABLE about AS SELECT {SCHEMA} AS schema"
+    yield SAME_VERSION
+    # `version` counts the transactions that wrote.
+    yield f"CREATE TABLE about AS SELECT {SCHEMA} AS schema, CAST(0 AS BIGINT) AS version"
 
 
 class PostgresDatabase(Database):
@@ -256,8 +284,12 @@ class PostgresDatabase(Database):
         self.path, self.read_only, self.timeout = url, read_only, timeout
         self.trips = 0  # to the server
         self._hold = HOLD
+        self.repeats = False  # whether who calls repeats a method that meets a conflict
+        self.in_doubt = False  # whether an error may come of reads without the lock
         self._open = self._locked = False
-        self._durable, self._xid = True, ""
+        self._durable = True
+        self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
+        self._version: int | None = None  # of the store, when a transaction read first
         self._pending: list[tuple[str, Sequence[Any]]] = []  # that a transaction has still to write
         self._connection = self._connected(OPEN_SECONDS)
         try:
@@ -283,6 +315,7 @@ class PostgresDatabase(Database):
             if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
                 raise Refused(f"{self.path}: {error}. What to do: PGPASSWORD, or ~/.pgpass") from None
             raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
+        self._pid = connection.info.backend_pid
         adapters = connection.adapters
         adapters.register_dumper(int, Int8BinaryDumper)
         adapters.register_dumper(str, TextDumper)
@@ -290,20 +323,21 @@ class PostgresDatabase(Database):
         adapters.register_dumper(Column, ColumnDumper)
         adapters.register_loader("text", TextLoader)
         adapters.register_loader("numeric", NumberLoader)
-        connection.prepare_threshold = 2
+        # psycopg forgets that a statement wasn't prepared where the one before it in a pipeline failed.
+        connection.prepare_threshold = None
         return connection
 
     def _prepare(self, create: bool) -> None:
         looks = "SELECT pg_backend_pid(), to_regclass(?) IS NOT NULL"
         [(pid, is_made)] = self.run(looks, [f"{self.schema}.about"])
-        if pid != self._connection.info.backend_pid:
+        if pid != self._pid:
             raise Refused(
                 f"{self.path}: expected PostgreSQL itself, got a pool of connections such as PgBouncer, "
                 "which doesn't keep a session's settings. What to do: give the server's own address"
             )
         if not is_made:
             if not create or self.read_only:
-                raise Refused(
+                raise NotMade(
                     f"{self.path}: no such store; make one with `agro import` or `agro sample`, or give "
                     "another path"
                 )
@@ -311,6 +345,8 @@ class PostgresDatabase(Database):
                 if not self.run("SELECT to_regclass(?)", [f"{self.schema}.about"])[0][0]:
                     self._pending += [(statement, ()) for statement in _definitions(self.schema)]
         [(schema,)] = self.run("SELECT schema FROM about")
+        if not self.read_only:
+            self.run("DELETE FROM writers WHERE written < ?", [self.now() - CLIENTS_SECONDS])
         if schema != SCHEMA:
             raise Refused(
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
@@ -345,21 +381,29 @@ class PostgresDatabase(Database):
         if self._open:
             yield
             return
-        self._open, self._locked, self._durable, self._xid = True, False, durable, ""
+        self._open, self._locked, self._durable = True, False, durable
+        self._number += 1
+        self._version, self.in_doubt = None, False
         try:
             yield
             self._commit()
         except BaseException:
+            self.in_doubt = self._reads_alone
             self._rollback()
             raise
         finally:
             self._open, self._pending = False, []
 
+    @property
+    def _reads_alone(self) -> bool:
+        """Whether a transaction has read, and not taken the lock."""
+        return self._version is not None and not self._locked
+
     def _commit(self) -> None:
         if not self._locked and not self._pending:
             return
         try:
-            self._send([("COMMIT", ())])
+            self._send([(TURN, [self._client, self._number]), ("COMMIT", ())])
         except Lost:
             if not self._is_committed():
                 raise
@@ -372,15 +416,12 @@ class PostgresDatabase(Database):
                 self._connection.execute("ROLLBACK")
 
     def _is_committed(self) -> bool:
-        """Of a transaction whose COMMIT wasn't answered. One that was sent in one trip is repeated."""
-        xid, self._open = self._xid, False
-        while xid:
-            self.reconnect()
-            [(status,)] = self.run(f"SELECT pg_xact_status('{xid}'::xid8)")
-            if status != "in progress":
-                return bool(status == "committed")
-            time.sleep(RETRY_SECONDS)
-        return False
+        """Whether a transaction counts whose COMMIT wasn't answered; that of a server which still works on it
+        is ended."""
+        lost, self._open = self._pid, False
+        self.reconnect()
+        self.run(f"SELECT pg_terminate_backend({lost}, 10000)")
+        return self.run("SELECT number FROM writers WHERE client = ?", [self._client]) == [(self._number,)]
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -491,18 +532,25 @@ class PostgresDatabase(Database):
     def _send(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
         """The rows of each statement; with them goes what the transaction has written."""
         batch, self._pending = [*self._pending, *statements], []
-        if self._open and not self._locked:
-            results = self._begin(batch)
-        else:
+        if not self._open or self._locked:
             results = self._trip(batch)
+        elif self.repeats and len(batch) == len(statements):
+            look = [] if self._version is not None else [("SELECT version FROM about", ())]
+            results = self._trip([*look, *batch])
+            if look:
+                [(self._version,)] = results[0]
+        else:
+            results = self._begin(batch)
         return results[len(results) - len(statements) :]
 
     def _begin(self, batch: list[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
         """Wait for the lock, and send the first statements of a transaction with it."""
         lock = f"pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0))"
-        start = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT), CAST(pg_current_xact_id() AS TEXT)", ())]
+        start = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
         if not self._durable:
             start.insert(1, ("SET LOCAL synchronous_commit = off", ()))
+        if self._version is not None:
+            batch = [("SELECT same_version($1)", [self._version]), *batch]
         deadline = time.monotonic() + self.timeout
         while True:
             try:
@@ -515,8 +563,10 @@ class PostgresDatabase(Database):
                         "try again when it is done"
                     ) from None
                 self._trip([(EVICT, [self._key()])])
+            except errors.SerializationFailure:
+                raise Conflict(f"{self.path}: another process wrote at the same time; try again") from None
             else:
-                self._locked, self._xid = True, results[len(start) - 1][0][1]
+                self._locked = True
                 return results
 
     def _key(self) -> int:
@@ -532,7 +582,7 @@ class PostgresDatabase(Database):
                 with self._connection.pipeline():
                     cursors = [self._connection.execute(sql, args, binary=True) for sql, args in batch]
             return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
-        except errors.LockNotAvailable:
+        except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
         except (psycopg.Error, OverflowError, struct.error) as error:
             self._refuse(error)
@@ -558,6 +608,15 @@ class PostgresDatabase(Database):
         raise error
 
 
+def is_made(url: str) -> bool:
+    """Whether there is a store. Raises `Refused` where no server answers."""
+    try:
+        PostgresDatabase(url, read_only=True, create=False, timeout=OPEN_SECONDS).close()
+    except NotMade:
+        return False
+    return True
+
+
 class Repeating:
     """A part of a store whose writes are made again where the connection was lost before they counted."""
 
@@ -573,13 +632,22 @@ class Repeating:
             return value
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            while True:
-                try:
-                    return value(*args, **kwargs)
-                except Lost:
-                    if self._database.in_transaction:  # all of it is repeated, or nothing
-                        raise
-                    self._database.reconnect()
+            database = self._database
+            if database.in_transaction:  # all of it is repeated, or nothing
+                return value(*args, **kwargs)
+            database.repeats = True
+            try:
+                while True:
+                    try:
+                        return value(*args, **kwargs)
+                    except Lost:
+                        database.reconnect()
+                    except Refused as error:
+                        if not (isinstance(error, Conflict) or database.in_doubt):
+                            raise
+                        database.repeats = database.in_doubt = False  # with the lock from its beginning
+            finally:
+                database.repeats = False
 
         return call
 

@@ -53,9 +53,11 @@ class AppendTransaction:
         self._database = database
         # SQLite reads other text from JSON as another one.
         self._new = {prompt_id for prompt_id in prompt_ids if prompt_id.isascii() and prompt_id.isprintable()}
-        rows = database.run(queries.STORED_PROMPTS, [database.listed(self._new)])
-        self._new -= {prompt_id for (prompt_id,) in rows}
-        [(self._newest,)] = database.run("SELECT coalesce(max(id), 0) FROM samples")
+        stored, [(self._newest,)] = database.run_all(
+            (queries.STORED_PROMPTS, [database.listed(self._new)]),
+            ("SELECT coalesce(max(id), 0) FROM samples", []),
+        )
+        self._new -= {prompt_id for (prompt_id,) in stored}
         self._group_prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
 
@@ -343,11 +345,13 @@ class Experience:
         """
         scores, rows = list(scores), []
         ids = [i for i, _, _ in scores]
-        columns = ", ".join(("id", *REWARD, "checksum"))
+        columns = ", ".join(("id", "prompt_id", *REWARD, "checksum"))
         sql = f"SELECT {columns} FROM samples WHERE id IN (SELECT value FROM json_each(?))"
         with self._database.transaction():
-            self._tables.check_ids(ids)
-            stored = {row[0]: row[1:] for row in self._database.run(sql, [self._database.listed(ids)])}
+            found = self._database.run(sql, [self._database.listed(ids)])
+            stored = {i: columns for i, _, *columns in found}
+            if len(stored) < len(set(ids)):
+                self._tables.check_ids(ids)
             for i, reward, entries in scores:
                 *previous, total = stored[i]
                 if once and previous[0] != queries.UNSCORED:
@@ -365,10 +369,10 @@ class Experience:
                 meta |= entries
                 text = encode_text(dumps(meta, f"sample {i}: meta"))
                 current = [state_of(reward, meta), None if reward is None else float(reward), text]
-                stored[i] = (*current, replace_reward(total, i, previous, current))
+                stored[i] = [*current, replace_reward(total, i, previous, current)]
                 rows.append((*stored[i], i))
             self._database.update("samples", (*REWARD, "checksum"), rows)
-            self._tables.note_changes(ids)
+            self._tables.note_groups(dict.fromkeys(prompt_id for _, prompt_id, *_ in found))
 
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
         """Add judgments. Raises `Refused` for ids that aren't there."""

@@ -22,6 +22,7 @@ from agro.store.store import opened
 
 PIECE_BYTES = 1 << 20
 LOOK_SECONDS = 0.1  # between two looks at a file that is waited for
+WITHIN = "(name > ? AND name < ?)"
 MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
 
 
@@ -132,12 +133,11 @@ class DatabaseFolder:
     def names(self, folder: str) -> list[str]:
         names = set[str]()
         for table in ("shared", "pieces"):
-            sql = f"SELECT DISTINCT name FROM {table} WHERE run = ? AND substr(name, 1, ?) = ?"
-            prefix = f"{folder}/"
-            for (name,) in self._database.run(sql, [self._run, len(prefix), prefix]):
-                entry, _, file = name.removeprefix(prefix).partition("/")
+            sql = f"SELECT DISTINCT name FROM {table} WHERE run = ? AND {WITHIN}"
+            for (name,) in self._database.run(sql, [self._run, *_within(folder)]):
+                entry, _, file = name.removeprefix(f"{folder}/").partition("/")
                 if file in ("", MANIFEST):
-                    names.add(prefix + entry)
+                    names.add(f"{folder}/{entry}")
         return sorted(names)
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
@@ -179,8 +179,8 @@ class DatabaseFolder:
 
     def remove(self, name: str) -> None:
         for table in ("shared", "pieces"):
-            sql = f"DELETE FROM {table} WHERE run = ? AND (name = ? OR substr(name, 1, ?) = ?)"
-            self._database.run(sql, [self._run, name, len(name) + 1, f"{name}/"])
+            sql = f"DELETE FROM {table} WHERE run = ? AND (name = ? OR {WITHIN})"
+            self._database.run(sql, [self._run, name, *_within(name)])
 
     def wait(self, name: str, known: bytes | None, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -202,6 +202,10 @@ class DatabaseFolder:
 
     def _missing(self, name: str) -> Refused:
         return Refused(f"{self}: {name} isn't there: it was removed, lost by a crash, or never complete")
+
+
+def _within(folder: str) -> tuple[str, str]:
+    return f"{folder}/", f"{folder}0"  # 0 is the character after /
 
 
 def shared_runs(url: str) -> list[str]:

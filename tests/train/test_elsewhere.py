@@ -54,7 +54,7 @@ def wait_for_step(run: Path, step: int, seconds: float = 180.0) -> None:
     )
 
 
-def check(run: Path, steps: int, file: Path | None = None) -> None:
+def check(run: Path, steps: int, file: Path | str | None = None) -> None:
     """Each step trained on complete groups of its own; no response was made, or trained on, twice."""
     rows = metrics(run)
     assert [m["step"] for m in rows] == list(range(steps + 1))

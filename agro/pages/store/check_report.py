@@ -16,7 +16,7 @@ from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, REWARD, grouping
 from agro.pages.store.check_survey import RUN, StoreSurvey, explaining, survey
 from agro.pages.store.ranking import rank
 from agro.store import Counts, Store
-from agro.store.location import Location
+from agro.store.location import Location, url_of
 from agro.train import trainable
 from agro.train.phases import Phase, options_at
 from agro.train.reward_scales import ScaleConflict, find_scale_conflicts
@@ -419,6 +419,8 @@ def check_store(
     Raises `Refused` for options that the objective doesn't have or take.
     """
     counts, recipe = store.counts(), ""
+    if path is not None and url_of(path):
+        path = store.path
     log = path if isinstance(path, Path) and path != store.path else None
     ranking = rank(store, log, config.policy.model) if counts.samples else None
     if changes is not None and ranking is not None and ranking.recommended:

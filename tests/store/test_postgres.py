@@ -1,0 +1,256 @@
+"""A store in PostgreSQL: what a client that is away, or loses its connection, does to the others."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from making import LONE, WORDS, group, random_samples, sample
+
+from agro.config import DataConfig
+from agro.errors import Refused
+from agro.store import At, DrawRule, Pair, Store
+from agro.store.copying import copy
+from agro.store.postgres import HOLD, decoded, encoded, to_postgres
+from agro.store.shared import DatabaseFolder, shared_runs
+
+ELSEWHERE = """
+import os, sys, time
+from agro.store import Store
+from agro.types import Sample
+from agro.store.postgres import PostgresDatabase
+store = Store.open(sys.argv[1])
+if sys.argv[2] == "holding the lock":
+    with store.transaction():
+        store.append([Sample("late", "1")])
+        store.counts()  # a read, with which what was written is sent
+        print("ready", flush=True)
+        time.sleep(600)
+send = PostgresDatabase._trip
+def stop(database, batch):
+    if batch[-1][0] == "COMMIT":  # all that a method sends with the lock
+        database._connection.pgconn.send_query(b"BEGIN; SELECT pg_advisory_xact_lock(" + LOCK + b")")
+        database._connection.pgconn.flush()
+        print("ready", flush=True)
+        time.sleep(600)
+    return send(database, batch)
+LOCK = b"hashtextextended('agro store " + store.tables.database.schema.encode() + b"', 0)"
+PostgresDatabase._trip = stop
+store.append([Sample("late", "1")])
+"""
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[Store]:
+    with Store.open(postgres_url) as store:
+        yield store
+
+
+@pytest.mark.parametrize("how", ["holding the lock", "sending"])
+def test_others_go_on_where_a_client_is_stopped_inside_a_write(
+    store: Store, postgres_url: str, how: str
+) -> None:
+    """It has the lock, and the server waits for it; nothing of its write is stored."""
+    command = [sys.executable, "-c", ELSEWHERE, postgres_url, how]
+    stopped = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == "ready\n"
+        stopped.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        store.append([sample("first")])
+        assert HOLD - 1 < time.monotonic() - began < 5.0
+        began = time.monotonic()
+        store.append([sample("second")])
+        assert time.monotonic() - began < 2.0
+    finally:
+        stopped.kill()
+        stopped.wait()
+    assert [s.prompt for s in store.samples()] == ["first", "second"]
+
+
+def ends_at_commit(store: Store, monkeypatch: pytest.MonkeyPatch, *, after: bool) -> list[int]:
+    """Cut the connection once, before the server has a COMMIT or after it; returns how often it was."""
+    database: Any = store.tables.database
+    send, cuts = database._trip, list[int]()
+
+    def trip(batch: Any) -> Any:
+        if batch[-1][0] != "COMMIT" or cuts:
+            return send(batch)
+        cuts.append(1)
+        if after:
+            send(batch)
+        with suppress(Exception):
+            database._connection.pgconn.finish()
+        return send(batch)
+
+    monkeypatch.setattr(database, "_trip", trip)
+    return cuts
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_what_a_lost_connection_wrote_counts_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Judgments, and samples without an origin, have no key: the number of the transaction has."""
+    total = 0
+    ids = store.append([sample("a", str(n)) for n in range(3)])
+    with monkeypatch.context() as patched:
+        cuts = ends_at_commit(store, patched, after=after)
+        store.add_pairs([Pair(ids[0], ids[1])])
+    total += len(cuts)
+    assert len(list(store.pairs())) == 1
+    with monkeypatch.context() as patched:
+        cuts = ends_at_commit(store, patched, after=after)
+        assert store.append([sample("b")]) == [4]
+    total += len(cuts)
+    with monkeypatch.context() as patched:
+        cuts = ends_at_commit(store, patched, after=after)
+        claimed = store.requests.claim("r", "me", maximum=2, ahead=8)
+    assert claimed == [0, 1]
+    assert [s.id for s in store.samples()] == [1, 2, 3, 4]
+    assert total + len(cuts) == 3
+
+
+def test_a_method_that_meets_another_writer_is_repeated(store: Store, postgres_url: str) -> None:
+    """The ids that it read were taken meanwhile."""
+    database: Any = store.tables.database
+    send, met = database._trip, []
+    with Store.open(postgres_url) as other:
+
+        def trip(batch: Any) -> Any:
+            if batch[-1][0] == "COMMIT" and not met:
+                met.append(other.append([sample("other")]))
+            return send(batch)
+
+        database._trip = trip
+        assert store.append([sample("mine")]) == [2]
+    assert met == [[1]]
+    assert not store.tables.damage()
+
+
+def test_a_draw_takes_few_trips(store: Store) -> None:
+    database: Any = store.tables.database
+    rule = DrawRule(2, DataConfig(), 2)
+    for step in range(1, 4):
+        for name in range(4):
+            store.append(group(f"{step} {name}", [0.0, 1.0]))
+        before = database.trips
+        store.draw(rule, At("r", step, 0, step))
+    assert database.trips - before <= 12
+    before = database.trips
+    store.requests.claim("r", "me", maximum=2, ahead=8)
+    assert database.trips - before <= 4
+
+
+def test_text_that_postgres_has_not() -> None:
+    for text in ("", "plain", "\0", "a\0b", "\uffff", "\uffff0000", "é\0ß"):
+        assert decoded(encoded(text).decode()) == text
+    for text in LONE:
+        assert decoded(encoded(text).decode()) == text.encode("utf-8", "surrogatepass")
+
+
+def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
+    """There and back: the checksums cover the ids and all values."""
+    first, second = tmp_path / "first.db", tmp_path / "second.db"
+    rule, at = DrawRule(1, DataConfig()), At("r", 1, 0, 1)
+    with Store.open(first) as old:
+        ids = old.append(
+            random_samples(1, 40, [*WORDS, *LONE, "a\0b"]) + group("g", [0.0, 1.0]), run="r", step=1
+        )
+        old.add_pairs([Pair(ids[0], ids[1], 2.0, None)])
+        old.draw(rule, at)
+        old.ledger.commit("r", 1, "digest", files={"a": "b"})
+        old.split.keep("r", {"a": "b"})
+        prints = old.ledger.fingerprint(), old.counts(), old.ledger.commits("r"), old.draws.drawn("r")
+    copy(first, postgres_url)
+    copy(postgres_url, second)
+    for location in (postgres_url, second):
+        with Store.open(location) as new:
+            assert not new.tables.damage()
+            found = new.ledger.fingerprint(), new.counts(), new.ledger.commits("r"), new.draws.drawn("r")
+            assert found == prints
+            assert new.clusters.of("r") == {"a": "b"}
+            assert new.append([sample("next")]) == [43]
+            new.add_pairs([Pair(ids[1], ids[0])])  # after those that were copied
+            assert [p.winner for p in new.pairs()] == [ids[0], ids[1]]
+    with pytest.raises(Refused, match="expected an empty store to copy into, but it has samples"):
+        copy(first, postgres_url)
+
+
+def test_what_is_refused_by_name(postgres: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused, match="no such store"):
+        Store.open(postgres_url, create=False)
+    with pytest.raises(Refused, match="URL without a password") as refused:
+        Store.open("postgresql://me:very-secret-1@host/runs")
+    assert "very-secret-1" not in str(refused.value)
+    with Store.open(postgres_url) as store:
+        letters = random.Random(0).choices(range(33, 9999), k=6000)
+        with pytest.raises(Refused, match=r"prompt_id .* at most about 2,600 bytes"):
+            store.append([sample(prompt_id="".join(map(chr, letters)))])
+        store.append([sample("after it")])
+        store._database.run("UPDATE about SET schema = 1")
+    with pytest.raises(Refused, match="expected a store of schema 9, got 1"):
+        Store.open(postgres_url)
+    monkeypatch.setattr("psycopg.ConnectionInfo.backend_pid", -1)
+    with pytest.raises(Refused, match="got a pool of connections"):
+        Store.open(postgres_url)
+    with pytest.raises(Refused, match="the URL of an owner"):
+        Store.open("http://127.0.0.1:8700")
+
+
+def test_a_store_that_is_only_read(store: Store, postgres_url: str) -> None:
+    store.append(group("a", [0.0, 1.0]))
+    with Store.open(postgres_url, read_only=True) as reader:
+        assert len(list(reader.samples())) == 2
+        assert reader.draws.pick(DrawRule(1, DataConfig()), At("r", 1, 0, 1))  # in tables of its own
+        with pytest.raises(Refused, match="can only be read"):
+            reader.append([sample()])
+
+
+def test_the_folder_that_processes_share(store: Store, postgres_url: str) -> None:
+    shared, other = DatabaseFolder(postgres_url, "run1"), DatabaseFolder(postgres_url, "run1")
+    content = os.urandom(3 << 20) + b"end"
+
+    def write(folder: Path) -> None:
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "model.safetensors").write_bytes(content)
+        (folder / "config.json").write_bytes(b"")
+
+    shared.write("config.json", b"{}")
+    shared.write("weights/latest.json", b"1")
+    shared.add("weights/v1", write)
+    shared.add("weights/v1", lambda folder: pytest.fail("it is there"))
+    assert other.read("config.json") == b"{}"
+    assert other.read("weights/v1") is None
+    assert other.names("weights") == ["weights/latest.json", "weights/v1"]
+    with other.open("weights/v1") as folder:
+        assert (folder / "inner" / "model.safetensors").read_bytes() == content
+        assert (folder / "config.json").read_bytes() == b""
+    began = time.monotonic()
+    other.wait("weights/latest.json", b"0", 5.0)
+    assert time.monotonic() - began < 1.0
+    assert shared_runs(postgres_url) == ["run1"]
+    shared.remove("weights/v1")
+    with pytest.raises(Refused, match="isn't there"), other.open("weights/v1"):
+        pass
+    shared.add("weights/v1", write)
+    store._database.run("TRUNCATE pieces")  # as a crash of the server does
+    assert other.names("weights") == ["weights/latest.json"]
+
+
+def test_statements_in_the_words_of_postgres() -> None:
+    chosen = "b IS ? AND id IN (SELECT value FROM json_each(?))"
+    translated, has_rows = to_postgres(f"SELECT a FROM main.t INDEXED BY i WHERE {chosen}")
+    assert translated == "SELECT a FROM t  WHERE b IS NOT DISTINCT FROM $1 AND id = ANY($2)"
+    assert has_rows
+    assert to_postgres("DELETE FROM temp.t WHERE a = ?2") == ("DELETE FROM pg_temp.t WHERE a = $2", False)
