@@ -9,6 +9,7 @@ response is the loser against a demonstration, without a reward and without a ju
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,8 +108,9 @@ class LaggingSource:
     def _open(self, version: int) -> InlineSource:
         config = self.current.config
         policy = load_published(config.policy, self.copies.folder(version))
-        engine = embedded(policy, version, fused=config.engine.fused)
-        return replace(self.current, rollout=self.current.rollout.with_engine(engine), weights=None)
+        rollout = copy(self.current.rollout)
+        rollout.engine = embedded(policy, version, fused=config.engine.fused)
+        return replace(self.current, rollout=rollout, weights=None)
 
 
 @dataclass(frozen=True)
