@@ -10,9 +10,8 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from copy import copy
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,12 +54,6 @@ class Rollout:
         self.max_turns = max_turns
         self.source, self.role = source, role
         self._name = uuid.uuid4().hex  # of its episodes, since other runs have the same seeds and numbers
-
-    def with_engine(self, engine: Engine) -> Self:
-        """The same with another engine."""
-        other = copy(self)
-        other.engine = engine
-        return other
 
     def sample(
         self,

@@ -131,7 +131,11 @@ def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     row, earlier = rows[evaluated[-1]], rows[: evaluated[-1] + 1]
     if row["step"] == 0 or row.get("staleness_mean") is not None:
         return None
-    limit, groups = _best_of_store(row, [row for row in earlier if row.get("staleness_mean") is None])
+    limit, groups = row.get("eval_kl_of_best"), row.get("eval_auc_groups")
+    if limit is None:  # of the last steps, where no groups are held out
+        stored = [row for row in earlier if row.get("staleness_mean") is None]
+        limits, counts = (_recent(stored, name) for name in ("kl_of_best", "kl_of_best_groups"))
+        limit, groups = (fmean(limits) if limits else None), (int(sum(counts)) if counts else None)
     if groups is not None and groups < FEW:
         return None
     kl = row["eval_kl_ref"]
@@ -145,15 +149,6 @@ def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     )
     value = f"{kl:.3g} nats per response, and the best stored responses have {limit:.3g}"
     return Problem("KL beyond what pays", value, detail, serious=kl > FAR * limit)
-
-
-def _best_of_store(row: Row, on_stored: Sequence[Row]) -> tuple[float | None, int | None]:
-    """The KL of a policy that writes only the best stored responses, and the groups that it is measured on:
-    those that are held out, else those of the last steps. None where unknown."""
-    if row.get("eval_kl_of_best") is not None:
-        return row["eval_kl_of_best"], row.get("eval_auc_groups")
-    limits, counts = (_recent(on_stored, name) for name in ("kl_of_best", "kl_of_best_groups"))
-    return (fmean(limits) if limits else None), (int(sum(counts)) if counts else None)
 
 
 def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:

@@ -323,10 +323,8 @@ class Feed:
         over_kept = has_ratios(self.needs)
         observed = OBSERVED_LOGP in self.needs
         batch = collate(samples, version, valid.pairs, over_kept=over_kept, observed=observed)
-        if valid.weights:
-            batch = batch.replace(
-                weight=torch.tensor([valid.weights.get(s.prompt_id, 1.0) for s in samples]).double()
-            )
+        weights = [valid.weights.get(s.prompt_id, 1.0) for s in samples]
+        batch = batch.replace(weight=torch.tensor(weights).double())
         if "old_logp" in self.needs:
             batch = batch.replace(old_logp=self.learner.logp(batch))
         if "old_value" in self.needs:

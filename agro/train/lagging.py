@@ -7,6 +7,7 @@ resume. With `policy.reference = "sampler"` they are the reference too.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from agro import config as configuration
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io.files import writing
 from agro.models.policy import Policy
 from agro.rollout import Activity
 from agro.runs.folder import Run
@@ -51,7 +53,9 @@ class Checkpoints:
         commits = self.store.ledger.commits(self.folder.id)[-phase.config.train.keep :]
         remaining = {phase.begins, *(commit.step for commit in commits)}
         folders = {self.folder.checkpoint(step) for step in remaining}
-        state.delete_checkpoints(self.folder.folder / "checkpoints", keep=folders)
+        for old in set((self.folder.folder / "checkpoints").glob("step-*")) - folders:
+            with writing(old):
+                shutil.rmtree(old)
 
 
 def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> state.Position:

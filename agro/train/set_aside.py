@@ -50,7 +50,9 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
     phases = [phase.config.data for phase in Phase.all(config)]
     if not data.hold_out or any(of_phase.eval_prompts or of_phase.eval_store for of_phase in phases):
         return Budget(_holding(config, 0.0))
-    if data.store is not None and not _has_reference(config):
+    alone = Phase.all(_holding(config, 0.0))  # whether that has a reference, which stays the same
+    changes = any(phase.config.policy.reference in ("ema", "periodic") for phase in alone)
+    if data.store is not None and (changes or not any(phase.reads_reference for phase in alone)):
         return _without(config, "stored groups are measured against a reference, and nothing else needs one")
     prompts, _ = configured_prompts(data, "prompts")
     ids = {prompt.id for prompt in prompts}
@@ -64,7 +66,10 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
     share, held = largest_share(ids, clusters, most)
     if held < FEWEST:
         return _without(config, "they have so many near-copies")
-    budgeted = _holding(config, share, ask=_asks(config))
+    ask = data.ask_held_out
+    if ask is None:  # those of a log where a reward is given that may score them
+        ask = data.prompts is not None or (not config.reward.is_default and config.environment is None)
+    budgeted = _holding(config, share, ask=ask)
     try:
         check_enough(Phase.all(budgeted), location, clusters=clusters)
     except Refused:
@@ -101,21 +106,6 @@ def few_held_out(data: DataConfig, ids: Collection[str], clusters: Clusters) -> 
         return [f"{text}, so that nothing compares the result with the start; {way_out}"]
     shows = "nothing can be shown" if held < LEAST else "only a large difference can be shown"
     return [f"{text}, of which {shows}; data.eval_prompts or a larger share gives more"]
-
-
-def _has_reference(config: RunConfig) -> bool:
-    """Whether a run that holds nothing out has a reference, which stays the same."""
-    phases = Phase.all(_holding(config, 0.0))
-    changes = any(phase.config.policy.reference in ("ema", "periodic") for phase in phases)
-    return not changes and any(phase.reads_reference for phase in phases)
-
-
-def _asks(config: RunConfig) -> bool:
-    """Whether held-out prompts are answered: those of a log where a reward is given that may score them."""
-    if config.data.ask_held_out is not None:
-        return config.data.ask_held_out
-    scores_log = not config.reward.is_default and config.environment is None
-    return config.data.prompts is not None or scores_log
 
 
 def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> RunConfig:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agro.io.files import complete_folder, digest, writing
+from agro.io.files import complete_folder, digest
 from agro.store import Commit
 
 POSITION = "position.json"
@@ -79,13 +78,6 @@ def damage(folder: Path, commit: Commit) -> str:
 def digest_of(files: Mapping[str, str]) -> str:
     """SHA-256 over the names and digests of a checkpoint's files."""
     return hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode()).hexdigest()
-
-
-def delete_checkpoints(folder: Path, keep: set[Path]) -> None:
-    """Delete all checkpoints in `folder` except those in `keep`."""
-    for old in set(folder.glob("step-*")) - keep:
-        with writing(old):
-            shutil.rmtree(old)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -199,7 +199,7 @@ METHODS = {
                 partial(
                     _of_pairs,
                     values={
-                        "objective": {"name": f"{SQUARED}:squared_preference", "beta": beta},
+                        "objective": {"name": f"{SQUARED}:SQUARED", "beta": beta, "singletons": "drop"},
                         "train": RULES["both rules"],
                     },
                 ),
