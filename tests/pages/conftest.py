@@ -13,6 +13,16 @@ def run_folder(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="session")
+def unchanged(tmp_path_factory):
+    """The text of the page of the made-up run, to compare with that of changed ones."""
+    from test_page import read
+
+    folder = tmp_path_factory.mktemp("unchanged") / "demo"
+    write_run(folder)
+    return read(folder).text
+
+
 @pytest.fixture
 def bare_folder(tmp_path):
     """A run of which nothing was measured: its page has no figures, so it is written at once."""
