@@ -107,4 +107,6 @@ class LaggingSource:
         config = self.current.config
         policy = load_published(config.policy, self.copies.folder(version))
         engine = embedded(policy, version, fused=config.engine.fused)
-        return replace(self.current, rollout=self.current.rollout.with_engine(engine), weights=None)
+        rollout = copy(self.current.rollout)
+        rollout.engine = engine
+        return replace(self.current, rollout=rollout, weights=None)

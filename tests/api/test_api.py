@@ -59,7 +59,8 @@ def length(completions, **columns):
     return [float(len(text)) for text in completions]
 
 
-counted = functools.partial(length)  # in no module under its own name: called in this process
+# In no module under its own name: called in this process, and not in one that first imports this file.
+counted = functools.partial(length)
 
 
 class Frame:
@@ -369,7 +370,7 @@ def test_push_to_hub_uploads_the_model(objects, monkeypatch) -> None:
 
 def test_three_arguments_are_enough(objects, capsys) -> None:
     """The recipe fresh, β = min(.01, 2.56 / 256 tokens) for rewards of 0 to 1; the rate is at most 1e-3."""
-    trained = agro.train(objects, PROMPTS, length, train__steps=1, train__groups=4, out="run")
+    trained = agro.train(objects, PROMPTS, counted, train__steps=1, train__groups=4, out="run")
     said = capsys.readouterr().err
     assert "note: the method is that of recipe fresh" in said
     assert "note: objective.beta = 0.01, for rewards from 0 to 1 (taken to be; none is known yet)" in said
@@ -402,7 +403,7 @@ def test_names_of_trl_are_arguments(objects, monkeypatch, capsys) -> None:
     trained = agro.train(
         objects,
         train_dataset=PROMPTS,
-        reward_funcs=[length],
+        reward_funcs=[counted],
         loss_type="grpo",
         num_generations=4,
         per_device_train_batch_size=8,
@@ -441,7 +442,7 @@ def test_a_run_is_fitted_and_says_so(objects, monkeypatch, tmp_path, capsys) -> 
     """TRL's names that mean the same are taken, and out and what is written anyway."""
     monkeypatch.chdir(tmp_path)
     sizes = {"max_steps": 2, "train__groups": 4, "max_completion_length": 3, "num_generations": 2}
-    agro.train(objects, PROMPTS, length, fit="1h", output_dir="run", logging_steps=1, **sizes)
+    agro.train(objects, PROMPTS, counted, fit="1h", output_dir="run", logging_steps=1, **sizes)
     said = capsys.readouterr().err
     assert "--fit chose train.warmup" not in said  # there is none to shorten
     assert "--fit chose nothing" in said
@@ -452,8 +453,8 @@ def test_a_run_is_fitted_and_says_so(objects, monkeypatch, tmp_path, capsys) -> 
     # The same arguments continue it, though steps and groups had been chosen.
     for name in ("max_steps", "train__groups"):
         del sizes[name]
-    agro.train(objects, PROMPTS, length, fit="1h", output_dir="run", resume=True, **sizes)
+    agro.train(objects, PROMPTS, counted, fit="1h", output_dir="run", resume=True, **sizes)
     with pytest.raises(Refused, match=r"train\.groups was 4, now it is 5"):
         agro.train(
-            objects, PROMPTS, length, fit="1h", output_dir="run", resume=True, train__groups=5, **sizes
+            objects, PROMPTS, counted, fit="1h", output_dir="run", resume=True, train__groups=5, **sizes
         )

@@ -1,9 +1,12 @@
 """Folders of a made-up run."""
 
 import json
+import os
 
 import pytest
 from made_up_run import CONFIG, write_run
+
+os.environ["AGRO_GUIDE"] = "none"  # no page has a link to a guide that was built here
 
 
 @pytest.fixture
@@ -11,6 +14,16 @@ def run_folder(tmp_path):
     folder = tmp_path / "demo"
     write_run(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def unchanged(tmp_path_factory):
+    """The text of the page of the made-up run, to compare with that of changed ones."""
+    from test_page import read
+
+    folder = tmp_path_factory.mktemp("unchanged") / "demo"
+    write_run(folder)
+    return read(folder).text
 
 
 @pytest.fixture

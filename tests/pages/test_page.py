@@ -220,8 +220,8 @@ def test_a_run_without_held_out_prompts(run_folder):
     assert text.count("not measured") == 3 * 3 + 2  # phases; responses, unscored
 
 
-def test_a_run_that_pushed_weights_to_servers(run_folder):
-    assert "after a push" not in read(run_folder).text
+def test_a_run_that_pushed_weights_to_servers(run_folder, unchanged):
+    assert "after a push" not in unchanged
     rewrite(run_folder, lambda row: row | {"push_error": 2e-7})
     text = read(run_folder).text
     assert "after a push" in text
@@ -270,22 +270,22 @@ def test_what_went_wrong_is_counted_at_the_top(run_folder):
     assert "Problems: requests to the engine that failed: 3" in read(run_folder).text
 
 
-def test_a_draft_model_is_shown_where_there_is_one(run_folder):
-    assert "draft tokens accepted" not in read(run_folder).text
+def test_a_draft_model_is_shown_where_there_is_one(run_folder, unchanged):
+    assert "draft tokens accepted" not in unchanged
     shares = {3: 0.5, 8: 1.0}  # unknown elsewhere
     rewrite(run_folder, lambda row: row | {"draft_accepted": shares.get(row["step"])})
     assert "draft tokens accepted 75% mean over steps" in read(run_folder).text
 
 
-def test_what_a_critic_explains_is_shown_where_there_is_one(run_folder):
-    assert "Variance explained by the critic" not in read(run_folder).text
+def test_what_a_critic_explains_is_shown_where_there_is_one(run_folder, unchanged):
+    assert "Variance explained by the critic" not in unchanged
     rewrite(run_folder, lambda row: row | {"objective": {"explained_variance": row["step"] / 1000}})
     assert "Variance explained by the critic" in read(run_folder).text
 
 
-def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder):
+def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder, unchanged):
     names = ["right", "a <b> form that is long", "c", "d", "e", "f", "g"]
-    assert "Parts of the reward" not in read(run_folder).text
+    assert "Parts of the reward" not in unchanged
     held = {
         "eval_consistency": 0.1,
         "eval_consistency_se": 0.01,
@@ -307,15 +307,14 @@ def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any
     assert "At step 200 it was 0.0200 ± unknown below the reference's, on 33 groups." in text
 
 
-def test_diagnostics_of_the_optimum_are_shown_where_they_were_measured(run_folder):
+def test_diagnostics_of_the_optimum_are_shown_where_they_were_measured(run_folder, unchanged):
     titles = {
         "eval_fresh_consistency": "½ Var(R) of held-out responses",
         "regret": "Estimated regret",
         "eval_regret": "Estimated regret",
         "kl_to_reward_spread": "KL spread to reward spread",
     }
-    bare = read(run_folder).text
-    assert not any(title in bare for title in titles.values())
+    assert not any(title in unchanged for title in titles.values())
     original = (run_folder / "metrics.jsonl").read_text()
     for keys in (["regret"], ["eval_regret", "eval_fresh_consistency", "kl_to_reward_spread"]):
         (run_folder / "metrics.jsonl").write_text(original)
@@ -365,8 +364,8 @@ def test_the_best_measurement_is_said_and_marked(run_folder):
     assert "The ring is the best measurement, at step 0." in text
 
 
-def test_averaged_weights_are_said(run_folder):
-    assert "moving average" not in read(run_folder).text
+def test_averaged_weights_are_said(run_folder, unchanged):
+    assert "moving average" not in unchanged
     config = json.loads((run_folder / "config.json").read_text())
     config["train"]["weights_average"] = 0.99
     (run_folder / "config.json").write_text(json.dumps(config))

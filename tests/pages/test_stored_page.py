@@ -16,8 +16,8 @@ HELD_OUT = {
 PANEL = "Log-ratio of the best and worst responses"
 
 
-def test_log_ratios_are_drawn_where_they_were_measured(run_folder) -> None:
-    assert PANEL not in read(run_folder).text
+def test_log_ratios_are_drawn_where_they_were_measured(run_folder, unchanged) -> None:
+    assert PANEL not in unchanged
     rewrite(run_folder, lambda row: row | ROW)
     text = read(run_folder).text
     assert PANEL in text
@@ -74,8 +74,8 @@ def test_a_share_of_replay_that_was_not_met_is_shown(run_folder) -> None:
     assert "steps with less of the store than data.replay: 221 of 221" in read(run_folder).text
 
 
-def test_a_clip_in_every_step_and_the_kl_of_the_best_are_explained(run_folder) -> None:
-    assert "The learning rate alone" not in read(run_folder).text
+def test_a_clip_in_every_step_and_the_kl_of_the_best_are_explained(run_folder, unchanged) -> None:
+    assert "The learning rate alone" not in unchanged
     clipped = {"grad_norm": 3.0, "grad_norm_clipped": 1.0, **ROW}
     rewrite(run_folder, lambda row: row | (clipped if row["step"] else {}))
     text = read(run_folder).text

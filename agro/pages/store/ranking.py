@@ -14,7 +14,7 @@ from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.objectives import names
 from agro.objectives.needs import PAIRS, REWARD, grouping
-from agro.store import Store
+from agro.store import Group, Store
 from agro.train import trainable
 from agro.train.check import check_config
 from agro.train.phases import Phase, options_at
@@ -163,6 +163,10 @@ class _Trial:
         low, high = self.store.survey.spread_of_rewards() or (0.0, 1.0)
         return low == high
 
+    @cached_property
+    def groups(self) -> list[Group]:
+        return list(self.store.survey.each_group())
+
     def _changes(self, name: str) -> Iterator[list[str]]:
         """Of the recipe: all groups from the store, as many as there are, and small ones left out."""
         config = RunConfig.load(name)
@@ -186,7 +190,7 @@ class _Trial:
         if PAIRS in phase.needs:
             return judged_prompts(self.store)
         least = 1 if need is None else need.least
-        groups = list(self.store.survey.each_group())
+        groups = self.groups
         if config.data.spread is True:
             groups = [group for group in groups if group.reward_min != group.reward_max]
         return sum((group.scored if REWARD in phase.needs else group.size) >= least for group in groups)
