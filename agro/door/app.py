@@ -144,10 +144,15 @@ class Serving:
 
     def __init__(self, door: Door, model: str, recorder: Recorder) -> None:
         self.door, self.model, self.recorder = door, model, recorder
-        self.feedback = recorder.feedback
 
     async def names(self) -> list[str]:
         return [self.model]
+
+    async def open_session(self, session: str | None) -> None:
+        await self.recorder.open_session(session)
+
+    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
+        return await self.recorder.feedback(given)
 
     def measures(self) -> dict[str, float]:
         batch = self.door.batch
@@ -156,7 +161,7 @@ class Serving:
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
         wire = INTERFACES[path](object_in(body))
-        await self.recorder.open_session(session)
+        await self.open_session(session)
         if wire.ask.options.stream:
             return StreamingResponse(await self._stream(wire, session), media_type="text/event-stream")
         whole = asyncio.create_task(self._whole(wire, session))
