@@ -69,6 +69,9 @@ def proxy(
     timeout: Seconds = 600.0,
     keep_secrets: Keeps = False,
     redact_pattern: Patterns = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Ask the server for ids and log-probs too (vLLM).")
+    ] = False,
     key: Annotated[
         str,
         typer.Option("--key", metavar="VARIABLE", help="The variable with the server's API key."),
@@ -81,7 +84,7 @@ def proxy(
     privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
     with (
         closing(listening(host, port)) as listener,
-        closing(Proxy(to, os.environ.get(key), store, privacy, timeout)) as backend,
+        closing(Proxy(to, os.environ.get(key), store, privacy, timeout, tokens=tokens)) as backend,
     ):
         _run(backend, listener, host)
 

@@ -8,7 +8,7 @@ import json
 import math
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, suppress
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agro.door.door import Door
+from agro.door.records import Recorder
 from agro.door.sessions import check_name
 from agro.door.wire import Anthropic, Chat, Outcome, Problem, Responses
 from agro.errors import Refused, without_secrets
@@ -141,26 +142,26 @@ class Application:
 class Serving:
     """The backend of `agro serve`: a policy in this process."""
 
-    def __init__(
-        self, door: Door, model: str, feedback: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-    ):
-        """`feedback` stores some."""
-        self.door, self.model, self.feedback = door, model, feedback
-        self.open_session: Callable[[str], Awaitable[None]] | None = None  # before the first call of one
-        self.stored = 0
+    def __init__(self, door: Door, model: str, recorder: Recorder) -> None:
+        self.door, self.model, self.recorder = door, model, recorder
 
     async def names(self) -> list[str]:
         return [self.model]
 
+    async def open_session(self, session: str | None) -> None:
+        await self.recorder.open_session(session)
+
+    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
+        return await self.recorder.feedback(given)
+
     def measures(self) -> dict[str, float]:
         batch = self.door.batch
         counts = {"running": batch.running, "waiting": batch.waiting, "tokens_total": batch.tokens}
-        return {**counts, "stored_total": self.stored}
+        return {**counts, "stored_total": self.recorder.stored}
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
         wire = INTERFACES[path](object_in(body))
-        if session is not None and self.open_session is not None:
-            await self.open_session(session)
+        await self.open_session(session)
         if wire.ask.options.stream:
             return StreamingResponse(await self._stream(wire, session), media_type="text/event-stream")
         whole = asyncio.create_task(self._whole(wire, session))

@@ -53,12 +53,14 @@ class Answering:
 class Door:
     """Answers requests with a policy. It is used by one event loop."""
 
-    def __init__(self, policy: Policy, batch: Batch, *, keep: Keep, seconds: float) -> None:
+    def __init__(
+        self, policy: Policy, batch: Batch, sessions: Sessions, *, keep: Keep, seconds: float
+    ) -> None:
         """`keep` stores an answer; its future is awaited before the end of the answer is sent.
         `seconds`: that an answer may take, with the time that it waits."""
         self.policy, self.encoder, self.batch = policy, policy.encoder, batch
         self.keep, self.seconds = keep, seconds
-        self.sessions = Sessions(policy.encoder)
+        self.sessions = sessions
         self.syntax = CallSyntax.of(policy.chat)
         style = policy.chat.template.thought if policy.tokenizer.chat_template else None
         self._marks = [

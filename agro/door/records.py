@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
-from agro.door.sessions import Answered, DoorEpisode
+from agro.door.sessions import Answered, DoorEpisode, Memory
+from agro.door.wire import Problem
 from agro.errors import Refused
 from agro.logs.privacy import Privacy
 from agro.models.encoding import Encoder
 from agro.rollout.rollout import before_stop
 from agro.store import Origin, Pair, Store
-from agro.store.location import Location
+from agro.store.location import Location, location_of
 from agro.types import Messages, Sample, thought_in
 
 MOST_ROWS = 4096  # of an episode
@@ -83,44 +86,53 @@ def ledger_of(episode: str) -> str:
     return f"door:{episode}"
 
 
-def store_row(
-    store: Store, answered: Answered, encoder: Encoder, privacy: Privacy, meta: dict[str, Any], **fields: Any
-) -> None:
-    """Add the row of an answered call, in place of the row that it extends."""
+def meta_of(answered: Answered, last_turn: str) -> dict[str, Any]:
+    """The `meta` of the row of an answered call."""
     call = answered.call
-    episode = call.episode
-    stops = fields["sampling"]["stop"]
-    last_turn = before_stop(answered.last_turn, stops)[0]
     meta = {
-        **meta,
-        "session": episode.name,
+        "session": call.episode.name,
         "row": call.number,
         "calls": list(call.ids),
         "turns": call.answers + 1,
         "last_turn": last_turn,
+        "continuation": answered.shown[len(call.opened) :],
     }
     if call.number:
         meta["context"] = call.opened
-    meta["continuation"] = answered.shown[len(call.opened) :]
     if thought := thought_in(call.opening, last_turn):
         meta["thought"] = thought
-    if episode.feedback:
-        meta["feedback"] = episode.feedback
+    if call.episode.feedback:
+        meta["feedback"] = call.episode.feedback
+    return meta
+
+
+def put_row(store: Store, answered: Answered, sample: Sample, privacy: Privacy) -> None:
+    """Add the row of an answered call, in place of the row that it extends."""
+    ledger, number = ledger_of(answered.call.episode.name), answered.call.number
+    if answered.call.extends is not None:
+        store.experience.set_aside(ledger, [number])
+    clean = redacted(sample, privacy, answered.call.opened)
+    store.append([clean], origins=[Origin(ledger, number, "")])
+
+
+def store_row(
+    store: Store, answered: Answered, encoder: Encoder, privacy: Privacy, meta: dict[str, Any], **fields: Any
+) -> None:
+    """The row of an answered call of a policy of ours."""
+    call, stops = answered.call, fields["sampling"]["stop"]
+    last_turn = before_stop(answered.last_turn, stops)[0]
     sample = answered.row.sample(
         encoder,
         number=call.number,
-        meta=meta,
-        prompt=episode.prompt,
-        reward=episode.reward,
-        episode=episode.name,
+        meta={**meta, **meta_of(answered, last_turn)},
+        prompt=call.episode.prompt,
+        reward=call.episode.reward,
+        episode=call.episode.name,
         **fields,
     )
     if not call.answers:  # as of a fresh response, whose stop text is among its tokens alone
         sample = sample.replace(response=before_stop(sample.response, stops)[0])
-    ledger, number = ledger_of(episode.name), call.number
-    if call.extends is not None:
-        store.experience.set_aside(ledger, [number])
-    store.append([redacted(sample, privacy, call.opened)], origins=[Origin(ledger, number, "")])
+    put_row(store, answered, sample, privacy)
 
 
 def redacted(sample: Sample, privacy: Privacy, opened: Messages) -> Sample:
@@ -202,3 +214,46 @@ def _correct(store: Store, rows: list[Sample], id: str, correction: str, source:
     ]
     winner, loser = store.append(pair, origins=[Origin(ledger, 0, ""), Origin(ledger, 1, "")])
     store.add_pairs([Pair(winner, loser)])
+
+
+class Recorder:
+    """The store behind a door, and the sessions that it has."""
+
+    def __init__(self, location: str | None, privacy: Privacy, memory: Memory, source: str) -> None:
+        """`source`: of the samples, where the answer doesn't say whose it is."""
+        self.writer = None if location is None else Writer(location_of(location))
+        self.privacy, self.memory, self.source = privacy, memory, source
+        self.stored = 0  # answers
+        self._lock = asyncio.Lock()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def submit(self, work: Callable[[Store], None]) -> Future[None] | None:
+        """`work` stores an answer."""
+        self.stored += 1
+        return None if self.writer is None else self.writer.submit(work)
+
+    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
+        if self.writer is None:
+            raise Problem(400, "feedback: expected --store, in which answers are kept")
+        name = given["episode"]
+        episode = self.memory.episodes.get(name, DoorEpisode(name))
+        work = partial(
+            store_feedback, feedback=given, episode=episode, source=self.source, privacy=self.privacy
+        )
+        try:
+            return await asyncio.wrap_future(self.writer.submit(work))
+        except Unanswered as error:
+            raise Problem(404, str(error)) from None
+
+    async def open_session(self, name: str | None) -> None:
+        """Before a call of a session that an earlier process may have begun."""
+        if self.writer is None or name is None or name in self.memory.episodes:
+            return
+        async with self._lock:
+            if name not in self.memory.episodes:
+                episode = DoorEpisode(name, is_named=True)
+                await asyncio.wrap_future(self.writer.submit(partial(load_episode, episode=episode)))
+                self.memory.episodes[name] = episode

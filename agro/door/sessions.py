@@ -77,11 +77,10 @@ class Answered:
     is_extended: bool = False
 
 
-class Sessions:
-    """The episodes under way. It is used by one thread."""
+class Memory:
+    """The episodes under way, and what was answered in them. It is used by one thread."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder
+    def __init__(self) -> None:
         self.episodes: OrderedDict[str, DoorEpisode] = OrderedDict()  # by name
         self._answered: OrderedDict[tuple[str, bytes], list[Answered]] = OrderedDict()
 
@@ -94,6 +93,59 @@ class Sessions:
             self.episodes.popitem(last=False)
         return episode
 
+    def remember(self, answered: Answered, answer: dict[str, Any]) -> None:
+        """`answer`: the message as the client got it, with which it will come again."""
+        call = answered.call
+        answered.shown = [*call.shown, answer]
+        session = call.episode.name if call.episode.is_named else ""
+        key = session, _digest(call.digests[-1], answer)
+        self._answered.setdefault(key, []).append(answered)
+        self._answered.move_to_end(key)
+        if len(self._answered) > REMEMBERED:
+            self._answered.popitem(last=False)
+
+    def place(self, call: Call, extended: Answered | None) -> Call:
+        """Make the call one of the row that it can extend, or of a new one. `call.row`: with its context."""
+        if call.episode.prompt is None:
+            call.episode.prompt = call.shown
+        if extended is not None and not extended.is_extended:
+            extended.is_extended = True
+            before = extended.call
+            call.number, call.opened, call.ids = before.number, before.opened, before.ids
+            call.answers, call.extends = before.answers + 1, extended
+        else:
+            call.row = EpisodeRow(call.row.tokens)  # of a branch: what the other row has is its context
+            call.number = call.episode.rows
+            call.episode.rows += 1
+        call.ids = (*call.ids, call.id)
+        return call
+
+    def give_up(self, call: Call) -> None:
+        """The call has no answer: another may extend the row, or be the first."""
+        if call.extends is not None:
+            call.extends.is_extended = False
+        elif call.number == call.episode.rows - 1:
+            call.episode.rows -= 1
+            if not call.episode.rows:
+                call.episode.prompt = None
+
+    def earlier(self, session: str | None, digests: list[bytes], messages: Messages) -> Answered | None:
+        """The longest call that these messages extend; of several one that nothing extends yet."""
+        for count in range(len(messages) - 1, 0, -1):
+            if messages[count - 1]["role"] == "assistant":
+                found = self._answered.get((session or "", digests[count - 1]))
+                if found:
+                    return next((each for each in reversed(found) if not each.is_extended), found[-1])
+        return None
+
+
+class Sessions(Memory):
+    """Of a policy in this process, which continues tokens."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
     def begin(self, messages: Messages, session: str | None, prefix: str = "") -> Call:
         """A call with these messages, in one form (`agro.types.conversation`).
 
@@ -101,7 +153,7 @@ class Sessions:
         the chat template doesn't show the messages, or they leave no room for an answer.
         """
         digests = digests_of(messages)
-        found = self._earlier(session, digests, messages)
+        found = self.earlier(session, digests, messages)
         episode = found.call.episode if found is not None else self.episode(session)
         shown = messages = list(self.encoder.chat.messages(messages))
         if found is not None:
@@ -114,12 +166,10 @@ class Sessions:
         else:
             opening = self.encoder.render(messages)
         opening += prefix
-        extends = found is not None and opening.startswith(found.text) and not found.is_extended
-        if found is not None and opening.startswith(found.text):
+        extends = found is not None and opening.startswith(found.text)
+        if found is not None and extends:
             row = deepcopy(found.row)
             row.observe(self.encoder.following(found.text, opening[len(found.text) :]))
-            if not extends:  # a branch: what the other row has is this one's context
-                row = EpisodeRow(row.tokens)
         else:
             row = EpisodeRow(self.encoder.ids(opening))
         if len(row.tokens) >= self.encoder.context:
@@ -128,19 +178,8 @@ class Sessions:
                 f"messages: {len(row.tokens)} tokens leave no room for an answer in the model's context of "
                 f"{self.encoder.context}; send fewer",
             )
-        if episode.prompt is None:
-            episode.prompt = shown
         call = Call(episode, 0, row, opening, shown, shown, messages, digests)
-        if extends:
-            assert found is not None
-            found.is_extended = True
-            call.number, call.opened = found.call.number, found.call.opened
-            call.answers, call.extends, call.ids = found.call.answers + 1, found, found.call.ids
-        else:
-            call.number = episode.rows
-            episode.rows += 1
-        call.ids = (*call.ids, call.id)
-        return call
+        return self.place(call, found if extends else None)
 
     def end(
         self,
@@ -160,31 +199,6 @@ class Sessions:
         end = decode(tokens[-1:]) if is_closed else ""
         last_turn = prefix + self.encoder.decode(tokens, call.row.tokens)
         return Answered(call, row, call.opening + written + end, [*call.messages, message], last_turn)
-
-    def remember(self, answered: Answered, answer: dict[str, Any]) -> None:
-        """`answer`: the message as the client got it, with which it will come again."""
-        call = answered.call
-        answered.shown = [*call.shown, answer]
-        session = call.episode.name if call.episode.is_named else ""
-        key = session, _digest(call.digests[-1], answer)
-        self._answered.setdefault(key, []).append(answered)
-        self._answered.move_to_end(key)
-        if len(self._answered) > REMEMBERED:
-            self._answered.popitem(last=False)
-
-    def give_up(self, call: Call) -> None:
-        """The call has no answer: another may extend the row."""
-        if call.extends is not None:
-            call.extends.is_extended = False
-
-    def _earlier(self, session: str | None, digests: list[bytes], messages: Messages) -> Answered | None:
-        """The longest call that these messages extend; of several one that nothing extends yet."""
-        for count in range(len(messages) - 1, 0, -1):
-            if messages[count - 1]["role"] == "assistant":
-                found = self._answered.get((session or "", digests[count - 1]))
-                if found:
-                    return next((each for each in reversed(found) if not each.is_extended), found[-1])
-        return None
 
 
 def digests_of(messages: Messages) -> list[bytes]:

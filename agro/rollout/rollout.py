@@ -11,7 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Rollout:
         self,
         encoder: Encoder,
         engine: Engine,
-        environment: Environment | None = None,
+        environment: Environment | PlayingEnvironment | None = None,
         max_turns: int = 1,
         source: str = "policy",
         role: Role = "policy",
@@ -96,6 +96,8 @@ class Rollout:
                     waiting.append(Request(index, ids, room))
         if self.environment is None:
             return self._responses(prompt_of, waiting, options, seed)
+        if isinstance(self.environment, PlayingEnvironment):
+            return self.environment.play(self, prompt_of, options, seed)
         return self._episodes(self.environment, prompt_of, waiting, options, seed)
 
     def _decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
@@ -195,6 +197,20 @@ class Rollout:
             sampling = recorded(turn_sampler, seed) | dict(done.sampling)
             for sample in episode.samples(name, last_turn, {"index": number}, sampling):
                 yield sample.replace(source=self.source, role=self.role)
+
+
+@runtime_checkable
+class PlayingEnvironment(Protocol):
+    """An environment whose program decides when the policy is called, such as that of `harness:`."""
+
+    name: str
+    stop: tuple[str, ...]
+
+    def play(
+        self, rollout: Rollout, prompt_of: Mapping[int, Prompt], sampler: SamplerConfig, seed: int
+    ) -> Iterator[Sample]:
+        """The samples of each response, those of an episode one after the other. `prompt_of`: by number."""
+        ...
 
 
 def per_token(version: NDArray[np.int32], length: int) -> int | NDArray[np.int32]:

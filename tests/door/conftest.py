@@ -59,10 +59,27 @@ def serving(engine: HF):
     return serve
 
 
-@contextmanager
+@pytest.fixture
+def behind():
+    """`behind_a_port`."""
+    return behind_a_port
+
+
+@pytest.fixture
+def behind_app():
+    """`an_app`."""
+    return an_app
+
+
 def behind_a_port(backend, token: str = TOKEN):
+    """A context with the URL of a backend's application."""
+    return an_app(Application(backend, "127.0.0.1", token).app)
+
+
+@contextmanager
+def an_app(app):
     listener = listening("127.0.0.1", 0)
-    config = uvicorn.Config(Application(backend, "127.0.0.1", token).app, log_level="warning", lifespan="off")
+    config = uvicorn.Config(app, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -11,6 +11,7 @@ from typing import Any
 from agro import config
 from agro.config import from_environment
 from agro.errors import Refused
+from agro.io import plugins
 from agro.io.worker import WrongResult
 from agro.rewards.workers import START_SECONDS, Pool
 from agro.rollout.envs.protocol import Turn
@@ -105,10 +106,15 @@ class EnvironmentProcess:
         return reply
 
 
-def load_environment(config: config.EnvironmentConfig) -> EnvironmentProcess:
+def load_environment(config: config.EnvironmentConfig) -> Any:
     """The environment that a configuration names, in its process.
 
-    Raises `Refused` where there is no such environment, or where it has no such option.
+    KIND:TEXT with an installed KIND, such as "harness", is an environment that plays complete episodes: its
+    class is called with the text, the options and the section. Raises `Refused` where there is no such
+    environment, or where it has no such option.
     """
     options = from_environment(config.options, "environment.options")
+    kind, _, text = config.name.partition(":")
+    if text and kind in plugins.installed("environments"):
+        return plugins.load("environments", kind, "environment.name")(text, options, config)
     return EnvironmentProcess(config.name, options, config.timeout)

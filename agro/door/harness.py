@@ -1,0 +1,268 @@
+"""`environment.name = "harness:COMMAND"`: any program that calls a model is an environment.
+
+For each response a process of the command runs against a door on the weights that are trained, with
+
+- OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY: a session of its own
+- AGRO_PROMPT: the prompt, text or messages as JSON; AGRO_COLUMNS: the row's columns as JSON
+- AGRO_RESULT: the file of the reward, `{"reward": …}`, where `reward = "file"`
+
+Its calls are the rows of one episode (`agro.door.sessions`). The run's sampler decides temperature and
+truncation, whatever the program asks. Who hangs or dies has a failed episode, whose reward is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from agro.config import EnvironmentConfig, SamplerConfig
+from agro.config.secrets import redacted
+from agro.door.app import Application, Serving, listening
+from agro.door.batch import Batch
+from agro.door.door import Door
+from agro.door.records import THUMBS
+from agro.door.sessions import Answered, Call, Sessions
+from agro.door.wire import Outcome, Problem
+from agro.errors import Refused
+from agro.io.processes import LocalProcess
+from agro.io.strictjson import loads
+from agro.rollout.engines.hf import HF
+from agro.rollout.rollout import Rollout, before_stop, recorded
+from agro.types import Prompt, Sample
+
+HOST, POLL_SECONDS, LOG_CHARACTERS = "127.0.0.1", 0.02, 300
+REWARDS = ("exit", "file", "feedback", "run")
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A process, and what it was answered."""
+
+    index: int  # of the response
+    prompt: Prompt
+    folder: Path
+    process: LocalProcess
+    deadline: float
+    rows: dict[int, Answered] = field(default_factory=dict)  # the last call of each
+    outcomes: list[tuple[Answered, Outcome]] = field(default_factory=list)
+    feedback: float | None = None
+    error: str | None = None
+
+
+class Harness:
+    """An environment that plays complete episodes itself (`Rollout.sample`)."""
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, command: str, options: Mapping[str, Any], config: EnvironmentConfig) -> None:
+        """Raises `Refused` where the command or an option isn't as expected."""
+        self.name = f"harness:{command}"
+        given = {"env": {}, "seconds": 300.0, "reward": "run", "workers": 8, **options}
+        if unknown := given.keys() - {"env", "seconds", "reward", "workers"}:
+            raise Refused(
+                f"environment.options: {self.name}: expected env, seconds, reward or workers, got "
+                f"{', '.join(sorted(unknown))}"
+            )
+        self.command = shlex.split(command)
+        if not self.command or shutil.which(self.command[0]) is None:
+            raise Refused(
+                f"environment.name: {self.name}: expected a command that is installed after the colon"
+            )
+        if given["reward"] not in REWARDS:
+            raise Refused(
+                f"environment.options.reward: expected {', '.join(REWARDS)}, got {given['reward']!r:.80}"
+            )
+        for name in ("seconds", "workers"):
+            if not _is_number(given[name]) or given[name] <= 0:
+                raise Refused(
+                    f"environment.options.{name}: expected a number above 0, got {given[name]!r:.80}"
+                )
+        if not isinstance(given["env"], Mapping):
+            raise Refused(f"environment.options.env: expected names and values, got {given['env']!r:.80}")
+        self.env = {str(name): str(value) for name, value in given["env"].items()}
+        self.seconds, self.reward, self.workers = given["seconds"], given["reward"], int(given["workers"])
+
+    def play(
+        self, rollout: Rollout, prompt_of: Mapping[int, Prompt], sampler: SamplerConfig, seed: int
+    ) -> Iterator[Sample]:
+        """The samples of each episode as soon as it ends. Raises `Refused` for an engine elsewhere."""
+        if not isinstance(rollout.engine, HF):
+            raise Refused(
+                f"environment.name: {self.name}: expected an engine in this process, got "
+                f"{type(rollout.engine).__name__}. What to do: use engine.kind = hf; what a server answers "
+                "can be stored with agro proxy"
+            )
+        waiting, running = deque(prompt_of.items()), dict[str, Attempt]()
+        with (
+            tempfile.TemporaryDirectory(prefix="agro-harness-") as folder,
+            self._door(rollout, running, sampler, seed) as (url, token),
+        ):
+            try:
+                while waiting or running:
+                    rollout.engine.check()
+                    while waiting and len(running) < self.workers:
+                        name = f"{waiting[0][0]}-{secrets.token_hex(8)}"
+                        running[name] = self._start(*waiting.popleft(), Path(folder) / name, url, token)
+                    time.sleep(POLL_SECONDS)
+                    ended = [name for name, attempt in running.items() if self._has_ended(attempt)]
+                    for attempt in [running.pop(name) for name in ended]:
+                        yield from self._samples(rollout, attempt, sampler, seed)
+            finally:
+                for attempt in running.values():
+                    _kill(attempt)
+
+    @contextmanager
+    def _door(
+        self, rollout: Rollout, running: Mapping[str, Attempt], sampler: SamplerConfig, seed: int
+    ) -> Iterator[tuple[str, str]]:
+        """The URL and the token of a door on the engine's weights."""
+        engine: Any = rollout.engine
+
+        def keep(answered: Answered, outcome: Outcome, *_: Any) -> None:
+            attempt = running.get(answered.call.episode.name)
+            if attempt is not None:
+                attempt.rows[answered.call.number] = answered
+                attempt.outcomes.append((answered, outcome))
+
+        def number(call: Call, _: int | None, choice: int) -> int:
+            index = call.episode.name.partition("-")[0]
+            text = f"{seed} {index} {call.number} {call.answers} {choice}"
+            return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")
+
+        with closing(
+            Batch(engine.policy, sampler.batch, fused=engine.fused, version=engine.version)
+        ) as batch:
+            door = Door(engine.policy, batch, Sessions(rollout.encoder), keep=keep, seconds=self.seconds)
+            door.sampler, door.number = sampler, number
+            token, listener = secrets.token_urlsafe(24), listening(HOST, 0)
+            app = Application(_Playing(door, running), HOST, token).app
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+            thread.start()
+            try:
+                yield f"http://{HOST}:{listener.getsockname()[1]}", token
+            finally:
+                server.should_exit = True
+                thread.join()
+                listener.close()
+
+    def _start(self, index: int, prompt: Prompt, folder: Path, url: str, token: str) -> Attempt:
+        folder.mkdir()
+        text = prompt.text if isinstance(prompt.text, str) else json.dumps(prompt.text, ensure_ascii=False)
+        base = f"{url}/s/{folder.name}"
+        variables = {name: value for name, value in os.environ.items() if redacted(value, name) == value}
+        variables |= {
+            "OPENAI_BASE_URL": f"{base}/v1",
+            "OPENAI_API_KEY": token,
+            "ANTHROPIC_BASE_URL": base,
+            "ANTHROPIC_API_KEY": token,
+            "AGRO_PROMPT": text,
+            "AGRO_COLUMNS": json.dumps(dict(prompt.columns), ensure_ascii=False),
+            "AGRO_RESULT": str(folder / "result.json"),
+            **self.env,
+        }
+        process = LocalProcess(self.command, variables, folder / "log", HOST, death_signal=signal.SIGKILL)
+        return Attempt(index, prompt, folder, process, time.monotonic() + self.seconds)
+
+    def _has_ended(self, attempt: Attempt) -> bool:
+        code = attempt.process.poll()
+        if code is None and time.monotonic() < attempt.deadline:
+            return False
+        if code is None:
+            attempt.error = f"no end in environment.options.seconds = {self.seconds:g}"
+        elif code != 0 and not (self.reward == "exit" and code == 1):
+            attempt.error = f"exit status {code}"
+        _kill(attempt)
+        return True
+
+    def _reward(self, attempt: Attempt) -> float | None:
+        """None where it is unknown: then the error says why, or the run's own reward scores the episode."""
+        if not attempt.outcomes and attempt.error is None:
+            attempt.error = "the program didn't call the model"
+        if attempt.error is not None or self.reward == "run":
+            return None
+        if self.reward == "exit":
+            return 1.0 - float(attempt.process.poll() or 0)
+        reward = attempt.feedback
+        if self.reward == "file":
+            with suppress(OSError, ValueError, AttributeError, TypeError):
+                reward = loads((attempt.folder / "result.json").read_bytes())["reward"]
+        if _is_number(reward):
+            return float(reward)
+        attempt.error = f'no reward: expected a number by environment.options.reward = "{self.reward}"'
+        return None
+
+    def _samples(
+        self, rollout: Rollout, attempt: Attempt, sampler: SamplerConfig, seed: int
+    ) -> Iterator[Sample]:
+        """The rows of an episode; one without tokens where the model wasn't called."""
+        reward = self._reward(attempt)
+        meta = {**attempt.prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
+        meta |= {"finish": "error", "last_turn": "", "tool_calls": 0}
+        if attempt.outcomes:
+            answered, outcome = attempt.outcomes[-1]
+            meta["last_turn"] = before_stop(answered.last_turn, sampler.stop)[0]
+            meta["tool_calls"] = sum(len(outcome.calls) for _, outcome in attempt.outcomes)
+            meta["finish"] = outcome.finish if attempt.error is None else "error"
+        if attempt.error is not None:
+            log = (attempt.folder / "log").read_text("utf-8", "replace")[-LOG_CHARACTERS:].strip()
+            meta["reward_error"] = f"{self.name}: {attempt.error}" + (f"; it said: {log}" if log else "")
+        shared = {
+            "prompt": attempt.prompt.text,
+            "prompt_id": attempt.prompt.id,
+            "reward": reward,
+            "sampling": recorded(sampler, seed),
+            "source": rollout.source,
+            "role": rollout.role,
+        }
+        if not attempt.rows:
+            yield Sample(response="", meta=meta, **shared)
+        episode = attempt.folder.name if len(attempt.rows) > 1 else None
+        for _, answered in sorted(attempt.rows.items()):
+            # A number above 0: the context is what the program sent, not the prompt.
+            yield answered.row.sample(rollout.encoder, number=1, meta=meta, episode=episode, **shared)
+
+
+class _Playing(Serving):
+    """The backend of a run: feedback is of an episode that is played."""
+
+    def __init__(self, door: Door, running: Mapping[str, Attempt]) -> None:
+        self.door, self.model, self._running = door, "policy", running
+
+    async def open_session(self, session: str | None) -> None:
+        if session not in self._running:
+            raise Problem(404, "expected the session of an episode under way")
+
+    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
+        await self.open_session(given["episode"])
+        reward = given["reward"] if "reward" in given else THUMBS.get(given.get("thumb", ""))
+        self._running[given["episode"]].feedback = reward
+        return {"episode": given["episode"], "reward": reward}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kill(attempt: Attempt) -> None:
+    """With all that it has started in its session."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(attempt.process.pid, signal.SIGKILL)
+    attempt.process.kill()

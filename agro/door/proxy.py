@@ -1,0 +1,266 @@
+"""`agro proxy`: in front of a server with OpenAI's or Anthropic's interface; what passes is stored.
+
+Requests and answers pass as they are. A sample has texts, and the ids of tokens and their log-probs where the
+server returned them (vLLM: `return_token_ids` and `logprobs`, which `--tokens` adds to requests).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from collections.abc import AsyncIterator, Callable
+from copy import deepcopy
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from agro.door.app import object_in
+from agro.door.records import Recorder, meta_of, put_row
+from agro.door.sessions import Answered, Call, Memory, digests_of
+from agro.door.wire import Problem
+from agro.errors import Refused, remember_secret
+from agro.logs import exchanges
+from agro.logs.ends import FINISH
+from agro.logs.privacy import Privacy
+from agro.rollout.episode import EpisodeRow
+from agro.store import Store
+from agro.types import Messages, Sample, end_in
+from agro.types.conversation import normalized
+
+PASSED = ("content-type", "accept", "anthropic-version", "anthropic-beta")  # headers of requests
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences")
+BLOCK_TEXTS = ("text", "thinking", "partial_json")  # of Anthropic's blocks, which come in parts
+ENDS = ("[DONE]", '"type":"message_stop"', '"type":"response.completed"', '"type":"response.incomplete"')
+
+
+class Proxy:
+    """Passes requests on to the server at a URL, with its own key."""
+
+    def __init__(
+        self, url: str, key: str | None, store: str | None, privacy: Privacy, seconds: float, *, tokens: bool
+    ) -> None:
+        """`tokens`: ask for ids and log-probs where the client doesn't."""
+        address = httpx.URL(url)
+        if address.scheme not in ("http", "https") or not address.host:
+            raise Refused(f"--to {url}: expected the URL of a server, such as http://127.0.0.1:8000/v1")
+        remember_secret(key)
+        self.url, self._key, self._tokens = url.rstrip("/").removesuffix("/v1") + "/v1", key, tokens
+        self.memory = Memory()
+        self.recorder = Recorder(store, privacy, self.memory, f"proxy:{address.host}")
+        self.feedback = self.recorder.feedback
+        self.unstored = 0  # answers that couldn't be read
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=10))
+
+    def close(self) -> None:
+        self.recorder.close()
+
+    def measures(self) -> dict[str, float]:
+        return {"stored_total": self.recorder.stored, "unstored_total": self.unstored}
+
+    async def names(self) -> list[str]:
+        reply = await self._send("GET", "models", b"", {})
+        try:
+            return [str(model["id"]) for model in json.loads(await reply.aread())["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise Problem(502, f"the server's models can't be read (status {reply.status_code})") from None
+
+    async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
+        asked = object_in(body)
+        await self.recorder.open_session(session)
+        if self._tokens and path == "chat/completions":
+            body = json.dumps({"logprobs": True, "return_token_ids": True, **asked}).encode()
+        headers = {name: request.headers[name] for name in PASSED if name in request.headers}
+        reply = await self._send("POST", path, body, headers)
+        kind = reply.headers.get("content-type", "application/json")
+        if reply.status_code == httpx.codes.OK and kind.startswith("text/event-stream"):
+            return StreamingResponse(self._stream(reply, asked, session), media_type="text/event-stream")
+        try:
+            content = await reply.aread()
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from None
+        if reply.status_code == httpx.codes.OK:
+            await self._keep(asked, object_in(content), session)
+        return Response(content, reply.status_code, media_type=kind)
+
+    async def _send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        """The head of the server's reply. Raises `Problem` where there is none."""
+        if self._key is not None:
+            own = {"x-api-key": self._key} if path == "messages" else {"authorization": f"Bearer {self._key}"}
+            headers = {**headers, **own}
+        request = self._client.build_request(method, f"{self.url}/{path}", content=body, headers=headers)
+        try:
+            return await self._client.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from None
+
+    async def _stream(
+        self, reply: httpx.Response, asked: dict[str, Any], session: str | None
+    ) -> AsyncIterator[str]:
+        """The server's events; the last one once the answer is stored."""
+        merged: dict[str, Any] = {}
+        try:
+            block = ""
+            async for line in reply.aiter_lines():
+                block += line + "\n"
+                if line:
+                    continue
+                for data in (
+                    x.removeprefix("data:").strip() for x in block.split("\n") if x.startswith("data:")
+                ):
+                    if data and data != "[DONE]":
+                        merge_event(merged, json.loads(data))
+                    if any(end in data.replace(" ", "") for end in ENDS):
+                        await self._keep(asked, whole_of(merged), session)
+                yield block
+                block = ""
+        except (httpx.HTTPError, ValueError) as error:
+            yield f"event: error\ndata: {json.dumps({'error': {'message': type(error).__name__}})}\n\n"
+        finally:
+            await reply.aclose()
+
+    async def _keep(self, asked: dict[str, Any], reply: dict[str, Any], session: str | None) -> None:
+        """Store what was answered. What can't be read is counted, and said once: it was answered."""
+        try:
+            messages = exchanges.prompt(asked, "request")
+            if isinstance(messages, str):
+                messages = [{"role": "user", "content": messages}]
+            messages = normalized(messages, "messages")
+            for choice, answer in enumerate(exchanges.replies(reply, "reply")):
+                answered = self._answered(reply, choice, answer, messages, session)
+                stored = self.recorder.submit(self._storing(answered, answer, asked, reply))
+                if stored is not None:
+                    await asyncio.wrap_future(stored)
+        except Refused as error:
+            if not self.unstored:
+                print(f"agro: an answer isn't stored: {error}", file=sys.stderr)
+            self.unstored += 1
+
+    def _answered(
+        self, reply: dict[str, Any], choice: int, answer: Any, messages: Messages, session: str | None
+    ) -> Answered:
+        """One answer, in the row that it extends or one of its own."""
+        digests, context = digests_of(messages), reply.get("prompt_token_ids") or []
+        found = self.memory.earlier(session, digests, messages)
+        row = EpisodeRow(list(context))
+        ids, logp = _tokens_of(reply, choice) if context else ([], [])
+        before = [] if found is None else found.row.tokens
+        extends = context[: len(before)] == before if ids else not before
+        if found is not None and ids and extends:
+            row = deepcopy(found.row)
+            row.observe(context[len(before) :])
+        episode = self.memory.episode(session) if found is None else found.call.episode
+        call = Call(episode, 0, row, "", messages, messages, messages, digests)
+        self.memory.place(call, found if extends else None)
+        if ids:
+            call.row.act(ids, logp, -1, None)
+        [message] = normalized([_message(answer)], "reply")
+        answered = Answered(call, call.row, "", messages, message["content"])
+        self.memory.remember(answered, message)
+        return answered
+
+    def _storing(
+        self, answered: Answered, answer: Any, asked: dict[str, Any], reply: dict[str, Any]
+    ) -> Callable[[Store], None]:
+        call, row = answered.call, answered.row
+        finish = answer.get("finish_reason") if isinstance(answer, dict) else getattr(answer, "finish", None)
+        meta = {"finish": FINISH.get(end_in(finish) or ""), **meta_of(answered, answered.last_turn)}
+        fields: dict[str, Any] = {"prompt": call.episode.prompt}
+        if row.tokens:
+            fields |= {"tokens": row.tokens, "action": row.action, "behavior_logp": row.logp}
+            fields["context_tokens"] = row.tokens[: row.context] if call.number else None
+        elif call.number:  # nothing else knows what it was asked
+            fields["prompt"] = call.opened
+        sampling = {name: asked[name] for name in SAMPLING if asked.get(name) is not None}
+
+        def work(store: Store) -> None:
+            sample = Sample(
+                response=answered.last_turn,
+                reward=call.episode.reward,
+                episode=call.episode.name,
+                sampling=sampling or None,
+                source=f"proxy:{reply.get('model') or asked.get('model')}",
+                meta={name: value for name, value in meta.items() if value is not None},
+                **fields,
+            )
+            put_row(store, answered, sample, self.recorder.privacy)
+
+        return work
+
+
+def _message(answer: Any) -> dict[str, Any]:
+    if isinstance(answer, str):
+        return {"role": "assistant", "content": str(answer)}
+    return {name: value for name, value in answer.items() if name != "finish_reason"}
+
+
+def _tokens_of(reply: dict[str, Any], choice: int) -> tuple[list[int], list[float]]:
+    """The ids of an answer and their log-probs, NaN where unknown; none where the server says none."""
+    found = reply["choices"][choice]
+    ids = found.get("token_ids") or []
+    listed = [entry["logprob"] for entry in (found.get("logprobs") or {}).get("content") or []]
+    return ids, listed if len(listed) == len(ids) else [math.nan] * len(ids)
+
+
+def merge_event(merged: dict[str, Any], event: dict[str, Any]) -> None:
+    """Add an event of a stream to what came before; `whole_of` makes a reply of it."""
+    kind = event.get("type", "")
+    if kind in ("response.completed", "response.incomplete"):
+        merged.update(event["response"])
+    elif kind == "message_start":
+        merged.update(event["message"])
+    elif kind == "content_block_start":
+        merged["content"].append(event["content_block"])
+    elif kind == "content_block_delta":
+        block = merged["content"][event["index"]]
+        block |= {name: block.get(name, "") + x for name, x in event["delta"].items() if name in BLOCK_TEXTS}
+    elif kind == "message_delta":
+        merged.update(event["delta"])
+    merged |= {name: event[name] for name in ("model", "prompt_token_ids") if event.get(name)}
+    for choice in event.get("choices", []):
+        _merge_choice(merged.setdefault("choices", {}).setdefault(choice["index"], {}), choice)
+
+
+def _merge_choice(whole: dict[str, Any], choice: dict[str, Any]) -> None:
+    """Of chat completions."""
+    message = whole.setdefault("message", {"role": "assistant", "content": ""})
+    delta = choice.get("delta") or {}
+    for name in ("content", "reasoning_content", "reasoning"):
+        if delta.get(name):
+            message[name] = message.get(name, "") + delta[name]
+    for call in delta.get("tool_calls") or []:
+        calls = whole.setdefault("calls", {})
+        known = calls.setdefault(
+            call["index"], {"type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        if call.get("id"):
+            known["id"] = call["id"]
+        for name in ("name", "arguments"):
+            known["function"][name] += call.get("function", {}).get(name) or ""
+    whole.setdefault("token_ids", []).extend(choice.get("token_ids") or [])
+    listed = whole.setdefault("logprobs", {"content": []})["content"]
+    listed += (choice.get("logprobs") or {}).get("content") or []
+    if choice.get("finish_reason"):
+        whole["finish_reason"] = choice["finish_reason"]
+
+
+def whole_of(merged: dict[str, Any]) -> dict[str, Any]:
+    """A reply as it would be without a stream."""
+    reply = dict(merged)
+    if "choices" in merged:
+        reply["choices"] = [choice for _, choice in sorted(merged["choices"].items())]
+        for choice in reply["choices"]:
+            if "calls" in choice:
+                choice["message"]["tool_calls"] = [call for _, call in sorted(choice.pop("calls").items())]
+    for block in merged.get("content", []) if isinstance(merged.get("content"), list) else []:
+        if "partial_json" in block:
+            block["input"] = json.loads(block.pop("partial_json") or "{}")
+    return reply
+
+
+def _unreachable(error: httpx.HTTPError) -> Problem:
+    status = 504 if isinstance(error, httpx.TimeoutException) else 502
+    return Problem(status, f"the server behind the proxy doesn't answer: {type(error).__name__}")

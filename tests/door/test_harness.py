@@ -1,0 +1,149 @@
+"""Programs as environments: what comes of those that end well, badly, and not at all."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from agro.config import EnvironmentConfig, SamplerConfig
+from agro.door.harness import Harness
+from agro.errors import Refused
+from agro.rewards.protocol import Score
+from agro.rollout import Task, collect
+from agro.rollout.envs import load_environment
+from agro.rollout.rollout import EpisodeReward, Rollout
+from agro.store import Store
+from agro.types import Prompt
+
+AGENT = """
+import json, os, sys, time, httpx
+prompt, columns = json.loads(os.environ["AGRO_PROMPT"]), json.loads(os.environ["AGRO_COLUMNS"])
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+base, how = os.environ["OPENAI_BASE_URL"], columns.get("how", "well")
+if how == "silent": sys.exit(0)
+def call(messages):
+    body = {"model": "gpt", "messages": messages, "max_tokens": 6, "temperature": 0.1}
+    return httpx.post(base + "/chat/completions", json=body, headers=headers).raise_for_status().json()
+first = call(prompt)["choices"][0]["message"]["content"]
+if how == "hang": time.sleep(100)
+if how == "die": sys.exit("it broke: " + os.environ["SECRET_WORD"])
+more = [*prompt, {"role": "assistant", "content": first}, {"role": "user", "content": "and?"}]
+call(more if how != "rewrite" else more[-1:])
+json.dump({"reward": columns["worth"]}, open(os.environ["AGRO_RESULT"], "w"))
+if how == "feedback": httpx.post(base + "/feedback", json={"reward": 7}, headers=headers).raise_for_status()
+sys.exit(int(columns.get("code", 0)))
+"""
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def made(engine, tmp_path):
+    """A function: options -> a rollout of the agent."""
+    (tmp_path / "agent.py").write_text(AGENT)
+
+    def make(**options) -> Rollout:
+        given = {"env": {"SECRET_WORD": "please"}, "seconds": 30, **options}
+        config = EnvironmentConfig(name=f"harness:{sys.executable} {tmp_path / 'agent.py'}", options=given)
+        environment = Harness(config.name.partition(":")[2], given, config)
+        return Rollout(engine.policy.encoder, engine, environment, 8)
+
+    return make
+
+
+def prompts(*hows: str, **columns) -> list[Prompt]:
+    return [Prompt(HI, f"p{i}", {"how": how, "worth": 0.5, **columns}) for i, how in enumerate(hows)]
+
+
+def sampled(rollout: Rollout, *asked: Prompt, n: int = 1) -> list:
+    samples = list(rollout.sample(asked, n, SamplerConfig(max_new=16, temperature=0.8, batch=4), seed=1))
+    return sorted(samples, key=lambda sample: sample.meta["index"])
+
+
+def test_the_calls_of_a_program_are_an_episode(made, engine) -> None:
+    well, rewrite, rewritten = sampled(made(reward="file"), *prompts("well", "rewrite"))
+    assert (well.reward, well.meta["turns"], well.episode) == (0.5, 2, None)
+    assert well.prompt_id == "p0"
+    assert well.sampling["temperature"] == 0.8  # the run's, whatever the program asks
+    runs = np.diff(well.action.astype(int)) == 1
+    assert runs.sum() == 2  # two turns of the policy in one row
+    assert well.action.sum() <= 12
+    assert np.isfinite(well.behavior_logp[well.action]).all()
+    assert rewrite.episode == rewritten.episode is not None
+    assert rewrite.reward == rewritten.reward == 0.5
+    text = engine.policy.encoder.decode(rewritten.context_tokens.tolist())
+    assert "and?" in text
+    assert "hi" not in text
+
+
+def test_the_same_seed_gives_the_same_episodes(made) -> None:
+    first, second = (sampled(made(reward="file"), *prompts("well"), n=3) for _ in range(2))
+    assert [s.response for s in first] == [s.response for s in second]
+    assert len({s.response for s in first}) == 3
+
+
+def test_who_hangs_or_dies_has_a_failed_episode(made) -> None:
+    hang, die, silent = sampled(made(reward="file", seconds=4), *prompts("hang", "die", "silent"))
+    assert [sample.reward for sample in (hang, die, silent)] == [None] * 3
+    assert [sample.meta["finish"] for sample in (hang, die, silent)] == ["error"] * 3
+    assert "no end in" in hang.meta["reward_error"]
+    assert "exit status 1; it said: it broke: please" in die.meta["reward_error"]
+    assert "didn't call the model" in silent.meta["reward_error"]
+    assert hang.action.sum() > 0
+    assert silent.tokens is None
+
+
+@pytest.mark.parametrize(
+    ("reward", "how", "code", "expected"),
+    [
+        ("exit", "well", 0, 1),
+        ("exit", "well", 1, 0),
+        ("exit", "well", 3, None),
+        ("feedback", "feedback", 0, 7),
+        ("feedback", "well", 0, None),
+        ("file", "well", 1, None),
+    ],
+)
+def test_where_the_reward_is(made, reward, how, code, expected) -> None:
+    [sample] = sampled(made(reward=reward), *prompts(how, code=code))
+    assert sample.reward == expected
+    assert ("reward_error" in sample.meta) == (expected is None)
+
+
+class Length:
+    name, maximum = "length", None
+
+    def score(self, samples) -> list[Score]:
+        return [Score(float(len(sample.response))) for sample in samples]
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_runs_own_reward_scores_the_last_turn(made, tmp_path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        sampler = SamplerConfig(n=2, max_new=16)
+        reward = EpisodeReward(Length())
+        result = collect(made(reward="run"), prompts("well", "die"), sampler, store, Task(), reward)
+        samples = list(store.samples(ids=result.ids))
+    assert result.failed == 2
+    assert [s.reward for s in samples if s.prompt_id == "p0"] == [
+        len(s.meta["last_turn"]) for s in samples if s.prompt_id == "p0"
+    ]
+    assert {s.reward for s in samples if s.prompt_id == "p1"} == {None}
+
+
+def test_what_is_wrong_is_refused_first(monkeypatch) -> None:
+    config = EnvironmentConfig(name="harness:python")
+    for command, options, message in (
+        ("no-such-command x", {}, "expected a command that is installed"),
+        ("python", {"reward": "luck"}, "expected exit, file, feedback, run"),
+        ("python", {"seconds": 0}, "a number above 0"),
+        ("python", {"surprise": 1}, "got surprise"),
+    ):
+        with pytest.raises(Refused, match=message):
+            Harness(command, options, config)
+    where = {"harness": "agro.door.harness:Harness"}
+    monkeypatch.setattr("agro.io.plugins.installed", lambda kind, builtin=(): where)
+    assert load_environment(config).name == "harness:python"

@@ -1,0 +1,143 @@
+"""`agro proxy` before another door, as a server with OpenAI's interface, and before one that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agro.door.proxy import Proxy
+from agro.errors import Refused
+from agro.logs.privacy import Privacy
+from agro.store import Store
+
+TOKEN, KEY = "the-token-of-tests", "sk-the-key-of-the-server-behind"
+HI = [{"role": "user", "content": "hi"}]
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def proxy(behind):
+    """A function: URL and file of a store -> a context with the URL of a proxy."""
+
+    @contextlib.contextmanager
+    def make(url: str, store=None, key: str | None = KEY, *, tokens: bool = False):
+        where = None if store is None else str(store)
+        made = Proxy(url, key, where, Privacy(redact=True), 20, tokens=tokens)
+        with contextlib.closing(made), behind(made) as address:
+            yield address
+
+    return make
+
+
+@pytest.fixture
+def vllm():
+    """A server that answers as vLLM does, and the headers and bodies that it got."""
+    got: list[tuple[dict, dict]] = []
+    turns = {1: ([5, 6], "ab"), 3: ([7, 2], "c")}
+
+    async def complete(request: Request) -> Response:
+        body = await request.json()
+        got.append((dict(request.headers), body))
+        if body["model"] == "broken":
+            return JSONResponse({"error": {"message": "overloaded"}}, 429)
+        ids, text = turns[len(body["messages"])]
+        context = [1, 2, 3] if len(body["messages"]) == 1 else [1, 2, 3, 5, 6, 9]
+        content = [{"token": "t", "logprob": -0.5 * i} for i in ids]
+        choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": "stop"}
+        if not body.get("stream"):
+            choice["message"] = {"role": "assistant", "content": text}
+            return JSONResponse({"model": "big", "prompt_token_ids": context, "choices": [choice]})
+        parts = [
+            {"index": 0, "delta": {"content": c}, "token_ids": ids[i : i + 1]} for i, c in enumerate(text)
+        ]
+        parts += [{**choice, "delta": {}, "token_ids": ids[len(text) :]}]
+        events = [{"model": "big", "choices": [part]} for part in parts]
+        events[0]["prompt_token_ids"] = context
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        return Response("".join([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+    class Server:
+        app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
+
+    return Server, got
+
+
+def post(url: str, path: str = "/v1/chat/completions", **body):
+    return httpx.post(url + path, json=body, headers=HEADERS, timeout=30)
+
+
+def rows(path) -> list:
+    with Store.open(path, read_only=True) as store:
+        return list(store.samples())
+
+
+def test_what_passes_is_what_the_server_says_and_is_stored(serving, proxy, tmp_path) -> None:
+    with serving() as behind_it, proxy(behind_it, tmp_path / "s.db", key=TOKEN) as url:
+        asked = {"model": "tiny", "messages": HI, "max_tokens": 9, "seed": 4}
+        first, direct = post(url, **asked).json(), post(behind_it, **asked).json()
+        assert first["choices"][0]["message"] == direct["choices"][0]["message"]
+        turn = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+        more = {**asked, "messages": [*HI, turn, {"role": "user", "content": "and?"}], "stream": True}
+        lines = [line for line in post(url, **more).text.split("\n\n") if line]
+        assert lines[-1] == "data: [DONE]"
+        post(url, "/v1/messages", model="tiny", messages=HI, max_tokens=5, stream=True)
+        post(url, "/v1/responses", model="tiny", input="hello", max_output_tokens=5, stream=True)
+        assert httpx.get(f"{url}/v1/models", headers=HEADERS).json()["data"][0]["id"] == "tiny"
+    chat, anthropic, responses = rows(tmp_path / "s.db")
+    parts = [json.loads(line[6:])["choices"][0]["delta"].get("content") or "" for line in lines[:-1]]
+    assert (chat.meta["turns"], chat.response, chat.source) == (2, "".join(parts), "proxy:tiny")
+    assert chat.meta["continuation"][0]["content"] == turn["content"]
+    assert chat.tokens is None
+    assert (anthropic.prompt, responses.prompt) == (HI, [{"role": "user", "content": "hello"}])
+    assert anthropic.sampling is None
+    assert chat.sampling == {"seed": 4}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_and_log_probs_of_the_server_are_stored(vllm, behind_app, proxy, tmp_path, stream) -> None:
+    server, got = vllm
+    with behind_app(server.app) as at, proxy(at, tmp_path / "s.db", tokens=True) as url:
+        assert post(url, model="m", messages=HI, stream=stream).status_code == 200
+        more = [*HI, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "?"}]
+        assert post(url, model="m", messages=more, stream=stream).status_code == 200
+    [row] = rows(tmp_path / "s.db")
+    assert row.tokens.tolist() == [1, 2, 3, 5, 6, 9, 7, 2]
+    assert row.action.tolist() == [False] * 3 + [True] * 2 + [False] + [True] * 2
+    assert row.response == "c"
+    if not stream:
+        assert row.behavior_logp[row.action].tolist() == [-2.5, -3, -3.5, -1]
+    headers, body = got[0]
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert body["return_token_ids"] is True
+
+
+def test_errors_pass_and_keys_are_nowhere(vllm, behind_app, proxy, tmp_path, capfd) -> None:
+    server, _ = vllm
+    with behind_app(server.app) as at, proxy(at, tmp_path / "s.db") as url:
+        reply = post(url, model="broken", messages=HI)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (429, "overloaded")
+        assert httpx.post(f"{url}/v1/chat/completions", json={}, headers={}).status_code == 401
+        assert post(url, model="m", messages=HI).status_code == 200
+        assert feedback_of(url, reward=1).status_code == 200
+    with proxy("http://127.0.0.1:1") as url:
+        assert post(url, model="m", messages=HI).status_code == 502
+    assert [row.reward for row in rows(tmp_path / "s.db")] == [None, 1]
+    assert KEY not in (tmp_path / "s.db").read_bytes().decode("latin-1")
+    assert KEY not in "".join(capfd.readouterr())
+    with pytest.raises(Refused, match="expected the URL"):
+        Proxy("ftp://x", None, None, Privacy(), 1, tokens=False)
+
+
+def feedback_of(url: str, **fields):
+    """On the only session, named by a header."""
+    headers = {**HEADERS, "x-agro-session": "one"}
+    asked = {"model": "m", "messages": HI}
+    httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
+    return httpx.post(f"{url}/v1/feedback", json=fields, headers=headers)
