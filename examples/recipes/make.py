@@ -1,7 +1,7 @@
 """Write the data of a recipe into a folder: `python make.py thumbs`, `python make.py pairs`.
 
-A careless writer sorts four digits, and is right in about 4 answers of 10. People gave each answer a thumb, or
-chose the better of two.
+A careless writer sorts four digits, and is right in about 4 answers of 10. People gave each answer
+a thumb, or chose the better of two.
 """
 
 from __future__ import annotations
