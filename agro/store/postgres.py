@@ -40,7 +40,7 @@ try:
     from psycopg.types.string import StrBinaryDumper
 except ImportError:
     raise Refused(
-        "postgresql://: psycopg isn't installed. What to do: pip install 'agro-rl[postgres]'"
+        "postgresql://: psycopg isn't installed. What to do: pip install 'psycopg[binary]>=3.2,<4'"
     ) from None
 
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections that were lost

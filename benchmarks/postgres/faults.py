@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from server import Server  # noqa: E402
+from postgres_server import Server  # noqa: E402
 
 from agro.store import At, Origin, Store  # noqa: E402
 from agro.store.sample_rows import ledger_of  # noqa: E402
