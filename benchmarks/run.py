@@ -29,7 +29,6 @@ PARTS = {  # folder -> unit of its goals; where it isn't RATIO, the median of `o
     "draws": "CPU s at most",
     "imports": "a CPU s",
     "check": "CPU s at most",
-    "owner": "a CPU s",  # of the owner
 }
 FIRST = "s, first draw of the next process, at most"
 FURTHER = (  # goals for other figures of a row: benchmark, case, figure, goal, unit
@@ -117,19 +116,12 @@ def limit_of_imports(row: dict[str, Any]) -> str:
     return f"{most} where {file} is only unpacked, hashed and parsed, and rows inserted into the same table"
 
 
-def limit_of_owner(row: dict[str, Any]) -> str:
-    if "file" not in row:
-        return ""
-    return f"{statistics.median(row['file']):.4f} of the same draw from the file itself, without an owner"
-
-
 LIMITS: dict[str, Callable[[dict[str, Any]], str]] = {  # what the machine of a row can't exceed
     "trl": limit_of_trl,
     "sampling": limit_of_sampling,
     "step": limit_of_step,
     "draws": limit_of_draws,
     "imports": limit_of_imports,
-    "owner": limit_of_owner,
 }
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from agro.store.location import Location
 from agro.store.paging import PAGE_BYTES, Page
 
 P = TypeVar("P")
@@ -118,7 +118,7 @@ DERIVED = ("group_uses", "requests")  # those that can be made again from sample
 class Database(ABC):
     """One connection to a store. Readers go on while one process writes."""
 
-    path: Location
+    path: Path | str
     read_only: bool
 
     @abstractmethod

@@ -14,6 +14,7 @@ that writes, unless its transaction is found to be committed: each leaves its nu
 
 from __future__ import annotations
 
+import logging
 import re
 import struct
 import time
@@ -39,9 +40,10 @@ try:
     from psycopg.types.string import StrBinaryDumper
 except ImportError:
     raise Refused(
-        "postgresql://: psycopg isn't installed. What to do: pip install 'agro-rl[postgres]'"
+        "postgresql://: psycopg isn't installed. What to do: pip install 'psycopg[binary]>=3.2,<4'"
     ) from None
 
+logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections that were lost
 PATIENCE = 120.0  # seconds that a server may be away
 OPEN_SECONDS = 10.0  # the same when a store is opened
 RETRY_SECONDS = 0.2

@@ -1,73 +1,13 @@
-"""Networks that fail: a proxy that loses answers, and a cable between two network namespaces."""
+"""A cable between two network namespaces."""
 
 from __future__ import annotations
 
-import http.client
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 HOSTS = {"agro-a": "10.77.0.1", "agro-b": "10.77.0.2"}  # network namespaces, joined by a pair of interfaces
-
-
-class LossyProxy(ThreadingHTTPServer):
-    """Passes requests on to the owner of a store, and loses every n-th answer after the owner gave it."""
-
-    daemon_threads = True
-
-    def __init__(self, port: int, every: int) -> None:
-        """`port`: of the owner, on this host."""
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.owner_port, self.every = port, every
-        self.answers = self.lost = 0
-        self._lock = threading.Lock()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def loses(self) -> bool:
-        """Whether the next answer is lost."""
-        with self._lock:
-            self.answers += 1
-            is_lost = self.answers % self.every == 0
-            self.lost += is_lost
-            return is_lost
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: LossyProxy
-
-    def _pass_on(self) -> None:
-        content = self.rfile.read(int(self.headers.get("content-length", 0)))
-        owner = http.client.HTTPConnection("127.0.0.1", self.server.owner_port, timeout=60)
-        try:
-            owner.request(self.command, self.path, content, dict(self.headers))
-            answer = owner.getresponse()
-            body = answer.read()
-        except OSError:
-            self.close_connection = True
-            return
-        finally:
-            owner.close()
-        if self.server.loses():
-            self.close_connection = True
-            return
-        self.send_response(answer.status)
-        self.send_header("content-type", answer.headers.get("content-type", "application/octet-stream"))
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = do_PUT = do_DELETE = _pass_on
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
 
 
 def has_namespaces() -> bool:

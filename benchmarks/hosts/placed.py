@@ -15,6 +15,7 @@ from agro.config import RunConfig
 from agro.io.processes import LocalProcess
 from agro.place.record import PlacedRecord
 from agro.store import Store
+from agro.store.location import located
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -115,8 +116,9 @@ def findings(run: Path, steps: int) -> dict[str, Any]:
     """What has to hold of a run that has ended, whatever was killed."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["step"] > 0]
-    run_id = json.loads((run / "config.json").read_text())["run"]
-    with Store.open(run / "store.db", read_only=True) as store:
+    record = json.loads((run / "config.json").read_text())
+    run_id = record["run"]
+    with Store.open(located(record["data"]["store"], run), read_only=True) as store:
         drawn = [draw.sample for draw in store.draws.drawn(run_id)]
         samples = list(store.samples())
         damage = store.tables.damage()

@@ -45,7 +45,7 @@ def ranks_and_servers(folder: Path, kills: int, seed: int) -> Result:
     rng = random.Random(seed)
     run = PlacedRun(folder, served(folder), "local:1", (f"train.rank_seconds={RANK_SECONDS}",))
     strikes = {"rank": kill_rank, "server": kill_server, "launcher of ranks": kill_launcher}
-    failures = {role: Failure(f"{role} killed", "HTTP") for role in strikes}
+    failures = {role: Failure(f"{role} killed", "local") for role in strikes}
     roles = [list(strikes)[i % len(strikes)] for i in range(kills)]
     rng.shuffle(roles)
     run.wait_for(3)

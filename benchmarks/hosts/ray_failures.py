@@ -97,7 +97,7 @@ def ray_failures(folder: Path, seed: int) -> Result:
             f"ray://{cluster.address}",
         )
         run.wait_for(3)
-        killed = {role: Failure(f"{role} killed", "Ray") for role in ("owner", "trainer", "collector")}
+        killed = {role: Failure(f"{role} killed", "Ray") for role in ("trainer", "collector")}
         actors = {role: Failure(f"actor of the {role} killed", "Ray") for role in killed}
         for failures, strike in ((killed, _kill), (actors, _kill_actor)):
             for role, failure in failures.items():

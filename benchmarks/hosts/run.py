@@ -1,10 +1,9 @@
 """Kill, stop and cut off the processes of runs, and measure what goes on, what is lost and when all is back.
 
-    python benchmarks/hosts/run.py [--only kills lost …] [--kills 26] [--seed 0] [--ray-python PYTHON]
+    python benchmarks/hosts/run.py [--only kills equal …] [--kills 26] [--seed 0] [--ray-python PYTHON]
     python benchmarks/hosts/run.py --table     # of the results that are there, for docs/guide/hosts.md
 
-Every case starts a run with `agro train … --place` (the case of lost answers starts owner, trainer and
-collectors itself, since a proxy stands between them), and in the end looks at its store: each response made
+Every case starts a run with `agro train … --place`, and in the end looks at its store: each response made
 once and drawn once, groups complete, nothing damaged. Cables are those of network namespaces, which need
 root. Writes benchmarks/results/hosts.json.
 """
@@ -13,30 +12,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(ROOT)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "postgres"), str(ROOT)]
 
 from failures import (  # noqa: E402
     Result,
-    cut_cable,
     equal_weights,
-    lost_answers,
     random_kills,
     stopped_collector,
 )
 from network import has_namespaces  # noqa: E402
 from placed import ENVIRONMENT, holds  # noqa: E402
+from postgres_server import Server  # noqa: E402
 from ranks import cut_ranks, ranks_and_servers  # noqa: E402
 
 from benchmarks import recording  # noqa: E402
@@ -45,12 +45,9 @@ RESULTS = HERE.parent / "results" / "hosts.json"
 PAGE = ROOT / "docs" / "guide" / "hosts.md"
 BEGINS, ENDS = "<!-- failures: benchmarks/hosts/run.py --table -->", "<!-- end of failures -->"
 GOES_ON = {
-    "owner killed": "nothing",
     "trainer killed": "collectors, as far as they may be ahead",
     "collector killed": "training and the other collectors",
     "collector stopped for longer than its lease": "training and the other collectors",
-    "answer of the owner lost after its commit": "everything: the request is sent again",
-    "cable between collectors and owner cut": "training, until no samples are left",
     "rank killed": "collectors and servers; all ranks resume",
     "launcher of ranks killed": "collectors and servers; all ranks resume",
     "server killed": "training: the other server samples",
@@ -66,14 +63,20 @@ def ray_case(folder: Path, python: str, *options: str) -> dict[str, Any]:
     return dict(json.loads((folder / "result.json").read_text()))
 
 
+def equal_weights_on_postgres(folder: Path, kills: int, seed: int) -> Result:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with closing(Server(port)) as server:
+        return equal_weights(folder, kills, seed, server.url)
+
+
 def cases(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Result]]:
     kills, seed = arguments.kills, arguments.seed
     return {
         "kills": lambda folder: random_kills(folder, kills, seed),
         "equal": lambda folder: equal_weights(folder, 6, seed),
         "stopped": lambda folder: stopped_collector(folder, 3),
-        "lost": lambda folder: lost_answers(folder, 24),
-        "cut": lambda folder: cut_cable(folder, 2),
+        "equal on postgres": lambda folder: equal_weights_on_postgres(folder, 6, seed),
         "ranks": lambda folder: ranks_and_servers(folder, 9, seed),
         "cut ranks": lambda folder: cut_ranks(folder, 3),
     }
@@ -84,13 +87,13 @@ def table(results: list[Mapping[str, Any]]) -> str:
     back: dict[str, dict[str, list[str]]] = {}
     for (what, way), (count, seconds) in _totals(results).items():
         failure = what.replace("actor of the ", "")
-        column = "Ray" if way == "Ray" else "HTTP"
+        column = "Ray" if way == "Ray" else "local"
         actor = "" if what == failure else "actor "
         times = f" ({count} times)" if count > 1 else ""
         back.setdefault(failure, {}).setdefault(column, []).append(f"{actor}{_seconds(seconds)}{times}")
     lines = ["| failure | what goes on | back after, seconds | over Ray |", "|---|---|---|---|"]
     for failure, ways in back.items():
-        cells = ("; ".join(ways.get(way, ["–"])) for way in ("HTTP", "Ray"))
+        cells = ("; ".join(ways.get(way, ["–"])) for way in ("local", "Ray"))
         lines.append(f"| {failure} | {GOES_ON[failure]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

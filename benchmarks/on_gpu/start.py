@@ -25,7 +25,6 @@ MODULES = (
         "zstandard",
         "ijson",
         "jmespath",
-        "msgpack",
         "httpx",
         "jinja2",
     ),
