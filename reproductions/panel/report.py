@@ -120,7 +120,7 @@ def _jobs(result: Run) -> str:
         "| job | data | the start | imitation (its rate) | the default, 1e-3 | 3e-3 | KL at 3e-3, nats |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name in jobs_of(result["runs"]):
+    for name in (name for name in jobs_of(result["runs"]) if (name, DEFAULT) in cells):
         job = JOBS[name]
         copied = at_best(cells.get((name, IMITATION), []))
         rate = f" ({copied[0]['rate']:g})" if copied else ""
