@@ -54,8 +54,8 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
         )
     if policy.device.type == "cuda" and "shares_weights" in capabilities(config.engine.kind):
         lines.append(
-            f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA graphs; "
-            "engine.kind = vllm starts vLLM, which samples faster"
+            f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA "
+            "graphs; engine.kind = vllm starts vLLM, which samples faster"
         )
     count = parameters(policy.model)
     if config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu":
