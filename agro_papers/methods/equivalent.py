@@ -110,17 +110,6 @@ def _gepo_needs(options: Options) -> set[Need]:
     return {*needs, MEANING} if options.get("equivalent") == "meaning" else needs
 
 
-BY_MEANING = (
-    "agro train {name} policy.model=MODEL data.prompts=prompts.jsonl \\",
-    "  reward.name=my_reward.py:score reward.meaning=my_reward.py:meaning --out runs/{name}",
-)
-MEANING_REQUIRED = (
-    "policy.model and data.prompts; a reward unless it is `exact`; and a function that gives one number to "
-    "responses of one meaning: the results of unit tests as bits, or agro.rewards.meaning.number(canonical "
-    "form)."
-)
-
-
 ENTRIES: dict[str, Objective] = {
     "gepo": Objective(
         gepo,

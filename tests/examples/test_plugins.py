@@ -81,46 +81,38 @@ def test_an_installed_objective_is_used_by_its_name(install: Install) -> None:
 
 SEVERAL = """
 from pathlib import Path
-
 from agro.objectives.table import with_methods
-IMPORT
+from best_of_group import BEST_OF_GROUP
 
-OBJECTIVES = with_methods({"mine": LOSS}, Path(__file__).with_name("methods.toml"))
+OBJECTIVES = with_methods({"mine": BEST_OF_GROUP}, Path(__file__).with_name("methods.toml"))
+TWICE = {"rloo": BEST_OF_GROUP}
 CLAIMS = "their_claims:CLAIMS"
+"""
+METHODS = """
+mine.title = "Ours."
+wide.preset = { of = "mine", source = "us", options = { margin = 0.5 } }
+less.preset = { of = "rloo", source = "us", options = { beta = 0.5 } }
 """
 
 
-def test_a_package_of_several_objectives_has_presets_recipes_and_claims(
-    install: Install, tmp_path: Path
-) -> None:
+def test_a_package_of_several_has_presets_recipes_and_claims(install: Install, tmp_path: Path) -> None:
     """Claims are imported where they are asked for alone."""
     folder = tmp_path / "theirs"
     folder.mkdir()
-    own = "from best_of_group import BEST_OF_GROUP as LOSS"
-    (folder / "their_objectives.py").write_text(SEVERAL.replace("IMPORT", own))
+    (folder / "their_objectives.py").write_text(SEVERAL)
     (folder / "their_claims.py").write_text("CLAIMS = {'mine': ('claimed',)}\n")
-    (folder / "methods.toml").write_text(
-        '[mine]\ntitle = "Ours."\n[wide.preset]\nof = "mine"\nsource = "us"\nabout = "With a margin."\n'
-        "options = { margin = 0.5 }\n[less.preset]\nof = 'rloo'\nsource = 'us'\noptions = { beta = 0.5 }\n"
-    )
-    several = {"agro.objectives": {"theirs": "their_objectives:OBJECTIVES"}}
+    (folder / "methods.toml").write_text(METHODS)
     install(FOLDER / "objective", {})
-    install(folder, several)
-    assert [name for name in names() if name in ("mine", "wide", "less", "theirs")] == [
-        "mine",
-        "wide",
-        "less",
-    ]
+    install(folder, {"agro.objectives": {"theirs": "their_objectives:OBJECTIVES"}})
+    assert {"mine", "wide", "less"} <= set(names())
+    assert "theirs" not in names()
     assert (get("wide").defaults()["margin"], get("less").defaults()["beta"]) == (0.5, 0.5)
-    assert (get("wide").of, get("mine").of) == ("imitate_best", "")
-    assert recipes.get("mine").title == "Ours."
+    assert (get("wide").of, get("mine").of, recipes.get("mine").title) == ("imitate_best", "", "Ours.")
     assert "their_claims" not in sys.modules
     assert claims_of("mine") == ("claimed",)
     with pytest.raises(Refused, match=r"nothing is claimed of wide\. .* by the name 'wide'"):
         claims_of("wide")
-    twice = "from best_of_group import BEST_OF_GROUP\nTWICE = {'rloo': BEST_OF_GROUP}\n"
-    (folder / "twice.py").write_text(twice)
-    install(tmp_path / "again", {"agro.objectives": {"again": "twice:TWICE"}})
+    install(tmp_path / "again", {"agro.objectives": {"again": "their_objectives:TWICE"}})
     with pytest.raises(Refused, match=r"objectives of again, .*: there is an objective rloo"):
         names()
 

@@ -163,4 +163,3 @@ ENTRIES["qrpo"] = Objective(
     certainty="code",
     called="CLAIRE-Labo/quantile-reward-policy-optimization",
 )
-_SQUARES = ENTRIES["squared_consistency"]
