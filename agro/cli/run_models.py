@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from agro import config
     from agro.api.contamination import Contamination
     from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
-    from agro.rollout import Rollout
     from agro.rollout.rollout import EpisodeReward, Rollout
     from agro.types import Prompt
 

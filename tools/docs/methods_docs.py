@@ -188,7 +188,8 @@ RECIPE = re.compile(r"recipe `(\w+)`")
 PEERS = """
 ## Names of TRL and verl
 
-Options and settings as of TRL 1.16 and verl 0.9.1. Their names of methods are in the column *called elsewhere*.
+Options and settings as of TRL 1.16 and verl 0.9.1. The
+column *called elsewhere* above has their names of methods.
 
 | theirs | here |
 |---|---|
