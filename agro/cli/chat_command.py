@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import PolicySetting, Seed
-from agro.cli.models import MaxNew
-from agro.cli.run_models import START, MeasuredModel, model_path
+from agro.cli.run_models import START, MaxNew, MeasuredModel, model_path
 from agro.errors import Refused
 
 if TYPE_CHECKING:

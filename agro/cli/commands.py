@@ -42,7 +42,7 @@ collect runs:collect guide/the-run.md
 ps runs:ps guide/hosts.md
     Who does what in a run: its processes, their hosts, weights and last signs of life.
     runs/async
-sample models:sample guide/getting-started.md
+sample run_models:sample guide/getting-started.md
     Sample responses into a store, without rewards; other ones each time, also with the same seed.
     --model runs/first/model --prompts prompts.jsonl --out more.db -n 4 --max-new 4
 """,

@@ -20,8 +20,7 @@ from agro.cli.common import (
     table,
     terminal,
 )
-from agro.cli.models import MaxNew, Temperature
-from agro.cli.run_models import MeasuredModel, load_sets
+from agro.cli.run_models import MaxNew, MeasuredModel, Temperature, load_sets
 from agro.errors import Refused
 
 if TYPE_CHECKING:

@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, Responses, RewardOption, Seed, end, options
-from agro.cli.models import EnvironmentName, MaxNew, MaxTurns, ModelOfRun, Temperature, environment_of
-from agro.cli.run_models import START, MeasuredModel, load_sets, model_path
+from agro.cli.run_models import (
+    START,
+    EnvironmentName,
+    MaxNew,
+    MaxTurns,
+    MeasuredModel,
+    ModelOfRun,
+    Temperature,
+    environment_of,
+    load_sets,
+    model_path,
+)
 from agro.errors import Refused
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
-from agro.cli.models import ModelOfRun
-from agro.cli.run_models import START, MeasuredModel, model_path
+from agro.cli.run_models import START, MeasuredModel, ModelOfRun, model_path
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
 

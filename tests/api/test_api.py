@@ -59,8 +59,7 @@ def length(completions, **columns):
     return [float(len(text)) for text in completions]
 
 
-# In no module under its own name: called in this process, and not in one that first imports this file.
-counted = functools.partial(length)
+counted = functools.partial(length)  # in no module under its own name: called in this process, at once
 
 
 class Frame:

@@ -27,10 +27,6 @@ from agro.types import Sample
 
 SHARED = Path(__file__).parents[2] / ".." / "shared"
 CALCULATOR = f"{Path(__file__).parents[2]}/examples/environments/calculator.py:Calculator"
-COMMANDS = (
-    *("train", "sample", "import", "check", "score", "eval", "report"),
-    *("show", "objectives", "compare", "export", "recover", "prove"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +41,6 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{i}>", "answer": str(i % 10)}) + "\n" for i in range(12)))
     return path
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command: str) -> None:
-    assert f"agro {command}" in done(command, "--help").stdout
-    assert "Example" in done(command, "--help").stdout
 
 
 def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from running import done, refused, report_of
 
 from agro.cli.measuring import Measurement, SamplingProgress
-from agro.cli.models import rollout_of
+from agro.cli.run_models import rollout_of
 from agro.config import NewModel, PolicyConfig, RewardConfig, SamplerConfig
 from agro.models.newmodel import new_model
 from agro.rewards import load_reward

@@ -95,6 +95,7 @@ def test_help_names_a_page_of_the_guide_and_types_of_values_only(command) -> Non
     said = done(command.name, "--help").stdout
     assert (ROOT / "docs" / command.page).is_file()
     assert f"docs/{command.page}" in said
+    assert f"Example: agro {command.name}" in " ".join(said.split())
     assert "<bool>" not in said
 
 

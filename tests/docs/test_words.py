@@ -45,11 +45,6 @@ ROOMS = (
 COMMANDS = {entry.name: command(entry.name).params for entry in commands.COMMANDS}
 FOREIGN = {
     "compute_score",
-    "data_source",
-    "solution_str",
-    "ground_truth",
-    "extra_info",
-    "reward_error",
     "adv_estimator",
     "kl_penalty",
     "ppo_mini_batch_size",
@@ -57,7 +52,6 @@ FOREIGN = {
     "train_batch_size",
     "use_kl_in_reward",
     "per_device_train_batch_size",
-    "steps_per_generation",
     *peers.OPTIONS,
     *peers.SETTINGS,
     *peers.ALIASES,
@@ -127,7 +121,6 @@ def words() -> set[str]:
         "observation_loss",
         "weight_mean",
         "kept_share",
-        "max_tokens",
     }
     for room in ROOMS:
         module = importlib.import_module(room)

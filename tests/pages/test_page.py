@@ -220,12 +220,41 @@ def test_a_run_without_held_out_prompts(run_folder):
     assert text.count("not measured") == 3 * 3 + 2  # phases; responses, unscored
 
 
-def test_a_run_that_pushed_weights_to_servers(run_folder, unchanged):
-    assert "after a push" not in unchanged
-    rewrite(run_folder, lambda row: row | {"push_error": 2e-7})
+PUSHED = "How far the log-probs of servers were from the trainer's after new weights."
+GRAY = "Gray: KL divergence of a policy that writes only the best of the stored responses."
+CLIPPED = "Clipped at 100% of the steps. The learning rate alone decides"
+LOG_RATIOS = {"log_ratio_best": 0.5, "log_ratio_worst": -1.0, "ratio_mean": 0.634, "kl_of_best": 1.28}
+OF_LOG = (
+    *("Log-ratio of the best and worst responses", "stored responses ended at 0.634"),
+    *(GRAY, "best of store"),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda row: {"push_error": 2e-7}, ("after a push", PUSHED)),
+        (
+            lambda row: {"draft_accepted": {3: 0.5, 8: 1.0}.get(row["step"])},  # unknown elsewhere
+            ("draft tokens accepted", "draft tokens accepted 75% mean over steps"),
+        ),
+        (
+            lambda row: {"objective": {"explained_variance": row["step"] / 1000}},
+            ("Variance explained by the critic",),
+        ),
+        (lambda row: LOG_RATIOS, OF_LOG),
+        (
+            lambda row: {"grad_norm": 3.0, "grad_norm_clipped": 1.0} if row["step"] else {},
+            ("The learning rate alone", CLIPPED, "(median norm 3)"),
+        ),
+    ],
+    ids=["pushed weights", "a draft model", "a critic", "log-ratios", "a clip in every step"],
+)
+def test_what_was_measured_is_shown_there_alone(run_folder, unchanged, change, said):
+    rewrite(run_folder, lambda row: row | change(row))
     text = read(run_folder).text
-    assert "after a push" in text
-    assert "How far the log-probs of servers were from the trainer's after new weights." in text
+    assert [words for words in said if words in unchanged or words not in text] == []
+    assert "held-out best" not in text  # of the log-ratios, which weren't measured
 
 
 def test_a_run_on_a_log_alone_has_no_reward_against_kl(run_folder):
@@ -268,19 +297,6 @@ def test_what_went_wrong_is_counted_at_the_top(run_folder):
     assert "Problems: " not in read(run_folder).text
     rewrite(run_folder, lambda row: row | {"requests_failed": int(row["step"] in (3, 5, 8))})
     assert "Problems: requests to the engine that failed: 3" in read(run_folder).text
-
-
-def test_a_draft_model_is_shown_where_there_is_one(run_folder, unchanged):
-    assert "draft tokens accepted" not in unchanged
-    shares = {3: 0.5, 8: 1.0}  # unknown elsewhere
-    rewrite(run_folder, lambda row: row | {"draft_accepted": shares.get(row["step"])})
-    assert "draft tokens accepted 75% mean over steps" in read(run_folder).text
-
-
-def test_what_a_critic_explains_is_shown_where_there_is_one(run_folder, unchanged):
-    assert "Variance explained by the critic" not in unchanged
-    rewrite(run_folder, lambda row: row | {"objective": {"explained_variance": row["step"] / 1000}})
-    assert "Variance explained by the critic" in read(run_folder).text
 
 
 def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder, unchanged):

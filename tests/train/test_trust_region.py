@@ -189,7 +189,8 @@ def test_a_resumed_run_keeps_the_rate_that_was_found(tmp_path: Path) -> None:
 def test_equal_rewards_tell_no_rate(tmp_path: Path) -> None:
     """Then the gradient is 0 at the reference, and nothing moves."""
     rule = {"train__lr": "auto", "train__gain_ratio": 0.75}
-    config = tiny(tmp_path, train__steps=2, reward__name=f"{__file__}:alike", **rule)
+    alike = {"reward__name": f"{Path(__file__).parent / 'reward.py'}:alike"}
+    config = tiny(tmp_path, train__steps=2, **alike, **rule)
     rows = metrics(Trainer(config, tmp_path / "run").run())
     assert [row["lr"] for row in rows] == [TRIED, TRIED]
 
@@ -204,7 +205,3 @@ def test_an_objective_whose_gain_isn_t_measured_says_so(tmp_path: Path) -> None:
     assert [row["kept"] for row in rows if row["step"]] == [None, None]
     bounded = tiny(tmp_path, **changes, train__gain_ratio=0.75, train__step_kl=0.005)
     assert not [text for text in notes_on_settings(check_config(bounded)) if "gain_ratio" in text]
-
-
-def alike(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
-    return [1.0] * len(completions)
