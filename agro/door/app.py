@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import math
+import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
@@ -275,7 +276,8 @@ def problem_of(error: Exception) -> Problem:
 
 
 def serve(app: Application, listener: socket.socket) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Until SIGINT or SIGTERM, which both end it well."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = uvicorn.Config(
         app.app,
         log_level="warning",
@@ -285,8 +287,7 @@ def serve(app: Application, listener: socket.socket) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
     )
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def listening(host: str, port: int) -> socket.socket:
