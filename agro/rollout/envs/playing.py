@@ -53,7 +53,7 @@ def make_environment(name: str, options: dict[str, Any]) -> Environment:
         return Verifiers(name.partition(":")[2], options)
     if not plugins.is_reference(name) and name not in (others := plugins.installed("environments")):
         raise Refused(
-            f"environment.name: expected {', '.join([*others, 'verifiers:ENV_ID', 'harness:COMMAND'])}, module:Class or "
+            f"environment.name: expected {', '.join([*others, 'verifiers:ENV_ID'])}, module:Class or "
             f"file.py:Class, got {name!r}; examples are in examples/environments"
         )
     make = plugins.load("environments", name, "environment.name")
