@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -106,5 +106,6 @@ def _run(backend: Backend, listener: Any, host: str) -> None:
         print(f"{TOKEN}={token}", file=sys.stderr)
     remember_secret(token)
     print(f"OpenAI: OPENAI_BASE_URL={url}/v1, Anthropic: ANTHROPIC_BASE_URL={url}", file=sys.stderr)
-    print(f"serving {url}", flush=True)
-    serve(Application(backend, host, token), listener)
+    with suppress(KeyboardInterrupt):
+        print(f"serving {url}", flush=True)
+        serve(Application(backend, host, token), listener)

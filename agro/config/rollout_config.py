@@ -67,7 +67,7 @@ class EnvironmentConfig(Section):
     """Responses become episodes of several turns; `sampler.max_new` is then of a turn."""
 
     name: str
-    """verifiers:ENV_ID, or an environment as module:Class or file.py:Class"""
+    """verifiers:ENV_ID, harness:COMMAND, or an environment as module:Class or file.py:Class"""
     options: dict[str, Any] = field({})
     """keyword arguments of the environment"""
     max_turns: Count = 8

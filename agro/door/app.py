@@ -6,11 +6,12 @@ import asyncio
 import hmac
 import json
 import math
+import signal
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -35,6 +36,7 @@ INTERFACES: dict[str, type[Chat]] = {
     "responses": Responses,
 }
 SESSION = "x-agro-session"  # a header; a session is also a part of the path, or of the key
+T = TypeVar("T")
 FEEDBACK = {"reward", "thumb", "comment", "correction"}
 
 
@@ -163,17 +165,9 @@ class Serving:
         wire = INTERFACES[path](object_in(body))
         await self.open_session(session)
         if wire.ask.options.stream:
-            return StreamingResponse(await self._stream(wire, session), media_type="text/event-stream")
-        whole = asyncio.create_task(self._whole(wire, session))
-        gone = asyncio.create_task(_disconnected(request))
-        try:
-            await asyncio.wait([whole, gone], return_when=asyncio.FIRST_COMPLETED)
-            return JSONResponse(await whole) if whole.done() else Response(status_code=499)
-        finally:
-            for task in (whole, gone):
-                task.cancel()
-                with suppress(BaseException):
-                    await task
+            events = await _unless_gone(request, self._stream(wire, session))
+            return StreamingResponse(events, media_type="text/event-stream")
+        return JSONResponse(await _unless_gone(request, self._whole(wire, session)))
 
     async def _whole(self, wire: Chat, session: str | None) -> dict[str, Any]:
         outcomes: dict[int, Outcome] = {}
@@ -217,9 +211,23 @@ class Serving:
         return events()
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled where the client leaves."""
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.create_task(work), asyncio.create_task(leave())
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Problem(499, "the client left")
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 def object_in(body: bytes) -> dict[str, Any]:
@@ -275,7 +283,8 @@ def problem_of(error: Exception) -> Problem:
 
 
 def serve(app: Application, listener: socket.socket) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Until SIGINT or SIGTERM, which both end it well."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = uvicorn.Config(
         app.app,
         log_level="warning",
@@ -285,8 +294,7 @@ def serve(app: Application, listener: socket.socket) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
     )
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def listening(host: str, port: int) -> socket.socket:

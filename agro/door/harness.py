@@ -200,7 +200,7 @@ class Harness:
             return None
         if self.reward == "exit":
             return 1.0 - float(attempt.process.poll() or 0)
-        reward = attempt.feedback
+        reward: Any = attempt.feedback
         if self.reward == "file":
             with suppress(OSError, ValueError, AttributeError, TypeError):
                 reward = loads((attempt.folder / "result.json").read_bytes())["reward"]
@@ -224,7 +224,7 @@ class Harness:
         if attempt.error is not None:
             log = (attempt.folder / "log").read_text("utf-8", "replace")[-LOG_CHARACTERS:].strip()
             meta["reward_error"] = f"{self.name}: {attempt.error}" + (f"; it said: {log}" if log else "")
-        shared = {
+        shared: dict[str, Any] = {
             "prompt": attempt.prompt.text,
             "prompt_id": attempt.prompt.id,
             "reward": reward,

@@ -11,11 +11,7 @@ HEAD = """# Baselines of weighted updates
 
 Made by `python reproductions/baselines/run.py` (seeds 0, 1, 5, 9 and 13). The update is
 Σ_i w_i (R_i − b) ∇log π(y_i), w = min(1, (π/π_ref)^p): p = 0 is "none", ½ "root", 1 "reference".
-<<<<<<< HEAD
-[proofs.md](proofs.md) derives what is measured here, for the page [Concepts](../../docs/guide/concepts.md).
-=======
 [proofs.md](proofs.md) derives what is measured here, for [the guide](../../docs/guide/concepts.md).
->>>>>>> cut
 
 | name | b |
 |---|---|

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
 import pytest
 
-from agro.config import EnvironmentConfig, SamplerConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import EnvironmentConfig, RunConfig, SamplerConfig
 from agro.door.harness import Harness
 from agro.errors import Refused
+from agro.io import plugins
 from agro.rewards.protocol import Score
 from agro.rollout import Task, collect
 from agro.rollout.envs import load_environment
@@ -132,6 +135,46 @@ def test_the_runs_own_reward_scores_the_last_turn(made, tmp_path) -> None:
         len(s.meta["last_turn"]) for s in samples if s.prompt_id == "p0"
     ]
     assert {s.reward for s in samples if s.prompt_id == "p1"} == {None}
+
+
+def test_a_run_trains_on_what_programs_did(engine, tmp_path, monkeypatch) -> None:
+    """The reward is the first letter's: the run's samples are on policy, and its updates move it."""
+    agent = AGENT.replace('columns["worth"]', 'float(ord(first[:1] or "a") > 80)')
+    (tmp_path / "agent.py").write_text(agent)
+    engine.policy.save(tmp_path / "model")
+    rows = [{"prompt": [{"role": "user", "content": f"{i}"}], "how": "well"} for i in range(4)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    installed = plugins.installed
+    where = {"harness": "agro.door.harness:Harness"}  # also where agro was installed before it had one
+    monkeypatch.setattr(
+        plugins,
+        "installed",
+        lambda kind, builtin=(): where if kind == "environments" else installed(kind, builtin),
+    )
+    config = RunConfig.of(
+        {
+            "policy": {"model": str(tmp_path / "model")},
+            "data": {"prompts": str(tmp_path / "prompts.jsonl")},
+            "sampler": {"n": 4, "max_new": 6},
+            "environment": {
+                "name": f"harness:{sys.executable} {tmp_path / 'agent.py'}",
+                "options": {"reward": "file", "seconds": 60},
+            },
+            "objective": {"name": "agro", "beta": 0.01},
+            "train": {"steps": 2, "groups": 2, "lr": 1e-3},
+        },
+        "test",
+    )
+    Trainer(config, tmp_path / "run").run()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    with Store.open(tmp_path / "run/store.db", read_only=True) as store:
+        samples = list(store.samples())
+    assert len(samples) == 16
+    assert all(sample.reward in (0, 1) and sample.meta["turns"] == 2 for sample in samples)
+    assert {sample.version for sample in samples} == {0, 1}
+    step = next(row for row in rows if row["step"] == 2)
+    assert step["staleness_mean"] == 0
+    assert step["grad_norm"] > 0
 
 
 def test_what_is_wrong_is_refused_first(monkeypatch) -> None:

@@ -189,12 +189,8 @@ RECIPE = re.compile(r"recipe `(\w+)`")
 PEERS = """
 ## Names of TRL and verl
 
-<<<<<<< HEAD
-Options and settings as of TRL 1.16 and verl 0.9.1. Their methods are in the column *called elsewhere*.
-=======
 Options and settings as of TRL 1.16 and verl 0.9.1. The
 column *called elsewhere* above has their names of methods.
->>>>>>> cut
 
 | theirs | here |
 |---|---|
