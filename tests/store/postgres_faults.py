@@ -218,11 +218,10 @@ class Torture:
 
     def end(self) -> dict[str, Any]:
         """What holds of the store."""
-        claims, waits = drained(self.acknowledged), drained(self.waits)
         for process in self.processes.values():
             process.kill()
             process.join()
-        claims, waits = claims + drained(self.acknowledged), waits + drained(self.waits)
+        claims, waits = drained(self.acknowledged), drained(self.waits)
         if self.has_namespace:
             ip("netns", "del", NAMESPACE)
         near = [took for name, began, took in waits if name != "far" and not self.is_away(name, began, took)]
