@@ -1,4 +1,5 @@
-"""Commands that create and read run folders."""
+"""Commands that create and read run folders, and what they refuse before torch is imported, which takes
+seconds: names of what isn't there, and settings."""
 
 from __future__ import annotations
 
