@@ -1,5 +1,5 @@
-"""Responses of a model to prompts, scored; kept in a store as they finish, so that a kill loses few. And what
-models say of them: entropy, and KL along them."""
+"""Responses of a model to prompts, scored, and those of a log, with their log-probs under a model that may
+not have written them. Responses are kept in a store as they finish, so that a kill loses few."""
 
 from __future__ import annotations
 
