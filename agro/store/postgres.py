@@ -548,17 +548,20 @@ class PostgresDatabase(Database):
     def _begin(self, batch: list[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
         """Wait for the lock, and send the first statements of a transaction with it."""
         lock = f"pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0))"
-        start = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
+        start: list[tuple[str, Sequence[Any]]] = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
         if not self._durable:
             start.insert(1, ("SET LOCAL synchronous_commit = off", ()))
         if self._version is not None:
             batch = [("SELECT same_version($1)", [self._version]), *batch]
+        sooner: list[tuple[str, Sequence[Any]]] = [("SET LOCAL lock_timeout = '500ms'", ())]
         deadline = time.monotonic() + self.timeout
         while True:
             try:
                 results = self._trip([*start, *batch])
             except errors.LockNotAvailable:
                 self._rollback()
+                start[1:1] = sooner  # from now on who is away is noticed at once
+                sooner = []
                 if time.monotonic() > deadline:
                     raise Refused(
                         f"{self.path}: another process has been writing for more than {self.timeout:g} s; "
