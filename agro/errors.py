@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from urllib.parse import quote
 
 REDACTED = "(redacted)"
@@ -63,6 +64,13 @@ class Refused(ValueError):
 
     def __str__(self) -> str:
         return without_secrets(super().__str__())
+
+
+def refuse(problems: Mapping[str, object], begin: str = "", end: str = "") -> None:
+    """Raise `Refused` for the first of the problems that is there: its text, between `begin` and `end`."""
+    for problem, is_there in problems.items():
+        if is_there:
+            raise Refused(f"{begin}{problem}{end}")
 
 
 class Unwritable(Refused):

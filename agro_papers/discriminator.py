@@ -54,7 +54,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a discriminator is fitted; see `agro.config.reward_config.LearnedReward`."""
+    """How a discriminator is fitted; see `agro.config.sections.LearnedReward`."""
 
     loss: Literal["logistic", "pairs"]
     penalty: float

@@ -14,9 +14,8 @@ from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.rollout.rollout import Rollout, embedded
 from agro.train.learner import Learner
-from agro.train.phases import Phase
+from agro.train.phases import Phase, Position
 from agro.train.source import InlineSource, Source
-from agro.train.state import Position
 
 
 class Lagging(Trainer):

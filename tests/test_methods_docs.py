@@ -16,7 +16,7 @@ from methods_docs import RULES, methods
 from agro import objectives
 from agro.api.arguments import configured
 from agro.config import RunConfig, aliases
-from agro.config.messages import section_at
+from agro.config.override import section_at
 from agro.config.recipes import recipes
 from agro.errors import Refused
 from agro.io import peers

@@ -21,7 +21,7 @@ from agro.api.arguments import OF_METHOD, prompt_record, write_rows
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.config.aliases import renamed
-from agro.config.race import is_log, race_config
+from agro.config.run import is_log, race_config
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.near_copies import clusters

@@ -256,7 +256,7 @@ def race(
         data.prompts; data.eval_prompts; reward.name; train.steps.
     rate: A learning rate, again for each; train.lr, ⅓ and 3 times of it.
     """
-    from agro.config.race import race_config
+    from agro.config.run import race_config
 
     named = _named(given or [])
     overrides = [item for item in given or [] if "=" in item]

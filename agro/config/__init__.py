@@ -6,21 +6,32 @@ phase, or those listed under `[[phases]]`, each of which changes some values of 
 """
 
 from agro.config.data import DataConfig
-from agro.config.messages import check_values
-from agro.config.override import override, parse
-from agro.config.policy_config import ChatConfig, LoRA, NewModel, PolicyConfig
-from agro.config.reward_config import RewardConfig, RewardPart
-from agro.config.rollout_config import (
-    EngineConfig,
-    EnvironmentConfig,
-    PlaceConfig,
-    SamplerConfig,
-    SourceConfig,
-)
+from agro.config.override import check_values, override, parse
 from agro.config.run import PhaseConfig, RunConfig, deciding, ending, shared, take_length
 from agro.config.secrets import check_texts, from_environment
-from agro.config.section import Count, Positive, Section, Share, field
-from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
+from agro.config.sections import (
+    ChatConfig,
+    Count,
+    EngineConfig,
+    EnvironmentConfig,
+    EvaluateConfig,
+    GuardConfig,
+    LoRA,
+    NewModel,
+    ObjectiveConfig,
+    PlaceConfig,
+    PolicyConfig,
+    Positive,
+    RewardConfig,
+    RewardPart,
+    SamplerConfig,
+    Section,
+    Share,
+    SourceConfig,
+    TrackConfig,
+    TrainConfig,
+    field,
+)
 
 __all__ = ["ChatConfig", "Count", "DataConfig", "EngineConfig", "EnvironmentConfig"]
 __all__ += ["EvaluateConfig", "GuardConfig", "LoRA", "NewModel"]

@@ -9,9 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agro.config.messages import section_at
-from agro.config.override import parse
-from agro.config.rollout_config import SamplerConfig
+from agro.config.override import parse, section_at
+from agro.config.sections import SamplerConfig
 from agro.errors import Refused
 from agro.io import peers
 

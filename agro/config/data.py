@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import WrapValidator
 
 from agro.config.schedule import checked_shares, last_step, shares_at
-from agro.config.section import Count, Positive, Section, Share, field
+from agro.config.sections import Count, Positive, Section, Share, field
 from agro.io.numbers import percent
 from agro.types import ROLES, Role
 

@@ -12,22 +12,21 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from agro.config import sections
 from agro.config.aliases import THEIRS, note, renamed, without_aliases
 from agro.config.data import DataConfig
-from agro.config.messages import PARTS, check_values, explain, section_at
-from agro.config.override import as_list, drop_options, drop_replaced, merge, override
-from agro.config.policy_config import PolicyConfig
-from agro.config.reward_config import RewardConfig
-from agro.config.rollout_config import (
-    EngineConfig,
-    EnvironmentConfig,
-    PlaceConfig,
-    SamplerConfig,
-    SourceConfig,
+from agro.config.override import (
+    PARTS,
+    as_list,
+    check_values,
+    drop_options,
+    drop_replaced,
+    explain,
+    merge,
+    override,
+    section_at,
 )
 from agro.config.secrets import redacted
-from agro.config.section import Section
-from agro.config.train import EvaluateConfig, GuardConfig, ObjectiveConfig, TrackConfig, TrainConfig
 from agro.errors import Refused
 from agro.io.peers import BATCH
 
@@ -42,20 +41,20 @@ class PhaseConfig(BaseModel):
     """used in metrics, report and overrides: `phases.NAME.section.key=value`"""
 
 
-class RunConfig(Section):
-    policy: PolicyConfig = PolicyConfig()
+class RunConfig(sections.Section):
+    policy: sections.PolicyConfig = sections.PolicyConfig()
     data: DataConfig = DataConfig()
-    sampler: SamplerConfig = SamplerConfig()
-    source: SourceConfig = SourceConfig()
-    engine: EngineConfig = EngineConfig()
-    reward: RewardConfig = RewardConfig()
-    environment: EnvironmentConfig | None = None
-    objective: ObjectiveConfig = ObjectiveConfig()
-    train: TrainConfig = TrainConfig()
-    guard: GuardConfig = GuardConfig()
-    evaluate: EvaluateConfig = EvaluateConfig()
-    track: TrackConfig = TrackConfig()
-    place: PlaceConfig = PlaceConfig()
+    sampler: sections.SamplerConfig = sections.SamplerConfig()
+    source: sections.SourceConfig = sections.SourceConfig()
+    engine: sections.EngineConfig = sections.EngineConfig()
+    reward: sections.RewardConfig = sections.RewardConfig()
+    environment: sections.EnvironmentConfig | None = None
+    objective: sections.ObjectiveConfig = sections.ObjectiveConfig()
+    train: sections.TrainConfig = sections.TrainConfig()
+    guard: sections.GuardConfig = sections.GuardConfig()
+    evaluate: sections.EvaluateConfig = sections.EvaluateConfig()
+    track: sections.TrackConfig = sections.TrackConfig()
+    place: sections.PlaceConfig = sections.PlaceConfig()
     phases: tuple[PhaseConfig, ...] = ()
 
     @classmethod
@@ -210,7 +209,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def marked(mark: str) -> Iterator[tuple[str, str]]:
-    """(section, key) of every value that is declared with a mark, see `agro.config.section.field`."""
+    """(section, key) of every value that is declared with a mark, see `agro.config.sections.field`."""
     for section in RunConfig.model_fields:
         model = section_at(RunConfig, section)
         assert model is not None
@@ -257,3 +256,32 @@ def _without(free: set[tuple[str, str]], section: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: item for key, item in value.items() if (section, key) not in free}
+
+
+def is_log(named: str | None) -> bool:
+    """Whether a race's argument is a log or a store, and no recipe."""
+    path = Path(named or "")
+    return named is not None and path.exists() and path.suffix != ".toml" and path.name != "config.json"
+
+
+def race_config(named: str | None, overrides: Sequence[str]) -> RunConfig:
+    """The configuration that KEY=VALUE, and the recipe where `named` is one, say.
+
+    Raises `Refused` for a recipe that there isn't, and where nothing is named that a race could judge by.
+    """
+    if named is None or is_log(named):
+        values: dict[str, Any] = {}
+        for item in overrides:
+            override(values, item, RunConfig)
+        config = RunConfig.of(values, "agro race", overrides)
+    else:
+        config = RunConfig.load(named, overrides)
+    if config.data.eval_prompts is None:
+        raise Refused(
+            "agro race judges by the reward of responses to held-out prompts: expected data.eval_prompts and "
+            "a reward for them (reward.name=file.py:function), got no data.eval_prompts. What to do: set "
+            "both; where nothing can score a response, train the recipe for the data (agro recipes)"
+        )
+    if is_log(named) and config.data.store is not None:
+        raise Refused(f"agro race: expected one log, got {named} and data.store={config.data.store}")
+    return config

@@ -31,9 +31,9 @@ from agro.store.sample_rows import ledger_of
 from agro.store.shared import LocalFolder, shared_runs
 from agro.train.collate import recording
 from agro.train.elsewhere import POLL_SECONDS, ahead
-from agro.train.fingerprints import of_scoring
 from agro.train.phases import Phase, derive
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
+from agro.train.recovery import of_scoring
 from agro.train.source import PromptOrder
 
 REPORT_SECONDS = 1.0  # between what it lets people see

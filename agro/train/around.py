@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from agro.config import RunConfig, Section
-from agro.config.messages import explain
+from agro.config.override import explain
 from agro.errors import Refused
 from agro.io import plugins
 from agro.rollout.engines.capabilities import capabilities

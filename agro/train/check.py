@@ -1,41 +1,54 @@
-"""What is refused before any compute: settings that contradict each other or the objective."""
+"""What is refused before any compute: settings that contradict each other, what the objective needs, or what
+is measured. Each refusal is a row: its text, and whether it applies."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
-from agro.errors import Refused
-from agro.objectives.needs import REF_LOGP, REWARD_PARTS
+from agro.errors import Refused, refuse
+from agro.objectives import Need, least_responses
+from agro.objectives.needs import (
+    BEHAVIOR_LOGP,
+    FRESH,
+    MEANING,
+    OBSERVED_LOGP,
+    PAIRS,
+    REF_LOGP,
+    REWARD_PARTS,
+    grouping,
+    ordered,
+)
 from agro.rollout.engines.capabilities import capabilities, check_section
+from agro.runs.metrics import FOLLOWED
 from agro.train.around import (
     NEEDED_BY,
     SOURCE_CAPABILITIES,
     check_around,
+    lacking,
     source_abilities,
     wrapper_of,
 )
-from agro.train.check_objective import check_followed, check_phase, refuse_first
-from agro.train.phases import Phase, options_at
-from agro.types import ROLES
+from agro.train.phases import Phase, is_tuned, options_at
+from agro.types.sample import ROLES
+
+# Settings that follow a held-out measurement, each with the value that follows none.
+DECIDING = {"metric": None, "keep_best": False, "patience": 0, "target": None}
 
 
 def check_config(config: RunConfig) -> tuple[Phase, ...]:
     """The phases of a run. Raises `Refused` naming the settings, phase by phase."""
     check_texts(config.model_dump())
-    if (config.policy.model is None) == (config.policy.new is None):
-        got = "neither" if config.policy.model is None else "both"
-        raise Refused(
+    got = "neither" if config.policy.model is None else "both"
+    refuse(
+        {
             "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), "
-            f"got {got}"
-        )
+            f"got {got}": (config.policy.model is None) == (config.policy.new is None),
+        }
+    )
     phases = Phase.all(config)
     _check_shared(config, phases)
-    _check_references(config, phases)
-    _check_adapter(phases[0].config)
-    _check_reference(phases[0].config, phases)
-    if phases[0].config.train.start == "first":
-        raise Refused('train.start = "first" is for later phases: the first one begins with these weights')
+    _check_policy(phases[0].config, phases)
     for phase in phases:
         prefix = f"phase {phase.name}: " if config.phases else ""
         _check_rules(phase.config, prefix)
@@ -45,14 +58,15 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         _check_source(config, phase, prefix)
         check_phase(phase, prefix)
         _check_shaped(phase, prefix)
-        if (
-            options_at(phase.config.objective.options, 0).get("baseline") == "step"
-            and phase.config.train.groups == 1
-        ):
-            raise Refused(
-                f'{prefix}objective.baseline = "step" compares a response with the step\'s other groups, and '
-                'train.groups is 1. What to do: raise train.groups, or set objective.baseline = "others"'
-            )
+        by_step = options_at(phase.config.objective.options, 0).get("baseline") == "step"
+        refuse(
+            {
+                'objective.baseline = "step" compares a response with the step\'s other groups, and '
+                "train.groups is 1. What to do: raise train.groups, or set objective.baseline = "
+                '"others"': by_step and phase.config.train.groups == 1,
+            },
+            prefix,
+        )
     _check_used(config, phases)
     _check_measured(config, phases)
     check_followed(phases)
@@ -61,34 +75,144 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
 
 def check_sharded(config: RunConfig) -> None:
     """Raise `Refused` for what doesn't work on several ranks: bitsandbytes packs values, which FSDP cuts."""
-    if any(config.phase(name).train.start == "first" for name in config.phase_names):
-        raise Refused(
+    phases = [config.phase(name) for name in config.phase_names]
+    named = [phase for phase in phases if phase.source.around is not None]
+    around = [str(p.source.around) for p in named if "complete_policy" in wrapper_of(p)[0].needs]
+    packed = [f"policy.quantize = {config.policy.quantize}"] if config.policy.quantize else []
+    if any(phase.train.optimizer == "adamw_8bit" for phase in phases):
+        packed.append("train.optimizer = adamw_8bit")
+    refuse(
+        {
             'train.start = "first" loads a complete model, which several ranks (torchrun) don\'t have. What '
-            "to do: train in one process, or a second run from the first model with this run's store"
-        )
-    packed: dict[str, str | None] = {"policy.quantize": config.policy.quantize}
-    for name in config.phase_names:
-        if config.phase(name).train.optimizer == "adamw_8bit":
-            packed["train.optimizer"] = "adamw_8bit"
-    if config.policy.reference == "sampler":
-        raise Refused(
+            "to do: train in one process, or a second run from the first model with this run's store": any(
+                phase.train.start == "first" for phase in phases
+            ),
             'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
-            'reference. What to do: policy.reference = "periodic", or train in one'
+            'reference. What to do: policy.reference = "periodic", or train in one': (
+                config.policy.reference == "sampler"
+            ),
+            f"source.around = {''.join(around[:1])} needs a source that "
+            f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. What "
+            "to do: train in one process": around,
+            f"{''.join(packed[:1])} doesn't work on several ranks (torchrun): bitsandbytes packs values in "
+            "blocks, which FSDP would cut. What to do: remove it, or train in one process": packed,
+        }
+    )
+
+
+def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
+    """Settings that are used once for the complete run can't differ in a phase. Phases share one policy and
+    one reference; only the reference "phase" can begin later."""
+    kinds = [phase.config.policy.reference for phase in phases]
+    keys = [key for key in type(config.policy).model_fields if key.startswith("reference")]
+    references = {key: getattr(config.policy, key) for key in keys}
+    elsewhere = ("reward", "policy")  # checked as one
+    settings = [(section, key) for section, key in shared() if section not in elsewhere]
+    for phase in phases:
+        own, policy = phase.config, phase.config.policy
+        differ = (getattr(getattr(own, of), key) != getattr(getattr(config, of), key) for of, key in settings)
+        changed = [".".join(setting) for setting, differs in zip(settings, differ) if differs]
+        same_phase = policy.model_copy(update={"reference": kinds[0]}) == phases[0].config.policy
+        same_run = policy.model_copy(update=references) == config.policy
+        refuse(
+            {
+                "phases: a phase can't change [reward], which is one for the complete run": (
+                    own.reward != config.reward
+                ),
+                f"phase {phase.name}: a phase can't change {''.join(changed[:1])}, which is one for the "
+                "complete run": changed,
+                "phases: a phase can't change [policy], except for policy.reference": (
+                    not (same_phase and same_run)
+                ),
+            },
+            end="; remove the change",
         )
-    for name in config.phase_names:
-        around = config.phase(name).source.around
-        if around is not None and "complete_policy" in wrapper_of(config.phase(name))[0].needs:
-            raise Refused(
-                f"source.around = {around} needs a source that "
-                f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. "
-                "What to do: train in one process"
-            )
-    for key, value in packed.items():
-        if value is not None:
-            raise Refused(
-                f"{key} = {value} doesn't work on several ranks (torchrun): bitsandbytes packs values in "
-                "blocks, which FSDP would cut. What to do: remove it, or train in one process"
-            )
+    begins_later = set(kinds) == {"start", "phase"} and kinds == sorted(kinds, reverse=True)
+    got = ", ".join(f"{phase.name}: {kind}" for phase, kind in zip(phases, kinds))
+    refuse(
+        {
+            'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
+            f"{got}": len(set(kinds)) > 1 and not begins_later,
+        }
+    )
+
+
+def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
+    """The adapter, the reference, and what the first phase begins with."""
+    policy, source, lora = config.policy, config.source, config.policy.lora
+    kind = policy.reference
+    resumed = LoRA() if lora is None or lora.start is None else lora
+    start_only = LoRA(start=resumed.start, merge=resumed.merge)
+    keys = ("rank", "alpha", "targets")
+    both = [key for key in keys if getattr(resumed, key) != getattr(start_only, key)]
+    together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
+    moves = f'policy.reference = "{kind}" changes during the run; remove one of the two'
+    needs_reference = any(REF_LOGP in phase.needs for phase in phases)
+    refuse(
+        {
+            "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
+            "policy.model, or remove one of the two": lora is not None and policy.model is None,
+            f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{''.join(both[:1])} is "
+            "set too; set one of them": both,
+            **{
+                f'policy.{key} and policy.reference = "{needed}" go together: got policy.{key} = '
+                f'{getattr(policy, key)} and policy.reference = "{kind}"': (
+                    (getattr(policy, key) is not None) != (kind == needed)
+                )
+                for key, needed in together.items()
+            },
+            f'source.sync_from = {source.sync_from} and source.kind = "elsewhere" exclude each other: '
+            "collectors sample with the newest weights that are published. What to do: source.kind = "
+            '"inline"': source.kind == "elsewhere" and source.sync_from > 1,
+            'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
+            f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '
+            f"{source.sync_every} and {source.sync_from}": kind == "sampler" and not source.lags,
+            'policy.reference = "sampler" and [policy.lora] exclude each other: the copies that sample are '
+            'complete models. What to do: train all weights, or policy.reference = "periodic"': (
+                kind == "sampler" and lora is not None
+            ),
+            "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
+            "remove it": policy.cache_reference and not needs_reference,
+            f"policy.cache_reference keeps log-probs of one reference, but {moves}": (
+                policy.cache_reference and policy.reference_moves
+            ),
+            f"data.eval_store and data.hold_out are measured against one reference, but {moves}": (
+                config.data.has_held_out_groups and policy.reference_moves
+            ),
+            'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '
+            f'"{policy.dtype}" rounds away, so that it would not move; use float32, an adapter '
+            '([policy.lora], whose weights are float32), or "periodic"': (
+                kind == "ema" and policy.dtype != "float32" and lora is None
+            ),
+            'train.start = "first" is for later phases: the first one begins with these weights': (
+                config.train.start == "first"
+            ),
+        }
+    )
+
+
+def _check_rules(config: RunConfig, prefix: str) -> None:
+    """Contradictions in the settings of the guard and of prompt_order, and shares of what isn't drawn."""
+    data, guard = config.data, config.guard
+    if data.prompt_order == "uncertain":
+        problems = {
+            "data.value_half_life isn't set, by which values are tracked": not data.value_half_life,
+            "data.candidates is 1: there is nothing to choose from": data.candidates == 1,
+            'source.kind = "elsewhere": collectors choose prompts': config.source.kind == "elsewhere",
+        }
+        refuse(problems, f'{prefix}data.prompt_order = "uncertain": ', ". What to do: change one")
+    excluded = {
+        'guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, so every later '
+        'step would be skipped; use "stop" or "rollback"': guard.action == "skip" and guard.kl is not None
+    }
+    for name in filter(None, data.shares_at(0)):
+        key = "roles" if name in ROLES else "sources"
+        allowed = getattr(data, key)
+        excluded[
+            f"data.replay has a share of {name}, which data.{key} doesn't name, so nothing of it would be "
+            f"drawn; remove the share, or data.{key}"
+        ] = allowed is not None and name not in allowed
+    refuse(excluded, prefix)
 
 
 def _check_engine(config: RunConfig, prefix: str) -> None:
@@ -98,280 +222,142 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
     if not engine.uses_servers:
         return
-    if not engine.starts_server:
-        assert engine.servers
-    elif engine.url is not None or engine.urls or engine.dialect == "sglang":
-        raise Refused(
+    assert engine.starts_server or engine.servers
+    is_sglang = engine.dialect == "sglang"
+    names_others = engine.url is not None or engine.urls or is_sglang
+    refuse(
+        {
             'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
-            'engine.dialect = "vllm". What to do: remove them, or use engine.kind = "server"'
-        )
+            'engine.dialect = "vllm". What to do: remove them, or use engine.kind = "server"': (
+                engine.starts_server and names_others
+            ),
+        }
+    )
     from_environment(engine.api_key, "engine.api_key")
-    if engine.push == "adapter" and config.policy.lora is None:
-        raise Refused(
+    refuse(
+        {
             "engine.push = adapter needs policy.lora: without it all weights are trained. What to do: use "
-            "engine.push = reload or transfer"
-        )
-    for setting, value in {"push": "transfer", "api": "generate"}.items():
-        if engine.dialect == "sglang" and getattr(engine, setting) == value:
-            raise Refused(
-                f"engine.{setting} = {value} and engine.dialect = sglang exclude each other: it is vLLM's way"
-            )
+            "engine.push = reload or transfer": engine.push == "adapter" and config.policy.lora is None,
+            "engine.push = transfer and engine.dialect = sglang exclude each other: it is vLLM's way": (
+                is_sglang and engine.push == "transfer"
+            ),
+            "engine.api = generate and engine.dialect = sglang exclude each other: it is vLLM's way": (
+                is_sglang and engine.api == "generate"
+            ),
+        }
+    )
 
 
 def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
     """Settings of a phase that its source can't serve."""
-    source = phase.config.source
+    source, can = phase.config.source, source_abilities(phase.config)
     named = f'source.kind = "{source.kind}"'
     if source.around is not None:
         named += f" and source.around = {source.around}"
-    for key, need in NEEDED_BY.items():
-        value = getattr(phase.config.data, key)
-        if value and need not in source_abilities(phase.config):
-            raise Refused(
-                f"{prefix}data.{key} = {value} needs a source that {SOURCE_CAPABILITIES[need]}, which one "
-                f"with {named} doesn't. What to do: remove it, or change the source"
-            )
+    values = {key: getattr(phase.config.data, key) for key in NEEDED_BY}
     sampling = phase.config.sampler, phase.config.environment
-    is_other = sampling != (config.sampler, config.environment)
-    if is_other and "follows_phases" not in source_abilities(phase.config):
-        raise Refused(
+    refuse(
+        {
+            f"{prefix}data.{key} = {values[key]} needs a source that {SOURCE_CAPABILITIES[need]}, which one "
+            f"with {named} doesn't. What to do: remove it, or change the "
+            "source": values[key] and need not in can
+            for key, need in NEEDED_BY.items()
+        }
+        | {
             f"phase {phase.name}: with {named} all phases share [sampler] and [environment], since its "
-            "samples may be made ahead of training; remove the change"
-        )
+            "samples may be made ahead of training; remove the change": "follows_phases" not in can
+            and sampling != (config.sampler, config.environment)
+        }
+    )
+
+
+def _check_shaped(phase: Phase, prefix: str) -> None:
+    """What a reward made of its recorded parts loses, and values that are of rewards before shaping."""
+    config, reward, needs_parts = phase.config, phase.config.reward, REWARD_PARTS in phase.needs
+    whitens, clips = reward.whiten != "none", reward.clip is not None
+    maker = "the advantage of gdpo" if needs_parts else f"reward.whiten = {reward.whiten}"
+    makes = needs_parts or (whitens and bool(reward.functions))
+    lost = {
+        "data.reward_scale": makes and config.data.reward_scale,
+        "reward.whiten": needs_parts and whitens,
+        "reward.clip": needs_parts and clips,
+    }
+    shaped = "reward.whiten" if whitens else "reward.clip"
+    refuse(
+        {
+            "the advantage of gdpo normalizes each of several rewards, but reward.functions names none. What "
+            "to do: list them there, or choose another advantage": needs_parts and not reward.functions,
+            **{
+                f"{maker} makes the reward of its recorded parts, and {name} would be lost. What to do: "
+                "remove one of the two": is_lost
+                for name, is_lost in lost.items()
+            },
+            f"{shaped}: stored values (data.value_store, data.value_half_life) are of rewards as they were "
+            "scored. What to do: remove one of the two": phase.takes_stored_value and (whitens or clips),
+        },
+        prefix,
+    )
 
 
 def _check_used(config: RunConfig, phases: Sequence[Phase]) -> None:
     """Refuse settings that no phase would use: an environment without prompts, a stored value without an
     objective that reads it, and the reverse."""
-    has_prompts = config.data.prompts or config.data.eval_prompts
-    if not has_prompts and any(phase.config.environment for phase in phases):
-        raise Refused(
-            "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
-            "set one, or remove [environment]"
-        )
+    data = config.data
     is_read = any(phase.takes_stored_value for phase in phases)
-    keys = [key for key in ("value_store", "value_half_life") if getattr(config.data, key) is not None]
-    if len(keys) != is_read:
-        got = " and ".join(f"data.{key} = {getattr(config.data, key)}" for key in keys) or "none of them"
-        raise Refused(
+    keys = [key for key in ("value_store", "value_half_life") if getattr(data, key) is not None]
+    got = " and ".join(f"data.{key} = {getattr(data, key)}" for key in keys) or "none of them"
+    refuse(
+        {
+            "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
+            "set one, or remove [environment]": not (data.prompts or data.eval_prompts)
+            and any(phase.config.environment for phase in phases),
             "data.value_store, or data.value_half_life, and an objective that reads stored values, such as "
-            f'one with baseline = "stored", go together: got {got} and '
-            f"{'such an' if is_read else 'another'} objective"
-        )
+            f'one with baseline = "stored", go together: got {got} and {"such an" if is_read else "another"} '
+            "objective": len(keys) != is_read,
+        }
+    )
 
 
 def _check_measured(config: RunConfig, phases: Sequence[Phase]) -> None:
     """Measurements and guards that would have no data."""
-    data = config.data
+    data, configs = config.data, [phase.config for phase in phases]
     has_prompts = data.store is not None or data.prompts is not None
-    if data.hold_out and (not has_prompts or any(phase.config.data.eval_store for phase in phases)):
-        raise Refused(
-            "data.hold_out holds out prompts of data.prompts and data.store: expected one of them and no "
-            f"data.eval_store, got data.prompts = {data.prompts}, data.store = {data.store} and "
-            f"data.eval_store = {data.eval_store}"
-        )
-    measured = [phase.config for phase in phases if phase.config.evaluate.beta is not None]
-    if measured and not any(map(has_groups_to_measure, measured)):
-        raise Refused(
-            f"evaluate.beta = {measured[0].evaluate.beta:g}: ½ Var(R) and regret are measured in groups, and "
-            "no phase has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to "
-            "data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = "
-            "policy.temperature), a data.eval_store or data.hold_out; set one of them, or remove "
-            "evaluate.beta"
-        )
+    measured = [each for each in configs if each.evaluate.beta is not None]
+    betas = [f"{each.evaluate.beta:g}" for each in measured]
     watched = [phase for phase in phases if phase.config.guard.kl is not None]
     reads = [
         p.config.data.samples for p in watched if REF_LOGP in p.needs or p.config.evaluate.beta is not None
     ]
-    if watched and not any(reads):
-        raise Refused(
+    refuse(
+        {
+            "data.hold_out holds out prompts of data.prompts and data.store: expected one of them and no "
+            f"data.eval_store, got data.prompts = {data.prompts}, data.store = {data.store} and "
+            f"data.eval_store = {data.eval_store}": data.hold_out
+            and (not has_prompts or any(each.data.eval_store for each in configs)),
+            f"evaluate.beta = {''.join(betas[:1])}: ½ Var(R) and regret are measured in groups, and no phase "
+            "has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to data.eval_prompts "
+            "(evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = policy.temperature), a "
+            "data.eval_store or data.hold_out; set one of them, or remove evaluate.beta": (
+                measured and not any(map(has_groups_to_measure, measured))
+            ),
             "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
             "reference, and no phase has both, so the guard would watch nothing; remove guard.kl, use "
-            "guard.loss, or set evaluate.beta, which needs the reference"
-        )
-
-
-def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Settings that are used once for the complete run can't differ in a phase."""
-    for phase in phases:
-        if phase.config.reward != config.reward:
-            raise Refused(
-                "phases: a phase can't change [reward], which is one for the complete run; remove the change"
-            )
-        for section, key in shared():
-            if section in ("reward", "policy"):  # checked as one, above and in `_check_references`
-                continue
-            if getattr(getattr(phase.config, section), key) != getattr(getattr(config, section), key):
-                raise Refused(
-                    f"phase {phase.name}: a phase can't change {section}.{key}, which is one for the "
-                    "complete run; remove the change"
-                )
-
-
-def _check_adapter(config: RunConfig) -> None:
-    policy = config.policy
-    if policy.lora is not None and policy.model is None:
-        raise Refused(
-            "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
-            "policy.model, or remove one of the two"
-        )
-    if policy.lora is not None and policy.lora.start is not None:
-        start_only = LoRA(start=policy.lora.start, merge=policy.lora.merge)
-        both = [
-            key
-            for key in ("rank", "alpha", "targets")
-            if getattr(policy.lora, key) != getattr(start_only, key)
-        ]
-        if both:
-            raise Refused(
-                f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{both[0]} is set "
-                "too; set one of them"
-            )
-
-
-def _check_reference(config: RunConfig, phases: Sequence[Phase]) -> None:
-    policy = config.policy
-    for key, kind in (
-        ("reference_model", "model"),
-        ("reference_decay", "ema"),
-        ("reference_every", "periodic"),
-    ):
-        value = getattr(policy, key)
-        if (value is not None) != (policy.reference == kind):
-            raise Refused(
-                f'policy.{key} and policy.reference = "{kind}" go together: got policy.{key} = {value} and '
-                f'policy.reference = "{policy.reference}"'
-            )
-    if policy.reference == "sampler" or config.source.sync_from > 1:
-        _check_rival(config)
-    if policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases):
-        raise Refused(
-            "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
-            "remove it"
-        )
-    if policy.cache_reference and policy.reference_moves:
-        raise Refused(
-            "policy.cache_reference keeps log-probs of one reference, but policy.reference = "
-            f'"{policy.reference}" changes during the run; remove one of the two'
-        )
-    if config.data.has_held_out_groups and policy.reference_moves:
-        raise Refused(
-            "data.eval_store and data.hold_out are measured against one reference, but policy.reference = "
-            f'"{policy.reference}" changes during the run; remove one of the two'
-        )
-    if policy.reference == "ema" and policy.dtype != "float32" and policy.lora is None:
-        raise Refused(
-            'policy.reference = "ema" moves by small shares of a difference, which '
-            f'policy.dtype = "{policy.dtype}" rounds away, so that it would not move; use float32, '
-            'an adapter ([policy.lora], whose weights are float32), or "periodic"'
-        )
-
-
-def _check_rival(config: RunConfig) -> None:
-    """Refuse earlier weights that no source keeps, and those that can't become the reference's."""
-    source, policy = config.source, config.policy
-    if source.kind == "elsewhere" and source.sync_from > 1:
-        raise Refused(
-            f'source.sync_from = {source.sync_from} and source.kind = "elsewhere" exclude each other: '
-            'collectors sample with the newest weights that are published. What to do: source.kind = "inline"'
-        )
-    if policy.reference != "sampler":
-        return
-    if not source.lags:
-        raise Refused(
-            'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
-            f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '
-            f"{source.sync_every} and {source.sync_from}"
-        )
-    if policy.lora is not None:
-        raise Refused(
-            'policy.reference = "sampler" and [policy.lora] exclude each other: the copies that sample are '
-            'complete models. What to do: train all weights, or policy.reference = "periodic"'
-        )
-
-
-def _check_shaped(phase: Phase, prefix: str) -> None:
-    """What a reward made of its recorded parts loses, and values that are of rewards before shaping."""
-    config, reward = phase.config, phase.config.reward
-    whitens, clips = reward.whiten != "none", reward.clip is not None
-    lost: dict[str, object] = {"data.reward_scale": config.data.reward_scale}
-    makers = {f"reward.whiten = {reward.whiten}": lost if whitens and reward.functions else {}}
-    if REWARD_PARTS in phase.needs:
-        if not reward.functions:
-            raise Refused(
-                f"{prefix}the advantage of gdpo normalizes each of several rewards, but reward.functions "
-                "names none. What to do: list them there, or choose another advantage"
-            )
-        more = {"reward.whiten": whitens, "reward.clip": clips}
-        makers["the advantage of gdpo"] = {**lost, **more}
-    for maker, others in makers.items():
-        for name, value in others.items():
-            if value:
-                raise Refused(
-                    f"{prefix}{maker} makes the reward of its recorded parts, and {name} would be lost. What "
-                    "to do: remove one of the two"
-                )
-    if phase.takes_stored_value and (whitens or clips):
-        raise Refused(
-            f"{prefix}{'reward.whiten' if whitens else 'reward.clip'}: stored values (data.value_store, "
-            "data.value_half_life) are of rewards as they were scored. What to do: remove one of the two"
-        )
-
-
-def _check_rules(config: RunConfig, prefix: str) -> None:
-    """Contradictions in the settings of the guard and of prompt_order, and shares of what isn't drawn."""
-    if config.data.prompt_order == "uncertain":
-        problems = {
-            "data.value_half_life isn't set, by which values are tracked": not config.data.value_half_life,
-            "data.candidates is 1: there is nothing to choose from": config.data.candidates == 1,
-            'source.kind = "elsewhere": collectors choose prompts': config.source.kind == "elsewhere",
+            "guard.loss, or set evaluate.beta, which needs the reference": watched and not any(reads),
         }
-        refuse_first(f'{prefix}data.prompt_order = "uncertain": ', problems, ". What to do: change one")
-    guard = config.guard
-    if guard.action == "skip" and guard.kl is not None:
-        raise Refused(
-            f'{prefix}guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, '
-            'so every later step would be skipped; use "stop" or "rollback"'
-        )
-    for name in filter(None, config.data.shares_at(0)):
-        key = "roles" if name in ROLES else "sources"
-        allowed = getattr(config.data, key)
-        if allowed is not None and name not in allowed:
-            raise Refused(
-                f"{prefix}data.replay has a share of {name}, which data.{key} doesn't name, so nothing of it "
-                f"would be drawn; remove the share, or data.{key}"
-            )
-
-
-def _check_references(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Phases share the run's policy and one reference. Only the reference "phase" can begin later."""
-    policies = [phase.config.policy for phase in phases]
-    kinds = [p.reference for p in policies]
-    keys = [key for key in type(config.policy).model_fields if key.startswith("reference")]
-    references = {key: getattr(config.policy, key) for key in keys}
-    for policy in policies:
-        same_phase = policy.model_copy(update={"reference": kinds[0]}) == policies[0]
-        if not same_phase or policy.model_copy(update=references) != config.policy:
-            raise Refused(
-                "phases: a phase can't change [policy], except for policy.reference; remove the change"
-            )
-    if len(set(kinds)) > 1 and (set(kinds) != {"start", "phase"} or kinds != sorted(kinds, reverse=True)):
-        raise Refused(
-            'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
-            + ", ".join(f"{phase.name}: {kind}" for phase, kind in zip(phases, kinds))
-        )
+    )
 
 
 def check_heldout(
     prompts: Iterable[str], heldout: Collection[str], setting: str = "data.eval_prompts"
 ) -> None:
     """Raise `Refused` where a held-out prompt (both by id) is trained on."""
-    shared = set(prompts) & set(heldout)
-    if shared:
-        raise Refused(
-            f"{setting}: {len(shared)} of {len(heldout)} held-out prompts are in the training data "
-            f"(for one: {', '.join(sorted(shared)[:3])}); remove them from one of the two"
-        )
+    both = sorted(set(prompts) & set(heldout))
+    refuse(
+        {
+            f"{setting}: {len(both)} of {len(heldout)} held-out prompts are in the training data (for one: "
+            f"{', '.join(both[:3])}); remove them from one of the two": both,
+        }
+    )
 
 
 def measures_consistency(phase: Phase) -> bool:
@@ -386,3 +372,241 @@ def has_groups_to_measure(config: RunConfig) -> bool:
     is_on_policy = rule.kl and rule.temperature == config.policy.temperature
     evaluated = config.asks_held_out and rule.n > 1 and is_on_policy
     return fresh or evaluated or data.has_held_out_groups
+
+
+def follows_log(config: RunConfig) -> bool:
+    """Whether settings follow what is measured on held-out groups of a log."""
+    is_set = any(getattr(config.evaluate, key) != unset for key, unset in DECIDING.items())
+    return is_set and config.followed != "eval_reward"
+
+
+def check_followed(phases: Sequence[Phase]) -> None:
+    """Raise `Refused` where a run would wait for what no phase measures."""
+    configs = [phase.config for phase in phases]
+    is_measured = any(map(measures_followed, phases))
+    for rule in (config.evaluate for config in configs):
+        ways = ", or ".join(f"{FOLLOWED[name].needs} for {name}" for name in ("eval_reward", "eval_auc"))
+        for key, unset in DECIDING.items():
+            text = (
+                f"evaluate.{key} = {getattr(rule, key)} compares held-out measurements, and no phase makes "
+                f"any; set {ways}, or remove evaluate.{key}"
+            )
+            if rule.metric is not None:
+                text = (
+                    f"evaluate.metric = {rule.metric} is measured on {FOLLOWED[rule.metric].needs}, and no "
+                    "phase has that; set it, follow another metric, or remove evaluate.metric"
+                )
+            refuse({text: getattr(rule, key) != unset and not is_measured})
+    # ½ Var(R) under another β is another measure, in which no best can be chosen.
+    measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
+    betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
+    values = [beta for beta in betas if beta is not None]
+    changes = any(isinstance(beta, Mapping) or beta != values[0] for beta in values)
+    compares = any(config.evaluate.metric == "eval_consistency" for config in configs)
+    targets = [f"{c.evaluate.target_kl:g}" for c in configs if c.evaluate.target_kl is not None]
+    problems: dict[str, object] = {
+        "metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but objective.beta "
+        f"changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta": compares and changes,
+        f"target_kl = {''.join(targets[:1])} is compared with eval_kl_ref, which no phase measures: it needs "
+        "evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
+        "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl": (
+            targets and not any(map(measures_heldout_kl, configs))
+        ),
+    }
+    for key in ("patience", "target_kl"):
+        rules = [config.evaluate for config in configs if getattr(config.evaluate, key)]
+        values = [f"{getattr(rule, key):g}" for rule in rules]
+        problems[
+            f"{key} = {''.join(values[:1])} acts at evaluations, but evaluate.every = 0 makes them at the "
+            "ends of phases only; set evaluate.every"
+        ] = rules and not any(rule.every for rule in rules)
+    refuse(problems, "evaluate.")
+
+
+def measures_followed(phase: Phase) -> bool:
+    """Whether a phase measures the metric that it follows."""
+    name, config = phase.config.followed, phase.config
+    if name == "eval_reward":
+        return config.asks_held_out
+    if name == "eval_consistency" and phase.diagnostic_beta(config.objective.options) is None:
+        return False
+    return name is not None and config.data.has_held_out_groups
+
+
+def measures_heldout_kl(config: RunConfig) -> bool:
+    """Whether a phase measures eval_kl_ref, on held-out prompts or on a few prompts of the store."""
+    rule = config.evaluate
+    is_on_policy = rule.temperature == config.policy.temperature
+    return samples_kl(config) or (rule.kl and config.data.eval_prompts is not None and is_on_policy)
+
+
+def samples_kl(config: RunConfig) -> bool:
+    """Whether a phase on stored data samples responses for the KL, provided that the run has a reference.
+
+    It doesn't where held-out prompts measure it, where the engine isn't in this process, or where
+    responses are episodes, whose prompts need more than the store has.
+    """
+    wanted = config.data.draws_stored and config.evaluate.kl and config.evaluate.kl_samples > 0
+    shares_weights = "shares_weights" in capabilities(config.engine.kind)
+    if not (wanted and shares_weights and "shares_engine" in source_abilities(config)):
+        return False
+    return config.environment is None and not config.asks_held_out
+
+
+def check_phase(phase: Phase, prefix: str) -> None:
+    """Raise `Refused` where the settings of a phase contradict what its objective needs."""
+    config, data, objective = phase.config, phase.config.data, phase.config.objective
+    needs = phase.entry.needs(phase.resolved(options_at(objective.options, 0)))
+    if config.train.steps is not None:  # else it isn't known yet
+        phase.resolved(options_at(objective.options, config.train.steps))
+    evaluates = bool(config.evaluate.every) and measures_heldout_kl(config)
+    measures_kl = REF_LOGP in needs and (data.samples or evaluates)
+    refuse(
+        {
+            "objective.beta with target_kl follows kl_ref, the KL to the reference of an objective that "
+            f"needs it, got {objective.name}. It is measured on fresh samples, got data.replay = "
+            f"{data.replay}, or at evaluations, which need evaluate.every, evaluate.kl, and "
+            "evaluate.kl_samples or data.eval_prompts. What to do: set these, or a number for "
+            "beta": is_tuned(objective.options.get("beta")) and not measures_kl,
+            f"data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or "
+            "data.replay = 1": data.samples_fresh and not data.prompts,
+            f"data.experts = {data.experts} draws stored responses, but data.store isn't set; set it, or "
+            "leave data.experts out": data.experts and data.store is None,
+        },
+        prefix,
+    )
+    _check_origin(config, needs, prefix)
+    _check_differences(config, needs, prefix)
+    sizes = {}  # of groups, and the least, by the setting that has it
+    if data.samples_fresh:
+        sizes["sampler.n"] = config.sampler.n, least_responses(needs)
+    if data.group_size is not None and data.draws_stored:
+        joining = data.complete_groups or 0
+        sizes["data.group_size"] = data.group_size, least_responses(needs, "expert") - joining
+    for key, (size, minimum) in sizes.items():
+        if size < minimum:
+            raise Refused(
+                f"{prefix}objective {objective.name} needs groups of at least {minimum} responses, but {key} "
+                f"is {size}. What to do: {_ways_to_smaller(phase, minimum)}a larger {key}"
+            )
+    sampler, temperature = config.sampler, config.policy.temperature
+    refuse(
+        {
+            f"{MEANING.what}, but reward.meaning isn't set. What to do: {MEANING.way_out}; or set "
+            'objective.equivalent = "reward"': (
+                MEANING in needs and data.samples and config.reward.meaning is None
+            ),
+            f"{FRESH.what}, but train.updates = {config.train.updates}. What to do: {FRESH.way_out}.": (
+                FRESH in needs and config.train.updates > 1
+            ),
+            f"samples of the policy itself: sampler.temperature = policy.temperature ({temperature}), no "
+            f"truncation and no skipped layers; got temperature {sampler.temperature}, top_k "
+            f"{sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}, skip_layers "
+            f"{sampler.skip_layers}": (FRESH in needs and not sampler.is_of_policy(temperature)),
+        },
+        f"{prefix}objective {objective.name} needs ",
+    )
+
+
+def _ways_to_smaller(phase: Phase, minimum: int) -> str:
+    """The options without which the objective trains on smaller groups, such as a baseline of the group."""
+    options = phase.config.objective.options
+    ways = ""
+    for key, value in options.items():
+        remaining = {name: other for name, other in options.items() if name != key}
+        if least_responses(phase.entry.needed(remaining)) < minimum:
+            ways += f"remove objective.{key} = {value!r} or give it another value, or "
+    return ways
+
+
+def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
+    """Refuse needs that fresh samples, or stored ones, can't satisfy."""
+    data, sampler = config.data, config.sampler
+    judges = "judges_pairs" in source_abilities(config)
+    has_answers = config.environment is not None or data.store is not None
+    # Ratios need the kept sets of truncated samples; to a greedy choice there is none.
+    reports = "reports_kept_sets" in capabilities(config.engine.kind)
+    records = reports and sampler.keep_sets is not False and sampler.temperature > 0
+    record = ', or record which tokens it keeps (engine.kind = "hf" and sampler.keep_sets = true)'
+    way = "sample without it" + (record if sampler.temperature > 0 else "")
+    begin = f"{prefix}objective {config.objective.name} needs "
+    refuse(
+        {
+            f"pairs, which fresh samples don't have, but data.replay = {data.replay}. What to do: "
+            "data.replay = 1, from a data.store with judged pairs (agro import) and recipe pairs, "
+            'source.around = "rivals" with data.experts, or an objective on rewards.': (
+                PAIRS in needs and data.samples_fresh and not judges
+            ),
+            f"{OBSERVED_LOGP.what}, but there is neither [environment] nor data.store. What to do: "
+            f"{OBSERVED_LOGP.way_out}.": OBSERVED_LOGP in needs and not has_answers,
+            f"{BEHAVIOR_LOGP} over the same tokens as the trainer's, but sampler has {sampler.truncation}: "
+            f"what it excludes makes ratios to the policy biased. What to do: {way}, or use an objective "
+            "that doesn't need them, such as agro.": (
+                BEHAVIOR_LOGP in needs and data.samples and sampler.truncation and not records
+            ),
+        },
+        begin,
+    )
+    stale = _stale_by(config)
+    for need in ordered(needs):
+        if need.fresh_only and stale is not None:
+            reason, way = stale
+            raise Refused(f"{begin}{need.what}, but with {reason}. What to do: {way}, or {need.way_out}.")
+        applies = any(need.applies_to(role) for role in data.roles or ROLES)
+        if need.fresh_only and data.draws_stored and applies:
+            but = f"data.replay = {data.replay} draws stored samples"
+            raise Refused(f"{begin}{need.what}, but {but}. What to do: {need.way_out}.")
+
+
+def _stale_by(config: RunConfig) -> tuple[str, str] | None:
+    """Why samples of a run may be stale, and the way out; None where they are of the current weights."""
+    source, max_age = config.source, config.data.max_age
+    if "samples_current_weights" in source_abilities(config):
+        return None
+    if "samples_current_weights" not in lacking(config):
+        return f"source.around = {source.around} samples are of another policy", "no source.around"
+    if source.sync_from > 1:
+        return f"source.sync_from = {source.sync_from} samples are stale", "source.sync_from = 1"
+    if source.lags:
+        return f"source.sync_every = {source.sync_every} samples are stale", "source.sync_every = 1"
+    if max_age == 0:
+        return None
+    reason = f'source.kind = "{source.kind}" samples may be stale (data.max_age = {max_age})'
+    return reason, "data.max_age = 0"
+
+
+def _check_differences(config: RunConfig, needs: set[Need], prefix: str) -> None:
+    """Where rewards are compared that can't differ or aren't looked at, and what data.complete_groups and
+    data.reward_scale can't be combined with."""
+    data, objective, need = config.data, f"objective {config.objective.name}", grouping(needs)
+    if data.best_of_group and need is not None:
+        raise Refused(
+            f"{prefix}{objective} compares the responses of a group (it needs {need.what}), but "
+            "data.best_of_group draws only those of its highest reward. What to do: leave "
+            "data.best_of_group out, or use an objective of single responses, such as sft."
+        )
+    if data.spread:
+        problems: dict[str, object] = {
+            "data.best_of_group draws only responses of one reward in a group": data.best_of_group,
+            f"{objective} draws judged pairs, whatever their rewards": PAIRS in needs,
+            "sampler.n = 1 makes groups of one response": data.samples_fresh and config.sampler.n == 1,
+        }
+        begin = f"{prefix}data.spread = true trains only on groups whose rewards differ, but "
+        refuse(problems, begin, ". What to do: data.spread = false, or change the other")
+    if data.reward_scale:
+        keys = {"min_reward": data.min_reward is not None}
+        keys |= {"best_of_group": data.best_of_group, "spread": bool(data.spread)}
+        begin = f"{prefix}data.reward_scale maps rewards after the draw, but data."
+        refuse(keys, begin, " compares them as they are stored; remove one of the two")
+    if data.complete_groups is not None:
+        problems = {
+            "completes stored groups, but none is drawn: set data.store and data.replay": (
+                not data.draws_stored or data.store is None
+            ),
+            f"samples responses without judgments, but {objective} needs pairs": PAIRS in needs,
+            "and data.spread exclude each other: whether rewards differ isn't known before it samples": (
+                data.spread
+            ),
+        }
+        begin = f"{prefix}data.complete_groups = {data.complete_groups} "
+        refuse(problems, begin, "; change one of the two")

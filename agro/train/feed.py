@@ -33,8 +33,7 @@ from agro.train.collate import (
 )
 from agro.train.learner import Learner
 from agro.train.phases import Phase
-from agro.train.reward_scales import check_drawn, rescaled
-from agro.train.trainable import named
+from agro.train.trainable import check_drawn, named, rescaled
 from agro.types import Batch, Sample, truncation
 from agro.types.sample import ROLES
 

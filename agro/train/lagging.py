@@ -19,8 +19,8 @@ from agro.runs.folder import Run
 from agro.store import Store
 from agro.train.learner import Learner
 from agro.train.phases import derive
+from agro.train.recovery import read_position
 from agro.train.source import FillRequest, InlineSource
-from agro.train.state import read_position
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from agro.config import LoRA, RunConfig, SamplerConfig
 from agro.io.files import complete_folder
-from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.models.published import form_of, publish
 from agro.models.reference import fingerprint, follow
@@ -35,93 +34,11 @@ MOVING = ("ema", "periodic")  # references that change during a phase
 LEARNER, AVERAGE = "learner.json", "average"  # a file, and a part of a checkpoint
 
 
-class Learner(Protocol):
-    """What the loop needs of the weights. `version` counts optimizer steps."""
+class Learner:
+    """The weights in this process. `version` counts optimizer steps.
 
-    version: int
-    encoder: Encoder
-
-    @property
-    def reference_key(self) -> str | None:
-        """Identifies the reference by all that its log-probs depend on; None where there is no reference."""
-        ...
-
-    def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
-        """Begin a phase, or continue it.
-
-        `began`: the checkpoint that the phase began with, None at the start of the run. `resumed`: the
-        checkpoint in the middle of the phase to continue from, whose weights were loaded.
-        """
-        ...
-
-    def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
-        """[B,T] log-probs of the batch's tokens, float64, 0 outside the mask; no gradient."""
-        ...
-
-    def values(self, batch: Batch) -> Tensor:
-        """[B,T] the learned value of what comes before each token, 0 outside the mask; no gradient."""
-        ...
-
-    def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
-        """[A] log-probs of the policy's choices in an encoded sample, at its own sampling settings."""
-        ...
-
-    def gradient(
-        self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
-    ) -> Step:
-        """Compute the objective's gradient and clip it; `check` may stop it. Raises `NotFinite`."""
-        ...
-
-    def move(self, lr: float, largest: float | None = None) -> None:
-        """One optimizer step along the gradient; the version grows by one. `largest`: see `Optimizer`."""
-        ...
-
-    def along_gradient(self) -> Tensor:
-        """[] see `Optimizer.along_gradient`, which a move lowers by what it promised."""
-        ...
-
-    def try_move(self, lr: float, batch: Batch) -> Tensor:
-        """The log-probs that `logp` would return after `move`, which is taken back, bit for bit."""
-        ...
-
-    def follow(self, step: int) -> None:
-        """Update a reference that follows the policy after `step` steps of the phase (from 1)."""
-        ...
-
-    def refer(self, folder: Path) -> None:
-        """Give the reference the weights that were published in `folder`."""
-        ...
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """While it lasts, the policy has the average of its weights, where train.weights_average is set.
-
-        For what is measured and saved. Weights must not move meanwhile.
-        """
-        ...
-
-    def show(self) -> None:
-        """Let an engine in this process sample with the current weights."""
-        ...
-
-    def publish(self, folder: Path) -> None:
-        """Write the weights in the form that the engine takes; for servers a probe of them too."""
-        ...
-
-    def save_model(self, folder: Path, *, merge: bool) -> None:
-        """Write model and tokenizer in transformers format; an adapter is merged, or written by itself."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write everything that `load` and `enter` need into a checkpoint's folder."""
-        ...
-
-    def load(self, folder: Path, version: int) -> None:
-        """Take the weights of a checkpoint, and their average where it has one."""
-        ...
-
-
-class Local:
-    """A learner in this process."""
+    On several ranks `agro.train.ranks` repeats these calls on each.
+    """
 
     def __init__(self, policy: Policy, reference: Policy | None, say: Callable[[str], None]) -> None:
         self.policy, self.reference, self.say = policy, reference, say
@@ -131,9 +48,15 @@ class Local:
 
     @property
     def reference_key(self) -> str | None:
+        """Identifies the reference by all that its log-probs depend on; None where there is no reference."""
         return None if self.reference is None else fingerprint(self.reference)
 
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
+        """Begin a phase, or continue it.
+
+        `began`: the checkpoint that the phase began with, None at the start of the run. `resumed`: the
+        checkpoint in the middle of the phase to continue from, whose weights were loaded.
+        """
         self.config = config
         if resumed is None and config.train.start == "first":
             self._restart(config)
@@ -169,11 +92,13 @@ class Local:
         self.say("the phase begins with the first weights")
 
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
+        """[B,T] log-probs of the batch's tokens, float64, 0 outside the mask; no gradient."""
         policy = self.policy if of == "policy" else self.reference
         assert policy is not None
         return streams_of(policy, batch, ["logp"], self._passes())["logp"]
 
     def values(self, batch: Batch) -> Tensor:
+        """[B,T] the learned value of what comes before each token, 0 outside the mask; no gradient."""
         return streams_of(self.policy, batch, ["prefix_value"], self._passes())["prefix_value"]
 
     def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
@@ -183,6 +108,7 @@ class Local:
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
+        """Compute the objective's gradient and clip it; `check` may stop it. Raises `NotFinite`."""
         passes = self._passes(check)
         step = backward(self.policy, batch, objective, options, passes, self.reference)
         self._after_backward()
@@ -190,6 +116,7 @@ class Local:
 
     @denormals_as_zero()
     def move(self, lr: float, largest: float | None = None) -> None:
+        """One optimizer step along the gradient; the version grows by one. `largest`: see `Optimizer`."""
         self.optimizer.move(lr, largest)
         self.version += 1
         if self.average is not None:
@@ -198,39 +125,48 @@ class Local:
 
     @denormals_as_zero()
     def along_gradient(self) -> Tensor:
+        """[] see `Optimizer.along_gradient`, which a move lowers by what it promised."""
         return self.optimizer.along_gradient()
 
     @denormals_as_zero()
     def try_move(self, lr: float, batch: Batch) -> Tensor:
+        """The log-probs that `logp` would return after `move`, which is taken back, bit for bit."""
         with self.optimizer.taken_back():
             self.optimizer.move(lr)
             return self.logp(batch)
 
     def follow(self, step: int) -> None:
+        """Update a reference that follows the policy after `step` steps of the phase (from 1)."""
         if self.reference is not None:
             follow(self.reference, self.policy, self.config.policy, step)
 
     def refer(self, folder: Path) -> None:
+        """Give the reference the weights that were published in `folder`."""
         if self.reference is not None:
             self.reference.load_weights(folder)
 
     def averaged(self) -> AbstractContextManager[None]:
+        """While it lasts, the policy has the average of its weights, where train.weights_average is set.
+
+        For what is measured and saved. Weights must not move meanwhile.
+        """
         return nullcontext() if self.average is None else self.average.in_place()
 
     def show(self) -> None:
-        """Nothing: an engine shares them."""
+        """Let an engine in this process sample with the current weights; this one shares them."""
 
-    def publish(self, folder: Path) -> None:
-        self._publish(self.policy, folder)
-
-    def _publish(self, policy: Policy, folder: Path) -> None:
+    def publish(self, folder: Path, policy: Policy | None = None) -> None:
+        """Write the weights in the form that the engine takes; for servers a probe of them too."""
         with complete_folder(folder) as temporary:
-            publish(policy, temporary, form_of(self.config), probed=self.config.engine.uses_servers)
+            probed = self.config.engine.uses_servers
+            publish(policy or self.policy, temporary, form_of(self.config), probed=probed)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
+        """Write model and tokenizer in transformers format; an adapter is merged, or written by itself."""
         self.policy.save(folder, merge=merge)
 
     def save(self, folder: Path) -> None:
+        """Write everything that `load` and `enter` need into a checkpoint's folder."""
         self._write(self.policy.trained(), folder, "model")
         self._write(self._optimizer_state(), folder, "optimizer")
         if self.policy.value_weights():
@@ -245,6 +181,7 @@ class Local:
         self._write_text(json.dumps(counts), folder / LEARNER)
 
     def load(self, folder: Path, version: int) -> None:
+        """Take the weights of a checkpoint, and their average where it has one."""
         assign(folder, "model", self.policy.trained())
         if self.policy.masters is not None:
             self.policy.masters.round()
@@ -292,9 +229,6 @@ class Local:
         groups = self.optimizer.adam.state_dict()["param_groups"]
         self.optimizer.adam.load_state_dict({"state": state, "param_groups": groups})
 
-    def set_version(self, version: int) -> None:
-        self.version = version
-
     def _after_backward(self) -> None:
         """Complete the gradients."""
 
@@ -305,6 +239,9 @@ class Local:
         """Write a part of a checkpoint."""
         file = folder / f"{part}.safetensors"
         save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
+
+
+Local = Learner  # where it matters that it isn't one of several ranks
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 A run has phases, and a phase has steps. One step fills the store with fresh groups, draws them and stored
 ones, computes the objective's gradient over them, moves the weights, publishes them and measures. Now and
-then it commits a checkpoint. The loop depends on three protocols only: a `Learner` owns the weights, a
+then it commits a checkpoint. The loop depends on three parts: a `Learner` owns the weights, a
 `Source` fills the store (with the help of an engine), and `Monitor`s observe steps. All randomness comes from
 counters (seed, step, response, position), so a run that is stopped and resumed equals one that never stopped.
 """
@@ -22,10 +22,9 @@ from agro.train.feed import Feed
 from agro.train.learner import Learner
 from agro.train.measure import describe_batch
 from agro.train.monitors import Monitor, View
-from agro.train.phases import Phase
+from agro.train.phases import Phase, Position
 from agro.train.recovery import Checkpoints, go_back, start_of
 from agro.train.source import Sampling, Source
-from agro.train.state import Position
 from agro.train.update import Updates, observe
 
 

@@ -1,19 +1,36 @@
-"""The metrics of a step. What is unknown or wasn't measured is None."""
+"""The metrics of a step. What is unknown or wasn't measured is None.
+
+Among them, how far groups are from the optimum, for any objective: ½ Var(R), regret, the spread of βρ.
+
+R = r − βρ, where ρ is the log-ratio of a complete response to the reference. At π* it is the same for every
+response to a prompt (AGRO, Theorem 1), so that ½ Var(R) and regret are 0 there, and βρ differs as much as r.
+
+Log-ratios ρ = log π/π_ref of stored responses: the best and the worst of each group, and the mean of e^ρ.
+
+They show in which direction a run on stored data moves, which its loss doesn't. The policy should raise the
+best responses of a group above the reference and lower the worst ones. The mean of e^ρ is 1 in expectation on
+samples of the reference. Below 1, the policy loses probability on the responses that the store has, good and
+bad ones alike.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from agro.objectives import Objective
+from agro.objectives.methods.consistency import regularized_reward
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
 from agro.train.collate import staleness, total_reward
-from agro.train.diagnostics import distances, spreads, stored_metrics, unequal
 from agro.train.feed import Valid, one_each
 from agro.train.phases import Phase
 from agro.train.step import Step
@@ -77,7 +94,7 @@ def describe_step(
 ) -> dict[str, Any]:
     """Metrics of a step's gradient: of the objective, and on recent samples KL and regret.
 
-    On stored samples also the log-ratios of the best and the worst responses, see `agro.train.diagnostics`.
+    On stored samples also the log-ratios of the best and the worst responses, see `agro.train.measure`.
 
     kl_ref is the mean over recent responses of Σ_t log π − log π_ref, in nats, which estimates the KL on
     samples of the policy itself. Samples of earlier weights are weighted by π/μ, normalized.
@@ -150,3 +167,246 @@ def kl_of(batch: Batch, logp: torch.Tensor) -> float:
     log_weight_N = groups.sum_tokens(torch.where(is_stale[:, None], logp - batch.behavior_logp, 0.0))
     weight_N = log_weight_N.softmax(0)
     return float((weight_N * groups.sum_tokens(ratio_BT)).sum())
+
+
+# Rewards that differ by less than this share of the largest one differ by rounding or noise: a ratio to their
+# spread would say that β is too large, whatever it is.
+NOTICEABLE = 1e-3
+
+
+def distances(
+    batch: Batch, logp_BT: Tensor, beta: float, average: str = "sum"
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """½ Var(R) [G], n − 1 in the variance, and β log mean exp(R/β) − mean R [G].
+
+    Both are of groups with two or more scored responses. The first is valid for responses of any origin. The
+    second estimates β KL(π ‖ π*), the regret in regularized reward (AGRO, Lemma 5), on samples of the policy
+    itself. It is biased low, since a group may miss the best responses.
+    """
+    groups = Groups.of(batch)
+    scored_N = ~groups.reward.isnan()
+    several_G = groups.sum(scored_N.double()) > 1
+    rows = (scored_N & several_G[groups.group])[batch.response].nonzero()[:, 0]
+    if not len(rows):
+        return np.empty(0), np.empty(0)
+    part = batch.rows(rows)
+    groups = Groups.of(part)
+    R_N = regularized_reward({"logp": logp_BT[rows]}, part, groups, beta, average)
+    regret_G = groups.sum(groups.soft_maximum(R_N, beta) - R_N) / groups.n
+    return (0.5 * groups.variance(R_N)).cpu().numpy(), regret_G.cpu().numpy()
+
+
+def ranking(batch: Batch, logp_BT: Tensor, average: str = "sum") -> NDArray[np.float64]:
+    """How often ρ is higher for the response of the higher reward [G], within groups of unequal rewards.
+
+    It is the area under the ROC curve (AUC) where rewards are 0 and 1: a share of the pairs of responses with
+    different rewards, where equal ρ count one half. Responses without a reward are dropped. It is 0.5 by
+    chance and where π is π_ref. Unlike ½ Var(R) it doesn't depend on the scale of ρ.
+    """
+    assert batch.ref_logp is not None
+    groups = Groups.of(batch)
+    rho_N = groups.over_tokens(logp_BT - batch.ref_logp, average)
+    auc = []
+    for group in range(len(groups.n)):
+        members = groups.group == group
+        reward, rho = groups.reward[members], rho_N[members]
+        better = reward[:, None] > reward
+        if better.any():
+            wins = (rho[:, None] > rho).double() + 0.5 * (rho[:, None] == rho)
+            auc.append(float(wins[better].mean()))
+    return np.array(auc)
+
+
+def unequal(groups: Groups, share: float = 0.0) -> Tensor:
+    """[G] whether the known rewards of a group differ, by more than `share` times the largest |reward|."""
+    highest_G, lowest_G = groups.extremes(groups.reward)
+    largest = groups.reward.abs().nan_to_num().max()
+    return highest_G - lowest_G > share * largest
+
+
+def summary(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+    """The mean of independent values, and its standard error; empty without values."""
+    if not len(values):
+        return {}
+    return {name: float(values.mean()), f"{name}_se": standard_error(values)}
+
+
+def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> dict[str, float | int]:
+    """Means over the groups of an evaluation's own samples, with standard errors; empty without groups.
+
+    Without unequal rewards in a group regret is unknown: what isn't seen to be better may exist.
+    """
+    half, regret = distances(batch, logp_BT, beta, average)
+    if not len(half):
+        return {}
+    means: dict[str, float | int] = {"eval_fresh_groups": len(half)}
+    means |= summary("eval_fresh_consistency", half)
+    if unequal(Groups.of(batch)).any():
+        means |= summary("eval_regret", regret)
+    return means
+
+
+def standard_error(x: NDArray[np.float64]) -> float:
+    """Of the mean of independent values; NaN for a single one."""
+    if len(x) < 2:
+        return math.nan
+    return float(x.std(ddof=1) / math.sqrt(len(x)))
+
+
+def spreads(step: Step, entry: Objective, options: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Standard deviations of ρ (nats) and of r within groups: roots of the mean variance over groups.
+
+    None for an objective that doesn't weight responses by r − βρ, and where no rewards differ noticeably.
+
+    An update of AGRO follows R relative to the rest of its group. A ρ that all responses share cancels, so
+    only the spread of βρ inside a group can exceed that of the rewards. The ratio of β times the first to the
+    second is 1 at π*. Groups of equal rewards are dropped: they would make a run that has solved its prompts
+    look like one that can't learn.
+    """
+    batch, need = step.batch, entry.anchor(options)
+    anchor_BT = None if need is None else need.of(batch)
+    if anchor_BT is None or not options.get("beta"):
+        return None
+    groups = Groups.of(batch)
+    rho_N = groups.over_tokens(step.streams["logp"] - anchor_BT, entry.averages(options))
+    differs_G = unequal(groups, NOTICEABLE)
+    if not differs_G.any():
+        return None
+    nats, reward = (float(groups.variance(x_N)[differs_G].mean().sqrt()) for x_N in (rho_N, groups.reward))
+    return nats, reward
+
+
+def dwarfed(ratio: float, entry: Objective, options: Mapping[str, Any], length: float) -> str:
+    """The warning for a `kl_to_reward_spread` above `DWARFED`. `length`: mean tokens per response."""
+    beta, way = options["beta"], ""
+    if entry.averages(options) == "sum":
+        way = f" (about 1/length, {1 / length:.2g}, where rewards go from 0 to 1)"
+        if "average" in entry.options.model_fields:
+            way += ', or objective.average = "token"'
+    return (
+        f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), so "
+        f"that updates mainly follow the log-ratios: β = {beta:.3g}, responses of {length:.0f} tokens. What "
+        f"to do: a smaller objective.beta{way}"
+    )
+
+
+LARGEST = math.log(sys.float_info.max)  # a larger exponent has no finite exponential
+Values = NDArray[np.float64]
+
+
+def stored_metrics(batch: Batch, logp_BT: Tensor, recent: Sequence[bool]) -> dict[str, float]:
+    """Metrics of the stored responses of a step; without those that are unknown.
+
+    `recent`: [B] see `Valid.recent`; the other rows are the stored ones.
+    """
+    stored = (~torch.tensor(recent, device=logp_BT.device)).nonzero()[:, 0]
+    if not len(stored):
+        return {}
+    part, logp_BT = comparable(batch.rows(stored)), logp_BT[stored]
+    of_best = kl_of_best(part)
+    metrics = mean("kl_of_best", of_best) | ({"kl_of_best_groups": len(of_best)} if len(of_best) else {})
+    if part.ref_logp is None:
+        return metrics
+    known_BT = part.ref_logp.isfinite() | ~part.mask
+    rows = known_BT.all(1).nonzero()[:, 0]
+    if not len(rows):
+        return metrics
+    part, logp_BT = part.rows(rows), logp_BT[rows]
+    best_G, worst_G = best_and_worst(part, logp_BT)
+    metrics |= mean("log_ratio_best", best_G) | mean("log_ratio_worst", worst_G)
+    return metrics | exponential("ratio_mean", log_ratios(part, logp_BT), error=False)
+
+
+def comparable(batch: Batch) -> Batch:
+    """The batch; as one group where no prompt has two scored responses, as on a log of single responses."""
+    groups = Groups.of(batch)
+    if (groups.sum((~_rewards(groups).isnan()).double()) > 1).any():
+        return batch
+    return batch.replace(
+        group=torch.zeros_like(batch.group), group_names=("all",), weight=torch.ones_like(batch.weight)
+    )
+
+
+def log_ratios(batch: Batch, logp_BT: Tensor) -> Values:
+    """ρ [N] of each response, in nats: the sum over its tokens."""
+    assert batch.ref_logp is not None
+    rho_N = Groups.of(batch).sum_tokens(logp_BT - batch.ref_logp)
+    return np.asarray(rho_N.cpu().numpy(), np.float64)
+
+
+def log_mean_ratios(batch: Batch, logp_BT: Tensor) -> Values:
+    """[G] log of the mean of e^ρ in each group."""
+    assert batch.ref_logp is not None
+    groups = Groups.of(batch)
+    mean_N = groups.soft_maximum(groups.sum_tokens(logp_BT - batch.ref_logp), 1.0)
+    mean_G = torch.zeros_like(groups.weight).index_copy(0, groups.group, mean_N)
+    return np.asarray(mean_G.cpu().numpy(), np.float64)
+
+
+def best_and_worst(batch: Batch, logp_BT: Tensor) -> tuple[Values, Values]:
+    """The mean ρ of the responses with the highest reward of their group [G], and with the lowest [G].
+
+    Of groups with unequal rewards. Responses without a reward are dropped.
+    """
+    assert batch.ref_logp is not None
+    groups = Groups.of(batch)
+    rho_N = groups.sum_tokens(logp_BT - batch.ref_logp)
+    *extremes, differs_G = _extremes(groups)
+    best_G, worst_G = (
+        groups.sum(torch.where(chosen_N, rho_N, 0.0)) / groups.sum(chosen_N.double()) for chosen_N in extremes
+    )
+    return best_G[differs_G].cpu().numpy(), worst_G[differs_G].cpu().numpy()
+
+
+def kl_of_best(batch: Batch) -> Values:
+    """−log of the share of responses that have the highest reward of their group [G], in nats.
+
+    Of groups with unequal rewards. On samples of the reference it estimates the KL divergence of the policy
+    that writes only such responses, and otherwise writes as the reference does.
+    """
+    groups = Groups.of(batch)
+    best_N, _, differs_G = _extremes(groups)
+    share_G = groups.sum(best_N.double()) / groups.sum((~_rewards(groups).isnan()).double())
+    return np.asarray(-share_G[differs_G].log().cpu().numpy(), np.float64)
+
+
+def _extremes(groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+    """Responses with the highest reward of their group [N], with the lowest [N]; where these differ [G]."""
+    reward_N = _rewards(groups)
+    highest_G, lowest_G = groups.extremes(reward_N)
+    best_N = reward_N == highest_G[groups.group]  # false for an unknown reward, NaN
+    worst_N = reward_N == lowest_G[groups.group]
+    return best_N, worst_N, highest_G > lowest_G
+
+
+def _rewards(groups: Groups) -> Tensor:
+    """[N] NaN also where the rows of a response have different rewards: not every objective refuses that."""
+    reward_B, response = groups.batch.reward.double(), groups.batch.response
+    some_N = reward_B[groups.first_row]
+    differs_B = some_N[response] != reward_B
+    return torch.where(groups.mean_rows(differs_B.double()) > 0, torch.nan, some_N)
+
+
+def mean(name: str, values: Values) -> dict[str, float]:
+    """The mean; empty without values."""
+    if not len(values):
+        return {}
+    return {name: float(values.mean())}
+
+
+def exponential(name: str, logs: Values, *, error: bool = True) -> dict[str, float]:
+    """The mean of e^x over values x, and with `error` its standard error; empty without values.
+
+    What is above the largest float64, 1.8e308, is that number.
+    """
+    if not len(logs):
+        return {}
+    scale = float(logs.max())
+    scaled = np.exp(logs - scale)  # at most 1
+    metrics = {name: float(scaled.mean())}
+    if error:
+        metrics = summary(name, scaled)
+    for key, value in metrics.items():
+        if value > 0:  # else 0, or NaN
+            metrics[key] = math.exp(min(math.log(value) + scale, LARGEST))
+    return metrics

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -28,14 +28,38 @@ from agro.objectives.weights import MEASURED
 from agro.rollout.prompts import read_prompts
 from agro.store import DrawRule, Store
 from agro.store.location import exists, located
-from agro.train.state import Position
 from agro.types.sample import ROLES
 
 TUNED = {"start", "target_kl", "rate"}
 SHIFT = "baseline shift"  # the monitor whose state it is, where objective.baseline_shift is "measured"
-
-
 TRIED = 1e-5  # the first rate that is tried where train.lr is "auto"
+
+
+@dataclass(frozen=True)
+class Position:
+    """The position of a run between two steps."""
+
+    phase: str = ""
+    step: int = 0  # of the run, the last one done
+    version: int = 0  # optimizer steps
+    prompts: int = 0  # sampled from in this phase
+    skipped: int = 0  # updates in a row that weren't made
+    beta: float | None = None  # where it is tuned to a target KL
+    # Of the steps before, per unit of learning rate: √(2 KL), and the share of their promise that they lost.
+    speed: float | None = None
+    lost: float | None = None
+    rate: float | None = None  # the phase's largest, which was found where train.lr is "auto"
+    rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
+    # The last entry of other runs that may be used from the cache of reference log-probs; -1: not begun.
+    cached: int = -1
+    monitors: Mapping[str, Any] = field(default_factory=dict)  # state of each monitor, by its name
+    stopped: str = ""  # why the run ended before its last step
+    anchor: str = ""  # digest of the checkpoint that the phase began with
+    digest: str = ""  # of the last checkpoint; it can't stand in that checkpoint itself
+
+    def columns(self) -> dict[str, Any]:
+        """Those of metrics.jsonl that tell steps apart."""
+        return {"step": self.step, "phase": self.phase, "version": self.version}
 
 
 def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None) -> float:

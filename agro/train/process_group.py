@@ -1,19 +1,37 @@
-"""The process group of the ranks that torchrun started, and the calls that rank 0 sends to the others."""
+"""The process group of the ranks that torchrun started, the calls that rank 0 sends, and a watch.
+
+Ranks that vanish end the run, with their name, instead of holding the others forever.
+
+A collective takes as long as its slowest rank, and rank 0 may sample for hours, so collectives have no useful
+time limit. Beside them, each process of torchrun beats: a thread sets a key, with a new number each time, in
+the store that all ranks see. A rank whose key doesn't change for `train.rank_seconds` is gone, however long
+others take: its process was killed or stopped, its host is down, or the cable is out.
+
+A rank whose launcher died is gone too, before another launcher starts the run again beside it.
+
+Nothing can be saved then, since the shards of that rank are missing. The process ends at once, as if it
+were killed, and torchrun starts all ranks again where it has `--max-restarts`: they go on with the last
+checkpoint.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-PATIENCE = timedelta(days=7)  # ranks wait for rank 0 while it samples; `agro.train.watch` ends it
+PATIENCE = timedelta(days=7)  # ranks wait for rank 0 while it samples; `agro.train.process_group` ends it
 
 
 def world_size() -> int:
@@ -71,3 +89,121 @@ class Calls:
         call = [None]
         dist.broadcast_object_list(call, group=self.group)
         return call[0]
+
+
+SHARE = 20  # beats in `train.rank_seconds`
+SLOWEST = 1.0  # seconds between beats, at most
+ERROR = 1  # exit code
+
+
+def end_process(message: str) -> None:
+    """End this process with all its threads, one of which may wait in a collective."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(ERROR)
+
+
+class Watch:
+    """Beats for this rank, and calls `end` with a message when another is silent. Use it as a context."""
+
+    def __init__(
+        self,
+        seconds: float,
+        rank: int,
+        ranks: int,
+        connect: Callable[[timedelta], Any],
+        end: Callable[[str], None] = end_process,
+    ) -> None:
+        """`connect`: makes a store of torch.distributed. It is given the seconds of its answers."""
+        self.seconds, self.rank, self.ranks, self.connect, self.end = seconds, rank, ranks, connect, end
+        self.every = min(SLOWEST, seconds / SHARE)
+        self.limit = seconds - 2 * self.every  # a last beat is seen a beat late
+        self.launcher = os.getppid()
+        self.left = threading.Event()
+        self.keys = [f"beat/{number}" for number in range(ranks)]
+        self.beats: dict[int, tuple[str, float]] = {}  # by rank: the last one, and when it was new
+        self.answered = time.monotonic()  # by the store, the last time
+
+    def __enter__(self) -> Self:
+        self.threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._listen)]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.left.set()
+        for thread in self.threads:
+            thread.join(self.every)  # not longer: the store may be out of reach
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Where a collective fails, since a rank closed its connections, wait for its name: a few beats."""
+        try:
+            yield
+        except RuntimeError:
+            self._name_silent()
+            raise
+
+    def _beat(self) -> None:
+        """Set the key of this rank, and read those of all. It may hang in a store that is out of reach."""
+        number, host = 0, socket.gethostname()
+        store = None
+        while not self.left.wait(self.every if number else 0):
+            number += 1
+            try:
+                store = store or self.connect(timedelta(seconds=self.seconds))
+                store.set(self.keys[self.rank], f"{number} {host}")
+                values = store.multi_get(self.keys) if store.check(self.keys) else None
+            except RuntimeError:
+                store = None  # `_listen` ends the process if it stays so
+                continue
+            if values is None:
+                continue  # not all have started
+            self.answered = now = time.monotonic()
+            for rank, value in enumerate(map(bytes.decode, values)):
+                if rank not in self.beats or self.beats[rank][0] != value:
+                    self.beats[rank] = value, now
+
+    def _listen(self) -> None:
+        """End the process when a rank was silent for too long."""
+        before = time.monotonic()
+        while not self.left.wait(self.every):
+            now = time.monotonic()
+            if now - before > self.limit:  # this process stood still itself, and has heard nobody
+                self.answered = now
+                self.beats = {rank: (value, now) for rank, (value, _) in dict(self.beats).items()}
+            before = now
+            silent = self._silent(self.limit)
+            if os.getppid() != self.launcher:
+                silent = f"the launcher of rank {self.rank} (pid {self.launcher}) has died"
+            if silent:
+                self._end(silent)
+
+    def _name_silent(self) -> None:
+        """End the process with the name of a rank that stops beating now, if one does."""
+        few = 3 * self.every
+        deadline = time.monotonic() + 2 * few
+        while time.monotonic() < deadline:
+            silent = self._silent(few)
+            if silent:
+                self._end(silent)
+                return
+            time.sleep(self.every)
+
+    def _end(self, silent: str) -> None:
+        limit = f"train.rank_seconds = {self.seconds:g}"
+        self.end(f"{silent}; the run ends ({limit}). What to do: continue it with --resume")
+
+    def _silent(self, limit: float) -> str:
+        """Which ranks were silent for longer than `limit`; empty where none was."""
+        if not self.beats:
+            return ""  # not all have started
+        now = time.monotonic()
+        if now - self.answered > limit:
+            return f"the store of the ranks, on the host of rank 0, hasn't answered for {limit:.3g} s"
+        others = {rank: beat for rank, beat in dict(self.beats).items() if rank != self.rank}
+        silent = [_name(rank, value) for rank, (value, at) in others.items() if now - at > limit]
+        return f"{', '.join(silent)}: not heard of for {limit:.3g} s" if silent else ""
+
+
+def _name(rank: int, value: str) -> str:
+    return f"rank {rank} on {value.partition(' ')[2]}"

@@ -36,7 +36,7 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.reference import duplicate
 from agro.objectives import NotFinite
-from agro.train.learner import Local, Which, logp_as_sampled
+from agro.train.learner import Learner, Which, logp_as_sampled
 from agro.train.micro import MicroBatch
 from agro.train.process_group import Calls
 from agro.train.step import Passes, Step
@@ -65,7 +65,7 @@ class DistributedPasses(Passes):
             dist.all_reduce(stream)
 
 
-class Shard(Local):
+class Shard(Learner):
     """The learner of one rank. All ranks receive the same calls."""
 
     def __init__(
@@ -89,6 +89,9 @@ class Shard(Local):
     @property
     def reference_key(self) -> str | None:
         return self.key
+
+    def set_version(self, version: int) -> None:
+        self.version = version
 
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
         super().enter(config, began=began, resumed=resumed)
@@ -119,10 +122,10 @@ class Shard(Local):
         self.average_in_place.close()
         self.show()
 
-    def publish(self, folder: Path) -> None:
+    def publish(self, folder: Path, policy: Policy | None = None) -> None:
         self.show()
         if self.copy is not None:
-            self._publish(self.copy, folder)
+            super().publish(folder, self.copy)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
         self.show()

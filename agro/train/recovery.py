@@ -1,24 +1,36 @@
-"""The checkpoints of a run: those that it commits, and the last complete one, from which it resumes."""
+"""The checkpoints of a run: those that it commits, the last complete one, from which it resumes, and the
+fingerprints of what it reads, by which `--resume` notices changes.
+
+A checkpoint is a folder of safetensors and JSON, never pickles. It is written to a temporary folder, synced
+and renamed, and its parent is synced. Only then does one transaction of the store write (run, step, digest),
+the row that makes the checkpoint valid. The last few are kept, since a disk may damage one.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from agro import config as configuration
-from agro.config import RunConfig
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
-from agro.io.files import writing
+from agro.io import record_files
+from agro.io.files import complete_folder, digest, digest_of_module, digest_of_object, writing
 from agro.models.policy import Policy
+from agro.models.reference import fingerprint
 from agro.rollout import Activity
 from agro.runs.folder import Run
 from agro.store import Commit, Store
-from agro.train import state
+from agro.store.location import exists
 from agro.train.learner import AVERAGE, Learner
-from agro.train.phases import Phase, derive
-from agro.train.stored_tensors import assign, exists
+from agro.train.phases import Phase, Position, derive
+from agro.train.stored_tensors import assign
+from agro.train.stored_tensors import exists as has_part
 
 
 @dataclass
@@ -31,18 +43,18 @@ class Checkpoints:
     activity: Activity
     saved: int = -1  # the last step with a checkpoint; -1: none has one
 
-    def commit(self, phase: Phase, position: state.Position) -> state.Position:
+    def commit(self, phase: Phase, position: Position) -> Position:
         """Write a checkpoint, then the row of the store that makes it valid."""
         self.activity.stage("saving")
-        files = state.write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
-        position = replace(position, digest=state.digest_of(files))
+        files = write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
+        position = replace(position, digest=digest_of(files))
         self.folder.sync()
         self.store.ledger.commit(self.folder.id, position.step, position.digest, files=files)
         self.saved = position.step
         self.prune(phase)
         return position
 
-    def commit_done(self, phase: Phase, position: state.Position) -> None:
+    def commit_done(self, phase: Phase, position: Position) -> None:
         """Commit the last step that was done, unless the weights moved since then."""
         if position.step != self.saved and self.learner.version == position.version:
             self.store.ledger.rewind(self.folder.id, position.step)
@@ -58,7 +70,7 @@ class Checkpoints:
                 shutil.rmtree(old)
 
 
-def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> state.Position:
+def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> Position:
     """The position to resume from. What came after it is undone in the store, or marked as redone.
 
     Raises `Refused` where the run committed checkpoints but none of them is complete.
@@ -91,7 +103,7 @@ def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[s
     for line in folder.forget_after(step or -1):  # the measurement of step 0 is made again
         say(f"damaged: {folder.metrics_file}:{line}; dropped")
     store.ledger.rewind(folder.id, to=chosen)
-    return state.read_position(folder.checkpoint(step), chosen.digest) if chosen else state.Position()
+    return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
 
 
 def start_of(folder: Run, phase: Phase) -> Path | None:
@@ -101,10 +113,10 @@ def start_of(folder: Run, phase: Phase) -> Path | None:
 
 def _damage(folder: Run, phases: Sequence[Phase], commit: Commit, commits: Mapping[int, Commit]) -> str:
     """Why the run can't resume from this commit: damage to its checkpoint, or to its phase's reference."""
-    problem = state.damage(folder.checkpoint(commit.step), commit)
+    problem = damage(folder.checkpoint(commit.step), commit)
     if problem:
         return problem
-    position = state.read_position(folder.checkpoint(commit.step), commit.digest)
+    position = read_position(folder.checkpoint(commit.step), commit.digest)
     for phase in phases:
         # Whose reference is, or begins as, the checkpoint that the phase began with.
         is_anchored = phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
@@ -112,13 +124,13 @@ def _damage(folder: Run, phases: Sequence[Phase], commit: Commit, commits: Mappi
             anchor = commits.get(phase.begins)
             if anchor is None or anchor.digest != position.anchor:
                 return f"step {commit.step}: the commit of step {phase.begins}, its reference, is missing"
-            return state.damage(folder.checkpoint(phase.begins), anchor)
+            return damage(folder.checkpoint(phase.begins), anchor)
     return ""
 
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether it is RUN/checkpoints/step-N."""
-    return (folder / state.POSITION).is_file()
+    return (folder / POSITION).is_file()
 
 
 def run_of(folder: Path) -> Path:
@@ -126,9 +138,138 @@ def run_of(folder: Path) -> Path:
     return folder.absolute().parents[1]
 
 
-def load_checkpoint(folder: Path, config: configuration.PolicyConfig) -> Policy:
+def load_checkpoint(folder: Path, config: PolicyConfig) -> Policy:
     """`config`: [policy] of the run. Where the run averages its weights, these are averaged too."""
     run = RunConfig.load(run_of(folder) / "config.json")
     policy = Policy.load(config, seed=derive(run.train.seed, "weights"))
-    assign(folder, AVERAGE if exists(folder, AVERAGE) else "model", policy.weights())
+    assign(folder, AVERAGE if has_part(folder, AVERAGE) else "model", policy.weights())
     return policy
+
+
+POSITION = "position.json"
+
+
+def write_checkpoint(folder: Path, position: Position, save: Callable[[Path], None]) -> dict[str, str]:
+    """Write a checkpoint, to which `save` adds the learner's files; returns the SHA-256 of each file."""
+    with complete_folder(folder) as temporary:
+        save(temporary)
+        content = asdict(replace(position, digest=""))
+        (temporary / POSITION).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        return _digests(temporary)
+
+
+def read_position(folder: Path, digest: str) -> Position:
+    content = json.loads((folder / POSITION).read_text(encoding="utf-8"))
+    return Position(**{**content, "digest": digest})
+
+
+def damage(folder: Path, commit: Commit) -> str:
+    """Which files of a committed checkpoint are missing or changed; empty where it is complete."""
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    present = _digests(folder)
+    problems = []
+    for name, expected in commit.files.items():
+        if name not in present:
+            problems.append(f"{folder / name} is missing")
+        elif present[name] != expected:
+            problems.append(f"{folder / name} was changed after it was written")
+    return ", ".join(problems)
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """SHA-256 over the names and digests of a checkpoint's files."""
+    return hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode()).hexdigest()
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {path.name: digest(path) for path in folder.iterdir()}
+
+
+WRITTEN = {"judge": "cache"}  # by reward, the option that names a file to which a run itself adds
+Functions = Mapping[str, Callable[..., Any]]  # rewards that are objects of this process, by their names
+
+
+def fingerprints(
+    config: RunConfig, policy: Policy, reference: Policy | None, functions: Functions
+) -> dict[str, str]:
+    """By key, of the models, files and code that the configuration names and steps compute with."""
+    names = [key for key in ("model", "new") if getattr(config.policy, key) is not None]
+    if config.policy.lora is not None and config.policy.lora.start is not None:
+        names.append("lora.start")
+    if config.policy.chat.template is not None:
+        names.append("chat.template")
+    digests = {", ".join(f"policy.{name}" for name in names): fingerprint(policy)}
+    if reference is not None and config.policy.reference == "model":
+        digests["policy.reference_model"] = fingerprint(reference)
+    for key in ("prompts", "eval_prompts"):
+        if paths := config.data.paths(key):
+            digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
+    return digests | of_scoring(config, functions) | _of_phases(config, _of_training)
+
+
+def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
+    """By key, of what responses are made and scored with."""
+    digests: dict[str, str] = {}
+    if config.scores:
+        digests |= _of_code("reward", config.reward.name, config.reward.options, functions)
+        digests |= _of_code("reward.meaning", config.reward.meaning, {}, functions)
+        for i, part in enumerate(config.reward.functions):
+            digests |= _of_code(f"reward.functions.{i}", part.name, part.options, functions)
+    return digests | _of_phases(config, _environment)
+
+
+def _of_phases(config: RunConfig, describe: Callable[[RunConfig], dict[str, str]]) -> dict[str, str]:
+    """What `describe` returns for each phase. A key that differs from an earlier phase's has a prefix."""
+    digests: dict[str, str] = {}
+    for name in config.phase_names:
+        for key, value in describe(config.phase(name)).items():
+            if digests.setdefault(key, value) != value:
+                digests[f"phases.{name}.{key}"] = value
+    return digests
+
+
+def _environment(config: RunConfig) -> dict[str, str]:
+    if config.environment is None:
+        return {}
+    return _of_code("environment", config.environment.name, config.environment.options, {})
+
+
+def _of_training(config: RunConfig) -> dict[str, str]:
+    """The code of the objective, of the engine and of what is around the source, and the samples of stores
+    that are only read."""
+    digests = _of_code("objective", config.objective.name, {}, {})
+    digests |= _of_code("source", None, config.source.options, {})
+    digests |= _of_code("engine", None, config.engine.options, {})
+    for key, name in {"source.around": config.source.around, "engine.kind": config.engine.kind}.items():
+        if code := digest_of_module(name or ""):
+            digests[key] = code
+    for key in ("value_store", "eval_store"):
+        path = getattr(config.data, key)
+        if path is not None and path != config.data.store and exists(path):
+            with Store.open(path, read_only=True) as store:
+                digests[f"data.{key}"] = store.ledger.fingerprint()
+    return digests
+
+
+def _of_code(
+    section: str, name: str | None, options: Mapping[str, Any], functions: Functions
+) -> dict[str, str]:
+    """Of the code that `name` stands for, and of the files that options name."""
+    read = [(key, path) for key, path in _files(options) if key != WRITTEN.get(name or "")]
+    digests = {f"{section}.options.{key}": digest(path) for key, path in read}
+    if name is None:
+        return digests
+    code = digest_of_object(functions[name]) if name in functions else digest_of_module(name)
+    return digests if code is None else digests | {f"{section}.name": code}
+
+
+def _files(options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """The options whose text is the path of a file, by their dotted keys."""
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", path) for inner, path in _files(value))
+        elif isinstance(value, str):
+            with suppress(OSError, ValueError):  # a text that can't be a path
+                if (path := Path(value).expanduser()).is_file():
+                    yield key, path

@@ -24,8 +24,7 @@ from agro.store.drawing import wait_for_groups
 from agro.train.collate import TrackedValues, total_reward
 from agro.train.feed import Feed, Valid
 from agro.train.learner import Learner
-from agro.train.phases import Phase, derive
-from agro.train.state import Position
+from agro.train.phases import Phase, Position, derive
 from agro.types import Prompt
 
 

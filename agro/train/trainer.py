@@ -31,14 +31,13 @@ from agro.store.queries import chosen
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of
-from agro.train.check import check_config, check_heldout, check_sharded
-from agro.train.check_objective import follows_log, samples_kl
+from agro.train.check import check_config, check_heldout, check_sharded, follows_log, samples_kl
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
-from agro.train.fingerprints import fingerprints
+from agro.train.inputs import Budget, few_held_out, set_aside, within_budget, write_set_aside
 from agro.train.lagging import LaggingSource
-from agro.train.learner import Learner, Local, keep_best, save_model
+from agro.train.learner import Learner, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor
 from agro.train.monitors.guard import Best, FirstSamples, Guard, SamplerMismatch
@@ -55,14 +54,12 @@ from agro.train.monitors.heldout import (
 )
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
-from agro.train.phases import Phase, derive, describe, resolve
-from agro.train.process_group import connect, joined, rank, take_device, world_size
+from agro.train.phases import Phase, Position, derive, describe, resolve
+from agro.train.process_group import Watch, connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
-from agro.train.set_aside import Budget, few_held_out, set_aside, within_budget, write_set_aside
+from agro.train.recovery import fingerprints
 from agro.train.source import InlineSource, PromptOrder, Source, UncertainOrder, without_hint
-from agro.train.state import Position
 from agro.train.trainable import check_enough, check_store, check_stores
-from agro.train.watch import Watch
 from agro.types import Prompt
 
 
@@ -264,7 +261,7 @@ class BaseTrainer:
     def _learner(self) -> Iterator[Learner]:
         """The learner: in this process, or sharded over the ranks that torchrun started."""
         if world_size() == 1:
-            yield Local(self.policy, self.reference, self.progress.say)
+            yield Learner(self.policy, self.reference, self.progress.say)
             return
         from agro.train.ranks import Ranks, Shard
 

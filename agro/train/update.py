@@ -29,9 +29,8 @@ from agro.train.feed import StepBatch
 from agro.train.learner import Learner
 from agro.train.measure import describe_step, logp_differences
 from agro.train.monitors import GO, Action, Monitor, View
-from agro.train.phases import TRIED, Phase, is_tuned, tune
-from agro.train.recovery import start_of
-from agro.train.state import Position, damage
+from agro.train.phases import TRIED, Phase, Position, is_tuned, tune
+from agro.train.recovery import damage, start_of
 from agro.train.step import Step
 
 KEPT = 0.7  # of the speed, or of the loss, in a step that has less

@@ -15,8 +15,8 @@ from agro.config import RunConfig
 from agro.objectives import names
 from agro.train import trainable
 from agro.train.check import check_config
+from agro.train.inputs import within_budget
 from agro.train.phases import Phase
-from agro.train.set_aside import within_budget
 
 ROWS = [
     *(

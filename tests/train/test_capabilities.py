@@ -18,8 +18,7 @@ from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import CAPABILITIES, ENGINES, REQUIREMENTS, capabilities
 from agro.rollout.engines.protocol import Capability
 from agro.train import around
-from agro.train.check import check_config, check_sharded
-from agro.train.check_objective import samples_kl
+from agro.train.check import check_config, check_sharded, samples_kl
 from agro.train.collate import recording
 from agro.train.phases import Phase
 from agro.types import Prompt

@@ -17,8 +17,8 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.rollout.prompts import load_prompts
 from agro.store import Store, is_held_out
-from agro.train.diagnostics import ranking
 from agro.train.learner import Local
+from agro.train.measure import ranking
 from agro.train.monitors.heldout import HeldOutGroups
 from agro.types import Batch, Sample, prompt_hash
 

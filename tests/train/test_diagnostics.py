@@ -20,9 +20,8 @@ from agro.rollout.collect import SilentActivity
 from agro.rollout.evaluate import Heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded, load_rollout
-from agro.train.diagnostics import distances, fresh_metrics, spreads
 from agro.train.learner import Local
-from agro.train.measure import describe_step
+from agro.train.measure import describe_step, distances, fresh_metrics, spreads
 from agro.train.monitors import View
 from agro.train.monitors.heldout import HeldOutPrompts
 from agro.train.phases import Phase

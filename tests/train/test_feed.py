@@ -18,8 +18,7 @@ from agro.store import DamagedSample, DrawnGroups, Store
 from agro.train.collate import StoredValues
 from agro.train.feed import Feed, Valid, by_reward, count_responses, one_each
 from agro.train.learner import Local
-from agro.train.phases import Phase
-from agro.train.state import Position
+from agro.train.phases import Phase, Position
 from agro.types import Sample
 
 

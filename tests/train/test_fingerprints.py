@@ -16,7 +16,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.store import Store
-from agro.train.fingerprints import of_scoring
+from agro.train.recovery import of_scoring
 
 SOURCES = {
     "score.py": """

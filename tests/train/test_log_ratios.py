@@ -17,7 +17,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.store import Store
-from agro.train.diagnostics import exponential, stored_metrics
+from agro.train.measure import exponential, stored_metrics
 from agro.types import Batch, prompt_hash
 
 NAN = math.nan

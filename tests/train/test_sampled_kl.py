@@ -16,7 +16,7 @@ from agro.errors import Interrupted
 from agro.models.policy import Policy
 from agro.rollout.rollout import embedded, load_rollout
 from agro.store import Store, is_held_out
-from agro.train.check_objective import samples_kl
+from agro.train.check import samples_kl
 from agro.train.monitors.heldout import prompts_for_kl
 from agro.train.phases import derive
 from agro.types import Prompt, Sample, prompt_hash

@@ -11,8 +11,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
 from agro.train.phases import Phase
-from agro.train.reward_scales import check_drawn, check_scales, rescaled
-from agro.train.trainable import check_store
+from agro.train.trainable import check_drawn, check_scales, check_store, rescaled
 from agro.types import Sample
 
 GRADES = {"annotators": {"factor": 0.25, "offset": -0.25}}  # 1 … 5 to 0 … 1

@@ -19,7 +19,7 @@ from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
 from agro.store import Pair, Store, is_held_out
-from agro.train.set_aside import largest_share, within_budget
+from agro.train.inputs import largest_share, within_budget
 from agro.train.trainer import BaseTrainer
 from agro.types import Sample
 

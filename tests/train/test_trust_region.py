@@ -19,8 +19,7 @@ from agro.errors import Interrupted
 from agro.train.check import check_config
 from agro.train.monitors import Monitor, View
 from agro.train.monitors.warnings import notes_on_settings
-from agro.train.phases import TRIED
-from agro.train.state import Position
+from agro.train.phases import TRIED, Position
 from agro.train.update import KEPT, change, loss_of, lowered, recalled, speed_of, step_bound
 
 BOUND = 0.005  # nats a token: a root mean square of 0.1

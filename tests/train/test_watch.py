@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from agro.train.watch import Watch
+from agro.train.process_group import Watch
 
 SECONDS = 1.0
 

@@ -24,7 +24,7 @@ from agro.runs.progress import LONG
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
-from agro.train.check_objective import samples_kl
+from agro.train.check import samples_kl
 from agro.train.phases import Phase
 from agro.train.trainable import pairs_among
 from agro.types import Prompt

@@ -19,7 +19,7 @@ from agro.store import Counts, Store
 from agro.store.location import Location, url_of
 from agro.train import trainable
 from agro.train.phases import Phase, options_at
-from agro.train.reward_scales import ScaleConflict, find_scale_conflicts
+from agro.train.trainable import ScaleConflict, find_scale_conflicts
 
 if TYPE_CHECKING:
     from agro.pages.store.check_survey import Explaining

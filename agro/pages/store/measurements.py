@@ -28,8 +28,8 @@ from agro.store import DrawnGroups, Store
 from agro.store.draw_rules import noise
 from agro.store.records import are_repeats
 from agro.train.collate import collate, total_reward
-from agro.train.diagnostics import ranking, summary
 from agro.train.feed import Valid, select_valid
+from agro.train.measure import ranking, summary
 from agro.train.micro import TOKENS, MicroBatch
 from agro.train.phases import derive
 from agro.train.source import stored_prompt

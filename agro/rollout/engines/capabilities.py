@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from agro.config.section import Section
+from agro.config.sections import Section
 from agro.errors import Refused
 from agro.io import plugins
 from agro.rollout.engines.protocol import Capability, Engine

@@ -1,5 +1,86 @@
-"""Monitors observe steps: before the weights move, and after a step is done."""
+"""The protocol of a monitor, and what it observes."""
 
-from agro.train.monitors.base import GO, Action, Monitor, View
+from __future__ import annotations
 
-__all__ = ["GO", "Action", "Monitor", "View"]
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agro.runs.rundata import HeldOutRewards
+from agro.train.phases import Phase
+from agro.types import Sample
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a monitor requests before the weights move, and why; "stop" ends the run with it as an error."""
+
+    kind: Literal["go", "skip", "roll back", "stop"] = "go"
+    why: str = ""
+
+
+GO = Action()
+
+
+@dataclass
+class View:
+    """One step, as its monitors see it. Step 0 is the measurement before the first step."""
+
+    phase: Phase
+    step: int  # of the run
+    options: dict[str, Any]  # the objective's, at this step
+    metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
+    stop: str = ""  # why the run is to end after this step; a monitor may set it
+    held_out: Sequence[Sample] = ()  # responses to held-out prompts, where they were measured
+    held_out_rewards: HeldOutRewards | None = None  # of the latest evaluation of these prompts
+
+    @property
+    def at(self) -> int:
+        """The step's number in its phase, from 1."""
+        return self.step - self.phase.begins
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is the measurement before the first step, and nothing was measured."""
+        evaluated = [v for k, v in self.metrics.items() if k.startswith("eval_")]
+        return self.step == 0 and all(v is None for v in evaluated)
+
+    @property
+    def last(self) -> bool:
+        """Whether no step of the phase follows."""
+        return self.step == self.phase.ends or bool(self.stop)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether held-out data are measured at this step."""
+        every = self.phase.config.evaluate.every
+        return self.step == 0 or self.last or bool(every and self.at % every == 0)
+
+
+class Monitor:
+    """Observes steps. Each method does nothing unless a subclass overrides it. What one raises ends the run.
+
+    `name` is the key of its `state` (JSON) in checkpoints; a monitor without state has none.
+    """
+
+    name = ""
+
+    def receive(self, samples: Sequence[Sample]) -> None:
+        """The samples that a step trains on, before its gradient."""
+
+    def judge(self, view: View) -> Action:
+        """Whether the weights may move; called before the first update, with the metrics of its gradient."""
+        return GO
+
+    def after(self, view: View) -> None:
+        """After a step: add to `view.metrics`, or set `view.stop`."""
+
+    def state(self) -> Any:
+        """What a checkpoint stores."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Continue from what a checkpoint stored."""
+
+    def close(self) -> None:
+        """The run has ended."""

@@ -30,7 +30,7 @@ from agro.runs.problems import toward_reference
 from agro.train.collate import staleness
 from agro.train.feed import draws_from
 from agro.train.learner import Learner
-from agro.train.monitors.base import GO, Action, Monitor, View
+from agro.train.monitors import GO, Action, Monitor, View
 from agro.types import Sample
 
 LEAST = 5

@@ -32,17 +32,16 @@ from agro.store.draw_rules import noise
 from agro.store.location import location_of
 from agro.store.queries import Filter, chosen
 from agro.store.survey import Scale
-from agro.train import diagnostics
+from agro.train import measure
 from agro.train.collate import collate
-from agro.train.diagnostics import log_ratios, summary
 from agro.train.feed import one_each, select_valid
 from agro.train.learner import Learner
-from agro.train.measure import kl_of
-from agro.train.monitors.base import Monitor, View
+from agro.train.measure import kl_of, log_ratios, summary
+from agro.train.monitors import Monitor, View
 from agro.train.monitors.warnings import warn_of_rewards
 from agro.train.phases import SHIFT, Phase, derive
-from agro.train.reward_scales import differ_in_scale, rescaled
 from agro.train.source import can_be_asked
+from agro.train.trainable import differ_in_scale, rescaled
 from agro.types import Batch, Prompt, Sample, prompt_hash
 
 TOGETHER = 64  # groups in one batch
@@ -71,8 +70,8 @@ class HeldOutGroups:
             batch = collate(list(chain.from_iterable(groups[start : start + TOGETHER])), 0)
             ref_logp = learner.logp(batch, "reference")
             self._batches.append(batch.to(ref_logp.device).replace(ref_logp=ref_logp))
-        self._kl_of_best = diagnostics.mean(
-            "eval_kl_of_best", np.concatenate([diagnostics.kl_of_best(b) for b in self._batches])
+        self._kl_of_best = measure.mean(
+            "eval_kl_of_best", np.concatenate([measure.kl_of_best(b) for b in self._batches])
         )
 
     @classmethod
@@ -137,22 +136,22 @@ class HeldOutGroups:
             if self.knows_behavior:
                 assert batch.behavior_logp is not None
                 self.log_weights += Groups.of(batch).sum_tokens(logp - batch.behavior_logp).tolist()
-            best, worst = diagnostics.best_and_worst(batch, logp)
-            found["eval_auc"].append(diagnostics.ranking(batch, logp, average))
+            best, worst = measure.best_and_worst(batch, logp)
+            found["eval_auc"].append(measure.ranking(batch, logp, average))
             found["eval_log_ratio_best"].append(best)
             found["eval_log_ratio_worst"].append(worst)
-            found["eval_ratio_mean"].append(diagnostics.log_mean_ratios(batch, logp))
+            found["eval_ratio_mean"].append(measure.log_mean_ratios(batch, logp))
             if beta:
-                half = diagnostics.distances(batch, logp, beta, average)[0]
-                start = diagnostics.distances(batch, batch.ref_logp, beta, average)[0]  # R = r
+                half = measure.distances(batch, logp, beta, average)[0]
+                start = measure.distances(batch, batch.ref_logp, beta, average)[0]  # R = r
                 found["eval_consistency"].append(half)
                 found["eval_consistency_fall"].append(start - half)
         values = {name: np.concatenate(parts) for name, parts in found.items()}
         metrics: dict[str, Any] = {"eval_groups": len(self.prompt_ids), "eval_dropped": self.dropped}
         metrics |= {"eval_auc_groups": len(values["eval_auc"]), **self._kl_of_best}
-        metrics |= diagnostics.exponential("eval_ratio_mean", values.pop("eval_ratio_mean"))
+        metrics |= measure.exponential("eval_ratio_mean", values.pop("eval_ratio_mean"))
         for name, of_groups in values.items():
-            metrics |= diagnostics.summary(name, of_groups)
+            metrics |= measure.summary(name, of_groups)
         return metrics
 
 
@@ -250,11 +249,11 @@ class HeldOutPrompts(Monitor):
         logp, ref_logp = self.learner.logp(batch), self.learner.logp(batch, "reference")
         batch = batch.to(logp.device).replace(ref_logp=ref_logp)
         metrics["eval_kl_ref"] = kl_of(batch, logp)
-        kl_M = diagnostics.log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
-        metrics["eval_kl_ref_se"] = diagnostics.standard_error(kl_M)
+        kl_M = measure.log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
+        metrics["eval_kl_ref_se"] = measure.standard_error(kl_M)
         beta = self.phase.diagnostic_beta(options)
         if beta:
-            metrics |= diagnostics.fresh_metrics(batch, logp, beta, options.get("average", "sum"))
+            metrics |= measure.fresh_metrics(batch, logp, beta, options.get("average", "sum"))
         return metrics
 
 
@@ -379,7 +378,7 @@ class RewardParts(Monitor):
         for name, of_prompts in values.items():
             by_prompt = np.array([np.mean(of_prompt) for of_prompt in of_prompts.values()])
             means[name] = float(by_prompt.mean())
-            errors[name] = diagnostics.standard_error(by_prompt) if len(by_prompt) > 1 else None
+            errors[name] = measure.standard_error(by_prompt) if len(by_prompt) > 1 else None
         view.metrics |= {"eval_reward_parts": means, "eval_reward_parts_se": errors}
 
 

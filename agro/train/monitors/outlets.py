@@ -15,7 +15,7 @@ from agro.runs.rundata import HeldOutRewards, write_rewards
 from agro.runs.side_by_side import Answer, SideBySide, answers_of
 from agro.runs.track import Trackers
 from agro.store import Store
-from agro.train.monitors.base import Monitor, View
+from agro.train.monitors import Monitor, View
 from agro.train.phases import Phase, derive
 from agro.types import Prompt, Sample
 

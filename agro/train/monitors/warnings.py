@@ -22,8 +22,8 @@ from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, way_ou
 from agro.train.around import source_abilities
 from agro.train.check import has_groups_to_measure, measures_consistency
 from agro.train.collate import describe
-from agro.train.diagnostics import dwarfed
-from agro.train.monitors.base import Monitor, View
+from agro.train.measure import dwarfed
+from agro.train.monitors import Monitor, View
 from agro.train.phases import Phase, options_at
 from agro.types import Prompt
 
