@@ -23,26 +23,24 @@ from agro.io.record_files import read_records
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.column_kinds import (
+    ASIDE,
+    COSTS,
     FEW,
     JUDGING,
+    LOWER,
+    NAMES,
+    PLAIN,
     TEXTS,
     Column,
     as_literal,
     best_named,
     columns_of,
-    quoted,
-    step_of,
-)
-from agro.logs.column_names import (
-    ASIDE,
-    COSTS,
-    LOWER,
-    NAMES,
-    PLAIN,
     has,
     is_missing,
     is_negated,
     plain,
+    quoted,
+    step_of,
     steps_of,
     worth_of,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,18 +17,59 @@ from agro.io.blocks import Block
 from agro.io.datasets import on_hub
 from agro.io.json_values import is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
-from agro.logs.ends import settle
-from agro.logs.entries import Entry, Repeat, repeat_of
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
 from agro.logs.import_report import Options, Refusal
 from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
+from agro.logs.model_calls import settle
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
+from agro.store.imports import Place
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Sample
+
+
+@dataclass
+class Repeat:
+    """What tells a response that other records may repeat, and the rule by which they do."""
+
+    key: str
+    rule: str
+    once: bool  # whether records of one file with the same key are the same response
+    number: int = 0  # of those in the file so far, where they aren't
+
+    @property
+    def identity(self) -> str:
+        return self.key if self.once else _hash(f"{self.key} {self.number}")
+
+
+class Entry(NamedTuple):
+    """Samples of one record, and which of them are better than which."""
+
+    location: str  # FILE:LINE
+    record: Place  # the file, by its hash, and the number of the record in it
+    samples: tuple[SampleRow, ...]
+    scored: int  # samples with a reward
+    judgments: tuple[Judgment, ...] = ()
+    same: Repeat | None = None
+
+    @property
+    def origins(self) -> list[Origin]:
+        return [sample.origin for sample in self.samples if sample.origin is not None]
+
+
+def repeat_of(format: Format, row: Row) -> Repeat | None:
+    """What tells the response of a record; see `Format.identity`."""
+    if format.identity is None:
+        return None
+    key = _hash(f"{format.name} {format.identity(row)}")
+    return Repeat(key, format.repeats or format.title, format.once)
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class LogFile(NamedTuple):
@@ -119,8 +161,10 @@ class Reader:
         )
         self._recognizer.known = dict(state.known)
         self._text_context = replace(self._context, is_text=True)
+        name = Path(file.path)
+        default = file.path if on_hub(name) else f"file:{name.name}"
         source = self._options.get("source")
-        self._source = _origin(Path(file.path)) if source is None else source
+        self._source = default if source is None else source
 
     def read(self, block: Block) -> Found:
         """The entries of the next records of the file, and which of them are refused."""
@@ -192,7 +236,9 @@ class Reader:
         if context.rewards and not format.weighs:
             items = summed(items, {**line.value, **part.record}, context)
         if self._options.get("lower_is_better"):
-            items = [item._replace(judgments=tuple(map(_swapped, item.judgments))) for item in items]
+            # The one that was named is the worse one; a vote for it is one for the other.
+            swapped = [[j._replace(winner=j.loser, loser=j.winner) for j in i.judgments] for i in items]
+            items = [item._replace(judgments=tuple(js)) for item, js in zip(items, swapped, strict=True)]
         self._found.kinds.add(format.name)
         return items
 
@@ -251,11 +297,6 @@ class Reader:
         return kept
 
 
-def _swapped(judgment: Judgment) -> Judgment:
-    """Where the one that was named is the worse one; a vote for it is one for the other."""
-    return judgment._replace(winner=judgment.loser, loser=judgment.winner)
-
-
 def _negated(record: dict[str, Any]) -> dict[str, Any]:
     if not is_unknown(record.get("token_reward")):
         raise Refused(
@@ -287,10 +328,6 @@ def _check_origins(entries: Sequence[Entry]) -> None:
     if len(set(parts)) < len(parts):
         twice = next(part for part in parts if parts.count(part) > 1)
         raise Refused(f"{twice}: expected one response of this name in a record, got {parts.count(twice)}")
-
-
-def _origin(path: Path) -> str:
-    return str(path) if on_hub(path) else f"file:{path.name}"
 
 
 def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, Any]:

@@ -27,10 +27,9 @@ from typing import Any, NamedTuple, Self
 from agro.errors import AgroWarning, Refused
 from agro.io import deferred
 from agro.io.blocks import Block
-from agro.logs.entries import Entry, Repeat
 from agro.logs.import_report import Options, Refusal
 from agro.logs.protocol import Judgment
-from agro.logs.reading import Found, LogFile, Reader, State
+from agro.logs.reading import Entry, Found, LogFile, Reader, Repeat, State
 from agro.store.sample_rows import SampleRow
 from agro.types import Prompt
 

@@ -240,7 +240,7 @@ def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, m
 PROGRAM = """
 import sys, time
 from agro.io import blocks
-from agro.logs.entries import EntryWriter
+from agro.logs.importing import EntryWriter
 from agro.logs.importing import import_files
 from agro.store import Store
 
