@@ -18,8 +18,7 @@ from agro.logs.import_report import SHOWN, ImportReport, Options, Reading, Refus
 from agro.logs.labels import scale_of
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import normalize
-from agro.logs.reading import Entry, Found, LogFile, Reader
-from agro.logs.sharing import Readers
+from agro.logs.reading import Entry, Found, LogFile, Reader, Readers
 from agro.rollout.prompts import load_prompts
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair

@@ -102,17 +102,14 @@ def collect(
     if reward is not None:
         activity.stage("scoring")
         failed = score(reward, samples, store, task, activity)
-    tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
-    ids = tuple(s.id for s in samples if s.id is not None)
     share = None
     if engine.proposed > proposed:
         share = (engine.accepted - accepted) / (engine.proposed - proposed)
-    failed_requests = engine.failures - failures
     return CollectResult(
-        ids,
+        tuple(s.id for s in samples if s.id is not None),
         failed,
-        tokens,
-        failed_requests=failed_requests,
+        sum(int(s.action.sum()) for s in samples if s.action is not None),
+        failed_requests=engine.failures - failures,
         draft_accepted=share,
         measured=dict(engine.measured),
     )

@@ -101,20 +101,12 @@ def _several(problems: Sequence[str], summary: str) -> str:
 def _read_prompt(line: Line, columns: Mapping[str, str]) -> Prompt:
     if line.error:
         raise Refused(line.error)
+    record: Mapping[str, Any] = line.value
     if columns:
-        return _prompt(renamed(line.value, columns))
-    return _prompt(_record(line.value))
-
-
-def _record(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row as agro has prompts, where it is of a format of prompts."""
-    for format in PROMPT_FORMATS.values():
-        if format.fits(row):
-            return format.read(row)
-    return row
-
-
-def _prompt(record: Mapping[str, Any]) -> Prompt:
+        record = renamed(record, columns)
+    else:
+        format = next((each for each in PROMPT_FORMATS.values() if each.fits(record)), None)
+        record = record if format is None else format.read(record)
     if "prompt" not in record:
         raise Refused(
             f'expected an object with "prompt", got {dict(record)!r:.80}; name the column with '
