@@ -74,8 +74,6 @@ def _unpacked(raw: BinaryIO, begin: Callable[[], Any]) -> Iterator[bytes]:
 
 
 class _Parts(io.RawIOBase):
-    """Parts of a file, as a file."""
-
     def __init__(self, parts: Iterator[bytes]) -> None:
         self._parts, self._left = parts, memoryview(b"")
 

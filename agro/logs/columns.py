@@ -40,7 +40,6 @@ class Columns:
     messages: bool = False  # whether prompt and response may be messages, as `exchange` reads them
 
     def fits(self, row: Row) -> bool:
-        """Whether a record has the prompt and the response."""
         paths = (self.prompt, self._response(row))
         return all(path in row or value_at(row, path)[0] for path in paths)
 
@@ -48,7 +47,6 @@ class Columns:
         return [Item.of(self.record(row, context), self._response(row))]
 
     def record(self, row: Row, context: Context) -> dict[str, Any]:
-        """The interchange record."""
         name = self._response(row)
         record = self._exchange(row, name)
         for key, path in (("model", self.model), ("answer", self.answer)):

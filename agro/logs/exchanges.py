@@ -104,7 +104,6 @@ def replies(value: Any, name: str) -> list[str | Message]:
 
 
 def _listed_replies(values: list[Any], name: str) -> list[str | Message]:
-    """Choices, or the messages that a call answered."""
     if values and all(isinstance(v, dict) and "message" in v for v in values):
         return _choices(values, name)
     return [_one_message(messages(values, name), name, values[-1] if values else None)]

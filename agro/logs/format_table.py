@@ -91,7 +91,6 @@ def format_at(path: Path) -> Format | None:
 
 
 def lines_of(path: Path, format: Format | None) -> Iterator[Line]:
-    """The records of a file or folder."""
     if format is not None and format.records is not None:
         return format.records(path)
     lines = read_records(path)

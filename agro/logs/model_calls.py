@@ -37,24 +37,21 @@ def responses(
     `meta` among them."""
     if not replies:
         raise Refused(f"{name}: expected a response, got none")
-    return [_response(prompt, reply, f"{name}[{i}]", common) for i, reply in enumerate(replies)]
-
-
-def _response(
-    prompt: str | list[Message], reply: str | Message | list[Message], name: str, common: Mapping[str, Any]
-) -> Item:
-    finish = None
-    if isinstance(reply, Completion):
-        finish, reply = reply.finish, str(reply)
-    elif not isinstance(reply, str):
-        turns = [reply] if isinstance(reply, dict) else reply
-        finish = turns[-1].get("finish_reason")
-        reply = [{key: x for key, x in message.items() if key != "finish_reason"} for message in turns]
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-    record = exchange(prompt, reply, ("prompt", name))
-    meta = record.get("meta", {}) | common.get("meta", {}) | ({"finish": finish} if finish else {})
-    return Item.of({**record, **common, "meta": meta}, name)
+    items = []
+    for i, reply in enumerate(replies):
+        asked, answer, finish = prompt, reply, None
+        if isinstance(reply, Completion):
+            answer, finish = str(reply), reply.finish
+        elif not isinstance(reply, str):
+            turns = [reply] if isinstance(reply, dict) else reply
+            finish = turns[-1].get("finish_reason")
+            answer = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
+            if isinstance(prompt, str):
+                asked = [{"role": "user", "content": prompt}]
+        record = exchange(asked, answer, ("prompt", f"{name}[{i}]"))
+        meta = record.get("meta", {}) | common.get("meta", {}) | ({"finish": finish} if finish else {})
+        items.append(Item.of({**record, **common, "meta": meta}, f"{name}[{i}]"))
+    return items
 
 
 def scored(scores: Mapping[str, Sequence[Any]], context: Context) -> float | None:

@@ -431,7 +431,6 @@ class Readers:
             raise error
 
     def _ask(self, file: LogFile, block: Block) -> _Asked:
-        """Let the next process read a block."""
         for child in [child for child in self._starting if child.channel.has_message()]:
             self._starting.remove(child)
             self._ready.append(child)

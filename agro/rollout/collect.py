@@ -50,8 +50,6 @@ class SilentActivity:
 
 @dataclass(frozen=True)
 class Task:
-    """What responses are generated for."""
-
     run: str | None = None  # id of the run that they belong to
     step: int | None = None  # of the run, where they are for one
     seed: int = 0

@@ -110,7 +110,6 @@ class HF:
         return Rows(self.policy, waiting, sampler, seed, fused=fused)
 
     def load(self, weights: Path, version: int) -> None:
-        """Copy the weights of a saved model into this one."""
         self.policy.load_weights(weights)
         self.version = version
 

@@ -336,7 +336,6 @@ request fails, and `Refused` for one that the server refuses. Then the server ma
 
 
 def names_in(file: str) -> list[str]:
-    """The tensors of a safetensors file."""
     with safe_open(file, framework="numpy") as tensors:
         return list(tensors.keys())
 
