@@ -24,8 +24,7 @@ from agro.io.terminal import drawn, plain, visible
 from agro.rewards.function import RESERVED
 from agro.rollout.collect import SilentActivity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
-from agro.rollout.off_policy_values import LoggedResponses
-from agro.rollout.ranking_accuracy import RankedPair, pairs_by_reward
+from agro.rollout.off_policy import LoggedResponses, RankedPair, pairs_by_reward
 from agro.store import DrawnGroups, Pair
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from agro.io import parquet
 from agro.io.jsonlines import Line, lines
@@ -17,16 +17,6 @@ from agro.io.jsonlines import Line, lines
 CHUNK = 5000  # records of a block, which are taken in one transaction; fewer where they are large:
 CHUNK_BYTES = 1 << 24
 Item = TypeVar("Item")
-
-
-class Block(Protocol):
-    """Consecutive records of a file."""
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """Of the first and of the last record."""
-
-    def lines(self) -> Iterator[Line]: ...
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,9 @@ class ArrowBlock:
         with pa.ipc.new_stream(sink, self.batch.schema) as stream:
             stream.write_batch(self.batch)
         return _arrow_block, (self.path, self.numbers, sink.getvalue().to_pybytes(), self.is_ours)
+
+
+Block = JsonBlock | RecordBlock | ArrowBlock  # with the `numbers` of its first and of its last record
 
 
 def _arrow_block(path: str, numbers: tuple[int, int], data: bytes, is_ours: bool) -> ArrowBlock:

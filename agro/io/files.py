@@ -237,7 +237,11 @@ def is_complete_folder(name: str) -> bool:
     """Whether it is the folder of a model, or a name of the hub. Raises `Refused` for any other folder."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        if _is_path(name):
+        # A name of the hub has at most one slash.
+        is_path = (
+            folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+        )
+        if is_path:
             checkpoints = ", ".join(sorted(path.name for path in folder.parent.glob("step-*")))
             there = f"; there are {checkpoints}" if checkpoints else ""  # the run keeps the last ones
             raise Refused(f"{name}: expected the folder of a model, but there is no such folder{there}")
@@ -250,9 +254,3 @@ def is_complete_folder(name: str) -> bool:
             "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
         )
     return True
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name can't be one of the hub, which has at most one slash."""
-    path = Path(name).expanduser()
-    return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1

@@ -47,7 +47,6 @@ def installed(kind: Kind, builtin: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def is_reference(name: str) -> bool:
-    """Whether `name` is module:NAME or file.py:NAME."""
     module, colon, attribute = name.rpartition(":")
     return bool(colon and module and attribute)
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from agro.errors import Refused
 from agro.io import datasets, parquet
 from agro.io.blocks import Block, arrow_blocks, json_blocks, record_blocks
-from agro.io.jsonlines import Line, content, lines
+from agro.io.jsonlines import Line, content, lines, reader
 
 NUMBER = re.compile(r" *[+-]?\d+([.,]\d+)? *")
 SEPARATOR = re.compile(r'"?sep=(.)"?\s*')  # the first line of a table for Excel
@@ -50,7 +50,8 @@ def read_records(path: str | Path) -> Iterator[Line]:
         elif is_sheet(path):
             yield from _sheet(path, file)
         elif len(tables := columns(path)) == 1:
-            yield from _database(path, *tables)
+            rows = sqlite_rows(path, f"SELECT * FROM {quoted(*tables)}")
+            yield from (Line(f"{path}:{number}", number, row) for number, row in enumerate(rows, 1))
         else:
             is_list, parts = _json(path, file)
             yield from _items(path, parts) if is_list else lines(path, parts)
@@ -112,27 +113,11 @@ def _items(path: Path, parts: Iterable[bytes]) -> Iterator[Line]:
 
     number = 0
     try:
-        for number, value in enumerate(ijson.items(_Stream(parts), "item", use_float=True), 1):
+        for number, value in enumerate(ijson.items(reader(iter(parts)), "item", use_float=True), 1):
             error = None if isinstance(value, dict) else f"expected a list of objects, got {value!r:.80}"
             yield Line(f"{path}:{number}", number, value if error is None else {}, error)
     except (ijson.JSONError, UnicodeDecodeError) as error:
         raise Refused(f"{path}: after {number} records: expected a list of JSON objects: {error}") from None
-
-
-class _Stream:
-    """Parts of a file, to be read from."""
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self._parts = iter(parts)
-
-    def read(self, size: int) -> bytes:
-        return next(self._parts, b"") if size else b""
-
-
-def _database(path: Path, table: str) -> Iterator[Line]:
-    """The rows of a table of SQLite."""
-    for number, row in enumerate(sqlite_rows(path, f"SELECT * FROM {quoted(table)}"), 1):
-        yield Line(f"{path}:{number}", number, row)
 
 
 def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
@@ -145,8 +130,8 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
         if said := SEPARATOR.fullmatch(head):
             delimiter, head = said[1], text.readline()
         is_plain = delimiter == "\t" and not _has_quoted_cells(path)
-        dialect = _Unquoted if is_plain else csv.excel
-        rows = csv.reader(chain([head], text), dialect, delimiter=delimiter, strict=True)
+        quoting = csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL
+        rows = csv.reader(chain([head], text), delimiter=delimiter, quoting=quoting, strict=True)
         names, first = _named(path, next(rows, []))
         for row in chain(first, rows):
             if not any(row):
@@ -159,10 +144,6 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
                 yield Line(location, number, {}, f"expected {len(names)} cells, got {len(row)}")
     except (csv.Error, UnicodeDecodeError) as error:
         raise Refused(f"{path}: after {number} records: can't be read as CSV: {error}") from None
-
-
-class _Unquoted(csv.excel):
-    quoting = csv.QUOTE_NONE
 
 
 def _has_quoted_cells(path: Path) -> bool:

@@ -40,7 +40,6 @@ class Columns:
     messages: bool = False  # whether prompt and response may be messages, as `exchange` reads them
 
     def fits(self, row: Row) -> bool:
-        """Whether a record has the prompt and the response."""
         paths = (self.prompt, self._response(row))
         return all(path in row or value_at(row, path)[0] for path in paths)
 
@@ -48,7 +47,6 @@ class Columns:
         return [Item.of(self.record(row, context), self._response(row))]
 
     def record(self, row: Row, context: Context) -> dict[str, Any]:
-        """The interchange record."""
         name = self._response(row)
         record = self._exchange(row, name)
         for key, path in (("model", self.model), ("answer", self.answer)):
@@ -59,7 +57,11 @@ class Columns:
         if self.judge is not None:
             record["reward"] = self.judge(row, context)
         elif self.reward:
-            record["reward"] = number(_required(row, self.reward), self.reward)
+            if self.reward not in row and not value_at(row, self.reward)[0]:
+                raise Refused(
+                    f"{self.reward}: expected a number, or null where it is unknown, got no such column"
+                )
+            record["reward"] = number(at(row, self.reward), self.reward)
         rewards = entry(at(row, self.rewards), self.rewards)
         if self.rewards:
             record["reward"] = total(rewards, list(rewards), context.rewards)
@@ -154,13 +156,6 @@ def at(row: Row, path: str) -> Any:
     if path in row:
         return row[path]
     return value_at(row, path)[1] if path else None
-
-
-def _required(row: Row, path: str) -> Any:
-    """The value at a path, which may be null, but not missing."""
-    if path in row or value_at(row, path)[0]:
-        return at(row, path)
-    raise Refused(f"{path}: expected a number, or null where it is unknown, got no such column")
 
 
 def _after(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from agro.io.column_paths import syntax_problem, value_at
 from agro.logs.labels import number_in
 from agro.logs.mapping import CellInterpreter, check_map, expand
 from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
-from agro.rollout.prompt_formats import PROMPT_FORMATS
+from agro.rollout.prompts import PROMPT_FORMATS
 
 
 class Declarations:

@@ -7,8 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agro.io.json_values import is_unknown
-from agro.logs.column_kinds import JUDGING, Column, as_literal, best_named, step_of
-from agro.logs.column_names import NAMES, SIDES, TIES, WORSE, has, is_negated, plain, steps_of
+from agro.logs.column_kinds import (
+    JUDGING,
+    NAMES,
+    SIDES,
+    TIES,
+    WORSE,
+    Column,
+    as_literal,
+    best_named,
+    has,
+    is_negated,
+    plain,
+    step_of,
+    steps_of,
+)
 from agro.logs.labels import WORDS, number_in, word_of
 
 

@@ -88,7 +88,7 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if share is not None:
         return share
     if not isinstance(value, str):
-        if word_rewards and any(map(_is_number, word_rewards)):
+        if any(re.fullmatch(r"-?[0-9.]+", word) for word in word_rewards):
             raise _unknown_word(value, word_rewards, name)
         return value
     plain = word_of(value)
@@ -181,10 +181,6 @@ def _written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, int | float) else str(value).strip()
-
-
-def _is_number(word: str) -> bool:
-    return bool(re.fullmatch(r"-?[0-9.]+", word))
 
 
 def _unknown_word(value: Any, expected: Iterable[str], name: str) -> Refused:

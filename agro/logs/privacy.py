@@ -79,22 +79,19 @@ class Privacy:
             result, has_field = _without(result, path)
             self.dropped[name] += has_field
         if self._rules:
-            result = self._redacted(result)
+            redacted: dict[str, Any] = {}
+            for name, value in result.items():
+                if name in _FIXED:
+                    redacted[name] = value
+                elif name in _NAMES:
+                    redacted[name] = self._name(value)
+                else:
+                    redacted[self._text(name)] = self._value(value)
+            result = redacted
         changed = any(result.get(text) != record.get(text) for text in ("prompt", "response"))
         if changed and result.get("tokens") is not None:
             self.tokens += 1
             result = _without_tokens(result)
-        return result
-
-    def _redacted(self, record: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for name, value in record.items():
-            if name in _FIXED:
-                result[name] = value
-            elif name in _NAMES:
-                result[name] = self._name(value)
-            else:
-                result[self._text(name)] = self._value(value)
         return result
 
     def _value(self, value: Any) -> Any:

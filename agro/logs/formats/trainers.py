@@ -69,17 +69,9 @@ def _reward(row: Row, context: Context) -> float | None:
 
     TRL weighs them by its configuration, which isn't in the file.
     """
-    rewards = [name for name, value in row.items() if name not in _COMPLETION and _may_be_reward(value)]
+    numbers = [name for name, value in row.items() if type(value) in (float, int, type(None))]
+    rewards = [name for name in numbers if name not in _COMPLETION]
     return total(row, rewards, context.rewards, partial=True)
-
-
-def _queued(row: Row) -> str:
-    """Files are written from a queue that is never emptied: a later one repeats rows, at another step."""
-    return digest({name: value for name, value in row.items() if name != "step"})
-
-
-def _may_be_reward(value: Any) -> bool:
-    return value is None or (isinstance(value, float | int) and not isinstance(value, bool))
 
 
 def _preference(row: Row, context: Context) -> list[Item]:
@@ -153,12 +145,9 @@ def _stepwise(row: Row, context: Context) -> list[Item]:
         if not isinstance(label, bool):
             raise Refused(f"labels: expected true and false, got {label!r:.80}")
     texts = [text(step, f"completions[{i}]") for i, step in enumerate(steps)]
-    meta = omit(row, _STEPS) | {"steps": texts, "step_labels": labels}
+    meta = omit(row, ("prompt", "completions", "labels")) | {"steps": texts, "step_labels": labels}
     record = {"prompt": prompt, "response": "\n".join(texts), "meta": meta}
     return [Item.of(_dense(record, texts, labels, context), "completions")]
-
-
-_STEPS = ("prompt", "completions", "labels")
 
 
 def _dense(record: dict[str, Any], texts: list[str], labels: list[bool], context: Context) -> dict[str, Any]:
@@ -184,7 +173,12 @@ COMPLETIONS = Columns("prompt", "completion", judge=_reward, integers=("step",),
 UNPAIRED = Columns("prompt", "completion", judge=_label, dropped=("label",), messages=True)
 TRL_DEMONSTRATIONS = Columns("prompt", "completion", role="expert", messages=True)
 
-declared("trl-completions", COMPLETIONS.read, identity=_queued)
+declared(
+    "trl-completions",
+    COMPLETIONS.read,
+    # Files are written from a queue that is never emptied: a later one repeats rows, at another step.
+    identity=lambda row: digest({name: value for name, value in row.items() if name != "step"}),
+)
 declared(
     "trl-preference",
     _preference,

@@ -200,7 +200,6 @@ class Rows:
 
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
-        """Add requests, at most `free`."""
         longest = max(len(r.ids) for r in wave)
         if longest > self.longest:
             self._widen(longest)

@@ -53,20 +53,11 @@ class Reply:
 
 
 def problem_of(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> str:
-    """What is wrong with a reply; "" where nothing is."""
-    return (
-        wrong_value(reply, request, encoder.vocab_size)
-        or wrong_spans(reply)
-        or wrong_end(reply, request, encoder, stops)
-    )
-
-
-def wrong_value(reply: Reply, request: Request, vocabulary: int) -> str:
-    """What is wrong with a number of tokens, an id or a log-prob; "" where nothing is.
+    """What is wrong with a reply, such as a number of tokens, an id or a log-prob; "" where nothing is.
 
     The log-prob of an almost certain token may exceed 0 by rounding, up to `agro.types.ROUNDING`.
     """
-    ids, logprobs = reply.token_ids, reply.logprobs
+    ids, logprobs, last = reply.token_ids, reply.logprobs, encoder.vocab_size - 1
     if not 1 <= len(ids) <= request.room:
         return f"token_ids: expected 1 to {request.room} tokens (max_tokens), got {len(ids)}. {SEE_LOG}"
     if len(logprobs) != len(ids):
@@ -75,9 +66,9 @@ def wrong_value(reply: Reply, request: Request, vocabulary: int) -> str:
             f"{SEE_LOG}"
         )
     for index, token in enumerate(ids):
-        if not 0 <= token < vocabulary:
+        if not 0 <= token <= last:
             return (
-                f"token_ids.{index}: expected an id of the policy's vocabulary, 0 to {vocabulary - 1}, got "
+                f"token_ids.{index}: expected an id of the policy's vocabulary, 0 to {last}, got "
                 f"{token!s:.40}. What to do: let the server serve the run's model"
             )
     for index, logprob in enumerate(logprobs):
@@ -85,43 +76,37 @@ def wrong_value(reply: Reply, request: Request, vocabulary: int) -> str:
             return (
                 f"logprobs.token_logprobs.{index}: expected a log-prob, at most 0, got {logprob:g}. {SEE_LOG}"
             )
-    return ""
+    return _wrong_place(reply, request, encoder, stops)
 
 
-def wrong_spans(reply: Reply) -> str:
-    """What is wrong with the versions of tokens: "" where spans follow each other over all of them."""
-    if reply.spans is None:
-        return ""
-    ends = [0, *(span.end for span in reply.spans)]
-    follow = all(span.start == end < span.end for span, end in zip(reply.spans, ends, strict=False))
-    if follow and ends[-1] == len(reply.token_ids):
-        return ""
-    got = [(span.start, span.end) for span in reply.spans]
-    return (
-        f"weight_versions: expected spans one after the other over {len(reply.token_ids)} tokens, got "
-        f"{got!s:.80}. {SEE_LOG}"
-    )
-
-
-def wrong_end(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> str:
-    """What is wrong with where a response ends: "" where it ends at the first end token or stop text, or was
-    truncated before."""
+def _wrong_place(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> str:
+    """What is wrong with the versions of tokens, whose spans follow each other, or with the end: at the first
+    end token or stop text, unless the response was truncated before."""
+    ids = reply.token_ids
+    if reply.spans is not None:
+        ends, starts = [0, *(s.end for s in reply.spans)], [*(s.start for s in reply.spans), len(ids)]
+        if ends != starts or any(span.start >= span.end for span in reply.spans):
+            got = [(span.start, span.end) for span in reply.spans]
+            return (
+                f"weight_versions: expected spans one after the other over {len(ids)} tokens, got "
+                f"{got!s:.80}. {SEE_LOG}"
+            )
     if reply.finish_reason not in ("stop", "length"):
-        got = f"{reply.finish_reason!r:.80}"
-        return f'finish_reason: expected "stop" or "length", got {got}. {SEE_LOG}'
-    *body, end = reply.token_ids
-    ends = [position for position, token in enumerate(body) if token in encoder.eos_ids]
-    if ends:
+        got_reason = f"{reply.finish_reason!r:.80}"
+        return f'finish_reason: expected "stop" or "length", got {got_reason}. {SEE_LOG}'
+    *body, end = ids
+    early = [position for position, token in enumerate(body) if token in encoder.eos_ids]
+    if early:
         return (
-            f"token_ids: expected nothing after the end token {body[ends[0]]} at {ends[0]}, got "
-            f"{len(body) - ends[0]} more. What to do: start the server without ignore_eos"
+            f"token_ids: expected nothing after the end token {body[early[0]]} at {early[0]}, got "
+            f"{len(body) - early[0]} more. What to do: start the server without ignore_eos"
         )
     if _has_stop(encoder, body, request, stops):
         return (
             f"token_ids: expected nothing after a text of sampler.stop ({list(stops)!r:.80}), got more. What "
             "to do: start the server without speculative decoding, or remove sampler.stop"
         )
-    is_complete = end in encoder.eos_ids or _has_stop(encoder, reply.token_ids, request, stops)
+    is_complete = end in encoder.eos_ids or _has_stop(encoder, ids, request, stops)
     if reply.finish_reason == "stop" and not is_complete:
         return (
             f"token_ids: expected an end token ({', '.join(map(str, encoder.eos_ids))}) or a stop text last, "

@@ -60,7 +60,6 @@ class Server:
 
     @property
     def failures(self) -> int:
-        """Requests that failed."""
         return sum(host.connection.failures for host in self.hosts)
 
     @property
