@@ -74,6 +74,8 @@ WITH turn AS (UPDATE about SET version = version + 1)
 INSERT INTO writers SELECT $1::text, $2::bigint, extract(epoch FROM clock_timestamp())::float
 ON CONFLICT (client) DO UPDATE SET number = excluded.number, written = excluded.written
 """
+# By the catalog's rows: what to_regclass remembers may be older than the lock.
+IS_MADE = "SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'about'"
 CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
 # What the processes of a run share, see `agro.store.shared`. Pieces are published again after a crash.
 SHARED = """
@@ -330,8 +332,8 @@ class PostgresDatabase(Database):
         return connection
 
     def _prepare(self, create: bool) -> None:
-        looks = "SELECT pg_backend_pid(), to_regclass(?) IS NOT NULL"
-        [(pid, is_made)] = self.run(looks, [f"{self.schema}.about"])
+        [(pid,)] = self.run("SELECT pg_backend_pid()")
+        is_made = self.run(IS_MADE, [self.schema])
         if pid != self._pid:
             raise Refused(
                 f"{self.path}: expected PostgreSQL itself, got a pool of connections such as PgBouncer, "
@@ -344,7 +346,7 @@ class PostgresDatabase(Database):
                     "another path"
                 )
             with self.transaction():
-                if not self.run("SELECT to_regclass(?)", [f"{self.schema}.about"])[0][0]:
+                if not self.run(IS_MADE, [self.schema]):  # no other process was faster
                     self._pending += [(statement, ()) for statement in _definitions(self.schema)]
         [(schema,)] = self.run("SELECT schema FROM about")
         if not self.read_only:
@@ -641,10 +643,11 @@ class Repeating:
             if database.in_transaction:  # all of it is repeated, or nothing
                 return value(*args, **kwargs)
             database.repeats = True
+            again = [list(each) if isinstance(each, Iterator) else each for each in args]
             try:
                 while True:
                     try:
-                        return value(*args, **kwargs)
+                        return value(*again, **kwargs)
                     except Lost:
                         database.reconnect()
                     except Refused as error:

@@ -125,9 +125,9 @@ def test_nothing_is_written_over_and_an_import_that_was_cut_off_is_named(
 @pytest.mark.parametrize(
     ("action", "names", "message"),
     [
-        (Action.join, ["a.db", "b.db"], r"agro store join: expected A\.db B\.db OUT\.db, got a\.db b\.db"),
-        (Action.copy, ["a.db"], "agro store copy: expected A B, got a.db"),
-        (Action.copy, ["a.db", "b.db", "c.db"], "agro store copy: expected A B, got a.db b.db c.db"),
+        (Action.join, ["a.db", "b.db"], r"expected A\.db B\.db OUT\.db, got a\.db b\.db"),
+        (Action.copy, ["a.db"], "expected A B, got a.db"),
+        (Action.copy, ["a.db", "b.db", "c.db"], "expected A B, got a.db b.db c.db"),
     ],
 )
 def test_other_arguments_are_refused(action: Action, names: list[str], message: str) -> None:

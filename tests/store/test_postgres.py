@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,15 @@ def test_a_method_that_meets_another_writer_is_repeated(store: Store, postgres_u
             return send(batch)
 
         database._trip = trip
-        assert store.append([sample("mine")]) == [2]
+        assert store.append(each for each in [sample("mine")]) == [2]  # which can be read once
     assert met == [[1]]
     assert not store.tables.damage()
+
+
+def test_several_that_make_a_store_at_once(postgres_url: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for store in list(pool.map(lambda _: Store.open(postgres_url), range(8))):
+            store.close()
 
 
 def test_a_draw_takes_few_trips(store: Store) -> None:
