@@ -12,7 +12,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
-from agro.logs.columns import Preference
+from agro.logs.declared import Preference
 from agro.logs.fields import reply, settings, split, token_fields
 from agro.logs.formats.table import declared
 from agro.logs.protocol import Context, Item, Row

@@ -24,9 +24,20 @@ from agro.errors import Refused
 from agro.io.files import digest
 from agro.models.encoding import Encoder
 from agro.models.published import ROUNDING, Probe
-from agro.rollout.engines.connection import Away, Broken, Connection, Failed, Lost, Missing
+from agro.rollout.engines.connection import (
+    Away,
+    Broken,
+    Connection,
+    Failed,
+    Lost,
+    Missing,
+    Reply,
+    Span,
+    Strict,
+    problem_of,
+    wrong_field,
+)
 from agro.rollout.engines.protocol import Continuation, Request
-from agro.rollout.engines.replies import Reply, Span, Strict, problem_of, wrong_field
 
 PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
 Scores = list[list[float]]  # of the sequences of a probe, for each token but the first
