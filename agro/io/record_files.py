@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from agro.errors import Refused
-from agro.io import datasets, parquet
+from agro.io import datasets
 from agro.io.jsonlines import Line, content, lines, reader
 
 NUMBER = re.compile(r" *[+-]?\d+([.,]\d+)? *")
@@ -43,7 +43,7 @@ def read_records(path: str | Path) -> Iterator[Line]:
         return
     with content(path) as (file, is_parquet):
         if is_parquet:
-            for block in arrow_blocks(str(path), parquet.batches(path)):
+            for block in arrow_blocks(str(path), datasets.batches(path)):
                 yield from block.lines()
         elif is_table(path):
             yield from _table(path, file)
@@ -66,7 +66,7 @@ def read_blocks(path: str | Path) -> Iterator[Block]:
         return
     with content(path) as (file, is_parquet):
         if is_parquet:
-            yield from arrow_blocks(str(path), parquet.batches(path))
+            yield from arrow_blocks(str(path), datasets.batches(path))
             return
         is_list, parts = _json(path, file)
         yield from record_blocks(_items(path, parts)) if is_list else json_blocks(str(path), parts)
@@ -378,7 +378,7 @@ class ArrowBlock:
     is_ours: bool
 
     def lines(self) -> Iterator[Line]:
-        records = parquet.records(self.path, self.batch, self.is_ours)
+        records = datasets.records(self.path, self.batch, self.is_ours)
         for number, (value, error) in enumerate(records, self.numbers[0]):
             yield Line(f"{self.path}:{number}", number, value, error)
 

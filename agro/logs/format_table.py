@@ -12,8 +12,7 @@ from agro.io.jsonlines import Line
 from agro.io.nearest import nearest
 from agro.io.record_files import Block, read_blocks, read_records, record_blocks
 from agro.logs.declared import format_of
-from agro.logs.formats import own
-from agro.logs.formats.table import DECLARATIONS
+from agro.logs.formats import DECLARATIONS, own
 from agro.logs.protocol import Context, Format, Item, Row
 
 
