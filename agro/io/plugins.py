@@ -102,6 +102,6 @@ def absolute(kind: Kind, name: str, setting: str) -> str:
         return location
     path = Path(module).expanduser().resolve()
     if not path.is_file():
-            near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
         raise Refused(f"{setting}: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
     return f"{path}:{attribute}"
