@@ -21,7 +21,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
-from agro.logs.columns import Columns, Conversation, Preference
+from agro.logs.declared import Columns, Conversation, Preference
 from agro.logs.fields import a_list, assistant, call, exchange, number, one_of, rating, user
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Item, Row

@@ -96,13 +96,17 @@ def find(name: str) -> tuple[Any, str]:
     except BaseException as error:  # noqa: BLE001 a module may do anything when it is imported
         near = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
-            near = nearest_modules(module_name)
+            import pkgutil
+
+            modules = sorted({module.name for module in pkgutil.iter_modules()})
+            near = nearest(module_name, modules, 0.6, f"the working directory is {os.getcwd()}")
         return None, f"{module_name} can't be imported: {explain(error, module_name)}{near}"
     try:
         return attrgetter(path)(module), ""
     except AttributeError:
         names = [k for k, v in vars(module).items() if inspect.isroutine(v) and not k.startswith("_")]
-        return None, f"{module_name} has no {path!r}{nearest(path, names)}"
+        it_has = f"it has {', '.join(names) or 'no function'}"
+        return None, f"{module_name} has no {path!r}{nearest(path, names, 0.5, it_has)}"
 
 
 def load_file(path: str) -> Any:
@@ -116,23 +120,11 @@ def load_file(path: str) -> Any:
     return module
 
 
-def nearest(name: str, names: list[str]) -> str:
+def nearest(name: str, names: list[str], least: float, otherwise: str) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, names, 3, 0.5)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; it has {', '.join(names) or 'no function'}"
-
-
-def nearest_modules(name: str) -> str:
-    import difflib
-    import pkgutil
-
-    close = difflib.get_close_matches(name, sorted({m.name for m in pkgutil.iter_modules()}), 3, 0.6)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; the working directory is {os.getcwd()}"
+    close = difflib.get_close_matches(name, names, 3, least)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; {otherwise}"
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:

@@ -150,23 +150,15 @@ def messages(values: Any, name: str) -> list[Message]:
         values = _only(values, name)
     parsed = list[Message]()
     for i, value in enumerate(objects(values, name)):
-        location = f"{name}[{i}]"
-        if _is_item(value):
+        location, kind = f"{name}[{i}]", value.get("type")
+        is_message = "role" in value
+        if kind in (*_CALLS, *_OUTPUTS) or (kind == ("message" if is_message else "reasoning")):
             add_item(parsed, value, location)
-        elif "role" in value:
+        elif is_message:
             parsed += normalized_message({k: x for k, x in value.items() if k not in NAMES}, location)
         else:
             parsed.append(_langchain(value, location))
     return parsed
-
-
-def _is_item(value: Mapping[str, Any]) -> bool:
-    kind = value.get("type")
-    return (
-        kind in (*_CALLS, *_OUTPUTS)
-        or (kind == "message" and "role" in value)
-        or (kind == "reasoning" and "role" not in value)
-    )
 
 
 def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:

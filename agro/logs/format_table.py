@@ -8,13 +8,11 @@ from pathlib import Path
 
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.blocks import Block, record_blocks
 from agro.io.jsonlines import Line
 from agro.io.nearest import nearest
-from agro.io.record_files import read_blocks, read_records
+from agro.io.record_files import Block, read_blocks, read_records, record_blocks
 from agro.logs.declared import format_of
-from agro.logs.formats import own
-from agro.logs.formats.table import DECLARATIONS
+from agro.logs.formats import DECLARATIONS, own
 from agro.logs.protocol import Context, Format, Item, Row
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.blocks import RecordBlock
 from agro.io.column_paths import value_at
 from agro.io.json_values import unpacked
 from agro.io.jsonlines import Line
-from agro.io.record_files import read_records
+from agro.io.record_files import RecordBlock, read_records
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.column_kinds import (

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Unpack
 
 from agro.errors import Refused
-from agro.io.blocks import Block, RecordBlock
 from agro.io.datasets import on_hub
-from agro.io.record_files import encoding_of, fingerprint, is_table, read_records
+from agro.io.record_files import Block, RecordBlock, encoding_of, fingerprint, is_table, read_records
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.import_report import SHOWN, ImportReport, Options, Reading, Refusal, difference, reading
 from agro.logs.labels import scale_of

@@ -30,10 +30,10 @@ from threading import Thread
 from typing import Any, NamedTuple, Self
 
 from agro.errors import AgroWarning, Refused
-from agro.io.blocks import Block
 from agro.io.datasets import on_hub
 from agro.io.json_values import is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
+from agro.io.record_files import Block
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
 from agro.logs.import_report import Options, Refusal
@@ -208,7 +208,12 @@ class Reader:
             items = self._items(format, part, line)
             same = repeat_of(format, part.record)
             new = [self._entry(item, part, line, same) for item in items]
-            _check_origins(new)
+            names = [origin.part for entry in new for origin in entry.origins]
+            if len(set(names)) < len(names):  # they couldn't be told apart later
+                twice = next(name for name in names if names.count(name) > 1)
+                raise Refused(
+                    f"{twice}: expected one response of this name in a record, got {names.count(twice)}"
+                )
             found.entries += new
         except SkipRecord as rule:
             _add(found.left_out, {str(rule): 1})
@@ -335,16 +340,6 @@ def _plain(value: Any, name: str, columns: list[str]) -> Any:
     if isinstance(value, list):
         return [_plain(item, name, columns) for item in value if not isinstance(item, bytes)]
     return value
-
-
-def _check_origins(entries: Sequence[Entry]) -> None:
-    """Raise `Refused` for two responses of one record that couldn't be told apart later."""
-    if sum(len(entry.samples) for entry in entries) == 1:
-        return
-    parts = [origin.part for entry in entries for origin in entry.origins]
-    if len(set(parts)) < len(parts):
-        twice = next(part for part in parts if parts.count(part) > 1)
-        raise Refused(f"{twice}: expected one response of this name in a record, got {parts.count(twice)}")
 
 
 def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, Any]:

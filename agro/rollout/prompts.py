@@ -179,10 +179,6 @@ def ends_with_assistant(row: Row) -> bool:
     return isinstance(message, dict) and message.get("role") == "assistant"
 
 
-def _openai_batch_prompt(row: Row) -> dict[str, Any]:
-    return {"prompt": openai_prompt(entry(row["body"], "body")), "custom_id": row["custom_id"]}
-
-
 def openai_prompt(request: Row) -> Any:
     """The messages of a request, after the tools that it declares, or its text."""
     for name in ("messages", "input", "prompt"):
@@ -192,10 +188,6 @@ def openai_prompt(request: Row) -> Any:
         if value is not None:
             return value
     raise Refused(f"request: expected messages, input or prompt, got {', '.join(request) or 'nothing'}")
-
-
-def _anthropic_batch_prompt(row: Row) -> dict[str, Any]:
-    return {"prompt": anthropic_prompt(entry(row["params"], "params")), "custom_id": row["custom_id"]}
 
 
 def anthropic_prompt(params: Row) -> list[dict[str, Any]]:
@@ -220,10 +212,15 @@ PROMPT_FORMATS = {  # by name, in the order in which they are tried
         lambda row: row.keys() - OPENRLHF == {"input"} and not ends_with_assistant(row), _openrlhf_prompt
     ),
     "openai-batch-input": PromptFormat(
-        lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row, _openai_batch_prompt
+        lambda row: row.keys() >= {"custom_id", "body"} and "response" not in row,
+        lambda row: {"prompt": openai_prompt(entry(row["body"], "body")), "custom_id": row["custom_id"]},
     ),
     "anthropic-batch-requests": PromptFormat(
-        lambda row: row.keys() >= {"custom_id", "params"}, _anthropic_batch_prompt
+        lambda row: row.keys() >= {"custom_id", "params"},
+        lambda row: {
+            "prompt": anthropic_prompt(entry(row["params"], "params")),
+            "custom_id": row["custom_id"],
+        },
     ),
     "human-eval-problems": PromptFormat(
         lambda row: row.keys() >= {"task_id", "prompt", "entry_point"} and "completion" not in row,

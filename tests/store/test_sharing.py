@@ -40,7 +40,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
             assert child.channel._inbox.poll(60)
 
     monkeypatch.setattr(Readers, "__init__", ready)
-    monkeypatch.setattr("agro.io.blocks.CHUNK", 7)
+    monkeypatch.setattr("agro.io.record_files.CHUNK", 7)
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, m
 
 PROGRAM = """
 import sys, time
-from agro.io import blocks
+from agro.io import record_files
 from agro.logs.importing import EntryWriter
 from agro.logs.importing import import_files
 from agro.store import Store
@@ -248,7 +248,7 @@ def slowly(*arguments, write=EntryWriter.write):
     time.sleep(0.05)
     return write(*arguments)
 
-blocks.CHUNK, EntryWriter.write = 10, slowly
+record_files.CHUNK, EntryWriter.write = 10, slowly
 with Store.open(sys.argv[2]) as store:
     print("begins", flush=True)
     import_files(store, [sys.argv[1]], workers=2)

@@ -12,9 +12,9 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
-from agro.logs.columns import Preference
+from agro.logs.declared import Preference
 from agro.logs.fields import reply, settings, split, token_fields
-from agro.logs.formats.table import declared
+from agro.logs.formats import declared
 from agro.logs.protocol import Context, Item, Row
 from agro.rollout.prompts import openai_prompt
 from agro.types.conversation import normalized

@@ -18,9 +18,9 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import omit, text
-from agro.logs.columns import Columns, preference
+from agro.logs.declared import Columns, preference
 from agro.logs.fields import digest, exchange, integer, total
-from agro.logs.formats.table import declared, declared_prompts
+from agro.logs.formats import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row
 
 _TURNS = ("num_turns", "__num_turns__")

@@ -52,21 +52,16 @@ class Stops:
 
         The text is new, so only the last tokens are decoded. `tokens` has at least one token before `start`.
         """
-        previous, *ids = self._last(tokens, start, end)
+        special, count = self.policy.encoder.special, self._least
+        while True:  # until enough of them have text
+            begin = max(start, end - count)
+            previous, *ids = tokens[begin - 1 : end].tolist()
+            without_text = sum(token in special for token in ids)
+            if begin == start or len(ids) - without_text >= self._least:
+                break
+            count = self._least + without_text
         tail = self.policy.decode(ids, [previous])
         return any(text in tail for text in self.texts)
-
-    def _last(self, tokens: NDArray[np.int64], start: int, end: int) -> list[int]:
-        """The last tokens of a response, enough of them with text, and the token before them."""
-        special = self.policy.encoder.special
-        count = self._least
-        while True:
-            begin = max(start, end - count)
-            ids: list[int] = tokens[begin - 1 : end].tolist()
-            without_text = sum(token in special for token in ids[1:])
-            if begin == start or len(ids) - 1 - without_text >= self._least:
-                return ids
-            count = self._least + without_text
 
 
 HAS_KEYS = attrgetter("is_initialized")  # before the first pass no layer, later all that aren't skipped

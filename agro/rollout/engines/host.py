@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -24,9 +23,20 @@ from agro.errors import Refused
 from agro.io.files import digest
 from agro.models.encoding import Encoder
 from agro.models.published import ROUNDING, Probe
-from agro.rollout.engines.connection import Away, Broken, Connection, Failed, Lost, Missing
+from agro.rollout.engines.connection import (
+    Away,
+    Broken,
+    Connection,
+    Failed,
+    Lost,
+    Missing,
+    Reply,
+    Span,
+    Strict,
+    problem_of,
+    wrong_field,
+)
 from agro.rollout.engines.protocol import Continuation, Request
-from agro.rollout.engines.replies import Reply, Span, Strict, problem_of, wrong_field
 
 PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
 Scores = list[list[float]]  # of the sequences of a probe, for each token but the first
@@ -143,25 +153,26 @@ class Host:
     def _unfit(self, scores: Scores, probe: Probe) -> str:
         """Why the server isn't used, since its scores are further from the learner's than rounding explains;
         "" where it is."""
-        found, before = gap(scores, probe.logp), self._scores
+        gaps, before = np.abs(np.concatenate(scores) - np.concatenate(probe.logp)), self._scores
+        mean = float(gaps.mean())
         allowed = probe.allowed if self.settings.push_error is None else self.settings.push_error
-        self.error, self._scores = found.mean, scores
-        if not allowed or found.mean <= allowed:
+        self.error, self._scores = mean, scores
+        if not allowed or mean <= allowed:
             return ""
         likely = LIKELY["adapter" if isinstance(self._push, Adapter) else self.settings.push or "reload"]
-        if found.mean <= ROUNDING[True]:
+        if mean <= ROUNDING[True]:
             likely = (
                 "another type of numbers. What to do: start vLLM with --dtype as policy.dtype (by default it "
                 f"serves float32 in half precision), or set engine.push_error = {ROUNDING[True]:g}"
             )
-        if before is not None and gap(scores, before).largest == 0:
+        if scores == before:
             likely = (
                 "nothing arrived, since its log-probs are those of before the push. What to do: see the "
                 "server's log; whether it can read the folder RUN/weights"
             )
         return (
-            f"after the push its log-probs of {found.tokens} fixed tokens are {found.mean:.3g} nats a token "
-            f"off those of the trainer (at most {found.largest:.3g}), above engine.push_error = {allowed:g}. "
+            f"after the push its log-probs of {gaps.size} fixed tokens are {mean:.3g} nats a token "
+            f"off those of the trainer (at most {gaps.max():.3g}), above engine.push_error = {allowed:g}. "
             f"Likely: {likely}"
         )
 
@@ -175,15 +186,6 @@ class Host:
             except Lost:
                 await self.connection.pause(attempt)
         return await push.push(self.connection, weights, version)
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How far log-probs are apart, nats a token."""
-
-    mean: float
-    largest: float
-    tokens: int
 
 
 async def score(server: Connection, dialect: Dialect, probe: Probe, served: str | None) -> Scores:
@@ -202,11 +204,6 @@ async def score(server: Connection, dialect: Dialect, probe: Probe, served: str 
     except ValueError as error:
         problem = str(error)
     raise Refused(f"{server.url}{dialect.scoring_path}: log-probs of given tokens: {problem}")
-
-
-def gap(a: Scores, b: Scores) -> Gap:
-    off = np.abs(np.concatenate(a) - np.concatenate(b))
-    return Gap(float(off.mean()), float(off.max()), off.size)
 
 
 ADAPTER = "adapter_config.json"  # the file by which the folder of an adapter is known
