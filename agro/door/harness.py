@@ -35,8 +35,8 @@ from pydantic import ValidationError
 
 from agro.config import EnvironmentConfig, SamplerConfig
 from agro.config.secrets import redacted
-from agro.config.section import Count, Positive, Section
-from agro.config.section import field as setting
+from agro.config.sections import Count, Positive, Section
+from agro.config.sections import field as setting
 from agro.door.app import Application, Serving, listening
 from agro.door.batch import Batch
 from agro.door.door import Door
