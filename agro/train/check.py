@@ -67,8 +67,7 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
             },
             prefix,
         )
-    _check_used(config, phases)
-    _check_measured(config, phases)
+    _check_run(config, phases)
     check_followed(phases)
     return phases
 
@@ -299,28 +298,13 @@ def _check_shaped(phase: Phase, prefix: str) -> None:
     )
 
 
-def _check_used(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Refuse settings that no phase would use: an environment without prompts, a stored value without an
-    objective that reads it, and the reverse."""
-    data = config.data
+def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
+    """Settings that no phase would use: an environment without prompts, a stored value without an objective
+    that reads it and the reverse, measurements and guards that would have no data."""
+    data, configs = config.data, [phase.config for phase in phases]
     is_read = any(phase.takes_stored_value for phase in phases)
     keys = [key for key in ("value_store", "value_half_life") if getattr(data, key) is not None]
     got = " and ".join(f"data.{key} = {getattr(data, key)}" for key in keys) or "none of them"
-    refuse(
-        {
-            "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
-            "set one, or remove [environment]": not (data.prompts or data.eval_prompts)
-            and any(phase.config.environment for phase in phases),
-            "data.value_store, or data.value_half_life, and an objective that reads stored values, such as "
-            f'one with baseline = "stored", go together: got {got} and {"such an" if is_read else "another"} '
-            "objective": len(keys) != is_read,
-        }
-    )
-
-
-def _check_measured(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Measurements and guards that would have no data."""
-    data, configs = config.data, [phase.config for phase in phases]
     has_prompts = data.store is not None or data.prompts is not None
     measured = [each for each in configs if each.evaluate.beta is not None]
     betas = [f"{each.evaluate.beta:g}" for each in measured]
@@ -330,6 +314,12 @@ def _check_measured(config: RunConfig, phases: Sequence[Phase]) -> None:
     ]
     refuse(
         {
+            "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
+            "set one, or remove [environment]": not (data.prompts or data.eval_prompts)
+            and any(each.environment for each in configs),
+            "data.value_store, or data.value_half_life, and an objective that reads stored values, such as "
+            f'one with baseline = "stored", go together: got {got} and {"such an" if is_read else "another"} '
+            "objective": len(keys) != is_read,
             "data.hold_out holds out prompts of data.prompts and data.store: expected one of them and no "
             f"data.eval_store, got data.prompts = {data.prompts}, data.store = {data.store} and "
             f"data.eval_store = {data.eval_store}": data.hold_out
@@ -360,11 +350,6 @@ def check_heldout(
     )
 
 
-def measures_consistency(phase: Phase) -> bool:
-    """Whether a phase has a β for R = r − βρ: evaluate.beta, or that of an objective with a reference."""
-    return phase.diagnostic_beta(phase.config.objective.options) is not None  # a schedule is one
-
-
 def has_groups_to_measure(config: RunConfig) -> bool:
     """Whether a phase has groups for ½ Var(R) or regret: fresh ones, an evaluation's, or held-out ones."""
     rule, data = config.evaluate, config.data
@@ -383,7 +368,6 @@ def follows_log(config: RunConfig) -> bool:
 def check_followed(phases: Sequence[Phase]) -> None:
     """Raise `Refused` where a run would wait for what no phase measures."""
     configs = [phase.config for phase in phases]
-    is_measured = any(map(measures_followed, phases))
     for rule in (config.evaluate for config in configs):
         ways = ", or ".join(f"{FOLLOWED[name].needs} for {name}" for name in ("eval_reward", "eval_auc"))
         for key, unset in DECIDING.items():
@@ -396,7 +380,7 @@ def check_followed(phases: Sequence[Phase]) -> None:
                     f"evaluate.metric = {rule.metric} is measured on {FOLLOWED[rule.metric].needs}, and no "
                     "phase has that; set it, follow another metric, or remove evaluate.metric"
                 )
-            refuse({text: getattr(rule, key) != unset and not is_measured})
+            refuse({text: getattr(rule, key) != unset and not any(map(measures_followed, phases))})
     # ½ Var(R) under another β is another measure, in which no best can be chosen.
     measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
     betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
@@ -547,13 +531,11 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
         },
         begin,
     )
-    stale = _stale_by(config)
-    for need in ordered(needs):
-        if need.fresh_only and stale is not None:
+    for need in (need for need in ordered(needs) if need.fresh_only):
+        if (stale := _stale_by(config)) is not None:
             reason, way = stale
             raise Refused(f"{begin}{need.what}, but with {reason}. What to do: {way}, or {need.way_out}.")
-        applies = any(need.applies_to(role) for role in data.roles or ROLES)
-        if need.fresh_only and data.draws_stored and applies:
+        if data.draws_stored and any(need.applies_to(role) for role in data.roles or ROLES):
             but = f"data.replay = {data.replay} draws stored samples"
             raise Refused(f"{begin}{need.what}, but {but}. What to do: {need.way_out}.")
 

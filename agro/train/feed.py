@@ -98,9 +98,7 @@ class Valid:
     samples: list[Sample] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(
-        default_factory=dict
-    )  # of each reason in an encoding, the first in words
+    examples: dict[str, str] = field(default_factory=dict)  # of reasons in an encoding, the first in words
     weights: Mapping[str, float] = field(default_factory=dict)  # by prompt_id, of a group; 1 where not named
     made: frozenset[int | None] = frozenset()  # ids of the samples generated for this step
 
@@ -202,7 +200,6 @@ def one_each(samples: Sequence[S]) -> list[S]:
 
 
 def count_responses(samples: Sequence[Sample | DamagedSample]) -> Counter[str]:
-    """Responses of each prompt."""
     return Counter(s.prompt_id for s in one_each(samples))
 
 

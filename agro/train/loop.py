@@ -84,7 +84,12 @@ class Loop:
             while position.step < phase.ends and not position.stopped:
                 self.activity.check()
                 position = self._step(phase, position)
-                self.updates.check_skipped(phase, position)
+                if position.skipped >= phase.config.train.max_skipped:
+                    raise Refused(
+                        f"step {position.step}: {position.skipped} updates in a row were skipped, for the "
+                        "reasons above. What to do: fix the data, or start a new run with a lower train.lr "
+                        "or in float32"
+                    )
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
             saved = max(self.checkpoints.saved, 0)
             again = resuming(self.folder.folder)

@@ -149,7 +149,6 @@ class Phase:
 
     @cached_property
     def entry(self) -> Objective:
-        """The objective."""
         return get(self.config.objective.name)
 
     @cached_property

@@ -278,7 +278,6 @@ class BaseTrainer:
 
     @cached_property
     def publications(self) -> Publications:
-        """What the collectors of the run read."""
         return Publications.of(self.location, self.folder.id, self.out)
 
     @cached_property
@@ -287,7 +286,6 @@ class BaseTrainer:
         return load_engine(self.config.engine, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
-        """What the steps of a phase use."""
         config = phase.config
         trained = {p.id for p in self.prompts}
         if config.data.draws_stored:
@@ -306,10 +304,10 @@ class BaseTrainer:
 
     def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
         """Where the fresh samples of a phase come from, with what it puts around that."""
-        config, inline = phase.config, None
+        config, inline, run = phase.config, None, self.folder.id
         source: Source
         if config.source.kind == "elsewhere":
-            run, step = self.folder.id, position.step
+            step = position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
             source = inline = self._inline(phase, learner)

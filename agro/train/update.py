@@ -70,7 +70,8 @@ class Updates:
             if view.metrics["loss"] is None:
                 view.metrics |= describe_step(step, data.recent, view.phase, view.options)
                 view.metrics |= logp_differences(step, data.comparable)
-                action = self._judge(view)
+                actions = (monitor.judge(view) for monitor in self.monitors)
+                action = next((action for action in actions if action.kind != "go"), GO)
                 if action is not GO:
                     return self._act(action, view, position)
             if config.train.lr == "auto" and position.rate is None:
@@ -98,13 +99,6 @@ class Updates:
         speed = recalled(speed_of(kl, lr), position.speed)
         return replace(position, speed=speed, lost=recalled(lost, position.lost))
 
-    def check_skipped(self, phase: Phase, position: Position) -> None:
-        if position.skipped >= phase.config.train.max_skipped:
-            raise Refused(
-                f"step {position.step}: {position.skipped} updates in a row were skipped, for the reasons "
-                "above. What to do: fix the data, or start a new run with a lower train.lr or in float32"
-            )
-
     def _find_rate(self, step: Step, bound: float) -> float | None:
         """The rate at which the update changes the policy by the bound; None where none is found.
 
@@ -128,11 +122,6 @@ class Updates:
             f"train.lr = {found:g}, at which the first update changes the policy by {bound:.2g} nats a token"
         )
         return found
-
-    def _judge(self, view: View) -> Action:
-        """The first action of a monitor other than to continue."""
-        actions = (monitor.judge(view) for monitor in self.monitors)
-        return next((action for action in actions if action.kind != "go"), GO)
 
     def _act(self, action: Action, view: View, position: Position) -> Position:
         if action.kind == "skip":
