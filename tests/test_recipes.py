@@ -18,7 +18,7 @@ from agro import objectives
 from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import NewModel, RunConfig, recipes
-from agro.config.recipes.methodtext import method_values
+from agro.config.recipes import method_values
 from agro.errors import Refused
 from agro.io import plugins
 from agro.models.newmodel import new_model

@@ -23,8 +23,8 @@ from agro.store import At, DamagedSample, DrawnGroups, Pair, Selection, Store
 from agro.store.draw_rules import pick_likely
 from agro.train.collate import (
     ReferenceCache,
+    StoredValues,
     TrackedValues,
-    Values,
     collate,
     has_ratios,
     staleness,
@@ -234,14 +234,24 @@ class Feed:
     """Makes the batches of one phase."""
 
     def __init__(
-        self, phase: Phase, learner: Learner, values: Values | None, cache: ReferenceCache | None
+        self,
+        phase: Phase,
+        learner: Learner,
+        values: StoredValues | TrackedValues | None,
+        cache: ReferenceCache | None,
     ) -> None:
         self.phase, self.learner, self.values, self.cache = phase, learner, values, cache
         self.needs = phase.needs
 
     @classmethod
     def of(
-        cls, phase: Phase, learner: Learner, values: Values | None, store: Store, run: str, cached: int
+        cls,
+        phase: Phase,
+        learner: Learner,
+        values: StoredValues | TrackedValues | None,
+        store: Store,
+        run: str,
+        cached: int,
     ) -> Feed:
         """`cached`: the last entry of other runs that may be used from the cache of reference log-probs."""
         half_life = phase.config.data.value_half_life

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from agro.config import RunConfig, TrainConfig
+from agro.config.data import EXPECTED, are_numbers, is_schedule, value_at
 from agro.config.override import LENGTH
-from agro.config.schedule import EXPECTED, are_numbers, is_schedule, value_at
 from agro.errors import Refused
 from agro.io.datasets import on_hub
 from agro.io.numbers import count

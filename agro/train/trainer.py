@@ -33,7 +33,6 @@ from agro.train import inputs
 from agro.train.around import Context, wrapper_of
 from agro.train.check import check_config, check_heldout, check_sharded, follows_log, samples_kl
 from agro.train.collate import StoredValues, TrackedValues, recording
-from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.inputs import Budget, few_held_out, set_aside, within_budget, write_set_aside
 from agro.train.lagging import LaggingSource
@@ -58,7 +57,7 @@ from agro.train.phases import Phase, Position, derive, describe, resolve
 from agro.train.process_group import Watch, connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
 from agro.train.recovery import fingerprints
-from agro.train.source import InlineSource, PromptOrder, Source, UncertainOrder, without_hint
+from agro.train.source import CollectorSource, InlineSource, PromptOrder, Source, UncertainOrder, without_hint
 from agro.train.trainable import check_enough, check_store, check_stores
 from agro.types import Prompt
 
@@ -310,7 +309,19 @@ class BaseTrainer:
             step = position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
-            source = inline = self._inline(phase, learner)
+            prompts, seed = self.prompts, derive(config.train.seed, "prompts", phase.name)
+            if any("hint" in prompt.columns for prompt in prompts):
+                prompts = [without_hint(prompt) for prompt in prompts]
+            order = PromptOrder(prompts, seed)
+            if config.data.prompt_order == "uncertain":
+                assert config.data.value_half_life is not None
+                tracked = TrackedValues(self.store, run, learner, config.data.value_half_life)
+                order = UncertainOrder(prompts, seed, config.data.candidates, tracked)
+            is_here = "shares_weights" in declared(self.engine)
+            weights = None if is_here else self.out / "weights" / "served"
+            rollout, recorded = self._rollout(phase), recording(self.phases, phase)
+            more = self.reward, self.store, run, self.activity, weights
+            source = inline = InlineSource(recorded, rollout, order, *more)
             if config.source.lags:
                 source = LaggingSource(inline, self.folder)
         if config.source.around is None:
@@ -328,22 +339,6 @@ class BaseTrainer:
             self.progress.say,
         )
         return wrapper.make(source, context, options)
-
-    def _inline(self, phase: Phase, learner: Learner) -> InlineSource:
-        """The source that samples in this process."""
-        config, prompts = recording(self.phases, phase), self.prompts
-        if any("hint" in prompt.columns for prompt in prompts):
-            prompts = [without_hint(prompt) for prompt in prompts]
-        run, data, seed = self.folder.id, config.data, derive(config.train.seed, "prompts", phase.name)
-        order = PromptOrder(prompts, seed)
-        if data.prompt_order == "uncertain":
-            assert data.value_half_life is not None
-            tracked = TrackedValues(self.store, run, learner, data.value_half_life)
-            order = UncertainOrder(prompts, seed, data.candidates, tracked)
-        is_here = "shares_weights" in declared(self.engine)
-        weights = None if is_here else self.out / "weights" / "served"
-        rollout = self._rollout(phase)
-        return InlineSource(config, rollout, order, self.reward, self.store, run, self.activity, weights)
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment

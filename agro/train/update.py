@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from agro.train.feed import StepBatch
 from agro.train.learner import Learner
 from agro.train.measure import describe_step, logp_differences
 from agro.train.monitors import GO, Action, Monitor, View
-from agro.train.phases import TRIED, Phase, Position, is_tuned, tune
+from agro.train.phases import TRIED, Phase, Position
 from agro.train.recovery import damage, start_of
 from agro.train.step import Step
 
@@ -158,20 +157,6 @@ class Updates:
         self.learner.enter(phase.config, began=start_of(self.folder, phase), resumed=resumed)
         self.say(f"{reason}: back to the weights of step {commit.step}, at half the learning rate")
         return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
-
-
-def observe(view: View, position: Position, monitors: Sequence[Monitor]) -> Position:
-    """Let all monitors observe a step that is done, and tune β by the KL that is known then."""
-    states: dict[str, Any] = dict(position.monitors)
-    for monitor in monitors:
-        monitor.after(view)
-        state = monitor.state()
-        if state is not None:
-            states[monitor.name] = state
-    setting, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
-    if is_tuned(setting) and kl is not None:
-        position = replace(position, beta=tune(setting, view.options["beta"], kl))
-    return replace(position, stopped=view.stop, monitors=states)
 
 
 def change(logp_BT: Tensor, step: Step) -> float:
