@@ -238,17 +238,14 @@ class DataConfig(Section):
 
     @property
     def replay_steps(self) -> int:
-        """Steps after which the shares are constant."""
         return math.ceil(last_step(self.replay))
 
     @property
     def draws_stored(self) -> bool:
-        """Whether some step draws from the store."""
         return any(self.replay_at(step) > 0 for step in range(self.replay_steps + 1))
 
     @property
     def samples_fresh(self) -> bool:
-        """Whether some step samples."""
         return any(self.replay_at(step) < 1 for step in range(self.replay_steps + 1))
 
     @property

@@ -537,7 +537,6 @@ class TrainConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_length(cls, values: Any) -> Any:
-        """Either steps or epochs."""
         if not isinstance(values, dict):
             return values
         lengths = [key for key in LENGTH if values.get(key) is not None]

@@ -165,7 +165,6 @@ class Phase:
 
     @property
     def learns_value(self) -> bool:
-        """Whether a value head learns beside the policy."""
         return self._needs_from("value_head")
 
     @property
@@ -332,7 +331,6 @@ def _in_steps(phase: Phase, epochs: float) -> str:
 
 
 def describe(name: str, epochs: Epochs) -> str:
-    """One line for people."""
     return (
         f"{name}: train.epochs = {epochs['epochs']:g}: {count(epochs['steps'])} steps over "
         f"{count(epochs['groups'])} stored groups"

@@ -135,7 +135,6 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def run_of(folder: Path) -> Path:
-    """The folder of the run that a checkpoint belongs to."""
     return folder.absolute().parents[1]
 
 

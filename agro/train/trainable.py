@@ -100,24 +100,20 @@ def check_names(data: DataConfig, counts: Counts, path: Location, *, adds: bool)
         return
     roles, sources = data.drawn_from
     in_shares = tuple(name for name in data.shares_at(0) if name and name not in ROLES)
-    _check_named("replay", in_shares or None, counts.sources, path, adds)
-    _check_named("sources", None if in_shares else sources, counts.sources, path, adds)
-    _check_named("roles", roles, counts.roles, path, adds)
-    mapped = tuple(data.reward_scale) or None
-    _check_named("reward_scale", mapped, counts.sources, path, adds=True)  # perhaps for a later phase
-
-
-def _check_named(
-    key: str, names: Sequence[str] | None, counts: Mapping[str, int], path: Location, adds: bool
-) -> None:
-    """`check_names` of one setting of [data]; None allows all."""
-    if names is None:
-        return
-    unknown = [name for name in names if name not in counts and not (adds and name == POLICY)]
-    if key == "roles" and len(unknown) < len(names):
-        return  # a choice among the few roles that there are may allow for more than the store has
-    if unknown or not names:
-        have = ", ".join(f"{name} ({counts[name]})" for name in sorted(counts))
+    settings: dict[str, tuple[Sequence[str] | None, Mapping[str, int]]] = {  # None allows all
+        "replay": (in_shares or None, counts.sources),
+        "sources": (None if in_shares else sources, counts.sources),
+        "roles": (roles, counts.roles),
+        "reward_scale": (tuple(data.reward_scale) or None, counts.sources),
+    }
+    for key, (names, having) in settings.items():
+        may_add = adds or key == "reward_scale"  # perhaps for a later phase
+        unknown = [name for name in names or () if name not in having and not (may_add and name == POLICY)]
+        # A choice among the few roles that there are may allow for more than the store has.
+        is_met = key == "roles" and names is not None and len(unknown) < len(names)
+        if names is None or is_met or (names and not unknown):
+            continue
+        have = ", ".join(f"{name} ({having[name]})" for name in sorted(having))
         wrong = f"no sample of {path} has {', '.join(unknown)}" if unknown else "an empty list draws nothing"
         raise Refused(
             f"data.{key}: {wrong}; expected some of (with the number of samples) {have}. What to do: correct "
@@ -192,7 +188,6 @@ class _StoreCheck:
         return lambda prompt_id: not is_held_out(prompt_id)
 
     def rows(self) -> Iterator[SampleSummary]:
-        """The samples that may be drawn."""
         rows = self.store.survey.each_summary(**chosen(self.config.data))
         return (row for row in rows if self.is_drawn(row.prompt_id))
 
@@ -360,7 +355,6 @@ def _named(rows: Sequence[SampleSummary]) -> list[str]:
 
 
 def named(id: int | None, prompt_id: str, truncation: str) -> str:
-    """A sample in messages."""
     sampled = f", sampled with {truncation}" if truncation else ""
     return f"sample {id} (prompt {prompt_id}{sampled})"
 

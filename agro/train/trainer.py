@@ -28,7 +28,7 @@ from agro.store.leases import trainer_of
 from agro.store.lifeline import leased
 from agro.store.location import Location, located
 from agro.store.queries import chosen
-from agro.store.split import Clusters, write_clusters
+from agro.store.split import Clusters, read_clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of
 from agro.train.check import check_config, check_heldout, check_sharded, follows_log, samples_kl
@@ -38,19 +38,8 @@ from agro.train.inputs import Budget, few_held_out, set_aside, within_budget, wr
 from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, keep_best, save_model
 from agro.train.loop import Loop, Parts
-from agro.train.monitors import Monitor
+from agro.train.monitors import Monitor, heldout
 from agro.train.monitors.guard import Best, FirstSamples, Guard, SamplerMismatch
-from agro.train.monitors.heldout import (
-    HeldOutGroups,
-    HeldOutLog,
-    HeldOutPrompts,
-    MeasuredShift,
-    NothingToRank,
-    RewardParts,
-    SampledKL,
-    first_prompts,
-    prompts_for_kl,
-)
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, Position, derive, describe, resolve
@@ -189,7 +178,10 @@ class BaseTrainer:
 
     def _hold_out(self, path: Location) -> list[str]:
         """Take the prompts of data.hold_out out of those to train on; returns notes."""
-        data, recorded = self.config.data, inputs.recorded_clusters(self.out) if self.resume else None
+        data = self.config.data
+        recorded: Clusters | None = read_clusters(self.out) if self.resume else None
+        if recorded is None and self.resume and (self.out / "metrics.jsonl").exists():
+            recorded = {}  # it began before near-copies were held out together
         if recorded is None and self.budget is not None:
             recorded = self.budget.clusters
         self.clusters, copied = inputs.near_copies(data, self.prompts, path, recorded)
@@ -281,7 +273,6 @@ class BaseTrainer:
 
     @cached_property
     def engine(self) -> Any:
-        """The engine that generates fresh samples and held-out responses."""
         return load_engine(self.config.engine, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
@@ -357,22 +348,24 @@ class BaseTrainer:
         if self.eval_prompts:
             assert self.reward is not None
             parts = self._rollout(phase), self.reward, self.eval_prompts, self.activity, say
-            monitors.append(HeldOutPrompts(phase, learner, *parts))
+            monitors.append(heldout.HeldOutPrompts(phase, learner, *parts))
             if shifts:
-                monitors.append(MeasuredShift(phase, self.store, say))
+                monitors.append(heldout.MeasuredShift(phase, self.store, say))
         elif shifts:
             say(f"{phase.name}: objective.baseline_shift: no reward measures the start, so there is none")
         if self.eval_prompts or config.data.draws_stored:
             monitors += self._side_by_side(phase)
         if samples_kl(config) and learner.reference_key is not None:
             encoder = self.policy.encoder
-            prompts = prompts_for_kl(config, self.store, self.folder.id, self.prompts, encoder)
+            prompts = heldout.prompts_for_kl(config, self.store, self.folder.id, self.prompts, encoder)
             if prompts:  # else none leaves room for a response
-                monitors.append(SampledKL(phase, learner, self._rollout(phase), prompts, self.activity))
+                monitors.append(
+                    heldout.SampledKL(phase, learner, self._rollout(phase), prompts, self.activity)
+                )
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
         if len(config.reward.functions) > 1:
-            monitors.append(RewardParts(config.reward))
+            monitors.append(heldout.RewardParts(config.reward))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
 
@@ -380,8 +373,8 @@ class BaseTrainer:
         """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
         config, name = phase.config, phase.name
         try:
-            groups = HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
-        except NothingToRank:
+            groups = heldout.HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
+        except heldout.NothingToRank:
             if config.data.eval_store or follows_log(config):
                 raise
             self.progress.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
@@ -392,7 +385,7 @@ class BaseTrainer:
         if clusters < len(groups.prompt_ids):
             measured += f", in {clusters} clusters of near-copies"
         self.progress.say(f"{name}: {measured}")
-        return [HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
+        return [heldout.HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
 
     def _side_by_side(self, phase: Phase) -> list[Monitor]:
         """Nothing where no prompt leaves room for a response, or none is asked for."""
@@ -400,7 +393,9 @@ class BaseTrainer:
         count = config.evaluate.side_by_side
         prompts = sorted(self.eval_prompts, key=lambda prompt: place(prompt.id))[:count]
         if count and not prompts:
-            prompts = first_prompts(config, store, run, self.prompts, self.policy.encoder, place, count)
+            prompts = heldout.first_prompts(
+                config, store, run, self.prompts, self.policy.encoder, place, count
+            )
         if not prompts:
             return []
         held_out = bool(self.eval_prompts or config.data.hold_out)

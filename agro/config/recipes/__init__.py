@@ -123,7 +123,7 @@ def method_text(name: str, entry: Objective) -> str:
     notes |= {key if "." in key else f"objective.{key}": note for key, note in recipe.notes.items()}
     lines = _head(name, recipe, BASES[recipe.base])
     before = ""
-    for dotted, value in _settings(name, entry).items():
+    for dotted, value in method_settings(name, entry).items():
         section, _, key = dotted.rpartition(".")
         if section != before:
             lines += ["", f"[{section}]"] if before else [f"[{section}]"]
@@ -132,19 +132,7 @@ def method_text(name: str, entry: Objective) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def method_values(name: str, entry: Objective) -> dict[str, dict[str, Any]]:
-    """The nested values of the recipe."""
-    sections: dict[str, dict[str, Any]] = {}
-    for dotted, value in _settings(name, entry).items():
-        *path, key = dotted.split(".")
-        target = sections
-        for section in path:
-            target = target.setdefault(section, {})
-        target[key] = value
-    return sections
-
-
-def _settings(name: str, entry: Objective) -> dict[str, Any]:
+def method_settings(name: str, entry: Objective) -> dict[str, Any]:
     """By dotted key: those of the recipe's base, and what the entry declares to differ."""
     recipe = entry.recipe
     assert recipe is not None, f"{name}: its recipe is a file"
