@@ -18,7 +18,6 @@ from agro import objectives
 from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import NewModel, RunConfig, recipes
-from agro.config.recipes.methodtext import method_values
 from agro.errors import Refused
 from agro.io import plugins
 from agro.models.newmodel import new_model
@@ -206,7 +205,14 @@ def test_the_text_of_a_declared_recipe_is_what_its_entry_declares(name: str) -> 
     declared = entry.recipe
     assert declared is not None
     values = tomllib.loads(recipe.text)
-    assert values == json.loads(json.dumps(method_values(name, entry)))
+    expected: dict = {}
+    for dotted, value in recipes.method_settings(name, entry).items():
+        *sections, key = dotted.split(".")
+        section = expected
+        for of in sections:
+            section = section.setdefault(of, {})
+        section[key] = value
+    assert values == json.loads(json.dumps(expected))
     options = values["objective"].keys() - {"name"}
     assert {*declared.options, *declared.shown} <= options <= entry.options.model_fields.keys()
     defaults = json.loads(json.dumps(entry.defaults()))

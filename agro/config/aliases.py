@@ -112,31 +112,22 @@ def _ours(key: str, value: Any) -> tuple[str, Any]:
         value = peers.method(value)
     if key == "bf16":
         value = "mixed" if str(value).lower() in ("true", "1") else "float32"
-    if key == "train_dataset" and _are_stores(value):
-        return "data.store", value
+    if key == "train_dataset":
+        from agro.io.record_files import has_several_tables  # here: few runs have this name
+
+        paths = value if isinstance(value, list | tuple) else [value]
+        if paths and all(isinstance(path, str | Path) and has_several_tables(Path(path)) for path in paths):
+            return "data.store", value
     return peers.ALIASES[key], value
-
-
-def _are_stores(value: Any) -> bool:
-    from agro.io.record_files import has_several_tables  # here: few runs have this name
-
-    paths = value if isinstance(value, list | tuple) else [value]
-    return (
-        all(isinstance(path, str | Path) and has_several_tables(Path(path)) for path in paths)
-        and len(paths) > 0
-    )
 
 
 def _parsed(name: str, text: str) -> Any:
     """A value of the command line, where what it is here depends on it; other text stays."""
     if name == "train_dataset":
         return parse(text, "command line: train_dataset")
-    return _functions(text) if name == "reward_funcs" else text
-
-
-def _functions(text: str) -> str | list[str]:
-    """Names between commas, with brackets and quotes or without; one is a name."""
-    names = [name.strip(" \"'") for name in text.strip().strip("[]").split(",")]
+    if name != "reward_funcs":
+        return text
+    names = [part.strip(" \"'") for part in text.strip().strip("[]").split(",")]  # with brackets or without
     return names if len(names) > 1 else names[0]
 
 

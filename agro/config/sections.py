@@ -19,9 +19,14 @@ Positive = Annotated[float, Field(gt=0)]
 COLDEST = 1e-6  # logits that are divided by much less overflow float32
 
 
+def invalid(problem: str) -> PydanticCustomError:
+    """What a validator raises; pydantic's own message would begin with "Value error"."""
+    return PydanticCustomError("section", "{problem}", {"problem": problem})
+
+
 def _warm_enough(value: float) -> float:
     if 0 < value < COLDEST:
-        raise PydanticCustomError("temperature", "expected 0 (greedy) or at least {n}", {"n": COLDEST})
+        raise invalid(f"expected 0 (greedy) or at least {COLDEST}")
     return value
 
 
@@ -213,11 +218,9 @@ class RewardConfig(Section):
             return values
         for key in ("name", "options"):
             if values.get("functions") and values.get(key):
-                raise PydanticCustomError(
-                    "reward",
-                    "reward.{key} and reward.functions exclude each other: give {key} to each of the "
-                    "functions, or no functions",
-                    {"key": key},
+                raise invalid(
+                    f"reward.{key} and reward.functions exclude each other: give {key} to each of the "
+                    "functions, or no functions"
                 )
         is_given = values.get("functions") or values.get("name") is not None
         return values if is_given else values | {"name": "exact"}
@@ -226,27 +229,18 @@ class RewardConfig(Section):
     def _parts_differ(self) -> Self:
         labels = [part.label or part.name for part in self.functions]
         if twice := [label for label in labels if labels.count(label) > 1]:
-            raise PydanticCustomError(
-                "reward", "reward.functions: {name} is given twice; give one a label", {"name": twice[0]}
-            )
+            raise invalid(f"reward.functions: {twice[0]} is given twice; give one a label")
         if labels and not any(part.weight for part in self.functions):
-            raise PydanticCustomError("reward", "reward.functions: expected one weight other than 0 at least")
+            raise invalid("reward.functions: expected one weight other than 0 at least")
         others = labels or self.whiten != "none" or self.clip is not None
-        for name in ("per_token", "per_step"):
-            if getattr(self, name) and (others or (self.per_token and self.per_step)):
-                raise PydanticCustomError(
-                    "reward",
-                    "reward.{name} excludes reward.{other}, reward.functions, reward.whiten and reward.clip",
-                    {"name": name, "other": "per_step" if name == "per_token" else "per_token"},
-                )
+        for name, other in (("per_token", "per_step"), ("per_step", "per_token")):
+            if getattr(self, name) and (others or getattr(self, other)):
+                end = "reward.functions, reward.whiten and reward.clip"
+                raise invalid(f"reward.{name} excludes reward.{other}, {end}")
         caps = [(part.at_least, part.at_most) for part in self.functions]
         for low, high in (*caps, self.clip or (None, None)):
             if low is not None and high is not None and low >= high:
-                raise PydanticCustomError(
-                    "reward",
-                    "reward: expected a lower bound below the upper one, got {low} and {high}",
-                    {"low": low, "high": high},
-                )
+                raise invalid(f"reward: expected a lower bound below the upper one, got {low} and {high}")
         return self
 
     @property
@@ -359,7 +353,7 @@ ENGINES = ("hf", "vllm", "server")
 
 def _known_engine(kind: str) -> str:
     if problem := plugins.unknown("engines", kind, ENGINES):
-        raise PydanticCustomError("engine", "{problem}", {"problem": problem.replace(f", got {kind!r}", "")})
+        raise invalid(problem.replace(f", got {kind!r}", ""))
     return kind
 
 
@@ -543,12 +537,11 @@ class TrainConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_length(cls, values: Any) -> Any:
-        """Either steps or epochs."""
         if not isinstance(values, dict):
             return values
         lengths = [key for key in LENGTH if values.get(key) is not None]
         if len(lengths) > 1:
-            raise PydanticCustomError("length", "expected one of train.steps and train.epochs")
+            raise invalid("expected one of train.steps and train.epochs")
         return values if lengths else {**values, "steps": STEPS}
 
 

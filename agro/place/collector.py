@@ -1,6 +1,6 @@
 """The collector that `agro collect RUN` runs: it samples and scores for a run that another process trains.
 
-See `agro.train.elsewhere` for the trainer's side, and `agro.train.publications` for what the two share.
+See `agro.train.source` for the trainer's side, and `agro.train.publications` for what the two share.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from agro.store.location import Location, located, url_of
 from agro.store.sample_rows import ledger_of
 from agro.store.shared import LocalFolder, shared_runs
 from agro.train.collate import recording
-from agro.train.elsewhere import POLL_SECONDS, ahead
 from agro.train.phases import Phase, derive
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 from agro.train.recovery import of_scoring
-from agro.train.source import PromptOrder
+from agro.train.source import POLL_SECONDS, PromptOrder, ahead
 
 REPORT_SECONDS = 1.0  # between what it lets people see
 IDLE_SECONDS = 1.0  # after which a collector without work asks again, unless a step is published before

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from agro.config import RunConfig, Section
 from agro.config.override import explain
-from agro.errors import Refused
+from agro.errors import Refused, refuse
 from agro.io import plugins
 from agro.rollout.engines.capabilities import capabilities
 
@@ -71,18 +71,12 @@ def lacking(config: RunConfig) -> dict[SourceCapability, str]:
     """What the source of `source.kind` can't do in a phase, each with the setting that is why."""
     kind, engine = config.source.kind, config.engine.kind
     found = {c: f'source.kind is "{kind}"' for c in SOURCE_CAPABILITIES if c not in SOURCES[kind]}
-    reasons: tuple[tuple[SourceCapability, str, bool], ...] = (
-        (
-            "samples_current_weights",
-            "source.sync_every or source.sync_from is above 1",
-            config.source.lags,
-        ),
-        ("shares_weights", f'engine.kind is "{engine}"', "shares_weights" not in capabilities(engine)),
-        ("single_turns", "[environment] is set", config.environment is not None),
-    )
-    for capability, reason, is_there in reasons:
-        if is_there:
-            found.setdefault(capability, reason)
+    if config.source.lags:
+        found.setdefault("samples_current_weights", "source.sync_every or source.sync_from is above 1")
+    if "shares_weights" not in capabilities(engine):
+        found.setdefault("shares_weights", f'engine.kind is "{engine}"')
+    if config.environment is not None:
+        found.setdefault("single_turns", "[environment] is set")
     return found
 
 
@@ -112,15 +106,6 @@ class NoOptions(Section):
     """No options."""
 
 
-def nothing(inner: Abilities, options: Any) -> Abilities:
-    """A source that doesn't say what it can do."""
-    return frozenset()
-
-
-def no_problems(phase: Phase, options: Any) -> Mapping[str, object]:
-    return {}
-
-
 @dataclass(frozen=True)
 class SourceWrapper:
     """A source that is put around another one.
@@ -133,9 +118,9 @@ class SourceWrapper:
     """That source.options are an object of; pydantic's, each value with its bounds."""
     needs: Abilities = frozenset()
     """What the source has to be able to do that it is put around."""
-    can: Callable[[Abilities, Any], Abilities] = nothing
-    """What it can do itself, from what that source can do, and options."""
-    problems: Callable[[Phase, Any], Mapping[str, object]] = no_problems
+    can: Callable[[Abilities, Any], Abilities] = lambda inner, options: frozenset()
+    """What it can do itself, from what that source can do, and options; nothing where it doesn't say."""
+    problems: Callable[[Phase, Any], Mapping[str, object]] = lambda phase, options: {}
     """What else it can't be combined with, as the end of a sentence that it begins, and whether it is so."""
 
 
@@ -174,15 +159,11 @@ def check_around(phase: Phase, prefix: str) -> None:
     config = phase.config
     wrapper, options = wrapper_of(config, prefix)
     begin = f"{prefix}source.around = {config.source.around} "
-    end = ". What to do: change one of the two"
-    if not config.data.samples_fresh:
-        raise Refused(
-            f"{begin}changes fresh samples, but data.replay = 1 has none. What to do: remove it, or set it "
-            "in the phases that sample"
-        )
+    problems: dict[str, object] = {
+        "changes fresh samples, but data.replay = 1 has none. What to do: remove it, or set it in the phases "
+        "that sample": not config.data.samples_fresh,
+    }
     for need, setting in lacking(config).items():
-        if need in wrapper.needs:
-            raise Refused(f"{begin}needs a source that {SOURCE_CAPABILITIES[need]}, but {setting}{end}")
-    for problem, is_there in wrapper.problems(phase, options).items():
-        if is_there:
-            raise Refused(f"{begin}{problem}")
+        text = f"needs a source that {SOURCE_CAPABILITIES[need]}, but {setting}"
+        problems[f"{text}. What to do: change one of the two"] = need in wrapper.needs
+    refuse({**problems, **wrapper.problems(phase, options)}, begin)

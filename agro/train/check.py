@@ -40,12 +40,11 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
     """The phases of a run. Raises `Refused` naming the settings, phase by phase."""
     check_texts(config.model_dump())
     got = "neither" if config.policy.model is None else "both"
-    refuse(
-        {
-            "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), "
-            f"got {got}": (config.policy.model is None) == (config.policy.new is None),
-        }
-    )
+    rows: dict[str, object] = {
+        "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), "
+        f"got {got}": (config.policy.model is None) == (config.policy.new is None),
+    }
+    refuse(rows)
     phases = Phase.all(config)
     _check_shared(config, phases)
     _check_policy(phases[0].config, phases)
@@ -59,16 +58,13 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         check_phase(phase, prefix)
         _check_shaped(phase, prefix)
         by_step = options_at(phase.config.objective.options, 0).get("baseline") == "step"
-        refuse(
-            {
-                'objective.baseline = "step" compares a response with the step\'s other groups, and '
-                "train.groups is 1. What to do: raise train.groups, or set objective.baseline = "
-                '"others"': by_step and phase.config.train.groups == 1,
-            },
-            prefix,
-        )
-    _check_used(config, phases)
-    _check_measured(config, phases)
+        rows = {
+            'objective.baseline = "step" compares a response with the step\'s other groups, and '
+            "train.groups is 1. What to do: raise train.groups, or set objective.baseline = "
+            '"others"': by_step and phase.config.train.groups == 1,
+        }
+        refuse(rows, prefix)
+    _check_run(config, phases)
     check_followed(phases)
     return phases
 
@@ -77,27 +73,26 @@ def check_sharded(config: RunConfig) -> None:
     """Raise `Refused` for what doesn't work on several ranks: bitsandbytes packs values, which FSDP cuts."""
     phases = [config.phase(name) for name in config.phase_names]
     named = [phase for phase in phases if phase.source.around is not None]
-    around = [str(p.source.around) for p in named if "complete_policy" in wrapper_of(p)[0].needs]
+    wrapped = [str(p.source.around) for p in named if "complete_policy" in wrapper_of(p)[0].needs]
     packed = [f"policy.quantize = {config.policy.quantize}"] if config.policy.quantize else []
     if any(phase.train.optimizer == "adamw_8bit" for phase in phases):
         packed.append("train.optimizer = adamw_8bit")
-    refuse(
-        {
-            'train.start = "first" loads a complete model, which several ranks (torchrun) don\'t have. What '
-            "to do: train in one process, or a second run from the first model with this run's store": any(
-                phase.train.start == "first" for phase in phases
-            ),
-            'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
-            'reference. What to do: policy.reference = "periodic", or train in one': (
-                config.policy.reference == "sampler"
-            ),
-            f"source.around = {''.join(around[:1])} needs a source that "
-            f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. What "
-            "to do: train in one process": around,
-            f"{''.join(packed[:1])} doesn't work on several ranks (torchrun): bitsandbytes packs values in "
-            "blocks, which FSDP would cut. What to do: remove it, or train in one process": packed,
-        }
-    )
+    rows = {
+        'train.start = "first" loads a complete model, which several ranks (torchrun) don\'t have. What '
+        "to do: train in one process, or a second run from the first model with this run's store": any(
+            phase.train.start == "first" for phase in phases
+        ),
+        'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
+        'reference. What to do: policy.reference = "periodic", or train in one': (
+            config.policy.reference == "sampler"
+        ),
+        f"source.around = {''.join(wrapped[:1])} needs a source that "
+        f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. What "
+        "to do: train in one process": wrapped,
+        f"{''.join(packed[:1])} doesn't work on several ranks (torchrun): bitsandbytes packs values in "
+        "blocks, which FSDP would cut. What to do: remove it, or train in one process": packed,
+    }
+    refuse(rows)
 
 
 def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
@@ -114,27 +109,24 @@ def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
         changed = [".".join(setting) for setting, differs in zip(settings, differ) if differs]
         same_phase = policy.model_copy(update={"reference": kinds[0]}) == phases[0].config.policy
         same_run = policy.model_copy(update=references) == config.policy
-        refuse(
-            {
-                "phases: a phase can't change [reward], which is one for the complete run": (
-                    own.reward != config.reward
-                ),
-                f"phase {phase.name}: a phase can't change {''.join(changed[:1])}, which is one for the "
-                "complete run": changed,
-                "phases: a phase can't change [policy], except for policy.reference": (
-                    not (same_phase and same_run)
-                ),
-            },
-            end="; remove the change",
-        )
+        rows: dict[str, object] = {
+            "phases: a phase can't change [reward], which is one for the complete run": (
+                own.reward != config.reward
+            ),
+            f"phase {phase.name}: a phase can't change {''.join(changed[:1])}, which is one for the "
+            "complete run": changed,
+            "phases: a phase can't change [policy], except for policy.reference": (
+                not (same_phase and same_run)
+            ),
+        }
+        refuse(rows, end="; remove the change")
     begins_later = set(kinds) == {"start", "phase"} and kinds == sorted(kinds, reverse=True)
     got = ", ".join(f"{phase.name}: {kind}" for phase, kind in zip(phases, kinds))
-    refuse(
-        {
-            'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
-            f"{got}": len(set(kinds)) > 1 and not begins_later,
-        }
-    )
+    rows = {
+        'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
+        f"{got}": len(set(kinds)) > 1 and not begins_later,
+    }
+    refuse(rows)
 
 
 def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
@@ -148,47 +140,46 @@ def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
     together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
     moves = f'policy.reference = "{kind}" changes during the run; remove one of the two'
     needs_reference = any(REF_LOGP in phase.needs for phase in phases)
-    refuse(
-        {
-            "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
-            "policy.model, or remove one of the two": lora is not None and policy.model is None,
-            f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{''.join(both[:1])} is "
-            "set too; set one of them": both,
-            **{
-                f'policy.{key} and policy.reference = "{needed}" go together: got policy.{key} = '
-                f'{getattr(policy, key)} and policy.reference = "{kind}"': (
-                    (getattr(policy, key) is not None) != (kind == needed)
-                )
-                for key, needed in together.items()
-            },
-            f'source.sync_from = {source.sync_from} and source.kind = "elsewhere" exclude each other: '
-            "collectors sample with the newest weights that are published. What to do: source.kind = "
-            '"inline"': source.kind == "elsewhere" and source.sync_from > 1,
-            'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
-            f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '
-            f"{source.sync_every} and {source.sync_from}": kind == "sampler" and not source.lags,
-            'policy.reference = "sampler" and [policy.lora] exclude each other: the copies that sample are '
-            'complete models. What to do: train all weights, or policy.reference = "periodic"': (
-                kind == "sampler" and lora is not None
-            ),
-            "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
-            "remove it": policy.cache_reference and not needs_reference,
-            f"policy.cache_reference keeps log-probs of one reference, but {moves}": (
-                policy.cache_reference and policy.reference_moves
-            ),
-            f"data.eval_store and data.hold_out are measured against one reference, but {moves}": (
-                config.data.has_held_out_groups and policy.reference_moves
-            ),
-            'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '
-            f'"{policy.dtype}" rounds away, so that it would not move; use float32, an adapter '
-            '([policy.lora], whose weights are float32), or "periodic"': (
-                kind == "ema" and policy.dtype != "float32" and lora is None
-            ),
-            'train.start = "first" is for later phases: the first one begins with these weights': (
-                config.train.start == "first"
-            ),
-        }
-    )
+    rows = {
+        "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
+        "policy.model, or remove one of the two": lora is not None and policy.model is None,
+        f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{''.join(both[:1])} is "
+        "set too; set one of them": both,
+        **{
+            f'policy.{key} and policy.reference = "{needed}" go together: got policy.{key} = '
+            f'{getattr(policy, key)} and policy.reference = "{kind}"': (
+                (getattr(policy, key) is not None) != (kind == needed)
+            )
+            for key, needed in together.items()
+        },
+        f'source.sync_from = {source.sync_from} and source.kind = "elsewhere" exclude each other: '
+        "collectors sample with the newest weights that are published. What to do: source.kind = "
+        '"inline"': source.kind == "elsewhere" and source.sync_from > 1,
+        'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
+        f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '
+        f"{source.sync_every} and {source.sync_from}": kind == "sampler" and not source.lags,
+        'policy.reference = "sampler" and [policy.lora] exclude each other: the copies that sample are '
+        'complete models. What to do: train all weights, or policy.reference = "periodic"': (
+            kind == "sampler" and lora is not None
+        ),
+        "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
+        "remove it": policy.cache_reference and not needs_reference,
+        f"policy.cache_reference keeps log-probs of one reference, but {moves}": (
+            policy.cache_reference and policy.reference_moves
+        ),
+        f"data.eval_store and data.hold_out are measured against one reference, but {moves}": (
+            config.data.has_held_out_groups and policy.reference_moves
+        ),
+        'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '
+        f'"{policy.dtype}" rounds away, so that it would not move; use float32, an adapter '
+        '([policy.lora], whose weights are float32), or "periodic"': (
+            kind == "ema" and policy.dtype != "float32" and lora is None
+        ),
+        'train.start = "first" is for later phases: the first one begins with these weights': (
+            config.train.start == "first"
+        ),
+    }
+    refuse(rows)
 
 
 def _check_rules(config: RunConfig, prefix: str) -> None:
@@ -225,27 +216,25 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
     assert engine.starts_server or engine.servers
     is_sglang = engine.dialect == "sglang"
     names_others = engine.url is not None or engine.urls or is_sglang
-    refuse(
-        {
-            'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
-            'engine.dialect = "vllm". What to do: remove them, or use engine.kind = "server"': (
-                engine.starts_server and names_others
-            ),
-        }
-    )
+    rows: dict[str, object] = {
+        'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
+        'engine.dialect = "vllm". What to do: remove them, or use engine.kind = "server"': (
+            engine.starts_server and names_others
+        ),
+    }
+    refuse(rows)
     from_environment(engine.api_key, "engine.api_key")
-    refuse(
-        {
-            "engine.push = adapter needs policy.lora: without it all weights are trained. What to do: use "
-            "engine.push = reload or transfer": engine.push == "adapter" and config.policy.lora is None,
-            "engine.push = transfer and engine.dialect = sglang exclude each other: it is vLLM's way": (
-                is_sglang and engine.push == "transfer"
-            ),
-            "engine.api = generate and engine.dialect = sglang exclude each other: it is vLLM's way": (
-                is_sglang and engine.api == "generate"
-            ),
-        }
-    )
+    rows = {
+        "engine.push = adapter needs policy.lora: without it all weights are trained. What to do: use "
+        "engine.push = reload or transfer": engine.push == "adapter" and config.policy.lora is None,
+        "engine.push = transfer and engine.dialect = sglang exclude each other: it is vLLM's way": (
+            is_sglang and engine.push == "transfer"
+        ),
+        "engine.api = generate and engine.dialect = sglang exclude each other: it is vLLM's way": (
+            is_sglang and engine.api == "generate"
+        ),
+    }
+    refuse(rows)
 
 
 def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
@@ -283,44 +272,27 @@ def _check_shaped(phase: Phase, prefix: str) -> None:
         "reward.clip": needs_parts and clips,
     }
     shaped = "reward.whiten" if whitens else "reward.clip"
-    refuse(
-        {
-            "the advantage of gdpo normalizes each of several rewards, but reward.functions names none. What "
-            "to do: list them there, or choose another advantage": needs_parts and not reward.functions,
-            **{
-                f"{maker} makes the reward of its recorded parts, and {name} would be lost. What to do: "
-                "remove one of the two": is_lost
-                for name, is_lost in lost.items()
-            },
-            f"{shaped}: stored values (data.value_store, data.value_half_life) are of rewards as they were "
-            "scored. What to do: remove one of the two": phase.takes_stored_value and (whitens or clips),
+    rows = {
+        "the advantage of gdpo normalizes each of several rewards, but reward.functions names none. What "
+        "to do: list them there, or choose another advantage": needs_parts and not reward.functions,
+        **{
+            f"{maker} makes the reward of its recorded parts, and {name} would be lost. What to do: "
+            "remove one of the two": is_lost
+            for name, is_lost in lost.items()
         },
-        prefix,
-    )
+        f"{shaped}: stored values (data.value_store, data.value_half_life) are of rewards as they were "
+        "scored. What to do: remove one of the two": phase.takes_stored_value and (whitens or clips),
+    }
+    refuse(rows, prefix)
 
 
-def _check_used(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Refuse settings that no phase would use: an environment without prompts, a stored value without an
-    objective that reads it, and the reverse."""
-    data = config.data
+def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
+    """Settings that no phase would use: an environment without prompts, a stored value without an objective
+    that reads it and the reverse, measurements and guards that would have no data."""
+    data, configs = config.data, [phase.config for phase in phases]
     is_read = any(phase.takes_stored_value for phase in phases)
     keys = [key for key in ("value_store", "value_half_life") if getattr(data, key) is not None]
     got = " and ".join(f"data.{key} = {getattr(data, key)}" for key in keys) or "none of them"
-    refuse(
-        {
-            "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
-            "set one, or remove [environment]": not (data.prompts or data.eval_prompts)
-            and any(phase.config.environment for phase in phases),
-            "data.value_store, or data.value_half_life, and an objective that reads stored values, such as "
-            f'one with baseline = "stored", go together: got {got} and {"such an" if is_read else "another"} '
-            "objective": len(keys) != is_read,
-        }
-    )
-
-
-def _check_measured(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Measurements and guards that would have no data."""
-    data, configs = config.data, [phase.config for phase in phases]
     has_prompts = data.store is not None or data.prompts is not None
     measured = [each for each in configs if each.evaluate.beta is not None]
     betas = [f"{each.evaluate.beta:g}" for each in measured]
@@ -328,23 +300,28 @@ def _check_measured(config: RunConfig, phases: Sequence[Phase]) -> None:
     reads = [
         p.config.data.samples for p in watched if REF_LOGP in p.needs or p.config.evaluate.beta is not None
     ]
-    refuse(
-        {
-            "data.hold_out holds out prompts of data.prompts and data.store: expected one of them and no "
-            f"data.eval_store, got data.prompts = {data.prompts}, data.store = {data.store} and "
-            f"data.eval_store = {data.eval_store}": data.hold_out
-            and (not has_prompts or any(each.data.eval_store for each in configs)),
-            f"evaluate.beta = {''.join(betas[:1])}: ½ Var(R) and regret are measured in groups, and no phase "
-            "has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to data.eval_prompts "
-            "(evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = policy.temperature), a "
-            "data.eval_store or data.hold_out; set one of them, or remove evaluate.beta": (
-                measured and not any(map(has_groups_to_measure, measured))
-            ),
-            "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
-            "reference, and no phase has both, so the guard would watch nothing; remove guard.kl, use "
-            "guard.loss, or set evaluate.beta, which needs the reference": watched and not any(reads),
-        }
-    )
+    rows = {
+        "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
+        "set one, or remove [environment]": not (data.prompts or data.eval_prompts)
+        and any(each.environment for each in configs),
+        "data.value_store, or data.value_half_life, and an objective that reads stored values, such as "
+        f'one with baseline = "stored", go together: got {got} and {"such an" if is_read else "another"} '
+        "objective": len(keys) != is_read,
+        "data.hold_out holds out prompts of data.prompts and data.store: expected one of them and no "
+        f"data.eval_store, got data.prompts = {data.prompts}, data.store = {data.store} and "
+        f"data.eval_store = {data.eval_store}": data.hold_out
+        and (not has_prompts or any(each.data.eval_store for each in configs)),
+        f"evaluate.beta = {''.join(betas[:1])}: ½ Var(R) and regret are measured in groups, and no phase "
+        "has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to data.eval_prompts "
+        "(evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = policy.temperature), a "
+        "data.eval_store or data.hold_out; set one of them, or remove evaluate.beta": (
+            measured and not any(map(has_groups_to_measure, measured))
+        ),
+        "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
+        "reference, and no phase has both, so the guard would watch nothing; remove guard.kl, use "
+        "guard.loss, or set evaluate.beta, which needs the reference": watched and not any(reads),
+    }
+    refuse(rows)
 
 
 def check_heldout(
@@ -352,17 +329,11 @@ def check_heldout(
 ) -> None:
     """Raise `Refused` where a held-out prompt (both by id) is trained on."""
     both = sorted(set(prompts) & set(heldout))
-    refuse(
-        {
-            f"{setting}: {len(both)} of {len(heldout)} held-out prompts are in the training data (for one: "
-            f"{', '.join(both[:3])}); remove them from one of the two": both,
-        }
-    )
-
-
-def measures_consistency(phase: Phase) -> bool:
-    """Whether a phase has a β for R = r − βρ: evaluate.beta, or that of an objective with a reference."""
-    return phase.diagnostic_beta(phase.config.objective.options) is not None  # a schedule is one
+    rows = {
+        f"{setting}: {len(both)} of {len(heldout)} held-out prompts are in the training data (for one: "
+        f"{', '.join(both[:3])}); remove them from one of the two": both,
+    }
+    refuse(rows)
 
 
 def has_groups_to_measure(config: RunConfig) -> bool:
@@ -383,7 +354,6 @@ def follows_log(config: RunConfig) -> bool:
 def check_followed(phases: Sequence[Phase]) -> None:
     """Raise `Refused` where a run would wait for what no phase measures."""
     configs = [phase.config for phase in phases]
-    is_measured = any(map(measures_followed, phases))
     for rule in (config.evaluate for config in configs):
         ways = ", or ".join(f"{FOLLOWED[name].needs} for {name}" for name in ("eval_reward", "eval_auc"))
         for key, unset in DECIDING.items():
@@ -396,7 +366,7 @@ def check_followed(phases: Sequence[Phase]) -> None:
                     f"evaluate.metric = {rule.metric} is measured on {FOLLOWED[rule.metric].needs}, and no "
                     "phase has that; set it, follow another metric, or remove evaluate.metric"
                 )
-            refuse({text: getattr(rule, key) != unset and not is_measured})
+            refuse({text: getattr(rule, key) != unset and not any(map(measures_followed, phases))})
     # ½ Var(R) under another β is another measure, in which no best can be chosen.
     measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
     betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
@@ -461,20 +431,18 @@ def check_phase(phase: Phase, prefix: str) -> None:
         phase.resolved(options_at(objective.options, config.train.steps))
     evaluates = bool(config.evaluate.every) and measures_heldout_kl(config)
     measures_kl = REF_LOGP in needs and (data.samples or evaluates)
-    refuse(
-        {
-            "objective.beta with target_kl follows kl_ref, the KL to the reference of an objective that "
-            f"needs it, got {objective.name}. It is measured on fresh samples, got data.replay = "
-            f"{data.replay}, or at evaluations, which need evaluate.every, evaluate.kl, and "
-            "evaluate.kl_samples or data.eval_prompts. What to do: set these, or a number for "
-            "beta": is_tuned(objective.options.get("beta")) and not measures_kl,
-            f"data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or "
-            "data.replay = 1": data.samples_fresh and not data.prompts,
-            f"data.experts = {data.experts} draws stored responses, but data.store isn't set; set it, or "
-            "leave data.experts out": data.experts and data.store is None,
-        },
-        prefix,
-    )
+    rows: dict[str, object] = {
+        "objective.beta with target_kl follows kl_ref, the KL to the reference of an objective that "
+        f"needs it, got {objective.name}. It is measured on fresh samples, got data.replay = "
+        f"{data.replay}, or at evaluations, which need evaluate.every, evaluate.kl, and "
+        "evaluate.kl_samples or data.eval_prompts. What to do: set these, or a number for "
+        "beta": is_tuned(objective.options.get("beta")) and not measures_kl,
+        f"data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or "
+        "data.replay = 1": data.samples_fresh and not data.prompts,
+        f"data.experts = {data.experts} draws stored responses, but data.store isn't set; set it, or "
+        "leave data.experts out": data.experts and data.store is None,
+    }
+    refuse(rows, prefix)
     _check_origin(config, needs, prefix)
     _check_differences(config, needs, prefix)
     sizes = {}  # of groups, and the least, by the setting that has it
@@ -490,22 +458,20 @@ def check_phase(phase: Phase, prefix: str) -> None:
                 f"is {size}. What to do: {_ways_to_smaller(phase, minimum)}a larger {key}"
             )
     sampler, temperature = config.sampler, config.policy.temperature
-    refuse(
-        {
-            f"{MEANING.what}, but reward.meaning isn't set. What to do: {MEANING.way_out}; or set "
-            'objective.equivalent = "reward"': (
-                MEANING in needs and data.samples and config.reward.meaning is None
-            ),
-            f"{FRESH.what}, but train.updates = {config.train.updates}. What to do: {FRESH.way_out}.": (
-                FRESH in needs and config.train.updates > 1
-            ),
-            f"samples of the policy itself: sampler.temperature = policy.temperature ({temperature}), no "
-            f"truncation and no skipped layers; got temperature {sampler.temperature}, top_k "
-            f"{sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}, skip_layers "
-            f"{sampler.skip_layers}": (FRESH in needs and not sampler.is_of_policy(temperature)),
-        },
-        f"{prefix}objective {objective.name} needs ",
-    )
+    rows = {
+        f"{MEANING.what}, but reward.meaning isn't set. What to do: {MEANING.way_out}; or set "
+        'objective.equivalent = "reward"': (
+            MEANING in needs and data.samples and config.reward.meaning is None
+        ),
+        f"{FRESH.what}, but train.updates = {config.train.updates}. What to do: {FRESH.way_out}.": (
+            FRESH in needs and config.train.updates > 1
+        ),
+        f"samples of the policy itself: sampler.temperature = policy.temperature ({temperature}), no "
+        f"truncation and no skipped layers; got temperature {sampler.temperature}, top_k "
+        f"{sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}, skip_layers "
+        f"{sampler.skip_layers}": (FRESH in needs and not sampler.is_of_policy(temperature)),
+    }
+    refuse(rows, f"{prefix}objective {objective.name} needs ")
 
 
 def _ways_to_smaller(phase: Phase, minimum: int) -> str:
@@ -530,30 +496,26 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     record = ', or record which tokens it keeps (engine.kind = "hf" and sampler.keep_sets = true)'
     way = "sample without it" + (record if sampler.temperature > 0 else "")
     begin = f"{prefix}objective {config.objective.name} needs "
-    refuse(
-        {
-            f"pairs, which fresh samples don't have, but data.replay = {data.replay}. What to do: "
-            "data.replay = 1, from a data.store with judged pairs (agro import) and recipe pairs, "
-            'source.around = "rivals" with data.experts, or an objective on rewards.': (
-                PAIRS in needs and data.samples_fresh and not judges
-            ),
-            f"{OBSERVED_LOGP.what}, but there is neither [environment] nor data.store. What to do: "
-            f"{OBSERVED_LOGP.way_out}.": OBSERVED_LOGP in needs and not has_answers,
-            f"{BEHAVIOR_LOGP} over the same tokens as the trainer's, but sampler has {sampler.truncation}: "
-            f"what it excludes makes ratios to the policy biased. What to do: {way}, or use an objective "
-            "that doesn't need them, such as agro.": (
-                BEHAVIOR_LOGP in needs and data.samples and sampler.truncation and not records
-            ),
-        },
-        begin,
-    )
-    stale = _stale_by(config)
-    for need in ordered(needs):
-        if need.fresh_only and stale is not None:
+    rows = {
+        f"pairs, which fresh samples don't have, but data.replay = {data.replay}. What to do: "
+        "data.replay = 1, from a data.store with judged pairs (agro import) and recipe pairs, "
+        'source.around = "rivals" with data.experts, or an objective on rewards.': (
+            PAIRS in needs and data.samples_fresh and not judges
+        ),
+        f"{OBSERVED_LOGP.what}, but there is neither [environment] nor data.store. What to do: "
+        f"{OBSERVED_LOGP.way_out}.": OBSERVED_LOGP in needs and not has_answers,
+        f"{BEHAVIOR_LOGP} over the same tokens as the trainer's, but sampler has {sampler.truncation}: "
+        f"what it excludes makes ratios to the policy biased. What to do: {way}, or use an objective "
+        "that doesn't need them, such as agro.": (
+            BEHAVIOR_LOGP in needs and data.samples and sampler.truncation and not records
+        ),
+    }
+    refuse(rows, begin)
+    for need in (need for need in ordered(needs) if need.fresh_only):
+        if (stale := _stale_by(config)) is not None:
             reason, way = stale
             raise Refused(f"{begin}{need.what}, but with {reason}. What to do: {way}, or {need.way_out}.")
-        applies = any(need.applies_to(role) for role in data.roles or ROLES)
-        if need.fresh_only and data.draws_stored and applies:
+        if data.draws_stored and any(need.applies_to(role) for role in data.roles or ROLES):
             but = f"data.replay = {data.replay} draws stored samples"
             raise Refused(f"{begin}{need.what}, but {but}. What to do: {need.way_out}.")
 

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -212,14 +212,6 @@ def describe(phases: Sequence[Phase], phase: Phase) -> str | None:
     if sampler.records_kept:
         text += ". Samples record the kept sets (sampler.keep_sets)"
     return text
-
-
-class Values(Protocol):
-    """Where the stored values of a batch come from."""
-
-    def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
-        """The batch of `samples` with `extra["stored_value"]` [B], or more."""
-        ...
 
 
 class StoredValues:

@@ -23,8 +23,8 @@ from agro.store import At, DamagedSample, DrawnGroups, Pair, Selection, Store
 from agro.store.draw_rules import pick_likely
 from agro.train.collate import (
     ReferenceCache,
+    StoredValues,
     TrackedValues,
-    Values,
     collate,
     has_ratios,
     staleness,
@@ -98,9 +98,7 @@ class Valid:
     samples: list[Sample] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(
-        default_factory=dict
-    )  # of each reason in an encoding, the first in words
+    examples: dict[str, str] = field(default_factory=dict)  # of reasons in an encoding, the first in words
     weights: Mapping[str, float] = field(default_factory=dict)  # by prompt_id, of a group; 1 where not named
     made: frozenset[int | None] = frozenset()  # ids of the samples generated for this step
 
@@ -202,7 +200,6 @@ def one_each(samples: Sequence[S]) -> list[S]:
 
 
 def count_responses(samples: Sequence[Sample | DamagedSample]) -> Counter[str]:
-    """Responses of each prompt."""
     return Counter(s.prompt_id for s in one_each(samples))
 
 
@@ -237,14 +234,24 @@ class Feed:
     """Makes the batches of one phase."""
 
     def __init__(
-        self, phase: Phase, learner: Learner, values: Values | None, cache: ReferenceCache | None
+        self,
+        phase: Phase,
+        learner: Learner,
+        values: StoredValues | TrackedValues | None,
+        cache: ReferenceCache | None,
     ) -> None:
         self.phase, self.learner, self.values, self.cache = phase, learner, values, cache
         self.needs = phase.needs
 
     @classmethod
     def of(
-        cls, phase: Phase, learner: Learner, values: Values | None, store: Store, run: str, cached: int
+        cls,
+        phase: Phase,
+        learner: Learner,
+        values: StoredValues | TrackedValues | None,
+        store: Store,
+        run: str,
+        cached: int,
     ) -> Feed:
         """`cached`: the last entry of other runs that may be used from the cache of reference log-probs."""
         half_life = phase.config.data.value_half_life

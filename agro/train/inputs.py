@@ -29,7 +29,7 @@ from agro.store import Store, is_held_out
 from agro.store.draw_rules import noise
 from agro.store.location import Location, exists
 from agro.store.queries import chosen
-from agro.store.split import Clusters, clusters_in, read_clusters
+from agro.store.split import Clusters, clusters_in
 from agro.train.phases import Phase
 from agro.train.source import stored_prompt
 from agro.train.trainable import check_enough
@@ -72,13 +72,6 @@ def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[s
     if data.invalid_prompts == "refuse":
         raise Refused(f'{text}. What to do: keep one of each, or set data.invalid_prompts = "drop"')
     return prompts, [f"{text}; they are dropped"]
-
-
-def recorded_clusters(run: Path) -> Clusters | None:
-    """Of a run that is resumed: none where it began before near-copies were held out together, and None where
-    it hasn't begun."""
-    recorded = read_clusters(run)
-    return {} if recorded is None and (run / "metrics.jsonl").exists() else recorded
 
 
 def near_copies(

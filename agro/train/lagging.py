@@ -91,7 +91,11 @@ class LaggingSource:
         if version == self._version:
             return
         if self.lagging is None:
-            self.lagging = self._open(version)
+            config = self.current.config
+            policy = load_published(config.policy, self.copies.folder(version))
+            rollout = copy(self.current.rollout)
+            rollout.engine = embedded(policy, version, fused=config.engine.fused)
+            self.lagging = replace(self.current, rollout=rollout, weights=None)
         else:
             self.lagging.rollout.engine.load(self.copies.folder(version), version)
         if self.current.config.policy.reference == "sampler":
@@ -102,11 +106,3 @@ class LaggingSource:
     def _version(self) -> int:
         """Of the sampler's weights; -1: it has none yet."""
         return -1 if self.lagging is None else self.lagging.rollout.engine.version
-
-    def _open(self, version: int) -> InlineSource:
-        config = self.current.config
-        policy = load_published(config.policy, self.copies.folder(version))
-        engine = embedded(policy, version, fused=config.engine.fused)
-        rollout = copy(self.current.rollout)
-        rollout.engine = engine
-        return replace(self.current, rollout=rollout, weights=None)

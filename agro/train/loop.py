@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agro.errors import Interrupted, Refused, Unwritable
 from agro.rollout import Activity
@@ -22,10 +23,10 @@ from agro.train.feed import Feed
 from agro.train.learner import Learner
 from agro.train.measure import describe_batch
 from agro.train.monitors import Monitor, View
-from agro.train.phases import Phase, Position
+from agro.train.phases import Phase, Position, is_tuned, tune
 from agro.train.recovery import Checkpoints, go_back, start_of
 from agro.train.source import Sampling, Source
-from agro.train.update import Updates, observe
+from agro.train.update import Updates
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,22 @@ class Loop:
     def _phase(self, phase: Phase, position: Position) -> Position:
         position = self._enter(phase, position)
         try:
-            position = self._start(phase, position)
+            if position.step == 0:
+                view = View(phase, 0, phase.options(position), empty_metrics() | position.columns())
+                position = self._show(view, position)
+                self.stop = position.stopped
+                position = replace(position, stopped="")
+            if phase.config.guard.action == "rollback" and self.checkpoints.saved < 0:
+                position = self.checkpoints.commit(phase, position)  # to which the first steps may roll back
             while position.step < phase.ends and not position.stopped:
                 self.activity.check()
                 position = self._step(phase, position)
-                self.updates.check_skipped(phase, position)
+                if position.skipped >= phase.config.train.max_skipped:
+                    raise Refused(
+                        f"step {position.step}: {position.skipped} updates in a row were skipped, for the "
+                        "reasons above. What to do: fix the data, or start a new run with a lower train.lr "
+                        "or in float32"
+                    )
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
             saved = max(self.checkpoints.saved, 0)
             again = resuming(self.folder.folder)
@@ -118,17 +130,6 @@ class Loop:
                 monitor.restore(position.monitors[monitor.name])
         return position
 
-    def _start(self, phase: Phase, position: Position) -> Position:
-        """Measure before the first step, and commit a checkpoint that the first steps may roll back to."""
-        if position.step == 0:
-            view = View(phase, 0, phase.options(position), empty_metrics() | position.columns())
-            position = self._show(view, position)
-            self.stop = position.stopped
-            position = replace(position, stopped="")
-        if phase.config.guard.action == "rollback" and self.checkpoints.saved < 0:
-            position = self.checkpoints.commit(phase, position)
-        return position
-
     def _step(self, phase: Phase, position: Position) -> Position:
         """One step. It can be stopped before the weights move, or after the step is done."""
         train = phase.config.train
@@ -160,8 +161,17 @@ class Loop:
         return position
 
     def _show(self, view: View, position: Position) -> Position:
-        """Let the monitors look at a step that is done."""
+        """Let the monitors look at a step that is done, and tune β by the KL that is known then."""
         if view.is_due:
             self.parts.source.publish(self.learner)
+        states: dict[str, Any] = dict(position.monitors)
         with self.learner.averaged():
-            return observe(view, position, self.parts.monitors)
+            for monitor in self.parts.monitors:
+                monitor.after(view)
+                state = monitor.state()
+                if state is not None:
+                    states[monitor.name] = state
+        setting, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
+        if is_tuned(setting) and kl is not None:
+            position = replace(position, beta=tune(setting, view.options["beta"], kl))
+        return replace(position, stopped=view.stop, monitors=states)

@@ -68,22 +68,17 @@ class MicroBatch:
                     raise
                 message = str(error).partition("\n")[0]
             # Only here are the failed pass's tensors freed: the exception referred to them.
-            self._halve(step, message)
-
-    def _halve(self, step: int, message: str) -> None:
-        previous = min(self.sequences or step, step)
-        if previous == 1:
-            raise Refused(
-                f"out of memory on a single sequence ({message:.200}). What to do: a lower train.max_length, "
-                "train.gradient_checkpointing = true, a lower policy.chunk, or an adapter ([policy.lora])"
-            )
-        self.sequences = -(-previous // 2)
-        self.tokens = None if self.tokens is None else -(-self.tokens // 2)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        limits = f"{self.sequences} sequences"
-        if self.tokens:
-            limits += f" and {self.tokens} tokens"
-        self.say(
-            f"out of memory: at most {limits} in a forward pass from here on, which doesn't change the result"
-        )
+            previous = min(self.sequences or step, step)
+            if previous == 1:
+                raise Refused(
+                    f"out of memory on a single sequence ({message:.200}). What to do: a lower "
+                    "train.max_length, train.gradient_checkpointing = true, a lower policy.chunk, or an "
+                    "adapter ([policy.lora])"
+                )
+            self.sequences = -(-previous // 2)
+            self.tokens = None if self.tokens is None else -(-self.tokens // 2)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            limits = f"{self.sequences} sequences" + (f" and {self.tokens} tokens" if self.tokens else "")
+            end = "in a forward pass from here on, which doesn't change the result"
+            self.say(f"out of memory: at most {limits} {end}")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from agro.config import RunConfig, TrainConfig
+from agro.config.data import EXPECTED, are_numbers, is_schedule, value_at
 from agro.config.override import LENGTH
-from agro.config.schedule import EXPECTED, are_numbers, is_schedule, value_at
 from agro.errors import Refused
 from agro.io.datasets import on_hub
 from agro.io.numbers import count
@@ -149,7 +149,6 @@ class Phase:
 
     @cached_property
     def entry(self) -> Objective:
-        """The objective."""
         return get(self.config.objective.name)
 
     @cached_property
@@ -166,7 +165,6 @@ class Phase:
 
     @property
     def learns_value(self) -> bool:
-        """Whether a value head learns beside the policy."""
         return self._needs_from("value_head")
 
     @property
@@ -333,7 +331,6 @@ def _in_steps(phase: Phase, epochs: float) -> str:
 
 
 def describe(name: str, epochs: Epochs) -> str:
-    """One line for people."""
     return (
         f"{name}: train.epochs = {epochs['epochs']:g}: {count(epochs['steps'])} steps over "
         f"{count(epochs['groups'])} stored groups"

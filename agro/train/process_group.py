@@ -44,7 +44,6 @@ def rank() -> int:
 
 
 def take_device() -> None:
-    """Let this process use the GPU of its rank."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
@@ -164,7 +163,6 @@ class Watch:
                     self.beats[rank] = value, now
 
     def _listen(self) -> None:
-        """End the process when a rank was silent for too long."""
         before = time.monotonic()
         while not self.left.wait(self.every):
             now = time.monotonic()

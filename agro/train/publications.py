@@ -118,7 +118,6 @@ class Publications:
             self._folder.remove(old)
 
     def end(self) -> None:
-        """Let collectors know that the run has ended."""
         newest = self.newest()
         if newest is not None:
             self._announce(replace(newest, ended=True))
@@ -173,7 +172,6 @@ class Publications:
         self.shared.write(f"{PROCESSES}/{process.name}.json", f"{content}\n".encode())
 
     def reports(self) -> list[ProcessReport]:
-        """What the processes of the run said last, by name."""
         contents = [self.shared.read(name) for name in self.shared.names(PROCESSES)]
         return [ProcessReport(**json.loads(content)) for content in contents if content is not None]
 

@@ -224,7 +224,6 @@ class Ranks:
             self._all("end_average")
 
     def close(self) -> None:
-        """Let the other ranks end."""
         self.calls.send(None)
         del self.calls  # nothing else may keep its process group
 

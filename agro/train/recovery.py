@@ -47,7 +47,8 @@ class Checkpoints:
         """Write a checkpoint, then the row of the store that makes it valid."""
         self.activity.stage("saving")
         files = write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
-        position = replace(position, digest=digest_of(files))
+        names = "".join(f"{name} {files[name]}\n" for name in sorted(files))
+        position = replace(position, digest=hashlib.sha256(names.encode()).hexdigest())
         self.folder.sync()
         self.store.ledger.commit(self.folder.id, position.step, position.digest, files=files)
         self.saved = position.step
@@ -134,7 +135,6 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def run_of(folder: Path) -> Path:
-    """The folder of the run that a checkpoint belongs to."""
     return folder.absolute().parents[1]
 
 
@@ -177,11 +177,6 @@ def damage(folder: Path, commit: Commit) -> str:
     return ", ".join(problems)
 
 
-def digest_of(files: Mapping[str, str]) -> str:
-    """SHA-256 over the names and digests of a checkpoint's files."""
-    return hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode()).hexdigest()
-
-
 def _digests(folder: Path) -> dict[str, str]:
     return {path.name: digest(path) for path in folder.iterdir()}
 
@@ -205,7 +200,10 @@ def fingerprints(
     for key in ("prompts", "eval_prompts"):
         if paths := config.data.paths(key):
             digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
-    return digests | of_scoring(config, functions) | _of_phases(config, _of_training)
+    digests |= of_scoring(config, functions)
+    for phase in config.phase_names:
+        _add(digests, phase, _of_training(config.phase(phase)))
+    return digests
 
 
 def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
@@ -216,23 +214,18 @@ def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
         digests |= _of_code("reward.meaning", config.reward.meaning, {}, functions)
         for i, part in enumerate(config.reward.functions):
             digests |= _of_code(f"reward.functions.{i}", part.name, part.options, functions)
-    return digests | _of_phases(config, _environment)
-
-
-def _of_phases(config: RunConfig, describe: Callable[[RunConfig], dict[str, str]]) -> dict[str, str]:
-    """What `describe` returns for each phase. A key that differs from an earlier phase's has a prefix."""
-    digests: dict[str, str] = {}
-    for name in config.phase_names:
-        for key, value in describe(config.phase(name)).items():
-            if digests.setdefault(key, value) != value:
-                digests[f"phases.{name}.{key}"] = value
+    for phase in config.phase_names:
+        environment = config.phase(phase).environment
+        if environment is not None:
+            _add(digests, phase, _of_code("environment", environment.name, environment.options, {}))
     return digests
 
 
-def _environment(config: RunConfig) -> dict[str, str]:
-    if config.environment is None:
-        return {}
-    return _of_code("environment", config.environment.name, config.environment.options, {})
+def _add(digests: dict[str, str], phase: str, of_phase: Mapping[str, str]) -> None:
+    """Add those of a phase. A key that differs from an earlier phase's has a prefix."""
+    for key, value in of_phase.items():
+        if digests.setdefault(key, value) != value:
+            digests[f"phases.{phase}.{key}"] = value
 
 
 def _of_training(config: RunConfig) -> dict[str, str]:

@@ -12,13 +12,13 @@ GPU. So a GPU is waited for once for the first pass, or where there is none once
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agro.models.policy import Policy
 from agro.models.tiles import OF_REFERENCE
@@ -26,8 +26,9 @@ from agro.objectives import Evaluation, differentiate, get
 from agro.objectives.core import blank, wanted_streams
 from agro.objectives.needs import OBSERVED_LOGP
 from agro.train.micro import MicroBatch
-from agro.train.optimizer import activations
 from agro.types import Batch
+
+SMALL = 1 << 16  # elements below which a copy costs more than it frees
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,26 @@ def backward(
 
     streams = passes.micro.within_memory(attempt, len(batch.mask))
     return Step(differentiate(name, objective, streams, batch, options), streams, batch)
+
+
+@contextmanager
+def activations(active: bool) -> Iterator[None]:
+    """Keep what autograd saves for the backward pass on the CPU, except for weights."""
+    if not active:
+        yield
+        return
+
+    def pack(x: Tensor) -> tuple[torch.device, Tensor]:
+        if x.numel() < SMALL or isinstance(x if x._base is None else x._base, nn.Parameter):
+            return x.device, x
+        copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        return x.device, copy.copy_(x, non_blocking=x.is_cuda)
+
+    def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:
+        return packed[1].to(packed[0], non_blocking=True)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
 
 
 def _back_propagate(

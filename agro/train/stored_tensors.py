@@ -49,17 +49,15 @@ class StoredTensors:
         self.chunks: dict[str, list[Chunk]] = {}
         alone = folder / f"{part}.safetensors"
         for path in [alone] if alone.exists() else sorted(folder.glob("shard-*.safetensors")):
-            self._add(path)
-
-    def _add(self, path: Path) -> None:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(OFFSETS, "{}"))
-            prefix = f"{self.part}/" if header else ""
-            for key in file.keys():  # noqa: SIM118  it isn't a mapping
-                if key.startswith(prefix):
-                    sizes = file.get_slice(key).get_shape()
-                    offsets = header[key]["saved_offsets"] if header else [0] * len(sizes)
-                    self.chunks.setdefault(key[len(prefix) :], []).append(Chunk(path, key, offsets, sizes))
+            with safe_open(path, framework="pt") as file:
+                header = json.loads((file.metadata() or {}).get(OFFSETS, "{}"))
+                prefix = f"{part}/" if header else ""
+                for key in file.keys():  # noqa: SIM118  it isn't a mapping
+                    if key.startswith(prefix):
+                        sizes = file.get_slice(key).get_shape()
+                        offsets = header[key]["saved_offsets"] if header else [0] * len(sizes)
+                        chunk = Chunk(path, key, offsets, sizes)
+                        self.chunks.setdefault(key[len(prefix) :], []).append(chunk)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise `Refused` unless the part has all of these tensors, and no others."""

@@ -47,8 +47,7 @@ def check_stores(
 ) -> None:
     """Check the stores of a run's phases before a model is loaded; what a fresh phase adds is unknown yet.
 
-    `prompts`: those that the run samples from. `path`: the store that phases draw from. `clusters`: the
-    run's, by which prompts are held out.
+    `prompts`: those that the run samples from. `path`: the store that phases draw from.
     """
     stored_only = list(takewhile(lambda phase: not phase.config.data.samples_fresh, phases))
     adds = False  # whether the run has added samples of its own before a phase draws
@@ -101,24 +100,20 @@ def check_names(data: DataConfig, counts: Counts, path: Location, *, adds: bool)
         return
     roles, sources = data.drawn_from
     in_shares = tuple(name for name in data.shares_at(0) if name and name not in ROLES)
-    _check_named("replay", in_shares or None, counts.sources, path, adds)
-    _check_named("sources", None if in_shares else sources, counts.sources, path, adds)
-    _check_named("roles", roles, counts.roles, path, adds)
-    mapped = tuple(data.reward_scale) or None
-    _check_named("reward_scale", mapped, counts.sources, path, adds=True)  # perhaps for a later phase
-
-
-def _check_named(
-    key: str, names: Sequence[str] | None, counts: Mapping[str, int], path: Location, adds: bool
-) -> None:
-    """`check_names` of one setting of [data]; None allows all."""
-    if names is None:
-        return
-    unknown = [name for name in names if name not in counts and not (adds and name == POLICY)]
-    if key == "roles" and len(unknown) < len(names):
-        return  # a choice among the few roles that there are may allow for more than the store has
-    if unknown or not names:
-        have = ", ".join(f"{name} ({counts[name]})" for name in sorted(counts))
+    settings: dict[str, tuple[Sequence[str] | None, Mapping[str, int]]] = {  # None allows all
+        "replay": (in_shares or None, counts.sources),
+        "sources": (None if in_shares else sources, counts.sources),
+        "roles": (roles, counts.roles),
+        "reward_scale": (tuple(data.reward_scale) or None, counts.sources),
+    }
+    for key, (names, having) in settings.items():
+        may_add = adds or key == "reward_scale"  # perhaps for a later phase
+        unknown = [name for name in names or () if name not in having and not (may_add and name == POLICY)]
+        # A choice among the few roles that there are may allow for more than the store has.
+        is_met = key == "roles" and names is not None and len(unknown) < len(names)
+        if names is None or is_met or (names and not unknown):
+            continue
+        have = ", ".join(f"{name} ({having[name]})" for name in sorted(having))
         wrong = f"no sample of {path} has {', '.join(unknown)}" if unknown else "an empty list draws nothing"
         raise Refused(
             f"data.{key}: {wrong}; expected some of (with the number of samples) {have}. What to do: correct "
@@ -193,7 +188,6 @@ class _StoreCheck:
         return lambda prompt_id: not is_held_out(prompt_id)
 
     def rows(self) -> Iterator[SampleSummary]:
-        """The samples that may be drawn."""
         rows = self.store.survey.each_summary(**chosen(self.config.data))
         return (row for row in rows if self.is_drawn(row.prompt_id))
 
@@ -306,10 +300,23 @@ class _StoreCheck:
         judged = pairs_among(rows, self.needs, self.store)
         pairs = [pair for group_pairs in judged.values() for pair in group_pairs]
         counts = self.store.counts()
-        reads_ties = _reads_ties(self.needs)
+        judged_by = judging(self.needs)
+        reads_ties = judged_by is not None and judged_by.reads_ties
         total = counts.pairs + counts.ties * reads_ties
+        if not pairs and counts.ties and not total:
+            raise Refused(
+                f"objective {self.name}: pairs: expected judgments with a winner, but the votes of all "
+                f"{counts.ties} judgments in {self.store.path} are equal. What to do: {TIES_WAY_OUT}."
+            )
         if not pairs:
-            raise self._without_pairs(rows, total, counts.ties)
+            need = changed(PAIRS, way_out=self.otherwise + PAIRS.way_out)
+            unit = f"samples in {self.store.path}"
+            error = need.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
+            excluded = (
+                f" The store has {total} pairs: of samples that data.roles, data.sources and data.min_reward "
+                "exclude, of samples without a reward, or of two prompts."
+            )
+            raise Refused(f"{error}{excluded if total else ''}")
         without_votes = [pair for pair in pairs if pair.votes_winner is None or pair.votes_loser is None]
         if VOTES in self.needs and without_votes:
             names = [f"sample {pair.winner} over sample {pair.loser}" for pair in without_votes]
@@ -326,28 +333,6 @@ class _StoreCheck:
             sizes = {prompt: size for prompt, size in sizes.items() if prompt not in tied}
         return sizes.items()
 
-    def _without_pairs(self, rows: list[SampleSummary], total: int, ties: int) -> Refused:
-        """The error where no pair can be drawn, of a store with `total` pairs and `ties`."""
-        if ties and not total:
-            return Refused(
-                f"objective {self.name}: pairs: expected judgments with a winner, but the votes of all "
-                f"{ties} judgments in {self.store.path} are equal. What to do: {TIES_WAY_OUT}."
-            )
-        need = changed(PAIRS, way_out=self.otherwise + PAIRS.way_out)
-        unit = f"samples in {self.store.path}"
-        error = need.refusal(self.name, _named(rows[:NAMED]), len(rows), unit, len(rows))
-        if not total:
-            return error
-        return Refused(
-            f"{error} The store has {total} pairs: of samples that data.roles, data.sources and "
-            "data.min_reward exclude, of samples without a reward, or of two prompts."
-        )
-
-
-def _reads_ties(needs: Set[Need]) -> bool:
-    need = judging(needs)
-    return need is not None and need.reads_ties
-
 
 def pairs_among(rows: Iterable[SampleSummary], needs: Set[Need], store: Store) -> dict[str, list[Pair]]:
     """By prompt the pairs of two of these samples, with rewards where these are needed.
@@ -356,9 +341,9 @@ def pairs_among(rows: Iterable[SampleSummary], needs: Set[Need], store: Store) -
     """
     prompt = {row.id: row.prompt_id for row in rows if row.scored or REWARD not in needs}
     pairs: dict[str, list[Pair]] = {}
-    reads_ties = _reads_ties(needs)
+    need = judging(needs)
     for pair in store.pairs():
-        if pair.is_tie and not reads_ties:
+        if pair.is_tie and not (need is not None and need.reads_ties):
             continue
         if pair.winner in prompt and prompt[pair.winner] == prompt.get(pair.loser):
             pairs.setdefault(prompt[pair.winner], []).append(pair)
@@ -370,7 +355,6 @@ def _named(rows: Sequence[SampleSummary]) -> list[str]:
 
 
 def named(id: int | None, prompt_id: str, truncation: str) -> str:
-    """A sample in messages."""
     sampled = f", sampled with {truncation}" if truncation else ""
     return f"sample {id} (prompt {prompt_id}{sampled})"
 

@@ -28,37 +28,25 @@ from agro.store.leases import trainer_of
 from agro.store.lifeline import leased
 from agro.store.location import Location, located
 from agro.store.queries import chosen
-from agro.store.split import Clusters, write_clusters
+from agro.store.split import Clusters, read_clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of
 from agro.train.check import check_config, check_heldout, check_sharded, follows_log, samples_kl
 from agro.train.collate import StoredValues, TrackedValues, recording
-from agro.train.elsewhere import CollectorSource
 from agro.train.feed import Feed
 from agro.train.inputs import Budget, few_held_out, set_aside, within_budget, write_set_aside
 from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, keep_best, save_model
 from agro.train.loop import Loop, Parts
-from agro.train.monitors import Monitor
+from agro.train.monitors import Monitor, heldout
 from agro.train.monitors.guard import Best, FirstSamples, Guard, SamplerMismatch
-from agro.train.monitors.heldout import (
-    HeldOutGroups,
-    HeldOutLog,
-    HeldOutPrompts,
-    MeasuredShift,
-    NothingToRank,
-    RewardParts,
-    SampledKL,
-    first_prompts,
-    prompts_for_kl,
-)
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, Position, derive, describe, resolve
 from agro.train.process_group import Watch, connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
 from agro.train.recovery import fingerprints
-from agro.train.source import InlineSource, PromptOrder, Source, UncertainOrder, without_hint
+from agro.train.source import CollectorSource, InlineSource, PromptOrder, Source, UncertainOrder, without_hint
 from agro.train.trainable import check_enough, check_store, check_stores
 from agro.types import Prompt
 
@@ -190,7 +178,10 @@ class BaseTrainer:
 
     def _hold_out(self, path: Location) -> list[str]:
         """Take the prompts of data.hold_out out of those to train on; returns notes."""
-        data, recorded = self.config.data, inputs.recorded_clusters(self.out) if self.resume else None
+        data = self.config.data
+        recorded: Clusters | None = read_clusters(self.out) if self.resume else None
+        if recorded is None and self.resume and (self.out / "metrics.jsonl").exists():
+            recorded = {}  # it began before near-copies were held out together
         if recorded is None and self.budget is not None:
             recorded = self.budget.clusters
         self.clusters, copied = inputs.near_copies(data, self.prompts, path, recorded)
@@ -278,16 +269,13 @@ class BaseTrainer:
 
     @cached_property
     def publications(self) -> Publications:
-        """What the collectors of the run read."""
         return Publications.of(self.location, self.folder.id, self.out)
 
     @cached_property
     def engine(self) -> Any:
-        """The engine that generates fresh samples and held-out responses."""
         return load_engine(self.config.engine, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
-        """What the steps of a phase use."""
         config = phase.config
         trained = {p.id for p in self.prompts}
         if config.data.draws_stored:
@@ -306,13 +294,25 @@ class BaseTrainer:
 
     def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
         """Where the fresh samples of a phase come from, with what it puts around that."""
-        config, inline = phase.config, None
+        config, inline, run = phase.config, None, self.folder.id
         source: Source
         if config.source.kind == "elsewhere":
-            run, step = self.folder.id, position.step
+            step = position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
-            source = inline = self._inline(phase, learner)
+            prompts, seed = self.prompts, derive(config.train.seed, "prompts", phase.name)
+            if any("hint" in prompt.columns for prompt in prompts):
+                prompts = [without_hint(prompt) for prompt in prompts]
+            order = PromptOrder(prompts, seed)
+            if config.data.prompt_order == "uncertain":
+                assert config.data.value_half_life is not None
+                tracked = TrackedValues(self.store, run, learner, config.data.value_half_life)
+                order = UncertainOrder(prompts, seed, config.data.candidates, tracked)
+            is_here = "shares_weights" in declared(self.engine)
+            weights = None if is_here else self.out / "weights" / "served"
+            rollout, recorded = self._rollout(phase), recording(self.phases, phase)
+            more = self.reward, self.store, run, self.activity, weights
+            source = inline = InlineSource(recorded, rollout, order, *more)
             if config.source.lags:
                 source = LaggingSource(inline, self.folder)
         if config.source.around is None:
@@ -331,22 +331,6 @@ class BaseTrainer:
         )
         return wrapper.make(source, context, options)
 
-    def _inline(self, phase: Phase, learner: Learner) -> InlineSource:
-        """The source that samples in this process."""
-        config, prompts = recording(self.phases, phase), self.prompts
-        if any("hint" in prompt.columns for prompt in prompts):
-            prompts = [without_hint(prompt) for prompt in prompts]
-        run, data, seed = self.folder.id, config.data, derive(config.train.seed, "prompts", phase.name)
-        order = PromptOrder(prompts, seed)
-        if data.prompt_order == "uncertain":
-            assert data.value_half_life is not None
-            tracked = TrackedValues(self.store, run, learner, data.value_half_life)
-            order = UncertainOrder(prompts, seed, data.candidates, tracked)
-        is_here = "shares_weights" in declared(self.engine)
-        weights = None if is_here else self.out / "weights" / "served"
-        rollout = self._rollout(phase)
-        return InlineSource(config, rollout, order, self.reward, self.store, run, self.activity, weights)
-
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment
         if environment is None:
@@ -364,22 +348,24 @@ class BaseTrainer:
         if self.eval_prompts:
             assert self.reward is not None
             parts = self._rollout(phase), self.reward, self.eval_prompts, self.activity, say
-            monitors.append(HeldOutPrompts(phase, learner, *parts))
+            monitors.append(heldout.HeldOutPrompts(phase, learner, *parts))
             if shifts:
-                monitors.append(MeasuredShift(phase, self.store, say))
+                monitors.append(heldout.MeasuredShift(phase, self.store, say))
         elif shifts:
             say(f"{phase.name}: objective.baseline_shift: no reward measures the start, so there is none")
         if self.eval_prompts or config.data.draws_stored:
             monitors += self._side_by_side(phase)
         if samples_kl(config) and learner.reference_key is not None:
             encoder = self.policy.encoder
-            prompts = prompts_for_kl(config, self.store, self.folder.id, self.prompts, encoder)
+            prompts = heldout.prompts_for_kl(config, self.store, self.folder.id, self.prompts, encoder)
             if prompts:  # else none leaves room for a response
-                monitors.append(SampledKL(phase, learner, self._rollout(phase), prompts, self.activity))
+                monitors.append(
+                    heldout.SampledKL(phase, learner, self._rollout(phase), prompts, self.activity)
+                )
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
         if len(config.reward.functions) > 1:
-            monitors.append(RewardParts(config.reward))
+            monitors.append(heldout.RewardParts(config.reward))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
 
@@ -387,8 +373,8 @@ class BaseTrainer:
         """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
         config, name = phase.config, phase.name
         try:
-            groups = HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
-        except NothingToRank:
+            groups = heldout.HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
+        except heldout.NothingToRank:
             if config.data.eval_store or follows_log(config):
                 raise
             self.progress.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
@@ -399,7 +385,7 @@ class BaseTrainer:
         if clusters < len(groups.prompt_ids):
             measured += f", in {clusters} clusters of near-copies"
         self.progress.say(f"{name}: {measured}")
-        return [HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
+        return [heldout.HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
 
     def _side_by_side(self, phase: Phase) -> list[Monitor]:
         """Nothing where no prompt leaves room for a response, or none is asked for."""
@@ -407,7 +393,9 @@ class BaseTrainer:
         count = config.evaluate.side_by_side
         prompts = sorted(self.eval_prompts, key=lambda prompt: place(prompt.id))[:count]
         if count and not prompts:
-            prompts = first_prompts(config, store, run, self.prompts, self.policy.encoder, place, count)
+            prompts = heldout.first_prompts(
+                config, store, run, self.prompts, self.policy.encoder, place, count
+            )
         if not prompts:
             return []
         held_out = bool(self.eval_prompts or config.data.hold_out)

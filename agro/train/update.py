@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from agro.train.feed import StepBatch
 from agro.train.learner import Learner
 from agro.train.measure import describe_step, logp_differences
 from agro.train.monitors import GO, Action, Monitor, View
-from agro.train.phases import TRIED, Phase, Position, is_tuned, tune
+from agro.train.phases import TRIED, Phase, Position
 from agro.train.recovery import damage, start_of
 from agro.train.step import Step
 
@@ -70,7 +69,8 @@ class Updates:
             if view.metrics["loss"] is None:
                 view.metrics |= describe_step(step, data.recent, view.phase, view.options)
                 view.metrics |= logp_differences(step, data.comparable)
-                action = self._judge(view)
+                actions = (monitor.judge(view) for monitor in self.monitors)
+                action = next((action for action in actions if action.kind != "go"), GO)
                 if action is not GO:
                     return self._act(action, view, position)
             if config.train.lr == "auto" and position.rate is None:
@@ -98,13 +98,6 @@ class Updates:
         speed = recalled(speed_of(kl, lr), position.speed)
         return replace(position, speed=speed, lost=recalled(lost, position.lost))
 
-    def check_skipped(self, phase: Phase, position: Position) -> None:
-        if position.skipped >= phase.config.train.max_skipped:
-            raise Refused(
-                f"step {position.step}: {position.skipped} updates in a row were skipped, for the reasons "
-                "above. What to do: fix the data, or start a new run with a lower train.lr or in float32"
-            )
-
     def _find_rate(self, step: Step, bound: float) -> float | None:
         """The rate at which the update changes the policy by the bound; None where none is found.
 
@@ -128,11 +121,6 @@ class Updates:
             f"train.lr = {found:g}, at which the first update changes the policy by {bound:.2g} nats a token"
         )
         return found
-
-    def _judge(self, view: View) -> Action:
-        """The first action of a monitor other than to continue."""
-        actions = (monitor.judge(view) for monitor in self.monitors)
-        return next((action for action in actions if action.kind != "go"), GO)
 
     def _act(self, action: Action, view: View, position: Position) -> Position:
         if action.kind == "skip":
@@ -169,20 +157,6 @@ class Updates:
         self.learner.enter(phase.config, began=start_of(self.folder, phase), resumed=resumed)
         self.say(f"{reason}: back to the weights of step {commit.step}, at half the learning rate")
         return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
-
-
-def observe(view: View, position: Position, monitors: Sequence[Monitor]) -> Position:
-    """Let all monitors observe a step that is done, and tune β by the KL that is known then."""
-    states: dict[str, Any] = dict(position.monitors)
-    for monitor in monitors:
-        monitor.after(view)
-        state = monitor.state()
-        if state is not None:
-            states[monitor.name] = state
-    setting, kl = view.phase.config.objective.options.get("beta", 0.0), view.metrics["kl_ref"]
-    if is_tuned(setting) and kl is not None:
-        position = replace(position, beta=tune(setting, view.options["beta"], kl))
-    return replace(position, stopped=view.stop, monitors=states)
 
 
 def change(logp_BT: Tensor, step: Step) -> float:

@@ -23,7 +23,7 @@ from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.objectives.needs import REF_LOGP
-from agro.train import optimizer
+from agro.train import step as train_step
 from agro.train.learner import Local
 from agro.train.process_group import joined, rank
 from agro.train.ranks import Ranks, Shard, serve
@@ -267,7 +267,7 @@ def threads() -> int:
 
 
 def main(base: Path, complete: bool) -> None:
-    optimizer.SMALL = 0  # activations of this model are offloaded too
+    train_step.SMALL = 0  # activations of this model are offloaded too
     found: dict[str, Any] = {"cases": [], "averaged": {}, "seconds": {}}
     with joined(torch.device("cpu")) as mesh:
         for setting, cases in pairs(complete).items():

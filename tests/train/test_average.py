@@ -18,10 +18,9 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
-from agro.train.learner import Local
+from agro.train.learner import Average, Local
 from agro.train.monitors import Action, Monitor, View
 from agro.train.monitors.heldout import HeldOutGroups
-from agro.train.optimizer import Average
 
 
 def averaged(folder: Path, **changes: Any) -> RunConfig:

@@ -95,17 +95,17 @@ def test_a_fresh_sample(tmp_path, monkeypatch):
 
 def test_a_batch(tmp_path, monkeypatch):
     trace = of_second_step(has_batch, tmp_path, monkeypatch)
-    check(trace, functions=58, files=15)
+    check(trace, functions=58, files=14)
 
 
 def test_beta(tmp_path):
     trace = run_of_two_steps(has_beta, tmp_path)
-    check(trace, functions=63, files=21)
+    check(trace, functions=63, files=20)
 
 
 def test_a_run(tmp_path):
     trace = run_of_two_steps(None, tmp_path)
-    check(trace, functions=703, files=97)  # what a step kept of its promise is measured
+    check(trace, functions=703, files=90)  # what a step kept of its promise is measured
 
 
 def test_a_configuration_is_validated_once(tmp_path):

@@ -17,9 +17,9 @@ from agro.place.collector import Collector
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.store.shared import LocalFolder
-from agro.train.elsewhere import CollectorSource, ahead
 from agro.train.phases import Phase
 from agro.train.publications import Publications, PublishedWeights
+from agro.train.source import CollectorSource, ahead
 
 GROUPS, N = 4, 3  # of the tiny run
 

@@ -20,9 +20,9 @@ from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.check import check_config
-from agro.train.elsewhere import CollectorSource
 from agro.train.phases import Phase
 from agro.train.publications import Publications
+from agro.train.source import CollectorSource
 
 
 def staleness(run: Path) -> list[float]:

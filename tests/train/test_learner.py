@@ -14,9 +14,8 @@ from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.train.collate import collate
-from agro.train.learner import Local
+from agro.train.learner import Local, denormals_as_zero
 from agro.train.micro import MicroBatch
-from agro.train.optimizer import denormals_as_zero
 from agro.train.step import Passes, streams_of
 from agro.types import Batch, Sample
 

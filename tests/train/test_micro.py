@@ -95,7 +95,7 @@ def test_out_of_memory_in_the_middle_of_a_backward_changes_nothing_but_rounding(
 
 
 def test_recomputing_and_offloading_change_nothing(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("agro.train.optimizer.SMALL", 1)
+    monkeypatch.setattr("agro.train.step.SMALL", 1)
     plain = weights(run(tmp_path, "plain"))
     assert weights(run(tmp_path, "offloaded", train__offload=["activations", "optimizer"])) == plain
     assert weights(run(tmp_path, "recomputed", train__gradient_checkpointing=True)) == plain

@@ -41,8 +41,8 @@ names or imports them:
 
 1. `train/loop.py` is all of training on one screen: fill the store, draw from it, compute the gradient,
    move the weights, measure; `train/update.py` has one update, and what happens where none is made.
-2. `train/source.py` sees to it that the store has what the step wants; `train/elsewhere.py` does so with
-   other processes. `train/around.py` puts around it what `source.around` names.
+2. `train/source.py` sees to it that the store has what the step wants, sampled here or by other processes.
+   `train/around.py` puts around it what `source.around` names.
 3. `rollout/collect.py` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
    `rollout/engines/` continues them, an environment of `rollout/envs/` may answer, and `rewards/` scores
    the text.

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from agro.config.recipes.bases import SAMPLES
-from agro.config.recipes.methodtext import method_end, method_text, method_title
+from agro.config.recipes.bases import BASES, NOTES, SAMPLES, Base
 from agro.errors import Refused
 from agro.io import plugins
 from agro.io.nearest import nearest as near_name
 from agro.objectives import Objective
+from agro.objectives.methodrecipe import MethodRecipe
+from agro.objectives.options import described
 from agro.objectives.table import entries
 
 FOLDER = Path(__file__).parent
 FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "chat")  # in lists
-USUAL_END = method_end(SAMPLES)  # of a method's file without an own [train] or phases
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Recipe:
             return method_text(self.name, self.source)
         text = self.source.read_text(encoding="utf-8")
         is_open = self.kind == "method" and "[train]" not in text and "[[phases]]" not in text
-        return text + USUAL_END if is_open else text
+        return text + method_end(SAMPLES) if is_open else text
 
     @property
     def title(self) -> str:
@@ -101,3 +103,123 @@ def nearest(name: str) -> str:
     files = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
     near = near_name(name, files or recipes())
     return f"; did you mean {near}?" if near else ""
+
+
+WIDTH = 110
+COMMENT_COLUMN = 39
+PLAIN_UNITS = ("choice", "ratio", "share", "probability", "number")  # which a meaning says already
+SECTIONS = (
+    *("policy", "reward", "data", "environment", "sampler", "source", "source.options"),
+    *("objective", "train", "evaluate"),
+)
+
+
+def method_text(name: str, entry: Objective) -> str:
+    """The text of the recipe that an entry declares."""
+    recipe = entry.recipe
+    assert recipe is not None, f"{name}: its recipe is a file"
+    notes = {f"objective.{key}": note for key, note in option_notes(entry).items()}
+    notes |= NOTES
+    notes |= {key if "." in key else f"objective.{key}": note for key, note in recipe.notes.items()}
+    lines = _head(name, recipe, BASES[recipe.base])
+    before = ""
+    for dotted, value in method_settings(name, entry).items():
+        section, _, key = dotted.rpartition(".")
+        if section != before:
+            lines += ["", f"[{section}]"] if before else [f"[{section}]"]
+        before = section
+        lines += _setting(key, value, notes.get(dotted, ""))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def method_settings(name: str, entry: Objective) -> dict[str, Any]:
+    """By dotted key: those of the recipe's base, and what the entry declares to differ."""
+    recipe = entry.recipe
+    assert recipe is not None, f"{name}: its recipe is a file"
+    defaults = entry.defaults()
+    options = {key: defaults[key] for key in recipe.shown} | dict(recipe.options)
+    settings = {**BASES[recipe.base].settings, **recipe.settings}
+    settings |= {f"objective.{key}": value for key, value in options.items()}
+    settings = {"objective.name": name} | settings
+    return {key: settings[key] for key in sorted(settings, key=_order(entry)) if settings[key] is not None}
+
+
+def method_title(entry: Objective) -> str:
+    """What the text begins with: the title, and what the recipe lacks of the method."""
+    recipe = entry.recipe
+    assert recipe is not None
+    return f"{recipe.title} Missing here: {recipe.missing}" if recipe.missing else recipe.title
+
+
+def method_end(base: Base) -> str:
+    """The sections [train] and [evaluate] of a base."""
+    lines = []
+    for section in ("train", "evaluate"):
+        values = {k.removeprefix(f"{section}."): v for k, v in base.settings.items() if k.startswith(section)}
+        lines += ["", f"[{section}]", *(f"{key} = {toml(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def option_notes(entry: Objective) -> dict[str, str]:
+    """By option: its meaning, its unit, and its choices where it has some."""
+    notes = {}
+    for key, description in described(entry.options).items():
+        note = str(description["meaning"])
+        if description["unit"] not in PLAIN_UNITS:
+            note += f" ({description['unit']})"
+        elif description["expected"].startswith("one of '"):
+            note += f"; {description['expected']}".replace("'", '"')
+        notes[key] = note
+    return notes
+
+
+def toml(value: Any) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return re.sub(r"e-0(\d)$", r"e-\1", repr(value))
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _head(name: str, recipe: MethodRecipe, base: Base) -> list[str]:
+    """The comment that the text begins with: title, what is missing, commands, what is required."""
+    commands = recipe.commands or base.commands
+    lines = _paragraph(recipe.title)
+    if recipe.missing:
+        lines += _paragraph(f"Missing here: {recipe.missing}")
+    lines += [f"#   {line.replace('{name}', name)}" for line in commands]
+    for line in f"Required: {recipe.required or base.required}".splitlines():
+        lines += [f"# {line}"] if line.startswith(" ") else _paragraph(line)
+    return lines
+
+
+def _paragraph(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)]
+
+
+def _setting(key: str, value: Any, note: str) -> list[str]:
+    """`key = value`, and a comment that goes on in the lines below."""
+    assignment = f"{key} = {toml(value)}"
+    lines = textwrap.wrap(note, WIDTH - COMMENT_COLUMN - 2, break_on_hyphens=False)
+    comments = [f"# {line}" for line in lines]
+    indented = [" " * COMMENT_COLUMN + comment for comment in comments]
+    if not comments or len(assignment) >= COMMENT_COLUMN:
+        return [assignment, *indented]
+    return [assignment.ljust(COMMENT_COLUMN) + comments[0], *indented[1:]]
+
+
+def _order(entry: Objective) -> Any:
+    """Sections as listed, options as declared, and other settings as the bases have them."""
+    options = ["objective.name", *(f"objective.{key}" for key in entry.options.model_fields)]
+    settings = [key for base in BASES.values() for key in base.settings]
+
+    def position(dotted: str) -> tuple[int, int]:
+        keys = options + settings
+        return SECTIONS.index(dotted.rpartition(".")[0]), keys.index(dotted) if dotted in keys else len(keys)
+
+    return position

@@ -47,7 +47,6 @@ class View:
 
     @property
     def last(self) -> bool:
-        """Whether no step of the phase follows."""
         return self.step == self.phase.ends or bool(self.stop)
 
     @property

@@ -168,10 +168,7 @@ def explosion(rule: config.GuardConfig, loss: float, kl: float | None, losses: S
 
 
 def remember(rule: config.GuardConfig, losses: Sequence[float], loss: float) -> tuple[float, ...]:
-    """The losses that the next step is compared with."""
-    if rule.loss is None:
-        return ()
-    return (*losses, abs(loss))[-rule.window :]
+    return () if rule.loss is None else (*losses, abs(loss))[-rule.window :]
 
 
 class Best(Monitor):

@@ -119,9 +119,7 @@ class HeldOutGroups:
     @property
     def prompt_of(self) -> list[str]:
         """[N] the prompt of each response, by its id."""
-        return [
-            batch.group_names[group] for batch in self._batches for group in Groups.of(batch).group.tolist()
-        ]
+        return [b.group_names[group] for b in self._batches for group in Groups.of(b).group.tolist()]
 
     def measure(self, learner: Learner, beta: float | None, average: str = "sum") -> dict[str, Any]:
         """Means over groups with their standard errors, groups being the independent units.

@@ -93,15 +93,14 @@ class SideBySideResponses(Monitor):
         if not (view.held_out or is_end):
             return
         shown = SideBySide.load(self.folder) if view.step else None
-        answers = answers_of(view.held_out or self._sample())
-        (shown or self.initial).answered(answers, view.step).save(self.folder)
-
-    def _sample(self) -> Sequence[Sample]:
-        self.activity.stage("evaluating")
-        config = self.phase.config
-        sampler = config.sampler.of_policy(config.evaluate.temperature, 1)
-        seed = derive(config.train.seed, "side by side")
-        return list(self.rollout.sample(self.prompts, 1, sampler, seed=seed))
+        responses = view.held_out
+        if not responses:
+            self.activity.stage("evaluating")
+            config = self.phase.config
+            sampler = config.sampler.of_policy(config.evaluate.temperature, 1)
+            seed = derive(config.train.seed, "side by side")
+            responses = list(self.rollout.sample(self.prompts, 1, sampler, seed=seed))
+        (shown or self.initial).answered(answers_of(responses), view.step).save(self.folder)
 
 
 def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> dict[str, Answer]:
@@ -112,17 +111,14 @@ def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> dict[str, 
         made = {s.id for s in store.samples(prompt_id=prompt_id, run=run, skip_damaged=True)}
         samples = [s for s in store.samples(prompt_id=prompt_id, skip_damaged=True) if s.id not in made]
         scored = [s for s in samples if s.reward is not None]
-        chosen = max(scored, key=lambda s: s.reward or 0.0) if scored else _preferred(store, samples)
+        chosen = max(scored, key=lambda s: s.reward or 0.0, default=None)
+        if chosen is None:
+            by_id = {sample.id: sample for sample in samples if sample.id is not None}
+            wins = Counter(p.winner for p in store.pairs(by_id) if not p.is_tie and p.winner in by_id)
+            chosen = by_id[wins.most_common(1)[0][0]] if wins else None
         if chosen is not None:
             parts = [chosen]
             if chosen.episode is not None:
                 parts = [s for s in samples if s.episode == chosen.episode]
             best[prompt_id] = Answer.of(parts)
     return best
-
-
-def _preferred(store: Store, samples: Sequence[Sample]) -> Sample | None:
-    """The response that won the most judgments; None where there are none."""
-    by_id = {sample.id: sample for sample in samples if sample.id is not None}
-    wins = Counter(pair.winner for pair in store.pairs(by_id) if not pair.is_tie and pair.winner in by_id)
-    return by_id[wins.most_common(1)[0][0]] if wins else None

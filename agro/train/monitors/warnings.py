@@ -20,7 +20,7 @@ from agro.objectives.needs import ENTROPY, KL, NORMALIZER, OBSERVED_LOGP, REWARD
 from agro.rollout.engines.capabilities import capabilities
 from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, way_out
 from agro.train.around import source_abilities
-from agro.train.check import has_groups_to_measure, measures_consistency
+from agro.train.check import has_groups_to_measure
 from agro.train.collate import describe
 from agro.train.measure import dwarfed
 from agro.train.monitors import Monitor, View
@@ -34,55 +34,56 @@ def warn_of_rewards(rewards: NDArray[np.float64], entry: Objective, options: Map
 
 
 def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
-    lines = []
-    texts = sum(isinstance(p.text, str) for p in prompts)
-    if texts and policy.tokenizer.chat_template and not config.policy.chat.wrap:
-        lines.append(
-            f"{texts} of {len(prompts)} prompts are plain text without a chat template, though the "
-            "tokenizer has one; policy.chat.wrap = true makes user messages of them"
-        )
+    texts, count = sum(isinstance(p.text, str) for p in prompts), parameters(policy.model)
     ignored = ignored_settings(policy.model, config.sampler)
-    if prompts and ignored:
-        lines.append(
-            f"the model's generation_config sets {', '.join(ignored)}; these are ignored, [sampler] decides"
-        )
-    positions = positions_of(policy.model)
-    if policy.context < positions:
-        lines.append(
-            f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
-            "changes the log-probs of all sequences"
-        )
-    if policy.device.type == "cuda" and "shares_weights" in capabilities(config.engine.kind):
-        lines.append(
-            f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA "
-            "graphs; engine.kind = vllm starts vLLM, which samples faster"
-        )
-    count = parameters(policy.model)
-    if config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu":
-        lines.append(
-            f"policy.threads = auto: {cores()} CPU threads for {count / 1e6:.0f} million parameters. With "
-            "another number of threads the last bits of the weights differ"
-        )
-    return lines
+    positions, on_gpu = positions_of(policy.model), policy.device.type == "cuda"
+    is_large = config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu"
+    rows = {
+        f"{texts} of {len(prompts)} prompts are plain text without a chat template, though the tokenizer has "
+        "one; policy.chat.wrap = true makes user messages of them": texts
+        and policy.tokenizer.chat_template
+        and not config.policy.chat.wrap,
+        f"the model's generation_config sets {', '.join(ignored)}; these are ignored, [sampler] "
+        "decides": prompts and ignored,
+        f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
+        "changes the log-probs of all sequences": policy.context < positions,
+        f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA graphs; "
+        "engine.kind = vllm starts vLLM, which samples faster": (
+            on_gpu and "shares_weights" in capabilities(config.engine.kind)
+        ),
+        f"policy.threads = auto: {cores()} CPU threads for {count / 1e6:.0f} million parameters. With "
+        "another number of threads the last bits of the weights differ": is_large,
+    }
+    return [note for note, applies in rows.items() if applies]
 
 
 def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
     """What the settings alone show, before anything is loaded."""
     lines, unmeasured = [], []
     for phase in phases:
-        config, entry = phase.config, phase.entry
+        config, entry, name = phase.config, phase.entry, phase.config.objective.name
         options = entry.defaults() | options_at(config.objective.options, 0)
-        texts = (
-            entry.warnings.options_warning(options),
-            _unweighted(config, options.get("weight")),
-            _of_other_weights(config, options.get("anchor"), options.get("baseline")),
-            _unmeasured_gain(phase),
-        )
-        lines += [f"phase {phase.name}: {text}" for text in texts if text]
-        truncated = describe(phases, phase)
-        if truncated:
+        unweighted = name == "agro" and options.get("weight") == "none" and config.data.draws_stored
+        # Where streams besides log-probs move the policy (see `agro.train.update.kept`).
+        moved = phase.needs & {KL, ENTROPY, NORMALIZER, OBSERVED_LOGP}
+        has_ratio = config.train.gain_ratio is not None and config.train.step_kl is None
+        rows = {
+            entry.warnings.options_warning(options) or "": True,
+            "agro trains on stored responses without a weight, so that responses which became improbable are "
+            "pushed down further and take the good ones with them. On the log of reproductions/offline 0.62 "
+            "of the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
+            '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = '
+            '"optimal", as in the recipe log': unweighted,
+            _of_other_weights(config, options.get("anchor"), options.get("baseline")) or "": True,
+            f"{name} moves the policy by more than log-probs ({', '.join(sorted(moved))}), so "
+            "train.gain_ratio isn't measured and nothing bounds a step. What to do: train.step_kl = "
+            "0.005": has_ratio and moved,
+        }
+        lines += [f"phase {phase.name}: {text}" for text, applies in rows.items() if text and applies]
+        if truncated := describe(phases, phase):
             lines.append(truncated)
-        if has_groups_to_measure(config) and not measures_consistency(phase):
+        beta = phase.diagnostic_beta(config.objective.options)  # a schedule is one
+        if has_groups_to_measure(config) and beta is None:
             unmeasured.append(phase.name)
     if unmeasured:
         lines.append(
@@ -90,30 +91,6 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
             "measured; evaluate.beta (reward per nat) switches them on"
         )
     return lines
-
-
-def _unweighted(config: RunConfig, weight: str | None) -> str | None:
-    if config.objective.name != "agro" or weight != "none" or not config.data.draws_stored:
-        return None
-    return (
-        "agro trains on stored responses without a weight, so that responses which became improbable are "
-        "pushed down further and take the good ones with them. On the log of reproductions/offline 0.62 of "
-        "the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
-        '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = "optimal", '
-        "as in the recipe log"
-    )
-
-
-def _unmeasured_gain(phase: Phase) -> str | None:
-    """Where streams besides log-probs move the policy (see `agro.train.update.kept`)."""
-    moved = phase.needs & {KL, ENTROPY, NORMALIZER, OBSERVED_LOGP}
-    if phase.config.train.gain_ratio is None or phase.config.train.step_kl is not None or not moved:
-        return None
-    name = phase.config.objective.name
-    return (
-        f"{name} moves the policy by more than log-probs ({', '.join(sorted(moved))}), "
-        "so train.gain_ratio isn't measured and nothing bounds a step. What to do: train.step_kl = 0.005"
-    )
 
 
 def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | None) -> str | None:
