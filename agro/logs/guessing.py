@@ -21,7 +21,12 @@ from agro.io.jsonlines import Line
 from agro.io.record_files import RecordBlock, read_records
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
-from agro.logs.column_kinds import (
+from agro.logs.format_table import Recognizer, format_at, lines_of
+from agro.logs.import_report import Options
+from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number, written_words
+from agro.logs.mapping import MAPPABLE, CellInterpreter
+from agro.logs.reading import Found, LogFile, Reader, State
+from agro.logs.unknown_columns import (
     ASIDE,
     COSTS,
     FEW,
@@ -31,24 +36,21 @@ from agro.logs.column_kinds import (
     PLAIN,
     TEXTS,
     Column,
+    Judged,
     as_literal,
     best_named,
     columns_of,
+    guessed_pairs,
     has,
     is_missing,
     is_negated,
     plain,
     quoted,
+    sides_of,
     step_of,
     steps_of,
     worth_of,
 )
-from agro.logs.format_table import Recognizer, format_at, lines_of
-from agro.logs.guessed_pairs import Judged, guessed_pairs, sides_of
-from agro.logs.import_report import Options
-from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number, written_words
-from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import Found, LogFile, Reader, State
 from agro.store.sample_rows import from_rows
 from agro.types import Sample
 
