@@ -408,7 +408,11 @@ def _with_reward(guess: Proposal, rewards: Mapping[str, float], named: str) -> t
     guess = replace(guess, others=tuple(c.path for c in ranked if c not in judged))
     if not guess.mapping or (rewards and not named):
         return replace(guess, rewards=dict(rewards) or {c.path: 1.0 for c in judged}), judged
-    path = {"reward": reward_path(judged[0], guess.mapping)} if judged else {}
+    path = {"reward": judged[0].path} if judged else {}
+    owner, star, value = judged[0].path.rpartition("[*]") if judged else ("", "", "")
+    if star and judged[0].type == "number" and not any(f"{owner}[*]" in x for x in guess.mapping.values()):
+        record, inner, listed = owner.rpartition("[*].")
+        path["reward"] = f"{record}{inner}avg({listed}[]{value})"  # a response has several
     source = {"source": f"'{guess.path.stem}'"} if any("*" in p for p in guess.mapping.values()) else {}
     return replace(guess, mapping={**guess.mapping, **path, **source}), judged
 
@@ -662,12 +666,3 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
         is_second = b > a
         return {first: float(not is_second), second: float(is_second)} | unrated
     return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None
-
-
-def reward_path(reward: Column, mapping: Mapping[str, str]) -> str:
-    """The path of the reward; the mean where a response has several."""
-    owner, star, value = reward.path.rpartition("[*]")
-    if not star or reward.type != "number" or any(f"{owner}[*]" in path for path in mapping.values()):
-        return reward.path
-    record, inner, listed = owner.rpartition("[*].")
-    return f"{record}{inner}avg({listed}[]{value})"

@@ -283,7 +283,13 @@ class Reader:
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}
         if self._options.get("lower_is_better"):
-            record = _negated(record)
+            if not is_unknown(record.get("token_reward")):
+                raise Refused(
+                    "--lower-is-better: expected one reward a response, got token_reward, one of each token"
+                )
+            reward = record.get("reward")
+            if isinstance(reward, bool | int | float) and not is_unknown(reward):
+                record = {**record, "reward": 0.0 - reward}
         record = self._privacy.apply(record)
         if not line.is_json and not line.is_text:
             record = self._without_bytes(record)
@@ -317,17 +323,6 @@ class Reader:
             if not isinstance(value, bytes):
                 kept[name] = plain
         return kept
-
-
-def _negated(record: dict[str, Any]) -> dict[str, Any]:
-    if not is_unknown(record.get("token_reward")):
-        raise Refused(
-            "--lower-is-better: expected one reward a response, got token_reward, one of each token"
-        )
-    reward = record.get("reward")
-    if is_unknown(reward) or not isinstance(reward, bool | int | float):
-        return record
-    return {**record, "reward": 0.0 - reward}
 
 
 def _plain(value: Any, name: str, columns: list[str]) -> Any:
