@@ -77,14 +77,6 @@ class Entry(NamedTuple):
         return [sample.origin for sample in self.samples if sample.origin is not None]
 
 
-def repeat_of(format: Format, row: Row) -> Repeat | None:
-    """What tells the response of a record; see `Format.identity`."""
-    if format.identity is None:
-        return None
-    key = _hash(f"{format.name} {format.identity(row)}")
-    return Repeat(key, format.repeats or format.title, format.once)
-
-
 def _hash(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -206,7 +198,10 @@ class Reader:
                 raise Refused(part.problem)
             format = self._format(part)
             items = self._items(format, part, line)
-            same = repeat_of(format, part.record)
+            same = None  # what tells the response of a record, see `Format.identity`
+            if format.identity is not None:
+                key = _hash(f"{format.name} {format.identity(part.record)}")
+                same = Repeat(key, format.repeats or format.title, format.once)
             new = [self._entry(item, part, line, same) for item in items]
             names = [origin.part for entry in new for origin in entry.origins]
             if len(set(names)) < len(names):  # they couldn't be told apart later
