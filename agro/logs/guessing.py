@@ -21,7 +21,12 @@ from agro.io.jsonlines import Line
 from agro.io.record_files import RecordBlock, read_records
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
-from agro.logs.column_kinds import (
+from agro.logs.format_table import Recognizer, format_at, lines_of
+from agro.logs.import_report import Options
+from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number, written_words
+from agro.logs.mapping import MAPPABLE, CellInterpreter
+from agro.logs.reading import Found, LogFile, Reader, State
+from agro.logs.unknown_columns import (
     ASIDE,
     COSTS,
     FEW,
@@ -31,24 +36,21 @@ from agro.logs.column_kinds import (
     PLAIN,
     TEXTS,
     Column,
+    Judged,
     as_literal,
     best_named,
     columns_of,
+    guessed_pairs,
     has,
     is_missing,
     is_negated,
     plain,
     quoted,
+    sides_of,
     step_of,
     steps_of,
     worth_of,
 )
-from agro.logs.format_table import Recognizer, format_at, lines_of
-from agro.logs.guessed_pairs import Judged, guessed_pairs, sides_of
-from agro.logs.import_report import Options
-from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number, written_words
-from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import Found, LogFile, Reader, State
 from agro.store.sample_rows import from_rows
 from agro.types import Sample
 
@@ -406,7 +408,11 @@ def _with_reward(guess: Proposal, rewards: Mapping[str, float], named: str) -> t
     guess = replace(guess, others=tuple(c.path for c in ranked if c not in judged))
     if not guess.mapping or (rewards and not named):
         return replace(guess, rewards=dict(rewards) or {c.path: 1.0 for c in judged}), judged
-    path = {"reward": reward_path(judged[0], guess.mapping)} if judged else {}
+    path = {"reward": judged[0].path} if judged else {}
+    owner, star, value = judged[0].path.rpartition("[*]") if judged else ("", "", "")
+    if star and judged[0].type == "number" and not any(f"{owner}[*]" in x for x in guess.mapping.values()):
+        record, inner, listed = owner.rpartition("[*].")
+        path["reward"] = f"{record}{inner}avg({listed}[]{value})"  # a response has several
     source = {"source": f"'{guess.path.stem}'"} if any("*" in p for p in guess.mapping.values()) else {}
     return replace(guess, mapping={**guess.mapping, **path, **source}), judged
 
@@ -660,12 +666,3 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
         is_second = b > a
         return {first: float(not is_second), second: float(is_second)} | unrated
     return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None
-
-
-def reward_path(reward: Column, mapping: Mapping[str, str]) -> str:
-    """The path of the reward; the mean where a response has several."""
-    owner, star, value = reward.path.rpartition("[*]")
-    if not star or reward.type != "number" or any(f"{owner}[*]" in path for path in mapping.values()):
-        return reward.path
-    record, inner, listed = owner.rpartition("[*].")
-    return f"{record}{inner}avg({listed}[]{value})"

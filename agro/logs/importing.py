@@ -265,10 +265,15 @@ class EntryWriter:
                     repeated[same.rule] = repeated.get(same.rule, 0) + len(entry.samples)
                     continue
                 try:
-                    pairs += self._pairs(entry, append.add(entry.samples))
+                    ids = append.add(entry.samples)
                 except OtherPrompt as error:
                     refused.append((entry.record[1], Refusal(entry.location, str(error))))
                     continue
+                judged = [Pair(ids[j.winner], ids[j.loser], *j.votes) for j in entry.judgments]
+                ties = sum(pair.is_tie for pair in judged)
+                self._report.ties += ties
+                self._report.pairs += len(judged) - ties
+                pairs += judged
                 self._report.samples += len(entry.samples)
                 self._report.scored += entry.scored
                 if same:
@@ -297,16 +302,6 @@ class EntryWriter:
             else:
                 new.append(entry)
         return new
-
-    def _pairs(self, entry: Entry, ids: Sequence[int]) -> list[Pair]:
-        """The judgments of an entry, whose samples have these ids."""
-        pairs = []
-        for judgment in entry.judgments:
-            pair = Pair(ids[judgment.winner], ids[judgment.loser], *judgment.votes)
-            pairs.append(pair)
-            self._report.ties += pair.is_tie
-            self._report.pairs += not pair.is_tie
-        return pairs
 
     def _note(self, *, is_new: bool) -> None:
         """Remember the file, once anything of it was read."""

@@ -77,14 +77,6 @@ class Entry(NamedTuple):
         return [sample.origin for sample in self.samples if sample.origin is not None]
 
 
-def repeat_of(format: Format, row: Row) -> Repeat | None:
-    """What tells the response of a record; see `Format.identity`."""
-    if format.identity is None:
-        return None
-    key = _hash(f"{format.name} {format.identity(row)}")
-    return Repeat(key, format.repeats or format.title, format.once)
-
-
 def _hash(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -206,7 +198,10 @@ class Reader:
                 raise Refused(part.problem)
             format = self._format(part)
             items = self._items(format, part, line)
-            same = repeat_of(format, part.record)
+            same = None  # what tells the response of a record, see `Format.identity`
+            if format.identity is not None:
+                key = _hash(f"{format.name} {format.identity(part.record)}")
+                same = Repeat(key, format.repeats or format.title, format.once)
             new = [self._entry(item, part, line, same) for item in items]
             names = [origin.part for entry in new for origin in entry.origins]
             if len(set(names)) < len(names):  # they couldn't be told apart later
@@ -283,7 +278,13 @@ class Reader:
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}
         if self._options.get("lower_is_better"):
-            record = _negated(record)
+            if not is_unknown(record.get("token_reward")):
+                raise Refused(
+                    "--lower-is-better: expected one reward a response, got token_reward, one of each token"
+                )
+            reward = record.get("reward")
+            if isinstance(reward, bool | int | float) and not is_unknown(reward):
+                record = {**record, "reward": 0.0 - reward}
         record = self._privacy.apply(record)
         if not line.is_json and not line.is_text:
             record = self._without_bytes(record)
@@ -317,17 +318,6 @@ class Reader:
             if not isinstance(value, bytes):
                 kept[name] = plain
         return kept
-
-
-def _negated(record: dict[str, Any]) -> dict[str, Any]:
-    if not is_unknown(record.get("token_reward")):
-        raise Refused(
-            "--lower-is-better: expected one reward a response, got token_reward, one of each token"
-        )
-    reward = record.get("reward")
-    if is_unknown(reward) or not isinstance(reward, bool | int | float):
-        return record
-    return {**record, "reward": 0.0 - reward}
 
 
 def _plain(value: Any, name: str, columns: list[str]) -> Any:

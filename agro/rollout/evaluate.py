@@ -356,16 +356,13 @@ def majority_of_k(passed: Sequence[bool], voted: Sequence[Hashable | None], k: i
         choices = [list(chosen) for chosen in combinations(range(n), k)]
     else:
         choices = np.random.default_rng(seed).random((CHOICES, n)).argsort(1)[:, :k].tolist()
-    return float(np.mean([_vote(passed, voted, chosen) for chosen in choices]))
-
-
-def _vote(passed: Sequence[bool], voted: Sequence[Hashable | None], chosen: Sequence[int]) -> float:
-    right: dict[Hashable, list[bool]] = defaultdict(list)
-    for i in chosen:
-        if voted[i] is not None:
-            right[voted[i]].append(passed[i])
-    most = max(map(len, right.values()), default=0)
-    winners = [votes for votes in right.values() if len(votes) == most]
-    if not winners:
-        return 0.0
-    return sum(map(sum, winners)) / most / len(winners)
+    shares = []
+    for chosen in choices:
+        right: dict[Hashable, list[bool]] = defaultdict(list)
+        for i in chosen:
+            if voted[i] is not None:
+                right[voted[i]].append(passed[i])
+        most = max(map(len, right.values()), default=0)
+        winners = [votes for votes in right.values() if len(votes) == most]
+        shares.append(sum(map(sum, winners)) / most / len(winners) if winners else 0.0)
+    return float(np.mean(shares))

@@ -26,8 +26,12 @@ _FINE_TUNING = {"messages", "tools", "parallel_tool_calls", "functions"}
 
 def _completion(row: Row, context: Context) -> list[Item]:
     """A completion alone, or beside what was asked: {request, response}, {messages, response} and such."""
-    column = _completion_column(row)
-    body = row if column is None else row[column]
+    body: Any = row
+    if "choices" not in row:
+        columns = [row.get(name) for name in ("response", "output", "completion")]
+        body = next(filter(_is_completion, columns), None)
+        if body is None:
+            raise Refused("response: expected a chat completion (an object with choices), got none")
     request = _request(row, body)
     if request is None:
         raise Refused(
@@ -35,16 +39,6 @@ def _completion(row: Row, context: Context) -> list[Item]:
             "messages or prompt"
         )
     return list(choices(body, openai_prompt(request), request, omit(row, (*_EXCHANGE_COLUMNS, *_COMPLETION))))
-
-
-def _completion_column(row: Row) -> str | None:
-    """The column of the completion; None where the record itself is one."""
-    if "choices" in row:
-        return None
-    for name in ("response", "output", "completion"):
-        if _is_completion(row.get(name)):
-            return name
-    raise Refused("response: expected a chat completion (an object with choices), got none")
 
 
 def _request(row: Row, body: Row) -> Row | None:

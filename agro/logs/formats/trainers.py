@@ -94,7 +94,15 @@ def _preference(row: Row, context: Context) -> list[Item]:
 def _common(chosen: Any, rejected: Any) -> Any:
     """The messages, or the text, that both begin with."""
     if isinstance(chosen, str) and isinstance(rejected, str):
-        return _common_text(chosen, rejected)
+        # Up to the end of a word: one that differs belongs to the response.
+        both = enumerate(zip(chosen, rejected))
+        length = next((i for i, (a, b) in both if a != b), min(len(chosen), len(rejected)))
+        start = chosen[:length]
+        if start not in (chosen, rejected):
+            start = start[: max(start.rfind(space) for space in " \n\t") + 1].rstrip(" ")
+        if not start or start in (chosen, rejected):
+            raise Refused("prompt: expected chosen and rejected to begin with the same text, and then differ")
+        return start
     if not (isinstance(chosen, list) and isinstance(rejected, list)):
         raise Refused("chosen, rejected: expected two texts, or two lists of messages, the prompt inside")
     same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected))
@@ -102,19 +110,6 @@ def _common(chosen: Any, rejected: Any) -> Any:
     if not prompt or len(prompt) in (len(chosen), len(rejected)):
         raise Refused("prompt: expected chosen and rejected to begin with the same messages, and then differ")
     return prompt
-
-
-def _common_text(chosen: str, rejected: str) -> str:
-    """The text that both begin with, up to the end of a word: one that differs belongs to the response."""
-    length = next(
-        (i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected))
-    )
-    same = chosen[:length]
-    if same not in (chosen, rejected):
-        same = same[: max(same.rfind(space) for space in " \n\t") + 1].rstrip(" ")
-    if not same or same in (chosen, rejected):
-        raise Refused("prompt: expected chosen and rejected to begin with the same text, and then differ")
-    return same
 
 
 def _after(prompt: Any, response: Any) -> Any:

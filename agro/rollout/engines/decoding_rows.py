@@ -272,7 +272,10 @@ class Rows:
         self.end = e + 1
         finished = (self.limit[:b] == self.end) | (self.tokens[:b, e, None] == self.eos).any(1)
         done = finished.nonzero()[0].tolist()
-        done = sorted({*done, *self._stopped()})
+        if self.stops.texts:
+            starts = enumerate(self.first[:b])
+            done += [i for i, start in starts if self.stops.found(self.tokens[i], start, self.end)]
+        done = sorted(set(done))
         return self._remove(done) if done else []
 
     def _draw(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -296,13 +299,6 @@ class Rows:
             use_cache=True,
         ).last_hidden_state
         return self.head.logits(hidden[:, -1])
-
-    def _stopped(self) -> list[int]:
-        """Rows whose text now has a stop text."""
-        if not self.stops.texts:
-            return []
-        starts = self.first[: len(self.live)]
-        return [i for i, start in enumerate(starts) if self.stops.found(self.tokens[i], start, self.end)]
 
     def _remove(self, done: list[int]) -> list[Finished]:
         results: list[Finished] = []
