@@ -38,6 +38,8 @@ PARTS: dict[str, tuple[str, float | None]] = {
     "sampler.draft_tokens": ('engine.kind = "drafted"', 4),
     "sampler.draft_every": ('source.around = "trained_draft"', None),
     "sampler.draft_lr": ('source.around = "trained_draft"', 1e-3),
+    "place.address": ('data.store = "postgresql://…"', None),
+    "place.port": ('data.store = "postgresql://…"', 0),
 }
 
 
@@ -75,7 +77,8 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
         return f"{text}. {SEVERAL_STORES}" if is_several else text
     if path in PARTS:
         part = PARTS[path][0]
-        return f"{location}: {path}: it is {part} now, with its values in {part.partition('.')[0]}.options"
+        values = "" if part.startswith("data.") else f", with its values in {part.partition('.')[0]}.options"
+        return f"{location}: {path}: it is {part} now{values}"
     *sections, name = keys
     model = config
     for key in sections:

@@ -178,7 +178,8 @@ def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:
         section, _, key = path.rpartition(".")
         within = values.get(section) if section else values
         if isinstance(within, dict) and within.get(key, ...) == unset:
-            del within[key]
+            rest = {name: value for name, value in within.items() if name != key}
+            values = {**values, section: rest} if section else rest
     return values
 
 

@@ -211,8 +211,7 @@ def load_run(folder: Path) -> RunData:
     """Read `config.json` and `metrics.jsonl`. Raises `Refused` naming the file, or FILE:LINE."""
     path = folder / "config.json"
     values = _read_object(path, "a run's configuration")
-    fields = {key: value for key, value in values.items() if key in RunConfig.model_fields}
-    config = RunConfig.of(fields, str(path))
+    config = RunConfig.of_record(values, str(path))
     rows, torn = _read_metrics(folder / "metrics.jsonl")
     return RunData(folder, values, config, rows, torn, _read_best_model(folder / "best" / "best.json"))
 
