@@ -276,7 +276,7 @@ class PostgresDatabase(Database):
         if parts.password:
             remember_secret(parts.password)
             raise Refused(
-                f"{parts.hostname}{parts.path}: expected a URL without a password, which would end up in the "
+                f"postgresql://{parts.hostname or ''}{parts.path}: expected a URL without a password, which would end up in the "
                 "run's folder and in lists of processes. What to do: PGPASSWORD in the environment, or a "
                 "line in ~/.pgpass"
             )
