@@ -276,8 +276,8 @@ class PostgresDatabase(Database):
         if parts.password:
             remember_secret(parts.password)
             raise Refused(
-                f"postgresql://{parts.hostname or ''}{parts.path}: expected a URL without a password, which would end up in the "
-                "run's folder and in lists of processes. What to do: PGPASSWORD in the environment, or a "
+                f"postgresql://{parts.hostname or ''}{parts.path}: expected a URL without a password, "
+                "which would end up in the run's folder and in lists of processes. What to do: PGPASSWORD in the environment, or a "
                 "line in ~/.pgpass"
             )
         query = dict(parse_qsl(parts.query))
