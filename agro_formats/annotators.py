@@ -23,10 +23,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
-from agro.logs.column_kinds import Column
 from agro.logs.fields import a_list, listed, number, one_of
 from agro.logs.model_calls import scored
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
+from agro.logs.unknown_columns import Column
 from agro.types import Text
 from agro_formats.judgments import rank_judgments, tally
 from agro_formats.table import declared

@@ -13,7 +13,7 @@ from agro.io.json_values import entry, omit, text
 from agro.logs.fields import joined_record, reply, settings
 from agro.logs.formats.providers import choices
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompt_formats import anthropic_prompt, openai_prompt
+from agro.rollout.prompts import anthropic_prompt, openai_prompt
 from agro_formats.table import declared, declared_prompts
 
 

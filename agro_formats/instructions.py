@@ -21,11 +21,11 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
-from agro.logs.columns import Columns, Conversation, Preference
+from agro.logs.declared import Columns, Conversation, Preference
 from agro.logs.fields import a_list, assistant, call, exchange, number, one_of, rating, user
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompt_formats import OPENRLHF, PROMPT_FORMATS, ends_with_assistant, math_problem
+from agro.rollout.prompts import OPENRLHF, PROMPT_FORMATS, ends_with_assistant, math_problem
 from agro_formats.table import declared, declared_prompts
 
 _ROLES = {

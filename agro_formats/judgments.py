@@ -11,7 +11,7 @@ from itertools import combinations
 
 from agro.errors import Refused
 from agro.io.json_values import is_unknown, objects, omit, text
-from agro.logs.columns import Parser, at, named
+from agro.logs.declared import Parser, at, named
 from agro.logs.fields import integer, number, parsed, total
 from agro.logs.mapping import heads
 from agro.logs.protocol import TIE, Context, Item, Judgment, Row, Votes

@@ -29,7 +29,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
-from agro.logs.columns import Columns, Parser
+from agro.logs.declared import Columns, Parser
 from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
 from agro.logs.protocol import TIE, Context, Item, Row
 from agro_formats.judgments import PairColumns, Ranking

@@ -30,7 +30,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
-from agro.logs.columns import Columns
+from agro.logs.declared import Columns
 from agro.logs.fields import (
     digest,
     fingerprinted,

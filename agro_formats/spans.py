@@ -15,8 +15,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import omit
 from agro.logs import exchanges
-from agro.logs.ends import Completion
-from agro.logs.model_calls import Message, responses, scored
+from agro.logs.model_calls import Completion, Message, responses, scored
 from agro.logs.protocol import Context, Item, Row
 
 Scores = dict[str, list[Any]]

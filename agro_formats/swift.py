@@ -11,7 +11,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import objects, omit, text
-from agro.logs.columns import Columns
+from agro.logs.declared import Columns
 from agro.logs.fields import digest, integer, split, total
 from agro.logs.protocol import Context, Item, Row
 from agro_formats.table import declared

@@ -309,11 +309,13 @@ class Drafted(HF):
         self.proposed = self.accepted = 0  # by the probe
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
-        before = self._decoder
-        yield from super().decode(waiting, sampler, seed)
-        if self._decoder is not None and self._decoder is not before:
-            self.proposed += self._decoder.proposed
-            self.accepted += self._decoder.accepted
+        try:
+            yield from super().decode(waiting, sampler, seed)
+            if self._decoder is not None:
+                self.proposed += self._decoder.proposed
+                self.accepted += self._decoder.accepted
+        finally:
+            self._decoder = None  # keys and values may be gigabytes
 
     def rows(self, waiting: deque[Request], sampler: SamplerConfig, seed: int, *, fused: bool) -> Decoder:
         self._decoder = DraftDecoder((self.policy, self.draft), self.tokens, waiting, sampler, seed)

@@ -404,6 +404,7 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
         "sync_every": 1,
         "sync_from": 1,
         "around": None,
+        "weights": None,
         "options": {},
     }
     assert config.engine.model_dump() == {

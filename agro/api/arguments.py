@@ -1,4 +1,5 @@
-"""Arguments of `agro.train` as the values of a configuration."""
+"""Arguments of `agro.train` as the values of a configuration: settings, rewards, objects that are written
+into the run folder, and what a run takes that names no method, β or learning rate."""
 
 from __future__ import annotations
 

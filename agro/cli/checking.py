@@ -121,7 +121,7 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
 
 def _look_at(*models: str | None) -> None:
     """Refuse models that aren't there."""
-    from agro.cli.runs import look_at_model
+    from agro.cli.first_looks import look_at_model
 
     for name in filter(None, models):
         look_at_model(name)

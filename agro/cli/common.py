@@ -1,4 +1,4 @@
-"""What commands share: exit codes, common options, parsing of KEY=VALUE."""
+"""What commands share: exit codes, common options, parsing of KEY=VALUE, lists for a terminal."""
 
 from __future__ import annotations
 

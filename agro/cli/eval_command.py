@@ -1,4 +1,5 @@
-"""`agro eval`: accuracy and pass@k of a model, also against another one."""
+"""`agro eval`: accuracy and pass@k of a model, also against another one, by a reward or by people who don't
+know which answer is whose: `--blind`, `--ratings`, and `agro rate`, the same as a page."""
 
 from __future__ import annotations
 

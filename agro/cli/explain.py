@@ -1,4 +1,4 @@
-"""`agro objectives` and `agro formats`: what there is to train with, and what `agro import` reads."""
+"""What there is, and the first steps: `agro objectives`, `formats`, `recipes`, `init` and `prove`."""
 
 from __future__ import annotations
 

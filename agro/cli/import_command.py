@@ -1,4 +1,4 @@
-"""`agro import`: logs into a store."""
+"""`agro import`: logs into a store. Of an unknown log the proposal with its evidence, and who takes it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Responses of a model to prompts, scored; kept in a store as they finish, so that a kill loses few. And what
-models say of them: entropy, and KL along them."""
+"""Responses of a model to prompts, scored, and those of a log, with their log-probs under a model that may
+not have written them. Responses are kept in a store as they finish, so that a kill loses few."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from agro.io.terminal import drawn, plain, visible
 from agro.rewards.function import RESERVED
 from agro.rollout.collect import SilentActivity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
-from agro.rollout.off_policy_values import LoggedResponses
-from agro.rollout.ranking_accuracy import RankedPair, pairs_by_reward
+from agro.rollout.off_policy import LoggedResponses, RankedPair, pairs_by_reward
 from agro.store import DrawnGroups, Pair
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from agro.cli.measuring import Log, Measurement, RescoredLog
     from agro.models.policy import Policy
-    from agro.rollout.off_policy_values import LoggedResponses
+    from agro.rollout.off_policy import LoggedResponses
 
 FITTED, CRITIC = "fitted", "critic"
 AUTHOR = "what wrote the log"
@@ -134,7 +134,7 @@ def _policy(subject: MeasuredModel, values: str) -> Policy:
 
 def _value(scored: RescoredLog, values: str, clip: float | None) -> dict[str, Any]:
     """As JSON; where nothing can be estimated the reason, and what to do instead."""
-    from agro.rollout.off_policy_values import WAY_OUT, value_on_log
+    from agro.rollout.off_policy import WAY_OUT, value_on_log
 
     obstacle = scored.obstacle()
     if obstacle:
@@ -175,7 +175,7 @@ def _ranking(
     log: Log, rescored: RescoredLog, reference: RescoredLog | None, beta: float | None
 ) -> dict[str, Any] | None:
     """None where the log has no pairs."""
-    from agro.rollout.ranking_accuracy import RankingAccuracy
+    from agro.rollout.off_policy import RankingAccuracy
 
     pairs = rescored.pairs(log)
     if not pairs:
@@ -193,7 +193,7 @@ def _rank_checkpoints(
     import numpy as np
 
     from agro.cli.measuring import RescoredLog
-    from agro.rollout.off_policy_values import HEADLINE, sharpe_ratio
+    from agro.rollout.off_policy import HEADLINE, sharpe_ratio
 
     if subject.run is None:
         raise Refused("--checkpoints: expected the folder of a run, got --model alone")

@@ -1,4 +1,5 @@
-"""`agro fit-reward`: a reward model from judged pairs or ratings, with what it is worth."""
+"""`agro fit-reward`: a reward model from judged pairs or ratings, with what it is worth; and `agro
+judge-check`: how far a reward agrees with labels that are there already."""
 
 from __future__ import annotations
 

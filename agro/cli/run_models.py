@@ -63,7 +63,7 @@ def sample(
     max_new: Tokens a response at most.
     temperature: 1 where it isn't given.
     """
-    from agro.cli.runs import look_at_model
+    from agro.cli.first_looks import look_at_model
     from agro.rollout import Task, collect
     from agro.rollout.prompts import load_prompts
     from agro.store import Store, write_samples
@@ -169,7 +169,7 @@ class MeasuredModel:
 
     def look_at(self, name: str | None) -> None:
         """Refuse what isn't there, before torch is imported: this model, or one to compare with."""
-        from agro.cli.runs import look_at_model
+        from agro.cli.first_looks import look_at_model
 
         if name in (None, START) or any(change.startswith("model=") for change in self.changes or ()):
             return

@@ -107,5 +107,4 @@ def _run(backend: Backend, listener: Any, host: str) -> None:
     remember_secret(token)
     print(f"OpenAI: OPENAI_BASE_URL={url}/v1, Anthropic: ANTHROPIC_BASE_URL={url}", file=sys.stderr)
     with suppress(KeyboardInterrupt):
-        print(f"serving {url}", flush=True)
-        serve(Application(backend, host, token), listener)
+        serve(Application(backend, host, token), listener, lambda: print(f"serving {url}", flush=True))

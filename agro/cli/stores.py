@@ -1,4 +1,4 @@
-"""Commands that export, recover and score stores."""
+"""Commands that score, export, recover and delete what stores have."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class DataConfig(Section):
     are sampled until there are enough of them (dynamic sampling of DAPO, arXiv 2503.14476). The optimum stays
     with fixed rewards; with noisy ones it moves, since the choice reads the noise. A number, such as 0.1:
     stored groups of equal rewards are drawn so much more seldom, one a step at least and half of it at most,
-    and both kinds count as often as the store has them: the optimum stays with noise; all fresh ones count"""
+    and both kinds count as often as the store has them: the optimum stays with noise; all fresh ones come"""
     order: Order = "least_used"
     """which stored groups come first. least_used: those drawn at the fewest steps, in an order that is
     another in each epoch; uniform: any (with max_age a first-in first-out buffer, arXiv 2604.08706); newest:

@@ -9,7 +9,7 @@ import math
 import signal
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -282,8 +282,14 @@ def problem_of(error: Exception) -> Problem:
     return Problem(500, without_secrets(f"the server failed: {type(error).__name__}"))
 
 
-def serve(app: Application, listener: socket.socket) -> None:
-    """Until SIGINT or SIGTERM, which both end it well."""
+def serve(app: Application, listener: socket.socket, say: Callable[[], None]) -> None:
+    """Until SIGINT or SIGTERM, which both end it well. `say` is called once it answers."""
+
+    class Saying(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            say()
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = uvicorn.Config(
         app.app,
@@ -294,7 +300,7 @@ def serve(app: Application, listener: socket.socket) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    Saying(config).run(sockets=[listener])
 
 
 def listening(host: str, port: int) -> socket.socket:

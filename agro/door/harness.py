@@ -23,17 +23,20 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
+from pydantic import ValidationError
 
 from agro.config import EnvironmentConfig, SamplerConfig
 from agro.config.secrets import redacted
+from agro.config.sections import Count, Positive, Section
+from agro.config.sections import field as setting
 from agro.door.app import Application, Serving, listening
 from agro.door.batch import Batch
 from agro.door.door import Door
@@ -48,7 +51,6 @@ from agro.rollout.rollout import Rollout, before_stop, recorded
 from agro.types import Prompt, Sample
 
 HOST, POLL_SECONDS, LOG_CHARACTERS = "127.0.0.1", 0.02, 300
-REWARDS = ("exit", "file", "feedback", "run")
 
 
 @dataclass(eq=False)
@@ -66,38 +68,38 @@ class Attempt:
     error: str | None = None
 
 
+class Options(Section):
+    """Of `environment.options`."""
+
+    env: dict[str, str] = setting({})
+    seconds: Positive = 300.0
+    reward: Literal["run", "file", "feedback", "exit"] = "run"
+    workers: Count = 8
+
+
 class Harness:
     """An environment that plays complete episodes itself (`Rollout.sample`)."""
 
     stop: tuple[str, ...] = ()
+    command: Sequence[str] = ()
 
     def __init__(self, command: str, options: Mapping[str, Any], config: EnvironmentConfig) -> None:
         """Raises `Refused` where the command or an option isn't as expected."""
         self.name = f"harness:{command}"
-        given = {"env": {}, "seconds": 300.0, "reward": "run", "workers": 8, **options}
-        if unknown := given.keys() - {"env", "seconds", "reward", "workers"}:
+        try:
+            self.options = Options.model_validate(options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
             raise Refused(
-                f"environment.options: {self.name}: expected env, seconds, reward or workers, got "
-                f"{', '.join(sorted(unknown))}"
-            )
-        self.command = shlex.split(command)
+                f"environment.options.{where}: {first['msg']}, got {first['input']!r:.80}"
+            ) from None
+        with suppress(ValueError):  # quotes without an end: nothing is left
+            self.command = shlex.split(command)
         if not self.command or shutil.which(self.command[0]) is None:
             raise Refused(
                 f"environment.name: {self.name}: expected a command that is installed after the colon"
             )
-        if given["reward"] not in REWARDS:
-            raise Refused(
-                f"environment.options.reward: expected {', '.join(REWARDS)}, got {given['reward']!r:.80}"
-            )
-        for name in ("seconds", "workers"):
-            if not _is_number(given[name]) or given[name] <= 0:
-                raise Refused(
-                    f"environment.options.{name}: expected a number above 0, got {given[name]!r:.80}"
-                )
-        if not isinstance(given["env"], Mapping):
-            raise Refused(f"environment.options.env: expected names and values, got {given['env']!r:.80}")
-        self.env = {str(name): str(value) for name, value in given["env"].items()}
-        self.seconds, self.reward, self.workers = given["seconds"], given["reward"], int(given["workers"])
 
     def play(
         self, rollout: Rollout, prompt_of: Mapping[int, Prompt], sampler: SamplerConfig, seed: int
@@ -117,7 +119,7 @@ class Harness:
             try:
                 while waiting or running:
                     rollout.engine.check()
-                    while waiting and len(running) < self.workers:
+                    while waiting and len(running) < self.options.workers:
                         name = f"{waiting[0][0]}-{secrets.token_hex(8)}"
                         running[name] = self._start(*waiting.popleft(), Path(folder) / name, url, token)
                     time.sleep(POLL_SECONDS)
@@ -149,7 +151,9 @@ class Harness:
         with closing(
             Batch(engine.policy, sampler.batch, fused=engine.fused, version=engine.version)
         ) as batch:
-            door = Door(engine.policy, batch, Sessions(rollout.encoder), keep=keep, seconds=self.seconds)
+            door = Door(
+                engine.policy, batch, Sessions(rollout.encoder), keep=keep, seconds=self.options.seconds
+            )
             door.sampler, door.number = sampler, number
             token, listener = secrets.token_urlsafe(24), listening(HOST, 0)
             app = Application(_Playing(door, running), HOST, token).app
@@ -176,18 +180,18 @@ class Harness:
             "AGRO_PROMPT": text,
             "AGRO_COLUMNS": json.dumps(dict(prompt.columns), ensure_ascii=False),
             "AGRO_RESULT": str(folder / "result.json"),
-            **self.env,
+            **self.options.env,
         }
         process = LocalProcess(self.command, variables, folder / "log", HOST, death_signal=signal.SIGKILL)
-        return Attempt(index, prompt, folder, process, time.monotonic() + self.seconds)
+        return Attempt(index, prompt, folder, process, time.monotonic() + self.options.seconds)
 
     def _has_ended(self, attempt: Attempt) -> bool:
         code = attempt.process.poll()
         if code is None and time.monotonic() < attempt.deadline:
             return False
         if code is None:
-            attempt.error = f"no end in environment.options.seconds = {self.seconds:g}"
-        elif code != 0 and not (self.reward == "exit" and code == 1):
+            attempt.error = f"no end in environment.options.seconds = {self.options.seconds:g}"
+        elif code != 0 and not (self.options.reward == "exit" and code == 1):
             attempt.error = f"exit status {code}"
         _kill(attempt)
         return True
@@ -196,17 +200,19 @@ class Harness:
         """None where it is unknown: then the error says why, or the run's own reward scores the episode."""
         if not attempt.outcomes and attempt.error is None:
             attempt.error = "the program didn't call the model"
-        if attempt.error is not None or self.reward == "run":
+        if attempt.error is not None or self.options.reward == "run":
             return None
-        if self.reward == "exit":
+        if self.options.reward == "exit":
             return 1.0 - float(attempt.process.poll() or 0)
         reward: Any = attempt.feedback
-        if self.reward == "file":
+        if self.options.reward == "file":
             with suppress(OSError, ValueError, AttributeError, TypeError):
                 reward = loads((attempt.folder / "result.json").read_bytes())["reward"]
         if _is_number(reward):
             return float(reward)
-        attempt.error = f'no reward: expected a number by environment.options.reward = "{self.reward}"'
+        attempt.error = (
+            f'no reward: expected a number by environment.options.reward = "{self.options.reward}"'
+        )
         return None
 
     def _samples(

@@ -24,7 +24,7 @@ from agro.door.sessions import Answered, Call, Memory, digests_of
 from agro.door.wire import Problem
 from agro.errors import Refused, remember_secret
 from agro.logs import exchanges
-from agro.logs.ends import FINISH
+from agro.logs.model_calls import FINISH
 from agro.logs.privacy import Privacy
 from agro.rollout.episode import EpisodeRow
 from agro.store import Store

@@ -1,4 +1,4 @@
-"""Data sets of the package `datasets`: folders of save_to_disk, and data sets on the Hugging Face hub.
+"""Files of Arrow: data sets of the package `datasets` and on the Hugging Face hub, and Parquet.
 
 A folder has state.json, which names its files of Arrow streams, as datasets/arrow_dataset.py writes it
 (`_data_files`); one with dataset_dict.json has a folder a split.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
 from functools import cache
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io import parquet
 from agro.io.jsonlines import Line
-from agro.io.parquet import ROWS
 from agro.io.strictjson import loads
 
 _HUB = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^:]+))??(:(?P<split>[^:]+))?")
@@ -65,7 +66,7 @@ def _arrow(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as batches:
             for batch in batches:
                 for start in range(0, len(batch), ROWS):
-                    yield from parquet.rows(batch.slice(start, ROWS))
+                    yield from rows(batch.slice(start, ROWS))
     except OSError as error:
         raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
     except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -125,3 +126,154 @@ def _sha(name: str) -> str:
         return str(huggingface_hub.HfApi().dataset_info(name).sha)
     except Exception as error:  # noqa: BLE001  # of the network or of any of its libraries
         raise Refused(f"hub:{name}: can't be found on the hub: {error}") from None
+
+
+JSON = ("meta", "sampling", "messages", "tools", "exact")  # columns of JSON, in files that agro wrote
+MARK = {b"agro": b"interchange"}  # in the metadata of their schema
+ROWS = 1024  # a row group
+
+
+def batches(path: Path) -> Iterator[tuple[Any, bool]]:
+    """The rows of a Parquet file as batches of Arrow, and whether it is ours; see `records`.
+
+    Raises `Refused` for a file that can't be read.
+    """
+    from pyarrow import parquet
+
+    with _readable(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
+        metadata = file.schema_arrow.metadata or {}
+        is_ours = metadata.items() >= MARK.items()
+        for batch in file.iter_batches(ROWS):
+            yield batch, is_ours
+
+
+def records(path: str | Path, batch: Any, is_ours: bool) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """The rows of a batch as records, or why one can't be read. Raises `Refused` as `batches` does."""
+    with _readable(path):
+        for row, error in rows(batch):
+            yield _read_row(row, is_ours), error
+
+
+@contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise Refused(f"{path}: can't be read as Parquet: {error}") from None
+
+
+def rows(batch: Any) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """The rows of a batch as `_values` has them, or why Python can't hold one, such as text not in UTF-8."""
+    try:
+        columns = map(_values, batch.columns)
+        values = [dict(zip(batch.schema.names, row)) for row in zip(*columns)] or [{}] * len(batch)
+    except (ValueError, OverflowError) as error:
+        if len(batch) == 1:
+            yield {}, f"can't be read: {error}"
+            return
+        middle = len(batch) // 2
+        yield from rows(batch.slice(0, middle))
+        yield from rows(batch.slice(middle))
+    else:
+        yield from ((row, None) for row in values)
+
+
+def _values(array: Any) -> list[Any]:
+    """The values of an array as JSON has them; bytes stay bytes.
+
+    Dates and times are text in ISO 8601, to the digit that the file has; so is a duration (PT1.5S). A decimal
+    number is a number where that is the same, else text. A map is an object where its keys are texts.
+    """
+    import pyarrow as pa
+    from pyarrow import types
+
+    kind = array.type
+    if _is_json(kind):
+        return list(array.to_pylist())
+    if isinstance(kind, pa.BaseExtensionType):
+        return _values(array.storage)
+    if types.is_dictionary(kind):
+        return _values(array.dictionary_decode())
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        texts = array.cast(pa.string()).to_pylist()
+        return [x if x is None else x.replace(" ", "T") for x in texts]
+    if types.is_duration(kind):
+        digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[kind.unit]
+        counts = array.cast(pa.int64()).to_pylist()
+        return [x if x is None else f"PT{Decimal(x).scaleb(-digits).normalize():f}S" for x in counts]
+    if types.is_decimal(kind):
+        return [x if x is None else _number(x) for x in array.to_pylist()]
+    return _nested(array) if kind.num_fields else list(array.to_pylist())
+
+
+def _nested(array: Any) -> list[Any]:
+    """`_values` of objects, maps and lists."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    kind = array.type
+    if types.is_struct(kind):
+        fields = zip(*map(_values, array.flatten()))
+        rows = [dict(zip(kind.names, row)) for row in fields] or [{}] * len(array)
+        return [row if known else None for row, known in zip(rows, array.is_valid().to_pylist())]
+    if types.is_map(kind):  # its keys are those of all rows that it is a slice of
+        pairs = [list(pair) for pair in zip(_values(array.keys), _values(array.items))]
+        places, known = pairwise(array.offsets.to_pylist()), array.is_valid().to_pylist()
+        as_map: Any = dict if types.is_string(kind.key_type) else list
+        return [as_map(pairs[a:b]) if is_known else None for (a, b), is_known in zip(places, known)]
+    if types.is_fixed_size_list(kind):
+        array = array.cast(pa.list_(kind.value_field))
+    values = iter(_values(array.flatten()))
+    return [None if n is None else list(islice(values, n)) for n in array.value_lengths().to_pylist()]
+
+
+def _is_json(kind: Any) -> bool:
+    """Whether values of a type are JSON as Python has them."""
+    from pyarrow import types
+
+    if kind.num_fields:
+        return not types.is_map(kind) and all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
+    tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
+    return any(test(kind) for test in tests)
+
+
+def _number(value: Decimal) -> float | int | str:
+    if value == value.to_integral_value():
+        return int(value)
+    return float(value) if Decimal(repr(float(value))) == value else str(value)
+
+
+def _read_row(row: dict[str, Any], is_ours: bool) -> dict[str, Any]:
+    if is_ours:
+        record = {name: value for name, value in row.items() if value is not None}
+    else:
+        record = {name: _known(value) for name, value in row.items()}
+    for name in JSON:
+        if isinstance(record.get(name), str):
+            try:
+                record[name] = loads(record[name])
+            except ValueError:
+                continue  # text of another program; the record's own checks name what is wrong with it
+    if is_ours and isinstance(record.get("exact"), dict):
+        record |= record.pop("exact")
+    if "response" not in record:
+        return record
+    if "messages" in record and record.get("prompt") is None:
+        record["prompt"] = record.pop("messages")
+    if "versions" in record and record.get("version") is None:
+        record["version"] = record.pop("versions")
+    return record
+
+
+def _known(value: Any) -> Any:
+    """The value without the nulls of its objects: in Parquet all objects of a column have the same keys."""
+    if isinstance(value, list):
+        return [_known(item) for item in value] if value and isinstance(value[0], dict | list) else value
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items() if item is not None}
+    return value

@@ -19,7 +19,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -156,14 +156,6 @@ def digest_of_module(name: str) -> str | None:
         files = dict(_find(location, folders)) or _installed(location)
     if not files:
         return None
-    total = hashlib.sha256()
-    for module, content in sorted(_with_imports(files, folders).items()):
-        total.update(f"{module} {content}\n".encode())
-    return total.hexdigest()
-
-
-def _with_imports(files: Mapping[str, Path], folders: Sequence[str]) -> dict[str, str]:
-    """SHA-256 by module, of files and of what they import from `folders`."""
     digests: dict[str, str] = {}
     pending = list(files.items())
     while pending:
@@ -175,7 +167,10 @@ def _with_imports(files: Mapping[str, Path], folders: Sequence[str]) -> dict[str
         for imported in _imports(path, package):
             if imported.partition(".")[0] != "agro":  # its version is in config.json
                 pending += _find(imported, folders)
-    return digests
+    total = hashlib.sha256()
+    for module, content in sorted(digests.items()):
+        total.update(f"{module} {content}\n".encode())
+    return total.hexdigest()
 
 
 def _imports(path: Path, package: str) -> Iterator[str]:
@@ -237,7 +232,11 @@ def is_complete_folder(name: str) -> bool:
     """Whether it is the folder of a model, or a name of the hub. Raises `Refused` for any other folder."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        if _is_path(name):
+        # A name of the hub has at most one slash.
+        is_path = (
+            folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+        )
+        if is_path:
             checkpoints = ", ".join(sorted(path.name for path in folder.parent.glob("step-*")))
             there = f"; there are {checkpoints}" if checkpoints else ""  # the run keeps the last ones
             raise Refused(f"{name}: expected the folder of a model, but there is no such folder{there}")
@@ -250,9 +249,3 @@ def is_complete_folder(name: str) -> bool:
             "save the model's tokenizer there: tokenizer.save_pretrained(folder)"
         )
     return True
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name can't be one of the hub, which has at most one slash."""
-    path = Path(name).expanduser()
-    return path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1

@@ -41,9 +41,9 @@ def content(path: Path) -> Iterator[tuple[BinaryIO, bool]]:
             head = raw.read(4)
             raw.seek(0)
             if head[:2] == b"\x1f\x8b":
-                yield _reader(_unpacked(raw, partial(zlib.decompressobj, 16 + zlib.MAX_WBITS))), False
+                yield reader(_unpacked(raw, partial(zlib.decompressobj, 16 + zlib.MAX_WBITS))), False
             elif head == b"\x28\xb5\x2f\xfd":
-                yield _reader(_unpacked(raw, lambda: zstandard.ZstdDecompressor().decompressobj())), False
+                yield reader(_unpacked(raw, lambda: zstandard.ZstdDecompressor().decompressobj())), False
             else:
                 yield raw, head == b"PAR1"
     except (EOFError, zlib.error, zstandard.ZstdError) as error:
@@ -52,7 +52,8 @@ def content(path: Path) -> Iterator[tuple[BinaryIO, bool]]:
         raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
 
 
-def _reader(parts: Iterator[bytes]) -> BinaryIO:
+def reader(parts: Iterator[bytes]) -> BinaryIO:
+    """Parts of a file, as a file."""
     return io.BufferedReader(_Parts(parts), BUFFER)
 
 
@@ -73,8 +74,6 @@ def _unpacked(raw: BinaryIO, begin: Callable[[], Any]) -> Iterator[bytes]:
 
 
 class _Parts(io.RawIOBase):
-    """Parts of a file, as a file."""
-
     def __init__(self, parts: Iterator[bytes]) -> None:
         self._parts, self._left = parts, memoryview(b"")
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from agro.errors import Refused
+from agro.io.nearest import nearest
 from agro.io.worker import find
 
 Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "rewards", "sources"]
@@ -47,7 +48,6 @@ def installed(kind: Kind, builtin: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def is_reference(name: str) -> bool:
-    """Whether `name` is module:NAME or file.py:NAME."""
     module, colon, attribute = name.rpartition(":")
     return bool(colon and module and attribute)
 
@@ -56,8 +56,6 @@ def unknown(kind: Kind, name: str, own: Sequence[str] = ()) -> str:
     """What is expected where `name` is neither of agro's `own`, nor installed, nor a reference; else ""."""
     if name in own or is_reference(name) or name in (others := installed(kind, tuple(own))):
         return ""
-    from agro.io.nearest import nearest
-
     known = [*own, *others]
     near = nearest(name, known)
     hint = f"; did you mean {near}?" if near else ""
@@ -104,8 +102,6 @@ def absolute(kind: Kind, name: str, setting: str) -> str:
         return location
     path = Path(module).expanduser().resolve()
     if not path.is_file():
-        from agro.io.nearest import nearest
-
         near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
         raise Refused(f"{setting}: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
     return f"{path}:{attribute}"

@@ -10,17 +10,17 @@ import sqlite3
 import zipfile
 import zlib
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from agro.errors import Refused
-from agro.io import datasets, parquet
-from agro.io.blocks import Block, arrow_blocks, json_blocks, record_blocks
-from agro.io.jsonlines import Line, content, lines
+from agro.io import datasets
+from agro.io.jsonlines import Line, content, lines, reader
 
 NUMBER = re.compile(r" *[+-]?\d+([.,]\d+)? *")
 SEPARATOR = re.compile(r'"?sep=(.)"?\s*')  # the first line of a table for Excel
@@ -43,14 +43,15 @@ def read_records(path: str | Path) -> Iterator[Line]:
         return
     with content(path) as (file, is_parquet):
         if is_parquet:
-            for block in arrow_blocks(str(path), parquet.batches(path)):
+            for block in arrow_blocks(str(path), datasets.batches(path)):
                 yield from block.lines()
         elif is_table(path):
             yield from _table(path, file)
         elif is_sheet(path):
             yield from _sheet(path, file)
         elif len(tables := columns(path)) == 1:
-            yield from _database(path, *tables)
+            rows = sqlite_rows(path, f"SELECT * FROM {quoted(*tables)}")
+            yield from (Line(f"{path}:{number}", number, row) for number, row in enumerate(rows, 1))
         else:
             is_list, parts = _json(path, file)
             yield from _items(path, parts) if is_list else lines(path, parts)
@@ -65,7 +66,7 @@ def read_blocks(path: str | Path) -> Iterator[Block]:
         return
     with content(path) as (file, is_parquet):
         if is_parquet:
-            yield from arrow_blocks(str(path), parquet.batches(path))
+            yield from arrow_blocks(str(path), datasets.batches(path))
             return
         is_list, parts = _json(path, file)
         yield from record_blocks(_items(path, parts)) if is_list else json_blocks(str(path), parts)
@@ -112,27 +113,11 @@ def _items(path: Path, parts: Iterable[bytes]) -> Iterator[Line]:
 
     number = 0
     try:
-        for number, value in enumerate(ijson.items(_Stream(parts), "item", use_float=True), 1):
+        for number, value in enumerate(ijson.items(reader(iter(parts)), "item", use_float=True), 1):
             error = None if isinstance(value, dict) else f"expected a list of objects, got {value!r:.80}"
             yield Line(f"{path}:{number}", number, value if error is None else {}, error)
     except (ijson.JSONError, UnicodeDecodeError) as error:
         raise Refused(f"{path}: after {number} records: expected a list of JSON objects: {error}") from None
-
-
-class _Stream:
-    """Parts of a file, to be read from."""
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self._parts = iter(parts)
-
-    def read(self, size: int) -> bytes:
-        return next(self._parts, b"") if size else b""
-
-
-def _database(path: Path, table: str) -> Iterator[Line]:
-    """The rows of a table of SQLite."""
-    for number, row in enumerate(sqlite_rows(path, f"SELECT * FROM {quoted(table)}"), 1):
-        yield Line(f"{path}:{number}", number, row)
 
 
 def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
@@ -145,8 +130,12 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
         if said := SEPARATOR.fullmatch(head):
             delimiter, head = said[1], text.readline()
         is_plain = delimiter == "\t" and not _has_quoted_cells(path)
-        dialect = _Unquoted if is_plain else csv.excel
-        rows = csv.reader(chain([head], text), dialect, delimiter=delimiter, strict=True)
+        rows = csv.reader(
+            chain([head], text),
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
         names, first = _named(path, next(rows, []))
         for row in chain(first, rows):
             if not any(row):
@@ -159,10 +148,6 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
                 yield Line(location, number, {}, f"expected {len(names)} cells, got {len(row)}")
     except (csv.Error, UnicodeDecodeError) as error:
         raise Refused(f"{path}: after {number} records: can't be read as CSV: {error}") from None
-
-
-class _Unquoted(csv.excel):
-    quoting = csv.QUOTE_NONE
 
 
 def _has_quoted_cells(path: Path) -> bool:
@@ -352,3 +337,104 @@ def sqlite_rows(path: Path, statement: str) -> Iterator[dict[str, Any]]:
                 yield dict(row)
     except sqlite3.Error as error:
         raise Refused(f"{path}: can't be read as SQLite: {error}") from None
+
+
+# Blocks are consecutive records, as one process reads them and another one may convert them. JSON Lines stay
+# bytes, and rows of Parquet stay Arrow's, until `lines` makes records of them. All else is read as records.
+CHUNK = 5000  # records of a block, which are taken in one transaction; fewer where they are large:
+CHUNK_BYTES = 1 << 24
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class JsonBlock:
+    """Lines of a file of JSON Lines."""
+
+    path: str
+    numbers: tuple[int, int]
+    data: bytes
+
+    def lines(self) -> Iterator[Line]:
+        return lines(self.path, io.BytesIO(self.data), self.numbers[0])
+
+
+@dataclass(frozen=True)
+class RecordBlock:
+    """Records that are read already."""
+
+    records: list[Line]
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        return self.records[0].number, self.records[-1].number
+
+    def lines(self) -> Iterator[Line]:
+        return iter(self.records)
+
+
+@dataclass(frozen=True)
+class ArrowBlock:
+    """Rows of a Parquet file. `is_ours`: whether agro wrote it."""
+
+    path: str
+    numbers: tuple[int, int]
+    batch: Any  # pyarrow.RecordBatch
+    is_ours: bool
+
+    def lines(self) -> Iterator[Line]:
+        records = datasets.records(self.path, self.batch, self.is_ours)
+        for number, (value, error) in enumerate(records, self.numbers[0]):
+            yield Line(f"{self.path}:{number}", number, value, error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a stream of Arrow: pickle would write all of a batch of which this is a slice."""
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.batch.schema) as stream:
+            stream.write_batch(self.batch)
+        return _arrow_block, (self.path, self.numbers, sink.getvalue().to_pybytes(), self.is_ours)
+
+
+Block = JsonBlock | RecordBlock | ArrowBlock  # with the `numbers` of its first and of its last record
+
+
+def _arrow_block(path: str, numbers: tuple[int, int], data: bytes, is_ours: bool) -> ArrowBlock:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(data) as stream:
+        return ArrowBlock(path, numbers, stream.read_next_batch(), is_ours)
+
+
+def json_blocks(path: str, lines: Iterable[bytes]) -> Iterator[JsonBlock]:
+    """The lines of a file in blocks of `CHUNK`, or of `CHUNK_BYTES`, so that memory doesn't grow with it."""
+    first = 1
+    for block in _chunks(lines, len):
+        last = first + len(block) - 1
+        yield JsonBlock(path, (first, last), b"".join(block))
+        first = last + 1
+
+
+def record_blocks(records: Iterable[Line]) -> Iterator[RecordBlock]:
+    return map(RecordBlock, _chunks(records, lambda line: line.size))
+
+
+def arrow_blocks(path: str, batches: Iterable[tuple[Any, bool]]) -> Iterator[ArrowBlock]:
+    first = 1
+    for batch, is_ours in batches:
+        last = first + len(batch) - 1
+        yield ArrowBlock(path, (first, last), batch, is_ours)
+        first = last + 1
+
+
+def _chunks(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    chunk: list[Item] = []
+    size = 0
+    for item in items:
+        chunk.append(item)
+        size += size_of(item)
+        if len(chunk) == CHUNK or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -16,10 +16,12 @@ LARGE = 1 << 12  # bytes from which NumPy counts faster
 
 def dumps(value: Any, location: str, *, ascii: bool = False) -> str:
     """`value` as one line of JSON. Raises `Refused` unless `loads` gives the same value back."""
-    if not ascii:
-        fast = _dumped(value)
-        if fast is not None:
-            return fast
+    try:
+        raw = b"" if ascii else orjson.dumps(value)
+        if raw and orjson.loads(raw) == value:
+            return raw.decode()
+    except (ValueError, TypeError):  # what orjson doesn't take, Python's own encoder takes or names
+        pass
     try:
         text = (_ASCII if ascii else _UNICODE).encode(value)
         same = loads(text) == value
@@ -77,15 +79,6 @@ def _colons(raw: bytes) -> int:
     if len(raw) < LARGE:
         return raw.count(b":")
     return int(np.count_nonzero(np.frombuffer(raw, np.uint8) == ord(":")))
-
-
-def _dumped(value: Any) -> str | None:
-    """`value` as orjson writes it; None where it doesn't take it, or doesn't give the same value back."""
-    try:
-        raw = orjson.dumps(value)
-        return raw.decode() if orjson.loads(raw) == value else None
-    except (ValueError, TypeError):
-        return None
 
 
 def _refuse(name: str) -> NoReturn:

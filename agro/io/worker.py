@@ -1,8 +1,9 @@
 """The child process of `agro.rewards.workers`: loads one function and calls it, JSON lines in and out.
 
-Standard library only: it starts in about 50 ms, and its crashes don't affect the trainer, which imports it
-only to call functions in its own process. The first line of its input is {"function",
-"path", "options", "limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key of `CALLS`.
+It is the child of a process that waits for it alone (`supervise`), so that what a function started ends with
+it. Standard library only: it starts in about 50 ms, and its crashes don't affect the trainer, which imports
+it only to call functions in its own process. The first line of its input is {"function", "path", "options",
+"limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key of `CALLS`.
 It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores":
 [[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
 """
@@ -16,14 +17,18 @@ import inspect
 import json
 import math
 import os
+import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 INNER = (__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+KILL_SECONDS = 5.0  # for killed processes to end
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
 GRACE = 5.0  # seconds after a limit until the worker ends by itself, if its parent died
 
 
@@ -91,13 +96,17 @@ def find(name: str) -> tuple[Any, str]:
     except BaseException as error:  # noqa: BLE001 a module may do anything when it is imported
         near = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
-            near = nearest_modules(module_name)
+            import pkgutil
+
+            modules = sorted({module.name for module in pkgutil.iter_modules()})
+            near = nearest(module_name, modules, 0.6, f"the working directory is {os.getcwd()}")
         return None, f"{module_name} can't be imported: {explain(error, module_name)}{near}"
     try:
         return attrgetter(path)(module), ""
     except AttributeError:
         names = [k for k, v in vars(module).items() if inspect.isroutine(v) and not k.startswith("_")]
-        return None, f"{module_name} has no {path!r}{nearest(path, names)}"
+        it_has = f"it has {', '.join(names) or 'no function'}"
+        return None, f"{module_name} has no {path!r}{nearest(path, names, 0.5, it_has)}"
 
 
 def load_file(path: str) -> Any:
@@ -111,23 +120,11 @@ def load_file(path: str) -> Any:
     return module
 
 
-def nearest(name: str, names: list[str]) -> str:
+def nearest(name: str, names: list[str], least: float, otherwise: str) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, names, 3, 0.5)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; it has {', '.join(names) or 'no function'}"
-
-
-def nearest_modules(name: str) -> str:
-    import difflib
-    import pkgutil
-
-    close = difflib.get_close_matches(name, sorted({m.name for m in pkgutil.iter_modules()}), 3, 0.6)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; the working directory is {os.getcwd()}"
+    close = difflib.get_close_matches(name, names, 3, least)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; {otherwise}"
 
 
 def describe(function: Callable[..., Any]) -> dict[str, Any]:
@@ -284,6 +281,94 @@ def explain(error: BaseException, file: str) -> str:
     return type(error).__name__ + (f": {text:.300}" if text else "") + suffix
 
 
+def supervise() -> None:
+    """Return in a child process. This process ends as the child does, and kills all that it has started.
+
+    Linux makes this process the parent of the descendants whose own parent ended, also in other sessions. It
+    ends on SIGTERM too, or when the input closes because the trainer died. Elsewhere this does nothing.
+    A PID namespace would need privileges, and give the functions of all workers the same process id, by which
+    they may name their files.
+    """
+    import ctypes
+
+    if sys.platform != "linux" or ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0):
+        return
+    wakes, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)  # by SIGCHLD
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    worker = os.fork()
+    if worker == 0:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.close(wakes)
+        os.close(wake)
+        os.setpgid(0, 0)  # signals for the function's process group don't reach this process
+        return
+    os.dup2(2, 1)  # the worker's end closes the replies
+    status = None
+    try:
+        status = wait_for(worker, wakes)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        kill_children()
+        end_like(status)
+
+
+def wait_for(worker: int, wakes: int) -> int | None:
+    """The worker's status when it ends; None when the input closes."""
+    events = select.poll()
+    events.register(0, 0)  # reports only that it was closed
+    events.register(wakes, select.POLLIN)
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == worker:
+            return status
+        if pid:
+            continue  # an orphan
+        for descriptor, _ in events.poll():
+            if descriptor == 0:
+                return None
+            os.read(wakes, 4096)
+
+
+def kill_children() -> None:
+    """Kill the children, then those that they leave behind, until there are none."""
+    end = time.monotonic() + KILL_SECONDS
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < end:
+            for pid in children():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            time.sleep(0.002)
+
+
+def children() -> list[int]:
+    pids = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            if int(file.read().rpartition(")")[2].split()[1]) == os.getpid():
+                pids.append(int(name))
+    return pids
+
+
+def end_like(status: int | None) -> None:
+    code = 1 if status is None else os.waitstatus_to_exitcode(status)
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no other handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
 if __name__ == "__main__":
+    supervise()
     with contextlib.suppress(BrokenPipeError):  # the parent died while the function ran
         main()

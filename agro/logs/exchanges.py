@@ -12,9 +12,8 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
-from agro.logs.ends import NAMES, Completion, reported
 from agro.logs.fields import call, listed, plain
-from agro.logs.model_calls import Message, turn
+from agro.logs.model_calls import NAMES, Completion, Message, reported, turn
 from agro.types.conversation import normalized_message, with_tools
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
@@ -105,7 +104,6 @@ def replies(value: Any, name: str) -> list[str | Message]:
 
 
 def _listed_replies(values: list[Any], name: str) -> list[str | Message]:
-    """Choices, or the messages that a call answered."""
     if values and all(isinstance(v, dict) and "message" in v for v in values):
         return _choices(values, name)
     return [_one_message(messages(values, name), name, values[-1] if values else None)]
@@ -152,23 +150,15 @@ def messages(values: Any, name: str) -> list[Message]:
         values = _only(values, name)
     parsed = list[Message]()
     for i, value in enumerate(objects(values, name)):
-        location = f"{name}[{i}]"
-        if _is_item(value):
+        location, kind = f"{name}[{i}]", value.get("type")
+        is_message = "role" in value
+        if kind in (*_CALLS, *_OUTPUTS) or (kind == ("message" if is_message else "reasoning")):
             add_item(parsed, value, location)
-        elif "role" in value:
+        elif is_message:
             parsed += normalized_message({k: x for k, x in value.items() if k not in NAMES}, location)
         else:
             parsed.append(_langchain(value, location))
     return parsed
-
-
-def _is_item(value: Mapping[str, Any]) -> bool:
-    kind = value.get("type")
-    return (
-        kind in (*_CALLS, *_OUTPUTS)
-        or (kind == "message" and "role" in value)
-        or (kind == "reasoning" and "role" not in value)
-    )
 
 
 def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
@@ -179,7 +169,9 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
     kind = item["type"]
     if kind in _OUTPUTS:
         output = item.get("output")
-        content = output if isinstance(output, str) else _output(output, f"{name}.output")
+        if isinstance(output, dict):  # of older versions
+            output = output.get("content")
+        content = output if isinstance(output, str) else plain(output, f"{name}.output")
         parsed.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind == "message" and item["role"] != "assistant":
         role = "system" if item["role"] == "developer" else item["role"]
@@ -203,19 +195,15 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
             message.setdefault("tool_calls", []).append(converted)
 
 
-def _output(value: Any, name: str) -> str:
-    """A tool's output as text: in older versions an object with it in `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return plain(value, name)
-
-
 def _langchain(value: Mapping[str, Any], name: str) -> Message:
     """A message of LangChain: a constructor with its class and arguments, or an object with `type`."""
     fields, kind = value, value.get("type")
     if isinstance(value.get("kwargs"), dict):
         fields = value["kwargs"]
-        kind = fields.get("type") or _class(value)
+        path = value.get("id")
+        last = str(path[-1]) if isinstance(path, list) and path else ""
+        # The type that the last part of the id names: AIMessageChunk is ai.
+        kind = fields.get("type") or last.removesuffix("Chunk").removesuffix("Message").lower()
     elif isinstance(value.get("data"), dict):
         fields = value["data"]
     role = fields.get("role") or _LANGCHAIN.get(str(kind).lower())
@@ -230,10 +218,3 @@ def _langchain(value: Mapping[str, Any], name: str) -> Message:
     if fields.get("tool_call_id") is not None:
         converted["tool_call_id"] = fields["tool_call_id"]
     return turn(converted, name)
-
-
-def _class(message: Mapping[str, Any]) -> str:
-    """The type that the last part of the id names: AIMessageChunk is ai."""
-    path = message.get("id")
-    name = str(path[-1]) if isinstance(path, list) and path else ""
-    return name.removesuffix("Chunk").removesuffix("Message").lower()

@@ -47,7 +47,22 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
     """
     fields = typed_fields(record, CONVERSATION)
     messages = check_turns(fields["messages"], "messages")
-    begins = _response_begins(messages, fields.get("prompt"))
+    prompt = fields.get("prompt")
+    if prompt is not None:
+        prompt = normalized(prompt, "prompt")
+        if messages[: len(prompt)] != prompt:
+            raise Refused(
+                f"prompt: expected the messages that the conversation begins with, got {prompt!r:.80}"
+            )
+        begins = len(prompt)
+    else:
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        if not users:
+            raise Refused(
+                "messages: expected a message of a user, after which the response begins; give `prompt` as "
+                "well"
+            )
+        begins = users[-1] + 1
     turns = messages[begins:]
     if not turns:
         raise Refused(f"messages after the prompt's {begins}: expected those of an assistant, got none")
@@ -56,23 +71,6 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
         meta = {**meta, "continuation": turns}
     remaining = {name: value for name, value in record.items() if name != "messages"}
     return {**remaining, "prompt": messages[:begins], "response": turns[-1]["content"], "meta": meta}
-
-
-def _response_begins(messages: list[dict[str, Any]], prompt: list[dict[str, Any]] | None) -> int:
-    """The number of messages before the response."""
-    if prompt is not None:
-        prompt = normalized(prompt, "prompt")
-        if messages[: len(prompt)] != prompt:
-            raise Refused(
-                f"prompt: expected the messages that the conversation begins with, got {prompt!r:.80}"
-            )
-        return len(prompt)
-    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    if not users:
-        raise Refused(
-            "messages: expected a message of a user, after which the response begins; give `prompt` as well"
-        )
-    return users[-1] + 1
 
 
 def number(value: Any, name: str) -> float | None:
@@ -277,16 +275,14 @@ def reply(prompt: Any, message: Mapping[str, Any], names: tuple[str, str]) -> di
     )
     turn = {name: value for name, value in turns[-1].items() if name in _TURN}
     extras = {name: value for name, value in turns[-1].items() if name not in _TURN and value != []}
-    record = exchange(prompt, _text(turn) if isinstance(prompt, str) else [*turns[:-1], turn], names)
+    response: Any = [*turns[:-1], turn]
+    if isinstance(prompt, str):
+        if turn.keys() != {"role", "content"}:
+            raise Refused("expected a prompt of messages before tool calls and reasoning, got text")
+        response = turn["content"]
+    record = exchange(prompt, response, names)
     meta |= {"message": extras} if extras else {}
     return record | {"meta": {**record.get("meta", {}), **meta}}
-
-
-def _text(turn: Mapping[str, Any]) -> Any:
-    """The text of a turn that follows a text: it has nothing else."""
-    if turn.keys() == {"role", "content"}:
-        return turn["content"]
-    raise Refused("expected a prompt of messages before tool calls and reasoning, got text")
 
 
 def settings(request: Row, names: Sequence[str] = _SETTINGS) -> dict[str, Any] | None:

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.blocks import Block, record_blocks
 from agro.io.jsonlines import Line
 from agro.io.nearest import nearest
-from agro.io.record_files import read_blocks, read_records
+from agro.io.record_files import Block, read_blocks, read_records, record_blocks
 from agro.logs.declared import format_of
-from agro.logs.formats import own
-from agro.logs.formats.table import DECLARATIONS
+from agro.logs.formats import DECLARATIONS, own
 from agro.logs.protocol import Context, Format, Item, Row
 
 
@@ -73,20 +71,16 @@ def get(name: str) -> Format:
     """
     if name in FORMATS:
         return FORMATS[name]
-    if name.endswith(".toml") or plugins.is_reference(name):
-        return _of_user(name)
+    if name.endswith(".toml"):
+        return format_of(Path(name), name, _read_own)
+    if plugins.is_reference(name):
+        part = plugins.load("formats", name, "--format")
+        if isinstance(part, Format):
+            return replace(part, name=name)  # by which other processes find it
+        raise Refused(f"--format {name}: expected a Format (agro.logs.protocol), got {part!r:.80}")
     near = nearest(name, FORMATS)
     hint = f"did you mean {near}?" if near else f"the formats are {', '.join(FORMATS)}"
     raise Refused(f"--format {name}: unknown; {hint}. One of your own is FILE.toml or FILE.py:NAME")
-
-
-def _of_user(name: str) -> Format:
-    if name.endswith(".toml"):
-        return format_of(Path(name), name, _read_own)
-    part = plugins.load("formats", name, "--format")
-    if isinstance(part, Format):
-        return replace(part, name=name)  # by which other processes find it
-    raise Refused(f"--format {name}: expected a Format (agro.logs.protocol), got {part!r:.80}")
 
 
 def format_at(path: Path) -> Format | None:
@@ -95,7 +89,6 @@ def format_at(path: Path) -> Format | None:
 
 
 def lines_of(path: Path, format: Format | None) -> Iterator[Line]:
-    """The records of a file or folder."""
     if format is not None and format.records is not None:
         return format.records(path)
     lines = read_records(path)

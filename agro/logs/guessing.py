@@ -15,43 +15,42 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.blocks import RecordBlock
 from agro.io.column_paths import value_at
 from agro.io.json_values import unpacked
 from agro.io.jsonlines import Line
-from agro.io.record_files import read_records
+from agro.io.record_files import RecordBlock, read_records
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
-from agro.logs.column_kinds import (
-    FEW,
-    JUDGING,
-    TEXTS,
-    Column,
-    as_literal,
-    best_named,
-    columns_of,
-    quoted,
-    step_of,
-)
-from agro.logs.column_names import (
-    ASIDE,
-    COSTS,
-    LOWER,
-    NAMES,
-    PLAIN,
-    has,
-    is_missing,
-    is_negated,
-    plain,
-    steps_of,
-    worth_of,
-)
 from agro.logs.format_table import Recognizer, format_at, lines_of
-from agro.logs.guessed_pairs import Judged, guessed_pairs, sides_of
 from agro.logs.import_report import Options
 from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number, written_words
 from agro.logs.mapping import MAPPABLE, CellInterpreter
 from agro.logs.reading import Found, LogFile, Reader, State
+from agro.logs.unknown_columns import (
+    ASIDE,
+    COSTS,
+    FEW,
+    JUDGING,
+    LOWER,
+    NAMES,
+    PLAIN,
+    TEXTS,
+    Column,
+    Judged,
+    as_literal,
+    best_named,
+    columns_of,
+    guessed_pairs,
+    has,
+    is_missing,
+    is_negated,
+    plain,
+    quoted,
+    sides_of,
+    step_of,
+    steps_of,
+    worth_of,
+)
 from agro.store.sample_rows import from_rows
 from agro.types import Sample
 
@@ -409,7 +408,11 @@ def _with_reward(guess: Proposal, rewards: Mapping[str, float], named: str) -> t
     guess = replace(guess, others=tuple(c.path for c in ranked if c not in judged))
     if not guess.mapping or (rewards and not named):
         return replace(guess, rewards=dict(rewards) or {c.path: 1.0 for c in judged}), judged
-    path = {"reward": reward_path(judged[0], guess.mapping)} if judged else {}
+    path = {"reward": judged[0].path} if judged else {}
+    owner, star, value = judged[0].path.rpartition("[*]") if judged else ("", "", "")
+    if star and judged[0].type == "number" and not any(f"{owner}[*]" in x for x in guess.mapping.values()):
+        record, inner, listed = owner.rpartition("[*].")
+        path["reward"] = f"{record}{inner}avg({listed}[]{value})"  # a response has several
     source = {"source": f"'{guess.path.stem}'"} if any("*" in p for p in guess.mapping.values()) else {}
     return replace(guess, mapping={**guess.mapping, **path, **source}), judged
 
@@ -422,15 +425,13 @@ def _about(guess: Proposal, judged: Sequence[Column]) -> Iterator[str]:
     if guess.undefined is not None:
         yield f"{guess.undefined.path} may be the reward; say what its words are worth"
     inside = "".join(guess.mapping.values())
-    aside = [c.path for c in guess.columns if _may_matter(c) and c not in judged and c.path not in inside]
+    matter = [  # what may be a judgment, or what somebody says
+        c for c in guess.columns if c.type in JUDGING or (c.type == "text" and c.is_spoken and not c.is_aside)
+    ]
+    aside = [c.path for c in matter if c not in judged and c.path not in inside]
     aside = [path for path in aside if path not in guess.others and guess.mapping]
     if aside:
         yield f"not used: {', '.join(aside)}"
-
-
-def _may_matter(column: Column) -> bool:
-    """Whether it may be a judgment, or what somebody says."""
-    return column.type in JUDGING or (column.type == "text" and column.is_spoken and not column.is_aside)
 
 
 def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
@@ -452,7 +453,8 @@ def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
             if judged is None:
                 return
             yield judged
-        said, right = _said([c for c in others if not _is_verdict(c)])
+        verdicts = [c for c in others if c.type == "word" and c.named("reward") and worth_in(c) is not None]
+        said, right = _said([c for c in others if c not in verdicts])
         response = best_named([c for c in said if c.type != "word" or c.is_spoken] or said, "response")
         if response is not None and (response.is_spoken or not has_whole_dialogs):
             mapping = {"prompt": prompt.path, "response": response.path, **right}
@@ -486,10 +488,6 @@ def _by_content(
         prompt = next(c for c in spoken if c is not response)
     reason = "prompt and response by content: the columns of long text, in their order"
     yield Judged({"prompt": prompt.path, "response": response.path, **right}, reason)
-
-
-def _is_verdict(column: Column) -> bool:
-    return column.type == "word" and bool(column.named("reward")) and worth_in(column) is not None
 
 
 def _said(texts: Sequence[Column]) -> tuple[list[Column], dict[str, str]]:
@@ -540,7 +538,12 @@ def candidates(columns: Sequence[Column], mapping: Mapping[str, str]) -> list[Co
     ]
     prompt = next((c for c in columns if c.path == mapping.get("prompt")), None)
     judging = [c for c in judging if c.path not in mapping.values()]
-    ranked = [(likelihood(c, prompt) + 0.3 * _shares_lists(c.path, response), c) for c in judging]
+    ranked = []
+    for column in judging:
+        owners = [path.rpartition("[*]")[0] for path in (column.path, response)]
+        # Whether a value is of the record, or of the item, that the response is of.
+        is_beside = not response or owners[0] == owners[1]
+        ranked.append((likelihood(column, prompt) + 0.3 * is_beside, column))
     return [c for score, c in sorted(ranked, key=lambda each: each[0], reverse=True) if score >= 0.3]
 
 
@@ -562,29 +565,21 @@ def likelihood(column: Column, prompt: Column | None) -> float:
     if not column.tells or (prompt is not None and _is_of_prompt(column, prompt)):
         score -= 0.8
     if column.type == "word":
-        return score + _likelihood_of_words(column)
-    return score + _likelihood_of_numbers(column, is_named=score >= 0.9)
-
-
-def _likelihood_of_words(column: Column) -> float:
-    known = worth_in(column)
-    if known is None:
-        return -0.1
-    is_plain = {plain(word) for word in column.distinct} <= PLAIN
-    return 0.1 if len(known) == 2 and is_plain else 0.4
-
-
-def _likelihood_of_numbers(column: Column, *, is_named: bool) -> float:
-    """Grades repeat; counts, ids and times don't."""
+        known = worth_in(column)
+        if known is None:
+            return score - 0.1
+        is_plain = {plain(word) for word in column.distinct} <= PLAIN
+        return score + (0.1 if len(known) == 2 and is_plain else 0.4)
+    # Grades repeat; counts, ids and times don't.
     values = [number_in(value) for value in column.values]
     numbers = [float(value) for value in values if isinstance(value, int | float)]
     if len(numbers) == len(values) > 3 and all(a < b for a, b in pairwise(numbers)):
-        return -0.2 if is_named else -0.6
+        return score - (0.2 if score >= 0.9 else 0.6)
     repeats = 2 * len(column.distinct) <= len(values)
     likely = 0.3 * (repeats or len(numbers) < len(values))  # what isn't a number is a part of ten
     if numbers:
         likely += 0.2 * (min(numbers) >= 0 and max(numbers) <= 1) - 0.2 * (max(numbers) > 1000)
-    return likely
+    return score + likely
 
 
 def _is_of_prompt(column: Column, prompt: Column) -> bool:
@@ -671,17 +666,3 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
         is_second = b > a
         return {first: float(not is_second), second: float(is_second)} | unrated
     return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None
-
-
-def reward_path(reward: Column, mapping: Mapping[str, str]) -> str:
-    """The path of the reward; the mean where a response has several."""
-    owner, star, value = reward.path.rpartition("[*]")
-    if not star or reward.type != "number" or any(f"{owner}[*]" in path for path in mapping.values()):
-        return reward.path
-    record, inner, listed = owner.rpartition("[*].")
-    return f"{record}{inner}avg({listed}[]{value})"
-
-
-def _shares_lists(path: str, response: str) -> bool:
-    """Whether a value is of the record, or of the item, that the response is of."""
-    return not response or path.rpartition("[*]")[0] == response.rpartition("[*]")[0]

@@ -99,7 +99,11 @@ class ImportReport:
             )
         lines += [self.normalized] if self.normalized else []
         lines += self._about_ends()
-        lines += self._about_repeats() + self._about_privacy()
+        lines += self._about_repeats()
+        lines += [f"dropped {name}: in {count} records" for name, count in self.dropped.items()]
+        lines += [f"redacted {kind}: {count} times" for kind, count in self.redacted.items()]
+        if self.tokens_dropped:
+            lines.append(f"tokens dropped, since their text was changed: of {self.tokens_dropped} samples")
         lines += [f"left out: {count} records: {rule}" for rule, count in self.left_out.items()]
         lines += [
             f"{name}: {count} records don't have its column: unknown"
@@ -141,13 +145,6 @@ class ImportReport:
             )
         if self.forgotten:
             lines.append(f"not taken again: {self.forgotten} samples that were deleted by agro forget")
-        return lines
-
-    def _about_privacy(self) -> list[str]:
-        lines = [f"dropped {name}: in {count} records" for name, count in self.dropped.items()]
-        lines += [f"redacted {kind}: {count} times" for kind, count in self.redacted.items()]
-        if self.tokens_dropped:
-            lines.append(f"tokens dropped, since their text was changed: of {self.tokens_dropped} samples")
         return lines
 
 

@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import Unpack
 
 from agro.errors import Refused
-from agro.io.blocks import Block, RecordBlock
 from agro.io.datasets import on_hub
-from agro.io.record_files import encoding_of, fingerprint, is_table, read_records
-from agro.logs.entries import EntryWriter
+from agro.io.record_files import Block, RecordBlock, encoding_of, fingerprint, is_table, read_records
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
-from agro.logs.import_report import SHOWN, ImportReport, Options, reading
+from agro.logs.import_report import SHOWN, ImportReport, Options, Reading, Refusal, difference, reading
 from agro.logs.labels import scale_of
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import normalize
-from agro.logs.reading import Found, LogFile, Reader
-from agro.logs.sharing import Readers
+from agro.logs.reading import Entry, Found, LogFile, Reader, Readers
 from agro.rollout.prompts import load_prompts
+from agro.store.imports import ImportedFile, Place, forgotten
+from agro.store.records import OtherPrompt, Pair
+from agro.store.sample_rows import Origin
 from agro.store.store import Store
 from agro.types import Prompt
 
 LOOKED_AT = 100  # records, for columns that might have been the reward
+NOT_UTF8 = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}  # encodings of tables
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
@@ -38,7 +39,11 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     """
     _check(options)
     prompts_file, join = options.get("prompts"), options.get("join")
-    prompts = {} if prompts_file is None else _prompts_by_id(load_prompts(prompts_file))
+    prompts: dict[str, Prompt] = {}  # by `prompt_id`, and by an `id` among the columns where that is another
+    if prompts_file is not None:
+        loaded = load_prompts(prompts_file)
+        prompts = {str(p.columns["id"]): p for p in loaded if p.columns.get("id") is not None}
+        prompts |= {p.id: p for p in loaded}
     reader = Reader(options, prompts, joined(Path(join)) if join is not None else {})
     report = ImportReport(refused_file=options.get("refused_file", f"{store.path}.refused.jsonl"))
     report.lower_is_better = options.get("lower_is_better", False)
@@ -47,15 +52,20 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     replacing, strict = options.get("replace", False), options.get("strict", False)
     for path, digest in files:
         writer.check(path, digest, replacing=replacing)
-    report.encodings = _encodings([path for path, _ in files])
+    encodings = {path.name: encoding_of(path) for path, _ in files if is_table(path)}
+    report.encodings = {name: NOT_UTF8[code] for name, code in encodings.items() if code in NOT_UTF8}
     center_by, limit = options.get("center_by"), options.get("limit")
     relative_to = options.get("group_by") or center_by
-    is_whole = strict or replacing or relative_to or _may_refuse(options)
+    may_refuse = options.get("reward_map") or not set(OPTIONAL).isdisjoint(options.get("mapping") or {})
+    is_whole = strict or replacing or relative_to or may_refuse  # see `_check_used`
+    # Other processes read, but where it takes one that has seen all records before, or few.
+    workers = options.get("workers", 1)
+    others = 0 if workers == 1 or join is not None or limit is not None else workers
     total, current = Found(), LogFile("", "", None)
     with (
         _uncollected(),
         store.transaction() if is_whole else nullcontext(),
-        Readers(reader, options, prompts, _others(options)) as readers,
+        Readers(reader, options, prompts, others) as readers,
     ):
         for file, block, found in readers.read(_blocks(files, options)):
             if file is not current:
@@ -80,10 +90,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         report.unused = _unused(report, paths, options.get("mapping") or {})
         if limit is None:
             _check_used(options, total, has_words=readers.has_words)
-        if strict and report.refused:
-            raise Refused(_strictly(report))
-        if not (report.samples or report.duplicates or report.repeated or report.forgotten):
-            raise Refused(_nothing(paths, report))
+        _check_taken(report, paths, strict=strict)
         if relative_to and limit is None:
             digests = [digest for _, digest in files]
             report.normalized = str(normalize(store, relative_to, digests, center=center_by is not None))
@@ -102,13 +109,6 @@ def _check(options: Options) -> None:
     if "reward" in mapping and options.get("rewards"):
         raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")
     check_map(mapping)
-
-
-def _others(options: Options) -> int:
-    """How many other processes read. None where it takes one that has seen all records before, or few."""
-    workers = options.get("workers", 1)
-    is_one = options.get("join") is not None or options.get("limit") is not None
-    return 0 if is_one or workers == 1 else workers
 
 
 def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tuple[LogFile, Block]]:
@@ -133,13 +133,6 @@ def _first(blocks: Iterator[Block], limit: int) -> Iterator[Block]:
             return
 
 
-def _encodings(paths: Sequence[Path]) -> dict[str, str]:
-    """Of tables that aren't in UTF-8."""
-    names = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
-    of_tables = {path.name: encoding_of(path) for path in paths if is_table(path)}
-    return {name: names[encoding] for name, encoding in of_tables.items() if encoding in names}
-
-
 def _unused(report: ImportReport, paths: Sequence[str | Path], mapping: Mapping[str, str]) -> list[str]:
     """Where no sample has a reward: the columns of the first records with numbers, true and false, or
     ratings, that aren't taken."""
@@ -154,11 +147,6 @@ def _unused(report: ImportReport, paths: Sequence[str | Path], mapping: Mapping[
             if (name == "reward" or name not in MAPPABLE) and scale_of(value) is not None:
                 names[name] = None
     return [name for name in names if name not in mapping.values()]
-
-
-def _may_refuse(options: Options) -> bool:
-    """Whether `_check_used` may."""
-    return bool(options.get("reward_map")) or not set(OPTIONAL).isdisjoint(options.get("mapping") or {})
 
 
 def _check_used(options: Options, total: Found, *, has_words: bool) -> None:
@@ -189,27 +177,140 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _prompts_by_id(prompts: Sequence[Prompt]) -> dict[str, Prompt]:
-    """By `prompt_id`, and by an `id` among the columns where that is another one."""
-    named = {str(p.columns["id"]): p for p in prompts if p.columns.get("id") is not None}
-    return named | {p.id: p for p in prompts}
-
-
-def _strictly(report: ImportReport) -> str:
-    examples = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:SHOWN])
-    return (
-        f"--strict: expected all records to be taken, got {report.refused_count} refused, such as\n"
-        f"{examples}\n"
-        "Nothing is stored. What to do: mend them, or import without --strict, which leaves them out"
-    )
-
-
-def _nothing(paths: Sequence[str | Path], report: ImportReport) -> str:
-    names = ", ".join(map(str, paths)) or "(no files)"
-    if not report.refused and report.left_out:
+def _check_taken(report: ImportReport, paths: Sequence[str | Path], *, strict: bool) -> None:
+    """Raise `Refused` where no record was taken, and with `strict` where any is refused."""
+    examples = [f"  {refusal.where}: {refusal.reason}" for refusal in report.refused]
+    if strict and report.refused:
+        several = "\n".join(examples[:SHOWN])
+        raise Refused(
+            f"--strict: expected all records to be taken, got {report.refused_count} refused, such as\n"
+            f"{several}\n"
+            "Nothing is stored. What to do: mend them, or import without --strict, which leaves them out"
+        )
+    if report.samples or report.duplicates or report.repeated or report.forgotten:
+        return
+    problem = "empty: expected records, got none"
+    if report.refused:
+        several = "\n".join(examples[:3])
+        problem = f"all records are refused ({report.refused_count}), such as\n{several}"
+    elif report.left_out:
         rules = "\n".join(f"  {count} records: {rule}" for rule, count in report.left_out.items())
-        return f"{names}: all records are left out\n{rules}"
-    if not report.refused:
-        return f"{names}: empty: expected records, got none"
-    examples = "\n".join(f"  {r.where}: {r.reason}" for r in report.refused[:3])
-    return f"{names}: all records are refused ({report.refused_count}), such as\n{examples}"
+        problem = f"all records are left out\n{rules}"
+    raise Refused(f"{', '.join(map(str, paths)) or '(no files)'}: {problem}")
+
+
+class EntryWriter:
+    """Adds entries to the store, and reports what is new.
+
+    `options`: the options that files are read with. `license`: of the files; None keeps what is known.
+    """
+
+    def __init__(self, store: Store, report: ImportReport, options: Reading, license: str | None) -> None:
+        self._store, self._report, self._options, self._license = store, report, options, license
+        self._last = store.experience.last_id()
+
+    def check(self, path: Path, digest: str, *, replacing: bool) -> None:
+        """Raise `Refused` for a file that was read with other options, and for one that can't be replaced."""
+        prior = self._store.imports.imported(digest)
+        if prior is None:
+            earlier = self._store.imports.samples_of_others(path.name, digest)
+            self._report.before |= {path.name: earlier} if earlier else {}
+        ids, deleted = self._store.imports.file_samples(digest) if replacing else ([], 0)
+        if deleted or (prior is not None and not prior.name):
+            raise Refused(
+                f"{path}: {deleted or 'all'} of its samples were deleted by agro forget, and this import "
+                "might bring them back; remove them from the file, or import it into another store"
+            )
+        differs = difference(prior.options, self._options) if prior is not None else ""
+        if differs and not replacing:
+            raise Refused(
+                f"{path}: imported before with other options: {differs}. What to do: give the same options, "
+                "or --replace, which takes its records anew in place of what is stored of them"
+            )
+        runs = self._store.draws.trained(ids)
+        if runs:
+            raise Refused(
+                f"{path}: --replace would change what runs trained on: {'; '.join(map(str, runs))}. What to "
+                "do: import it into another store"
+            )
+
+    def begin(self, path: Path, digest: str, *, replacing: bool) -> None:
+        """Begin with the records of a file."""
+        self._path, self._digest = path, digest
+        self._counts = self._store.imports.count_keys()
+        if replacing:
+            self._report.replaced += self._store.imports.take_back(digest)
+
+    def write(self, entries: Sequence[Entry], numbers: tuple[int, int]) -> list[tuple[int, Refusal]]:
+        """Add the entries of records `numbers` (first and last) that aren't in the store yet.
+
+        Returns those that are refused, with their number: their prompt isn't that of their group.
+        """
+        refused = []
+        repeats = list({id(entry.same): entry.same for entry in entries if entry.same}.values())
+        if repeats:
+            for repeat, number in zip(repeats, self._counts.add([r.key for r in repeats]), strict=True):
+                repeat.number = number
+        with self._store.transaction():
+            new = self._new(entries, self._store.imports.origins(self._digest, *numbers))
+            pairs = list[Pair]()
+            prompt_ids = {sample.prompt_id for entry in new for sample in entry.samples}
+            append = self._store.experience.begin_append(prompt_ids)
+            identities = self._store.imports.identities({entry.same.identity for entry in new if entry.same})
+            added: dict[str, Place] = {}
+            for entry in new:
+                same = entry.same
+                if same and (identities | added).get(same.identity, entry.record) != entry.record:
+                    repeated = self._report.repeated
+                    repeated[same.rule] = repeated.get(same.rule, 0) + len(entry.samples)
+                    continue
+                try:
+                    ids = append.add(entry.samples)
+                except OtherPrompt as error:
+                    refused.append((entry.record[1], Refusal(entry.location, str(error))))
+                    continue
+                judged = [Pair(ids[j.winner], ids[j.loser], *j.votes) for j in entry.judgments]
+                ties = sum(pair.is_tie for pair in judged)
+                self._report.ties += ties
+                self._report.pairs += len(judged) - ties
+                pairs += judged
+                self._report.samples += len(entry.samples)
+                self._report.scored += entry.scored
+                if same:
+                    added[same.identity] = entry.record
+            append.write()
+            if pairs:
+                self._store.add_pairs(pairs)
+            self._store.imports.note_identities(added)
+            self._note(is_new=bool(new))
+        return refused
+
+    def finish(self, digests: Sequence[str]) -> None:
+        """Count the groups of what was added of these files, and the responses that equal an earlier one of
+        their group."""
+        self._report.groups, self._report.repeats = self._store.imports.repeats(digests, self._last)
+
+    def _new(self, entries: Sequence[Entry], stored: set[Origin]) -> Sequence[Entry]:
+        if not stored:
+            return entries
+        new = []
+        for entry in entries:
+            if entry.origins[0] in stored:
+                self._report.duplicates += len(entry.samples)
+            elif not stored.isdisjoint(map(forgotten, entry.origins)):
+                self._report.forgotten += len(entry.samples)
+            else:
+                new.append(entry)
+        return new
+
+    def _note(self, *, is_new: bool) -> None:
+        """Remember the file, once anything of it was read."""
+        prior = self._store.imports.imported(self._digest)
+        license = self._license or (prior.license if prior else None)
+        file = ImportedFile(self._digest, self._path.name, self._options, license)
+        if prior is None and not is_new:
+            return
+        if prior is not None:
+            file = file._replace(name=prior.name)
+        if file != prior:
+            self._store.imports.note_import(file)

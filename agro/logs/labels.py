@@ -34,7 +34,18 @@ def parse_words(text: str) -> dict[str, float | None]:
     Raises `Refused` for other texts.
     """
     rewards: dict[str, float | None] = {}
-    for word, value in _written_words(text):
+    words: list[tuple[str, Any]]
+    if text.startswith("{"):
+        try:
+            words = [(str(word).strip(), value) for word, value in loads(text).items()]
+        except ValueError as error:
+            raise Refused(
+                f"--reward-map {text!r:.80}: expected WORD=NUMBER, or an object of JSON: {error}"
+            ) from None
+    else:
+        parts = [item.rpartition("=") for item in text.split(",")]
+        words = [(word.strip(), value.strip()) for word, _, value in parts]
+    for word, value in words:
         if not word:
             raise Refused(f"--reward-map {value!r}: expected WORD=NUMBER, such as up=1,down=0")
         if word in rewards:
@@ -44,18 +55,6 @@ def parse_words(text: str) -> dict[str, float | None]:
             raise Refused(f"--reward-map {word}={value}: expected a number, or null where it is unknown")
         rewards[word] = None if number is None else float(number)
     return rewards
-
-
-def _written_words(text: str) -> list[tuple[str, Any]]:
-    if text.startswith("{"):
-        try:
-            return [(str(word).strip(), value) for word, value in loads(text).items()]
-        except ValueError as error:
-            raise Refused(
-                f"--reward-map {text!r:.80}: expected WORD=NUMBER, or an object of JSON: {error}"
-            ) from None
-    parts = [item.rpartition("=") for item in text.split(",")]
-    return [(word.strip(), value.strip()) for word, _, value in parts]
 
 
 def written_words(worth: Mapping[str, str]) -> str:
@@ -88,7 +87,7 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if share is not None:
         return share
     if not isinstance(value, str):
-        if word_rewards and any(map(_is_number, word_rewards)):
+        if any(re.fullmatch(r"-?[0-9.]+", word) for word in word_rewards):
             raise _unknown_word(value, word_rewards, name)
         return value
     plain = word_of(value)
@@ -181,10 +180,6 @@ def _written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, int | float) else str(value).strip()
-
-
-def _is_number(word: str) -> bool:
-    return bool(re.fullmatch(r"-?[0-9.]+", word))
 
 
 def _unknown_word(value: Any, expected: Iterable[str], name: str) -> Refused:

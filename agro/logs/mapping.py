@@ -150,19 +150,16 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
             if row.keys().isdisjoint(heads([column])):
                 missing.append(name)
         if not matches:
-            raise Refused(f"{name}: {_absence(row, column)}")
+            used = heads([column])
+            if _is_logic(column) and used <= row.keys():
+                empty = " and ".join(name for name in used if is_unknown(row[name]))
+                where = f", where {empty} is empty" if empty else ""
+                raise Refused(f"{name}: {column} gives nothing here{where}")
+            problem = problem_of(column)
+            hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
+            raise Refused(f"{name}: no column {column}; there are {', '.join(row) or 'none'} ({hint})")
         fields[name] = matches
     return fields, missing
-
-
-def _absence(row: Mapping[str, Any], column: str) -> str:
-    """Why there is nothing at a column."""
-    problem = problem_of(column)
-    if _is_logic(column) and heads([column]) <= row.keys():
-        empty = [name for name in heads([column]) if is_unknown(row[name])]
-        return f"{column} gives nothing here" + (f", where {' and '.join(empty)} is empty" if empty else "")
-    hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
-    return f"no column {column}; there are {', '.join(row) or 'none'} ({hint})"
 
 
 def _is_logic(column: str) -> bool:

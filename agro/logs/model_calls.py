@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, objects
-from agro.logs.ends import Completion
+from agro.io.json_values import entry, is_unknown, objects, unpacked
 from agro.logs.fields import digest, exchange, number, total
 from agro.logs.protocol import Context, Item
+from agro.types import end_in
 from agro.types.conversation import normalized_message
 
 Message = dict[str, Any]
@@ -37,24 +37,21 @@ def responses(
     `meta` among them."""
     if not replies:
         raise Refused(f"{name}: expected a response, got none")
-    return [_response(prompt, reply, f"{name}[{i}]", common) for i, reply in enumerate(replies)]
-
-
-def _response(
-    prompt: str | list[Message], reply: str | Message | list[Message], name: str, common: Mapping[str, Any]
-) -> Item:
-    finish = None
-    if isinstance(reply, Completion):
-        finish, reply = reply.finish, str(reply)
-    elif not isinstance(reply, str):
-        turns = [reply] if isinstance(reply, dict) else reply
-        finish = turns[-1].get("finish_reason")
-        reply = [{key: x for key, x in message.items() if key != "finish_reason"} for message in turns]
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-    record = exchange(prompt, reply, ("prompt", name))
-    meta = record.get("meta", {}) | common.get("meta", {}) | ({"finish": finish} if finish else {})
-    return Item.of({**record, **common, "meta": meta}, name)
+    items = []
+    for i, reply in enumerate(replies):
+        asked, answer, finish = prompt, reply, None
+        if isinstance(reply, Completion):
+            answer, finish = str(reply), reply.finish
+        elif not isinstance(reply, str):
+            turns = [reply] if isinstance(reply, dict) else reply
+            finish = turns[-1].get("finish_reason")
+            answer = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
+            if isinstance(prompt, str):
+                asked = [{"role": "user", "content": prompt}]
+        record = exchange(asked, answer, ("prompt", f"{name}[{i}]"))
+        meta = record.get("meta", {}) | common.get("meta", {}) | ({"finish": finish} if finish else {})
+        items.append(Item.of({**record, **common, "meta": meta}, f"{name}[{i}]"))
+    return items
 
 
 def scored(scores: Mapping[str, Sequence[Any]], context: Context) -> float | None:
@@ -160,3 +157,68 @@ def _listed(value: Any) -> Any:
     if inner and all(name.isdigit() for name in inner):
         return [inner[name] for name in sorted(inner, key=int)]
     return inner
+
+
+_REASONS = (
+    *("finish", "finish_reason", "finishReason", "finish_reasons", "finish_details", "native_finish_reason"),
+    *("stop_reason", "stopReason", "stop_type", "done_reason", "completion_reason", "completionReason"),
+    *("gen_ai.response.finish_reasons", "llm.finish_reason"),
+)
+_RESPONSES = frozenset(("output", "incomplete_details"))  # beside which a status is of OpenAI's Responses
+_FLAGS = ("truncated", "is_truncated", "isTruncated", "was_truncated")
+_TRUE = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+_INNER = ("response_metadata", "generation_info", "message", "completion")
+NAMES = frozenset((*_REASONS, *_FLAGS, *_INNER, "incomplete_details"))
+FINISH = {"finished": "stop", "cut": "length"}  # what `meta["finish"]` has; nothing where it is unknown
+
+
+class Completion(str):
+    """The text of a completion, with what was said of its end."""
+
+    finish: Any = None
+
+    @classmethod
+    def of(cls, text: str, finish: Any) -> Completion:
+        completion = cls(text)
+        completion.finish = finish
+        return completion
+
+
+def reported(value: Any) -> Any:
+    """What an object says of the end of its response, such as a choice, a message or a run; None: nothing.
+
+    Of several that differ, that it was cut counts.
+    """
+    if not isinstance(value, Mapping):
+        return None
+    found = [unpacked(value[name]) for name in _REASONS if not is_unknown(value.get(name))]
+    for name in _FLAGS:
+        flag = value.get(name)
+        flag = _TRUE.get(flag.strip().casefold(), flag) if isinstance(flag, str) else flag
+        if not is_unknown(flag):
+            found.append({True: "truncated", False: "complete"}.get(flag, flag) if flag in (0, 1) else flag)
+    details = value.get("incomplete_details")
+    if isinstance(details, Mapping):
+        found.append(details.get("reason") or "incomplete")
+    if value.get("status") in ("incomplete", "completed") and not _RESPONSES.isdisjoint(value):
+        found.append(value["status"])
+    found += [inner for name in _INNER if (inner := reported(unpacked(value.get(name)))) is not None]
+    order = ("cut", "finished", None, "unknown")
+    return min(found, key=lambda each: order.index(end_in(each)), default=None)
+
+
+def settle(meta: dict[str, Any]) -> Any:
+    """Make `meta["finish"]` "stop" (finished), "length" (cut) or nothing (unknown), of what `meta` says.
+
+    Another word that stood there becomes `finish_reason`. Returns what is said and isn't known, else None.
+    """
+    if NAMES.isdisjoint(meta):
+        return None
+    said = reported(meta)
+    end = end_in(said)
+    finish, prior = FINISH.get(end or ""), meta.pop("finish", None)
+    if finish is not None:
+        meta["finish"] = finish
+    if prior not in (None, finish):
+        meta.setdefault("finish_reason", prior)
+    return said if end is None else None

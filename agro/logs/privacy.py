@@ -60,7 +60,16 @@ class Privacy:
         self._patterns = tuple(patterns)
         self._paths = {name: _path(name) for name in drop}
         self._rules = [(kind, re.compile(text), to) for kind, text, to in PATTERNS if redact]
-        self._rules += [(f"pattern {text}", _compiled(text), "[redacted]") for text in patterns]
+        for text in patterns:
+            try:
+                expression = re.compile(text)
+            except re.error as error:
+                raise Refused(f"--redact-pattern {text}: expected a regular expression: {error}") from None
+            if expression.match("") is not None:
+                raise Refused(
+                    f"--redact-pattern {text}: expected an expression that doesn't match the empty text"
+                )
+            self._rules.append((f"pattern {text}", expression, "[redacted]"))
 
     def take_counts(self) -> tuple[dict[str, int], dict[str, int], int]:
         """`dropped`, `redacted` and `tokens` since they were taken last; all names are in both."""
@@ -79,22 +88,19 @@ class Privacy:
             result, has_field = _without(result, path)
             self.dropped[name] += has_field
         if self._rules:
-            result = self._redacted(result)
+            redacted: dict[str, Any] = {}
+            for name, value in result.items():
+                if name in _FIXED:
+                    redacted[name] = value
+                elif name in _NAMES:
+                    redacted[name] = self._name(value)
+                else:
+                    redacted[self._text(name)] = self._value(value)
+            result = redacted
         changed = any(result.get(text) != record.get(text) for text in ("prompt", "response"))
         if changed and result.get("tokens") is not None:
             self.tokens += 1
             result = _without_tokens(result)
-        return result
-
-    def _redacted(self, record: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for name, value in record.items():
-            if name in _FIXED:
-                result[name] = value
-            elif name in _NAMES:
-                result[name] = self._name(value)
-            else:
-                result[self._text(name)] = self._value(value)
         return result
 
     def _value(self, value: Any) -> Any:
@@ -127,16 +133,6 @@ def _path(name: str) -> FieldPath:
     if name in _NEEDED:
         raise Refused(f"--drop {name}: a record needs it; redact what is in it (--redact, --redact-pattern)")
     return path
-
-
-def _compiled(text: str) -> re.Pattern[str]:
-    try:
-        expression = re.compile(text)
-    except re.error as error:
-        raise Refused(f"--redact-pattern {text}: expected a regular expression: {error}") from None
-    if expression.match("") is not None:
-        raise Refused(f"--redact-pattern {text}: expected an expression that doesn't match the empty text")
-    return expression
 
 
 def _without(record: dict[str, Any], path: FieldPath) -> tuple[dict[str, Any], bool]:

@@ -2,32 +2,83 @@
 
 A reader knows neither the store nor the blocks that others read. What it must know of earlier blocks of a
 file is its `State`: one that was read with another state than the blocks before it left is read again.
+
+With several processes blocks of files are read by some, and written in their order by one. What a process
+is sent and replies is bytes of this program on this machine: blocks as pickle, what came of them as marshal,
+which is three times as fast for rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import contextlib
+import gc
+import json
+import marshal
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import blake2b
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple, Self
 
-from agro.errors import Refused
-from agro.io.blocks import Block
+from agro.errors import AgroWarning, Refused
 from agro.io.datasets import on_hub
 from agro.io.json_values import is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
-from agro.logs.ends import settle
-from agro.logs.entries import Entry, Repeat, repeat_of
+from agro.io.record_files import Block
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
 from agro.logs.import_report import Options, Refusal
 from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
+from agro.logs.model_calls import settle
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
+from agro.store.imports import Place
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Sample
+
+
+@dataclass
+class Repeat:
+    """What tells a response that other records may repeat, and the rule by which they do."""
+
+    key: str
+    rule: str
+    once: bool  # whether records of one file with the same key are the same response
+    number: int = 0  # of those in the file so far, where they aren't
+
+    @property
+    def identity(self) -> str:
+        return self.key if self.once else _hash(f"{self.key} {self.number}")
+
+
+class Entry(NamedTuple):
+    """Samples of one record, and which of them are better than which."""
+
+    location: str  # FILE:LINE
+    record: Place  # the file, by its hash, and the number of the record in it
+    samples: tuple[SampleRow, ...]
+    scored: int  # samples with a reward
+    judgments: tuple[Judgment, ...] = ()
+    same: Repeat | None = None
+
+    @property
+    def origins(self) -> list[Origin]:
+        return [sample.origin for sample in self.samples if sample.origin is not None]
+
+
+def _hash(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class LogFile(NamedTuple):
@@ -119,8 +170,10 @@ class Reader:
         )
         self._recognizer.known = dict(state.known)
         self._text_context = replace(self._context, is_text=True)
+        name = Path(file.path)
+        default = file.path if on_hub(name) else f"file:{name.name}"
         source = self._options.get("source")
-        self._source = _origin(Path(file.path)) if source is None else source
+        self._source = default if source is None else source
 
     def read(self, block: Block) -> Found:
         """The entries of the next records of the file, and which of them are refused."""
@@ -145,9 +198,17 @@ class Reader:
                 raise Refused(part.problem)
             format = self._format(part)
             items = self._items(format, part, line)
-            same = repeat_of(format, part.record)
+            same = None  # what tells the response of a record, see `Format.identity`
+            if format.identity is not None:
+                key = _hash(f"{format.name} {format.identity(part.record)}")
+                same = Repeat(key, format.repeats or format.title, format.once)
             new = [self._entry(item, part, line, same) for item in items]
-            _check_origins(new)
+            names = [origin.part for entry in new for origin in entry.origins]
+            if len(set(names)) < len(names):  # they couldn't be told apart later
+                twice = next(name for name in names if names.count(name) > 1)
+                raise Refused(
+                    f"{twice}: expected one response of this name in a record, got {names.count(twice)}"
+                )
             found.entries += new
         except SkipRecord as rule:
             _add(found.left_out, {str(rule): 1})
@@ -192,7 +253,9 @@ class Reader:
         if context.rewards and not format.weighs:
             items = summed(items, {**line.value, **part.record}, context)
         if self._options.get("lower_is_better"):
-            items = [item._replace(judgments=tuple(map(_swapped, item.judgments))) for item in items]
+            # The one that was named is the worse one; a vote for it is one for the other.
+            swapped = [[j._replace(winner=j.loser, loser=j.winner) for j in i.judgments] for i in items]
+            items = [item._replace(judgments=tuple(js)) for item, js in zip(items, swapped, strict=True)]
         self._found.kinds.add(format.name)
         return items
 
@@ -215,7 +278,13 @@ class Reader:
                 reward = number_in(reward)
             record = {**record, "reward": as_reward(reward, self._context, "reward")}
         if self._options.get("lower_is_better"):
-            record = _negated(record)
+            if not is_unknown(record.get("token_reward")):
+                raise Refused(
+                    "--lower-is-better: expected one reward a response, got token_reward, one of each token"
+                )
+            reward = record.get("reward")
+            if isinstance(reward, bool | int | float) and not is_unknown(reward):
+                record = {**record, "reward": 0.0 - reward}
         record = self._privacy.apply(record)
         if not line.is_json and not line.is_text:
             record = self._without_bytes(record)
@@ -251,22 +320,6 @@ class Reader:
         return kept
 
 
-def _swapped(judgment: Judgment) -> Judgment:
-    """Where the one that was named is the worse one; a vote for it is one for the other."""
-    return judgment._replace(winner=judgment.loser, loser=judgment.winner)
-
-
-def _negated(record: dict[str, Any]) -> dict[str, Any]:
-    if not is_unknown(record.get("token_reward")):
-        raise Refused(
-            "--lower-is-better: expected one reward a response, got token_reward, one of each token"
-        )
-    reward = record.get("reward")
-    if is_unknown(reward) or not isinstance(reward, bool | int | float):
-        return record
-    return {**record, "reward": 0.0 - reward}
-
-
 def _plain(value: Any, name: str, columns: list[str]) -> Any:
     """A value without the bytes in its objects and lists, whose names are added to `columns`."""
     if isinstance(value, bytes):
@@ -277,20 +330,6 @@ def _plain(value: Any, name: str, columns: list[str]) -> Any:
     if isinstance(value, list):
         return [_plain(item, name, columns) for item in value if not isinstance(item, bytes)]
     return value
-
-
-def _check_origins(entries: Sequence[Entry]) -> None:
-    """Raise `Refused` for two responses of one record that couldn't be told apart later."""
-    if sum(len(entry.samples) for entry in entries) == 1:
-        return
-    parts = [origin.part for entry in entries for origin in entry.origins]
-    if len(set(parts)) < len(parts):
-        twice = next(part for part in parts if parts.count(part) > 1)
-        raise Refused(f"{twice}: expected one response of this name in a record, got {parts.count(twice)}")
-
-
-def _origin(path: Path) -> str:
-    return str(path) if on_hub(path) else f"file:{path.name}"
 
 
 def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, Any]:
@@ -309,3 +348,245 @@ def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, An
         raise Refused(f"meta: expected an object, got {meta!r:.80}")
     columns = {name: value for name, value in prompt.columns.items() if fields.get(name) is None}
     return fields | {"prompt": prompt.text, "prompt_id": prompt.id, "meta": {**columns, **meta}}
+
+
+WAITING = 2  # blocks that each process has at most, read or not
+
+
+class _Asked(NamedTuple):
+    """A block that a process reads."""
+
+    file: LogFile
+    block: Block
+    state: State  # that it is read with
+    child: Child | None  # None: it is read here
+
+
+class Readers:
+    """Reads blocks in order, in this process until others have started, and then in these.
+
+    What they find is the same whoever reads: see `_agrees`.
+    """
+
+    def __init__(self, reader: Reader, options: Options, prompts: Mapping[str, Prompt], count: int) -> None:
+        """`count`: of other processes; 0 where this one reads all."""
+        self._reader = reader
+        self._state, self._file = State(), LogFile("", "", None)
+        self._starting: list[Child] = []
+        self._ready: deque[Child] = deque()
+        self.has_words = False  # whether a reward was a word of --reward-map
+        try:
+            setup = pickle.dumps((options, prompts)) if count else b""
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise Refused(
+                "workers: expected options that can be sent to other processes, got a tokenizer that can't "
+                f"be: {error}; import with one"
+            ) from None
+        for _ in range(count):
+            child = Child()
+            child.channel.send(setup)
+            self._starting.append(child)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in [*self._starting, *self._ready]:
+            child.end()
+
+    def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, Found]]:
+        """What came of each block. Where `blocks` raises an error, that follows what came of those before."""
+        asked: deque[_Asked] = deque()
+        error: Exception | None = None
+        blocks = iter(blocks)
+        while error is None:
+            try:
+                file, block = next(blocks)
+            except StopIteration:
+                break
+            except Exception as raised:  # noqa: BLE001 raised again below
+                error = raised
+                break
+            asked.append(self._ask(file, block))
+            while asked and (asked[0].child is None or len(asked) >= WAITING * len(self._ready)):
+                yield self._answer(asked.popleft())
+        while asked:
+            yield self._answer(asked.popleft())
+        if error is not None:
+            raise error
+
+    def _ask(self, file: LogFile, block: Block) -> _Asked:
+        for child in [child for child in self._starting if child.channel.has_message()]:
+            self._starting.remove(child)
+            self._ready.append(child)
+            self._receive(child)
+        state = self._state_for(file)
+        if not self._ready:
+            return _Asked(file, block, state, None)
+        child = self._ready[0]
+        self._ready.rotate(-1)
+        child.channel.send(pickle.dumps((file, state, block)))
+        return _Asked(file, block, state, child)
+
+    def _answer(self, asked: _Asked) -> tuple[LogFile, Block, Found]:
+        current = self._state_for(asked.file)
+        reply = self._receive(asked.child) if asked.child is not None else b""
+        found, state = _unpack(reply, asked.file) if reply else (None, current)
+        if found is None or not _agrees(current, asked.state, state):
+            self._reader.begin(asked.file, current)
+            found, state = self._reader.read(asked.block), self._reader.state
+        self._file, self._state = asked.file, State(state.notes, current.known | state.known)
+        self.has_words |= "words" in state.notes
+        return asked.file, asked.block, found
+
+    def _state_for(self, file: LogFile) -> State:
+        """What the blocks that were read tell about the next one of a file."""
+        return State(self._state.notes if file is self._file else {}, self._state.known)
+
+    def _receive(self, child: Child) -> bytes:
+        """The next reply; an empty one where the process couldn't read a block, and where it has ended."""
+        try:
+            return child.channel.receive()
+        except EOFError:
+            if child in self._ready:
+                self._ready.remove(child)
+                child.end()
+                warnings.warn(
+                    f"a process of this import ended (exit status {child.process.returncode}); the others "
+                    "read what it was reading",
+                    AgroWarning,
+                    stacklevel=2,
+                )
+            return b""
+
+
+def _agrees(current: State, given: State, left: State) -> bool:
+    """Whether a block that was read with the state `given` would be read the same with `current`."""
+    formats = left.known.items()
+    return given.notes == current.notes and all(current.known.get(k, f) == f for k, f in formats)
+
+
+def main() -> None:
+    """Read the blocks that are sent, until there are no more, in a process that `Child` started."""
+    channel = Channel(os.dup(0), os.dup(1))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    with contextlib.suppress(EOFError):  # the process that started this one has ended, or needs no more
+        _serve(channel)
+    os._exit(0)
+
+
+def _serve(channel: Channel) -> None:
+    options, prompts = pickle.loads(channel.receive())
+    reader = Reader(options, prompts)
+    gc.disable()
+    channel.send(b"ready")
+    while True:
+        file, state, block = pickle.loads(channel.receive())
+        try:
+            reader.begin(file, state)
+            reply = _packed(reader.read(block), reader.state)
+        except Exception:  # noqa: BLE001 the process that asked reads it, and meets the same error
+            reply = b""
+        channel.send(reply)
+        del block, reply
+        gc.collect(0)
+
+
+_COUNTS = tuple(f.name for f in fields(Found) if f.name not in ("entries", "refused"))
+
+
+def _packed(found: Found, state: State) -> bytes:
+    repeats: dict[int, Repeat] = {id(e.same): e.same for e in found.entries if e.same is not None}
+    index = {key: i for i, key in enumerate(repeats)}
+    entries = [
+        (
+            entry.location,
+            entry.record[1],
+            [sample.values for sample in entry.samples],
+            entry.scored,
+            list(map(tuple, entry.judgments)),
+            index[id(entry.same)] if entry.same is not None else None,
+        )
+        for entry in found.entries
+    ]
+    refused = [(number, refusal.where, refusal.reason) for number, refusal in found.refused]
+    found.dropped = dict(found.dropped)
+    counts = [getattr(found, name) for name in _COUNTS]
+    repeated = [tuple(asdict(repeat).values()) for repeat in repeats.values()]
+    return marshal.dumps((entries, refused, counts, repeated, state.notes, state.known))
+
+
+def _unpack(reply: bytes, file: LogFile) -> tuple[Found, State]:
+    packed, refused, counts, repeated, notes, known = marshal.loads(reply)
+    repeats = [Repeat(*values) for values in repeated]
+    entries = []
+    for location, number, rows, scored, judgments, i in packed:
+        samples = tuple(map(SampleRow, rows))
+        judged: tuple[Any, ...] = tuple(Judgment(*judgment) for judgment in judgments) if judgments else ()
+        same = None if i is None else repeats[i]
+        entries.append(Entry(location, (file.digest, number), samples, scored, judged, same))
+    found = Found(entries, [(number, Refusal(where, reason)) for number, where, reason in refused])
+    for name, value in zip(_COUNTS, counts, strict=True):
+        setattr(found, name, value)
+    return found, State(notes, known)
+
+
+class Channel:
+    """What is sent waits in a thread, so that neither process waits for the other one to read.
+
+    `receive` raises `EOFError` where the other process has ended.
+    """
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._inbox, self._outbox = Connection(reading, writable=False), Connection(writing, readable=False)
+        self._waiting: SimpleQueue[bytes] = SimpleQueue()
+        Thread(target=self._send_all, daemon=True).start()
+
+    def send(self, message: bytes) -> None:
+        self._waiting.put(message)
+
+    def receive(self) -> bytes:
+        try:
+            return self._inbox.recv_bytes()
+        except OSError as error:
+            raise EOFError(str(error)) from None
+
+    def has_message(self) -> bool:
+        """Whether `receive` would not wait; also where the other process has ended."""
+        return self._inbox.poll()
+
+    def _send_all(self) -> None:
+        with contextlib.suppress(OSError):  # the other process has ended, as `receive` will find
+            while True:
+                self._outbox.send_bytes(self._waiting.get())
+
+
+class Child:
+    """A process that runs `main`, with the paths of this one.
+
+    It is in a session of its own, so that an interrupt reaches only this process, and ends when its input
+    does. What it prints goes to the standard error.
+    """
+
+    def __init__(self) -> None:
+        code = (
+            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from agro.io import deferred; "
+            "deferred.install('torch'); from agro.logs.reading import main; main()"
+        )
+        path = json.dumps([entry or os.getcwd() for entry in sys.path])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.channel = Channel(os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()))
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from agro.errors import Refused
-from agro.io import supervisor
+from agro.io.worker import __file__ as WORKER
 
 START_SECONDS = 120.0  # for a worker to start and import the function
 END_SECONDS = 10.0  # for a worker to kill what the function has started
@@ -142,7 +142,7 @@ class Pool:
 
     def _start(self) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-P", supervisor.__file__],
+            [sys.executable, "-P", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C goes to the parent only, and the group can be killed
@@ -271,7 +271,7 @@ def _death(process: subprocess.Popen[bytes]) -> str:
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
-    """End each process with what the function has started (`supervisor`; else its group), and wait."""
+    """End each process with what the function has started (`worker.supervise`; else its group), and wait."""
     for process in processes:
         if sys.platform == "linux":
             process.terminate()

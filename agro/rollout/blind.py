@@ -101,7 +101,9 @@ def write_sheet(sheet: Path, answers: Sequence[Answers], seed: int, about: dict[
     if not answers:
         raise Refused(f"{sheet}: no prompt has a response of both models, so there is nothing to rate")
     check_free(sheet)
-    noise = hashlib.sha256("".join(map(_digest, map(_fields, answers))).encode()).digest()[:8]
+    noise = hashlib.sha256(
+        "".join(_digest((a.prompt, a.start, a.result)) for a in answers).encode()
+    ).digest()[:8]
     rng = np.random.default_rng([seed, int.from_bytes(noise)])
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -122,13 +124,9 @@ def read_key(sheet: Path) -> dict[str, Any]:
         raise Refused(f"{path}: expected the key of {sheet} beside it, got no such file; put it there")
     try:
         key = {"test": "sign"} | loads(path.read_bytes())
-        sides = {row["result"] for row in key["rows"]}
-        complete = {"model", "against", "run", "step"} <= key.keys() and sides <= set(SIDES)
-        complete = (
-            complete
-            and key["test"] in get_args(Test)
-            and all(isinstance(row["digest"], str) for row in key["rows"])
-        )
+        complete = {"model", "against", "run", "step"} <= key.keys() and key["test"] in get_args(Test)
+        for row in key["rows"]:
+            complete = complete and row["result"] in SIDES and isinstance(row["digest"], str)
     except (ValueError, TypeError, KeyError, AttributeError):
         complete = False
     if not complete:
@@ -198,10 +196,6 @@ def read_sheet(sheet: Path) -> list[dict[str, str]]:
             f"{', '.join(titles)!r:.80}"
         )
     return rows
-
-
-def _fields(answered: Answers) -> tuple[str, ...]:
-    return answered.prompt, answered.start, answered.result
 
 
 def _digest(texts: tuple[str, ...]) -> str:

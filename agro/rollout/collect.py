@@ -50,8 +50,6 @@ class SilentActivity:
 
 @dataclass(frozen=True)
 class Task:
-    """What responses are generated for."""
-
     run: str | None = None  # id of the run that they belong to
     step: int | None = None  # of the run, where they are for one
     seed: int = 0
@@ -102,17 +100,14 @@ def collect(
     if reward is not None:
         activity.stage("scoring")
         failed = score(reward, samples, store, task, activity)
-    tokens = sum(int(s.action.sum()) for s in samples if s.action is not None)
-    ids = tuple(s.id for s in samples if s.id is not None)
     share = None
     if engine.proposed > proposed:
         share = (engine.accepted - accepted) / (engine.proposed - proposed)
-    failed_requests = engine.failures - failures
     return CollectResult(
-        ids,
+        tuple(s.id for s in samples if s.id is not None),
         failed,
-        tokens,
-        failed_requests=failed_requests,
+        sum(int(s.action.sum()) for s in samples if s.action is not None),
+        failed_requests=engine.failures - failures,
         draft_accepted=share,
         measured=dict(engine.measured),
     )

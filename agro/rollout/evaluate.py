@@ -150,7 +150,6 @@ class Heldout:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no response could be scored."""
         return bool(np.isnan(self.rewards).all())
 
     def _by_prompt(self) -> NDArray[np.float64]:
@@ -188,7 +187,10 @@ class Heldout:
     @property
     def lengths(self) -> NDArray[np.float64]:
         """[M,n] tokens of the policy in each response; NaN where they aren't known."""
-        counts = [sum(_length(sample) for sample in response) for response in self.responses]
+        counts = [
+            sum(math.nan if sample.action is None else float(sample.action.sum()) for sample in response)
+            for response in self.responses
+        ]
         return np.array(counts, dtype=np.float64).reshape(self.rewards.shape)
 
     @property
@@ -204,8 +206,13 @@ class Heldout:
             answer_of(response[-1], self.meanings.get(number), self.reward)
             for number, response in zip(numbers, self.responses, strict=True)
         ]
-        n = self.rewards.shape[1]
-        return majority(self.rewards, [voted[i : i + n] for i in range(0, len(voted), n)], threshold, k)
+        n, shares = self.rewards.shape[1], []
+        for i, rewards in enumerate(self.rewards):
+            scored = np.flatnonzero(~np.isnan(rewards)).tolist()
+            passed = [bool(rewards[j] >= threshold) for j in scored]
+            shares.append(majority_of_k(passed, [voted[i * n + j] for j in scored], k))
+        values = np.array(shares)
+        return np.asarray(values[~np.isnan(values)])
 
     def to_json(
         self, threshold: float | None, along: Mapping[str, NDArray[np.float64]] | None = None
@@ -249,10 +256,6 @@ class Heldout:
                 }
             )
         return records
-
-
-def _length(sample: Sample) -> float:
-    return math.nan if sample.action is None else float(sample.action.sum())
 
 
 def _or_none(value: float) -> float | None:
@@ -353,30 +356,13 @@ def majority_of_k(passed: Sequence[bool], voted: Sequence[Hashable | None], k: i
         choices = [list(chosen) for chosen in combinations(range(n), k)]
     else:
         choices = np.random.default_rng(seed).random((CHOICES, n)).argsort(1)[:, :k].tolist()
-    return float(np.mean([_vote(passed, voted, chosen) for chosen in choices]))
-
-
-def _vote(passed: Sequence[bool], voted: Sequence[Hashable | None], chosen: Sequence[int]) -> float:
-    right: dict[Hashable, list[bool]] = defaultdict(list)
-    for i in chosen:
-        if voted[i] is not None:
-            right[voted[i]].append(passed[i])
-    most = max(map(len, right.values()), default=0)
-    winners = [votes for votes in right.values() if len(votes) == most]
-    if not winners:
-        return 0.0
-    return sum(map(sum, winners)) / most / len(winners)
-
-
-def majority(
-    rewards: NDArray[np.float64], voted: Sequence[Sequence[Hashable | None]], threshold: float, k: int
-) -> NDArray[np.float64]:
-    """Of each prompt with k scored responses. `rewards`: [M,n]; from `threshold` on a response passes."""
-    of_prompts = []
-    for row, labels in zip(rewards, voted, strict=True):
-        scored = np.flatnonzero(~np.isnan(row)).tolist()
-        of_prompts.append(
-            majority_of_k([bool(row[i] >= threshold) for i in scored], [labels[i] for i in scored], k)
-        )
-    values = np.array(of_prompts)
-    return np.asarray(values[~np.isnan(values)])
+    shares = []
+    for chosen in choices:
+        right: dict[Hashable, list[bool]] = defaultdict(list)
+        for i in chosen:
+            if voted[i] is not None:
+                right[voted[i]].append(passed[i])
+        most = max(map(len, right.values()), default=0)
+        winners = [votes for votes in right.values() if len(votes) == most]
+        shares.append(sum(map(sum, winners)) / most / len(winners) if winners else 0.0)
+    return float(np.mean(shares))

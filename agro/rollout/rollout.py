@@ -305,8 +305,7 @@ def load_engine(
         return embedded(policy, version, fused=settings.fused)
     if not settings.uses_servers:
         return _of_user(settings, policy, say, version)
-    from agro.rollout.engines.server import Server
-    from agro.rollout.engines.vllm import VLLM
+    from agro.rollout.engines.server import VLLM, Server
 
     if settings.kind == "vllm":
         return VLLM(settings, policy, say)

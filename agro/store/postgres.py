@@ -74,6 +74,8 @@ WITH turn AS (UPDATE about SET version = version + 1)
 INSERT INTO writers SELECT $1::text, $2::bigint, extract(epoch FROM clock_timestamp())::float
 ON CONFLICT (client) DO UPDATE SET number = excluded.number, written = excluded.written
 """
+# By the catalog's rows: what to_regclass remembers may be older than the lock.
+IS_MADE = "SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'about'"
 CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
 # What the processes of a run share, see `agro.store.shared`. Pieces are published again after a crash.
 SHARED = """
@@ -330,8 +332,8 @@ class PostgresDatabase(Database):
         return connection
 
     def _prepare(self, create: bool) -> None:
-        looks = "SELECT pg_backend_pid(), to_regclass(?) IS NOT NULL"
-        [(pid, is_made)] = self.run(looks, [f"{self.schema}.about"])
+        [(pid,)] = self.run("SELECT pg_backend_pid()")
+        is_made = self.run(IS_MADE, [self.schema])
         if pid != self._pid:
             raise Refused(
                 f"{self.path}: expected PostgreSQL itself, got a pool of connections such as PgBouncer, "
@@ -344,7 +346,7 @@ class PostgresDatabase(Database):
                     "another path"
                 )
             with self.transaction():
-                if not self.run("SELECT to_regclass(?)", [f"{self.schema}.about"])[0][0]:
+                if not self.run(IS_MADE, [self.schema]):  # no other process was faster
                     self._pending += [(statement, ()) for statement in _definitions(self.schema)]
         [(schema,)] = self.run("SELECT schema FROM about")
         if not self.read_only:
@@ -548,17 +550,20 @@ class PostgresDatabase(Database):
     def _begin(self, batch: list[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
         """Wait for the lock, and send the first statements of a transaction with it."""
         lock = f"pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0))"
-        start = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
+        start: list[tuple[str, Sequence[Any]]] = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
         if not self._durable:
             start.insert(1, ("SET LOCAL synchronous_commit = off", ()))
         if self._version is not None:
             batch = [("SELECT same_version($1)", [self._version]), *batch]
+        sooner: list[tuple[str, Sequence[Any]]] = [("SET LOCAL lock_timeout = '500ms'", ())]
         deadline = time.monotonic() + self.timeout
         while True:
             try:
                 results = self._trip([*start, *batch])
             except errors.LockNotAvailable:
                 self._rollback()
+                start[1:1] = sooner  # from now on who is away is noticed at once
+                sooner = []
                 if time.monotonic() > deadline:
                     raise Refused(
                         f"{self.path}: another process has been writing for more than {self.timeout:g} s; "
@@ -638,10 +643,11 @@ class Repeating:
             if database.in_transaction:  # all of it is repeated, or nothing
                 return value(*args, **kwargs)
             database.repeats = True
+            again = [list(each) if isinstance(each, Iterator) else each for each in args]
             try:
                 while True:
                     try:
-                        return value(*args, **kwargs)
+                        return value(*again, **kwargs)
                     except Lost:
                         database.reconnect()
                     except Refused as error:

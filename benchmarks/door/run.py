@@ -70,7 +70,7 @@ def load(model: str, seconds: float) -> None:
         command = [sys.executable, "-m", "agro", "serve", model, "--store", str(store), "--port", str(port)]
         answered: list[str] = []
         errors: Counter[str] = Counter()
-        ends = time.monotonic() + seconds
+        ends = 0.0
 
         def client(number: int) -> None:
             with httpx.Client(timeout=120) as http:
@@ -83,6 +83,7 @@ def load(model: str, seconds: float) -> None:
 
         threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
         with running(command, port) as process:
+            ends = time.monotonic() + seconds
             for thread in threads:
                 thread.start()
             time.sleep(seconds / 2)

@@ -14,7 +14,6 @@ from typing import Any
 from placed import PATIENCE, PlacedRun, configuration, findings, last_step, tail
 
 ENDLESS = 100_000  # steps of a run that is stopped when enough was killed
-STOPPED_SECONDS = 10.0  # longer than the lease
 
 
 @dataclass
@@ -115,27 +114,6 @@ def equal_weights(folder: Path, kills: int, seed: int, url: str | None = None) -
     found = findings(run.folder, steps)
     name = "equal weights" if url is None else "equal weights on PostgreSQL"
     return Result(name, [*failures.values()], {**found, "equal_weights": models[0] == models[1]})
-
-
-def stopped_collector(folder: Path, count: int) -> Result:
-    """A collector is stopped for longer than its lease: another one takes its prompts; then it goes on."""
-    run = PlacedRun(folder, configuration(folder, ENDLESS, max_age=2), "local:2")
-    failure = Failure("collector stopped for longer than its lease", "local")
-    run.wait_for(3)
-    for _ in range(count):
-        name, pid = sorted(run.pids("collector").items())[0]
-        step, before = run.step(), report_of(run.folder, name).get("responses", 0)
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(STOPPED_SECONDS)
-        steps, began = run.step() - step, time.monotonic()
-        os.kill(pid, signal.SIGCONT)
-        while report_of(run.folder, name).get("responses", 0) <= before:
-            assert time.monotonic() - began < PATIENCE, tail(run.log)
-            time.sleep(0.05)
-        note(failure, steps, time.monotonic() - began)
-    run.process.stop()
-    assert run.end(120) == 130, tail(run.log)
-    return Result("stopped collector", [failure], findings(run.folder, last_step(run.folder)))
 
 
 def note(failure: Failure, steps: int, seconds: float) -> None:

@@ -1,7 +1,6 @@
 """Kill, stop and cut off the processes of runs, and measure what goes on, what is lost and when all is back.
 
     python benchmarks/hosts/run.py [--only kills equal …] [--kills 26] [--seed 0] [--ray-python PYTHON]
-    python benchmarks/hosts/run.py --table     # of the results that are there, for docs/guide/hosts.md
 
 Every case starts a run with `agro train … --place`, and in the end looks at its store: each response made
 once and drawn once, groups complete, nothing damaged. Cables are those of network namespaces, which need
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +30,6 @@ from failures import (  # noqa: E402
     Result,
     equal_weights,
     random_kills,
-    stopped_collector,
 )
 from network import has_namespaces  # noqa: E402
 from placed import ENVIRONMENT, holds  # noqa: E402
@@ -42,18 +39,6 @@ from ranks import cut_ranks, ranks_and_servers  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 RESULTS = HERE.parent / "results" / "hosts.json"
-PAGE = ROOT / "docs" / "guide" / "hosts.md"
-BEGINS, ENDS = "<!-- failures: benchmarks/hosts/run.py --table -->", "<!-- end of failures -->"
-GOES_ON = {
-    "trainer killed": "collectors, as far as they may be ahead",
-    "collector killed": "training and the other collectors",
-    "collector stopped for longer than its lease": "training and the other collectors",
-    "rank killed": "collectors and servers; all ranks resume",
-    "launcher of ranks killed": "collectors and servers; all ranks resume",
-    "server killed": "training: the other server samples",
-    "cable between ranks cut": "nothing; within train.rank_seconds all ranks end, and resume",
-    "node of Ray lost": "what isn't on the node",
-}
 
 
 def ray_case(folder: Path, python: str, *options: str) -> dict[str, Any]:
@@ -75,55 +60,10 @@ def cases(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Result]]:
     return {
         "kills": lambda folder: random_kills(folder, kills, seed),
         "equal": lambda folder: equal_weights(folder, 6, seed),
-        "stopped": lambda folder: stopped_collector(folder, 3),
         "equal on postgres": lambda folder: equal_weights_on_postgres(folder, 6, seed),
         "ranks": lambda folder: ranks_and_servers(folder, 9, seed),
         "cut ranks": lambda folder: cut_ranks(folder, 3),
     }
-
-
-def table(results: list[Mapping[str, Any]]) -> str:
-    """Failure, what goes on, back after (times); over Ray also with the actor killed."""
-    back: dict[str, dict[str, list[str]]] = {}
-    for (what, way), (count, seconds) in _totals(results).items():
-        failure = what.replace("actor of the ", "")
-        column = "Ray" if way == "Ray" else "local"
-        actor = "" if what == failure else "actor "
-        times = f" ({count} times)" if count > 1 else ""
-        back.setdefault(failure, {}).setdefault(column, []).append(f"{actor}{_seconds(seconds)}{times}")
-    lines = ["| failure | what goes on | back after, seconds | over Ray |", "|---|---|---|---|"]
-    for failure, ways in back.items():
-        cells = ("; ".join(ways.get(way, ["–"])) for way in ("local", "Ray"))
-        lines.append(f"| {failure} | {GOES_ON[failure]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _totals(results: list[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[int, list[float]]]:
-    """How often each failure was tried over each way, and the seconds until all was back."""
-    totals: dict[tuple[str, str], tuple[int, list[float]]] = {}
-    for result in results:
-        assert holds(result["found"]), result["name"]  # the page says so of all
-        for failure in result["failures"]:
-            key = failure["what"], failure["way"]
-            count, seconds = totals.get(key, (0, []))
-            totals[key] = count + failure["count"], seconds + failure["back_after"]
-    return totals
-
-
-def _seconds(times: list[float]) -> str:
-    """Their median and range."""
-    if len(times) < 2:
-        return f"{times[0]:.1f}" if times else "at once"
-    return f"{statistics.median(times):.1f}, {min(times):.1f} to {max(times):.1f}"
-
-
-def write_table() -> None:
-    """Put the table of the results into the page."""
-    made = json.loads(RESULTS.read_text())
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGINS)
-    after = rest.partition(ENDS)[2]
-    PAGE.write_text(f"{before}{BEGINS}\n{table(made)}\n{ENDS}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -132,12 +72,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=26, help="besides the 6 of `equal`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ray-python", default=None)
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    if arguments.table:
-        write_table()
-        return
     before = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     results = {result["name"]: result for result in before}
     for name, case in cases(arguments).items():

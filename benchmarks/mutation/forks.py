@@ -40,17 +40,20 @@ from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
 STEP = ["tests/train/test_step.py", "tests/train/test_step_details.py"]
 HF = "tests/engines/test_hf.py"
-# The tests of each file or folder. test_any_batch compares what test_agreement compares, more slowly.
+# test_any_batch compares what test_agreement compares, more slowly.
+OBJECTIVES = [
+    *(
+        str(p.relative_to(ROOT))
+        for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))
+        if p.stem != "test_any_batch"
+    ),
+    "tests/proof/test_expectation.py",
+    "tests/proof/test_claims.py",
+]
+# The tests of each file or folder.
 AREAS = {
-    "agro/objectives": [
-        *(
-            str(p.relative_to(ROOT))
-            for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))
-            if p.stem != "test_any_batch"
-        ),
-        "tests/proof/test_expectation.py",
-        "tests/proof/test_claims.py",
-    ],
+    "agro/objectives": OBJECTIVES,
+    "agro_papers/methods": OBJECTIVES,
     "agro/train/step.py": STEP,
     "agro/models/logprobs.py": ["tests/models/test_logprobs.py", "tests/models/test_policy.py"],
     "agro/rollout/engines/draw.py": ["tests/engines/test_draw.py", "tests/engines/test_noise.py"],

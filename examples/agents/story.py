@@ -21,6 +21,8 @@ import httpx
 import numpy as np
 from openai import OpenAI
 
+from agro.config import NewModel
+from agro.models.newmodel import new_model
 from agro.store import Store
 
 HERE = Path(__file__).parent
@@ -30,12 +32,15 @@ import agent  # noqa: E402
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TASKS, TRIES, HELD_OUT = 75, 4, 200
 Task = tuple[str, str]  # a key and its value
-SMALL = [
-    "policy.new.alphabet=bytes",
-    *("policy.new.hidden=96", "policy.new.layers=2", "policy.new.heads=4", "policy.new.context=320"),
-    "policy.new.initializer_range=0.1",
-    f"policy.chat.template={HERE / 'template.jinja'}",
-]
+TEMPLATE = f"policy.chat.template={HERE / 'template.jinja'}"
+
+
+def new(folder: Path, seed: int) -> None:
+    """A small model of random weights, whose tokenizer reads the end token in a text as one."""
+    sizes = {"hidden": 96, "layers": 2, "heads": 4, "context": 320, "initializer_range": 0.1}
+    new_model(folder, NewModel(alphabet="bytes", **sizes), seed)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "split_special_tokens": False}))
 
 
 def agro(*arguments: str, **variables: str) -> str:
@@ -120,7 +125,8 @@ def main(folder: Path, seed: int = 0, taught: int = 260, steps: int = 60) -> Non
     demonstrations = folder / "demonstrations.jsonl"
     demonstrations.write_text("".join(json.dumps(demonstration(task)) + "\n" for task in shown))
     agro("import", str(demonstrations), "--store", str(folder / "demonstrations.db"))
-    teach = [*SMALL, f"data.store={folder / 'demonstrations.db'}"]
+    new(folder / "new", seed)
+    teach = [f"policy.model={folder / 'new'}", TEMPLATE, f"data.store={folder / 'demonstrations.db'}"]
     teach += [
         f"train.steps={taught}",
         "train.lr=2e-3",
@@ -144,7 +150,7 @@ def main(folder: Path, seed: int = 0, taught: int = 260, steps: int = 60) -> Non
         "train.lr=3e-4",
         f"train.steps={steps}",
     ]
-    train += [f"policy.chat.template={HERE / 'template.jinja'}", "data.group_size=4", "data.hold_out=0"]
+    train += [TEMPLATE, "data.group_size=4", "data.hold_out=0"]
     agro("train", "log", *train, f"train.seed={seed}", "--out", str(folder / "result"))
     means = []
     for run in (start, folder / "result"):

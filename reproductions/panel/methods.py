@@ -131,6 +131,15 @@ def _qrpo(job: Job, facts: Facts, *, beta: float) -> Values | str:
     return {**given, "data": {**STORED, "value_store": True}}
 
 
+def _other(job: Job, facts: Facts, *, recipe: str, spread: float) -> Values | str:
+    """The recipes `replay` for fresh samples, and `mixed` for a log and as many fresh samples."""
+    if recipe == "replay":
+        return _on_fresh(job, facts, values={"recipe": recipe, "data": {"spread": spread}})
+    if job.data != "groups":
+        return "needs a log with several responses a prompt"
+    return {"recipe": recipe, "data": {"spread": spread, "prompts": True}}
+
+
 def _without(job: Job, facts: Facts, *, part: str) -> Values | str:
     """The default with one of its parts left out, or as another recipe has it."""
     given = _default(job, facts)
@@ -233,6 +242,16 @@ METHODS = {
             "the same on a log of `agro import --center-by user`",
             _centered,
             candidate=True,
+        ),
+        *(
+            Method(
+                f"{recipe}, spread = {str(spread).lower()}",
+                f"the recipe `{recipe}`",
+                partial(_other, recipe=recipe, spread=spread),
+                candidate=True,
+            )
+            for recipe in ("mixed", "replay")
+            for spread in (True, 0.1, False)
         ),
         *(
             Method(part, f"the default, {about}", partial(_without, part=part), candidate=True)

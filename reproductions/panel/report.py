@@ -209,16 +209,16 @@ def differences(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, t
 
 
 def figure(result: Run) -> Figure:
-    """A heat map: how far each method ends above the start, at its one rate."""
+    """A heat map: how far each method ends above the start, at the best rate of each job."""
     runs = result["runs"]
-    rates, cells = chosen_rates(runs), of_cells(runs)
-    at_one = {cell: at_rate(found, rates[cell[1]]) for cell, found in cells.items()}
-    jobs = jobs_of(runs)
-    methods = [name for name in methods_of(runs) if name != NOTHING]
+    cells = {cell: at_best(found) for cell, found in of_cells(runs).items()}
+    jobs = [job for job in jobs_of(runs) if (job, DEFAULT) in cells]
+    methods = [name for name in methods_of(runs) if name not in (NOTHING, *PARTS)]
     shown = np.full((len(methods), len(jobs)), math.nan)
     for i, method in enumerate(methods):
-        for job, (above, _) in differences(at_one, method).items():
-            shown[i, jobs.index(job)] = above
+        for job, (above, _) in differences(cells, method).items():
+            if job in jobs:
+                shown[i, jobs.index(job)] = above
     size = (2.5 + 0.62 * max(1, len(jobs)), 1.6 + 0.28 * max(1, len(methods)))
     found = Figure(figsize=size, layout="constrained")
     axes = found.add_subplot(1, 1, 1)

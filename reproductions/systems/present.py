@@ -198,7 +198,7 @@ def _evaluation(folder: Path) -> list[Row]:
 
 def _checkpoints(folder: Path) -> list[Row]:
     """Of eight policies the best three by a log are tried: what is gained over μ for the risk of bad ones."""
-    from agro.rollout.off_policy_values import sharpe_ratio
+    from agro.rollout.off_policy import sharpe_ratio
 
     rng = np.random.default_rng(0)
     reward, prompts, found = np.linspace(0, 1, 5), 400, {"estimates": [], "hash": []}

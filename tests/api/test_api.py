@@ -389,7 +389,7 @@ def test_a_log_says_how_long_responses_are_and_how_far_rewards_are_apart(tmp_pat
         chosen = choose(values | {"objective": {"name": "agro"}})
         of_log = agro.RunConfig.load("log")
         expected = {f"objective.{name}": value for name, value in of_log.objective.options.items()}
-        expected |= {"objective.beta": beta, "train.lr": "auto", "data.spread": True}
+        expected |= {"objective.beta": beta, "train.lr": "auto", "data.spread": 0.1}
         expected |= {"train.gain_ratio": 0.75, "train.step_kl": 0.005, "train.schedule": "linear"}
         assert chosen.settings == expected
         assert "rewards from -1 to 2" in chosen.notes[1]

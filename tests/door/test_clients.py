@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -153,3 +155,14 @@ def test_errors_are_those_of_the_services(both) -> None:
         second.with_options(api_key="wrong").messages.create(model="m", messages=HI, max_tokens=5)
     assert [model.id for model in first.models.list()] == ["tiny"]
     assert [model.id for model in second.models.list()] == ["tiny"]
+
+
+def test_the_agent_of_the_examples_makes_one_row(both, says, monkeypatch) -> None:
+    client, _, path = both
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples/agents"))
+    agent = importlib.import_module("agent")
+    says('<tool_call>\n{"name": "get", "arguments": {"key": "ab"}}\n</tool_call>', "7", "14")
+    assert agent.run(client, "ab?", {"ab": "7"}) == ["ab", "7", "14"]
+    [row] = rows(path)
+    assert row.meta["turns"] == 3
+    assert [m["content"] for m in row.meta["continuation"]] == ["", "7", "7", "twice?", "14"]

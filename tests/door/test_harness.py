@@ -181,9 +181,9 @@ def test_what_is_wrong_is_refused_first(monkeypatch) -> None:
     config = EnvironmentConfig(name="harness:python")
     for command, options, message in (
         ("no-such-command x", {}, "expected a command that is installed"),
-        ("python", {"reward": "luck"}, "expected exit, file, feedback, run"),
-        ("python", {"seconds": 0}, "a number above 0"),
-        ("python", {"surprise": 1}, "got surprise"),
+        ("python", {"reward": "luck"}, "options.reward: Input should be"),
+        ("python", {"seconds": 0}, "options.seconds: Input should be greater than 0"),
+        ("python", {"surprise": 1}, "options.surprise: Extra inputs are not permitted"),
     ):
         with pytest.raises(Refused, match=message):
             Harness(command, options, config)

@@ -15,7 +15,7 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.published import publish
 from agro.rollout.engines import Request
-from agro.rollout.engines.vllm import VLLM, command_of
+from agro.rollout.engines.server import VLLM, command_of
 from agro.train.check import check_config
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from agro.rollout.envs.playing import make_environment
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("calculator", {}, "expected verifiers:ENV_ID, module:Class or file.py:Class"),
+        ("calculator", {}, "verifiers:ENV_ID, module:Class or file.py:Class"),
         ("agro.rollout.envs:Tool", {"cal": 1}, "unexpected keyword argument 'cal'"),
         ("agro.rollout.envs:Tool", {"call": ["a"]}, "options.call: expected the two texts"),
         ("agro.rollout.envs:Tool", {"error": 1}, "options.error: expected text, got 1"),

@@ -124,7 +124,7 @@ def test_an_installed_environment_is_used_by_its_name(install: Install) -> None:
         make_environment("spelling", {}).name
         == make_environment(f"{folder / 'spelling.py'}:Spelling", {}).name
     )
-    with pytest.raises(Refused, match="expected spelling, verifiers:ENV_ID"):
+    with pytest.raises(Refused, match="expected spelling, harness, verifiers:ENV_ID"):
         make_environment("speling", {})
 
 

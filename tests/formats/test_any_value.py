@@ -14,8 +14,8 @@ from example import Example, json_lines
 from test_formats import EVERY, EXAMPLES, load, store
 
 from agro.errors import Refused
-from agro.io.blocks import record_blocks
 from agro.io.jsonlines import Line
+from agro.io.record_files import record_blocks
 from agro.logs import importing
 from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files

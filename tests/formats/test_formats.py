@@ -34,7 +34,7 @@ from agro.errors import Refused
 from agro.logs.format_table import FORMATS, Recognizer
 from agro.logs.import_report import ImportReport
 from agro.logs.importing import import_files
-from agro.rollout.prompt_formats import PROMPT_FORMATS
+from agro.rollout.prompts import PROMPT_FORMATS
 from agro.store import Store
 
 FAMILIES = (

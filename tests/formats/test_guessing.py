@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 from unknown_logs import ANSWERS, QUESTIONS, UNKNOWN_LOGS, WORSE, UnknownLog, lines, messages, table
 
 from agro.cli import app
-from agro.logs.column_kinds import columns_of
-from agro.logs.column_names import worth_of
 from agro.logs.guessing import propose
+from agro.logs.unknown_columns import columns_of, worth_of
 from agro.store import Store
 
 

@@ -97,7 +97,7 @@ def test_the_methods_of_a_job_have_the_same_rates_and_updates(job, method, tmp_p
     assert (config.train.lr, config.train.steps, config.train.schedule) == (rate, 16, "linear")
     assert (config.train.groups, config.train.seed) == (8 if job == "fresh" else 32, 3)  # prompts an update
     assert config.policy.lora.targets[0] == "20.self_attn.q_proj"
-    assert config.data.spread == (job == "log" and method.startswith("recipe"))
+    assert config.data.spread == (0.1 if job == "log" and method.startswith("recipe") else False)
 
 
 def measured(job: str, method: str, seed: int, after: float) -> dict:

@@ -130,6 +130,7 @@ def test_who_applies_where() -> None:
     stored = [name for name in JOBS if name not in fresh]
     assert able["all groups"] == [name for name in stored if JOBS[name].data == "groups"]
     assert able["TBRM, β = 0.01"] == able["the ratio alone"] == able["no weight"] == stored
+    assert able["replay, spread = true"] == fresh
     assert able["QRPO, β = 0.1"] == [n for n in stored if n not in (*of_pairs, "turns")]
     assert able["FPA"] == [n for n in stored if JOBS[n].data != "one each"]
 
@@ -182,9 +183,9 @@ def test_a_part_changes_what_the_default_has(part, out) -> None:
 def test_squared_preference_is_the_logistic_loss_of_log_t_over_t() -> None:
     """t = e of the winner and 1/e of the loser: f′ = 1/e and −e, so that −log σ(½ (1/e + e)) with β = ½."""
     batch = Batch.of(
-        mask=[[1], [1]], reward=[1.0, 0.0], group=["a", "a"], ref_logp=[[-2.0], [-2.0]], pairs=[(0, 1)]
+        mask=[[0, 1]] * 2, reward=[1, 0], group=["a", "a"], ref_logp=[[0.0, -2.0]] * 2, pairs=[(0, 1)]
     )
-    logp = torch.tensor([[-1.0], [-3.0]], dtype=torch.float64)
+    logp = torch.tensor([[0.0, -1.0], [0.0, -3.0]], dtype=torch.float64)
     found = squared_preference({"logp": logp}, batch, beta=0.5).loss
     assert float(found) == pytest.approx(math.log1p(math.exp(-0.5 * (math.exp(-1) + math.e))), rel=1e-12)
 

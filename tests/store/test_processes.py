@@ -179,7 +179,7 @@ def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypat
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed]
     log = tmp_path / f"log.jsonl{packed}"
     log.write_bytes(pack("".join(rows).encode()))
-    monkeypatch.setattr("agro.io.blocks.CHUNK", 8)
+    monkeypatch.setattr("agro.io.record_files.CHUNK", 8)
     child = os.fork()
     if not child:
         write, calls = Imports.note_identities, itertools.count(1)

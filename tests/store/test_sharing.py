@@ -20,9 +20,9 @@ import pytest
 from pyarrow import parquet
 
 from agro.errors import AgroWarning, Refused
-from agro.logs import sharing
+from agro.logs import reading
 from agro.logs.importing import import_files
-from agro.logs.sharing import Readers
+from agro.logs.reading import Readers
 from agro.store import Store, write_samples
 from agro.store.database import LEDGERS
 
@@ -40,20 +40,20 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
             assert child.channel._inbox.poll(60)
 
     monkeypatch.setattr(Readers, "__init__", ready)
-    monkeypatch.setattr("agro.io.blocks.CHUNK", 7)
+    monkeypatch.setattr("agro.io.record_files.CHUNK", 7)
 
 
 @pytest.fixture
 def read_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The blocks that this process reads."""
     blocks: list[Any] = []
-    read = sharing.Reader.read
+    read = reading.Reader.read
 
     def noted(reader: Any, block: Any) -> Any:
         blocks.append(block)
         return read(reader, block)
 
-    monkeypatch.setattr(sharing.Reader, "read", noted)
+    monkeypatch.setattr(reading.Reader, "read", noted)
     return blocks
 
 
@@ -239,8 +239,8 @@ def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, m
 
 PROGRAM = """
 import sys, time
-from agro.io import blocks
-from agro.logs.entries import EntryWriter
+from agro.io import record_files
+from agro.logs.importing import EntryWriter
 from agro.logs.importing import import_files
 from agro.store import Store
 
@@ -248,7 +248,7 @@ def slowly(*arguments, write=EntryWriter.write):
     time.sleep(0.05)
     return write(*arguments)
 
-blocks.CHUNK, EntryWriter.write = 10, slowly
+record_files.CHUNK, EntryWriter.write = 10, slowly
 with Store.open(sys.argv[2]) as store:
     print("begins", flush=True)
     import_files(store, [sys.argv[1]], workers=2)

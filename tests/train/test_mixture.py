@@ -357,10 +357,8 @@ def test_a_step_of_one_group_has_no_other_to_compare_with(tmp_path: Path) -> Non
 def test_groups_of_equal_rewards_count_as_many_as_the_store_has(
     equal: int, differing: int, drawn: list[int], tmp_path: Path
 ) -> None:
-    """A tenth as often as the others, one a step at least, half of it at most.
-
-    Whatever the kind, a group is drawn with a chance that times its weight is 4/20: so the expected gradient
-    is that of all groups, with noisy rewards too."""
+    """A tenth as often as the others, one a step at least, half of it at most. Whatever the kind, a group's
+    chance times its weight is 4/20: the expected gradient is that of all groups, with noisy rewards too."""
     with Store.open(tmp_path / "log.db") as store:
         for g in range(equal + differing):
             store.append([Sample(f"p{g}", f"{i}", reward=float(i * (g >= equal))) for i in range(2)])

@@ -7,7 +7,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import are_messages, entry, is_unknown, messages_in
 from agro.logs.fields import exchange, parsed, rewarded, scores, split
-from agro.logs.formats.table import declared
+from agro.logs.formats import declared
 from agro.logs.interchange import PREFERENCE
 from agro.logs.labels import number_in
 from agro.logs.protocol import Context, Item, Row

@@ -12,11 +12,11 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
-from agro.logs.columns import Preference
+from agro.logs.declared import Preference
 from agro.logs.fields import reply, settings, split, token_fields
-from agro.logs.formats.table import declared
+from agro.logs.formats import declared
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompt_formats import openai_prompt
+from agro.rollout.prompts import openai_prompt
 from agro.types.conversation import normalized
 
 _EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
@@ -26,8 +26,12 @@ _FINE_TUNING = {"messages", "tools", "parallel_tool_calls", "functions"}
 
 def _completion(row: Row, context: Context) -> list[Item]:
     """A completion alone, or beside what was asked: {request, response}, {messages, response} and such."""
-    column = _completion_column(row)
-    body = row if column is None else row[column]
+    body: Any = row
+    if "choices" not in row:
+        columns = [row.get(name) for name in ("response", "output", "completion")]
+        body = next(filter(_is_completion, columns), None)
+        if body is None:
+            raise Refused("response: expected a chat completion (an object with choices), got none")
     request = _request(row, body)
     if request is None:
         raise Refused(
@@ -35,16 +39,6 @@ def _completion(row: Row, context: Context) -> list[Item]:
             "messages or prompt"
         )
     return list(choices(body, openai_prompt(request), request, omit(row, (*_EXCHANGE_COLUMNS, *_COMPLETION))))
-
-
-def _completion_column(row: Row) -> str | None:
-    """The column of the completion; None where the record itself is one."""
-    if "choices" in row:
-        return None
-    for name in ("response", "output", "completion"):
-        if _is_completion(row.get(name)):
-            return name
-    raise Refused("response: expected a chat completion (an object with choices), got none")
 
 
 def _request(row: Row, body: Row) -> Row | None:
@@ -72,14 +66,11 @@ def choices(body: Row, prompt: Any, request: Row, meta: dict[str, Any]) -> Itera
         record["sampling"] = settings(request)
         if body.get("model") is not None:
             record["model"] = text(body["model"], "model")
-        details = {"id": body.get("id"), "finish": choice.get("finish_reason"), **_choice_details(choice)}
+        # Log-probs are kept aside: they are of text pieces, or before temperature and top-p.
+        aside = omit(choice, ("index", "message", "text", "finish_reason", "token_ids"))
+        details = {"id": body.get("id"), "finish": choice.get("finish_reason"), **aside}
         record["meta"] |= meta | {name: value for name, value in details.items() if value is not None}
         yield Item.of(record | _tokens(body, choice, location), location)
-
-
-def _choice_details(choice: Row) -> dict[str, Any]:
-    """Log-probs are kept aside: they are of text pieces, or before temperature and top-p."""
-    return omit(choice, ("index", "message", "text", "finish_reason", "token_ids"))
 
 
 def _tokens(body: Row, choice: Row, location: str) -> dict[str, Any]:
@@ -115,7 +106,10 @@ def _fine_tuning(row: Row, context: Context) -> list[Item]:
         return [Item.of(record | {"role": "expert"}, "messages")]
     items = []
     for index, message in enumerate(messages):
-        if _learned(message, f"messages[{index}]"):
+        weight = message.get("weight", 1)
+        if weight not in (0, 1):
+            raise Refused(f"messages[{index}].weight: expected 0 or 1, got {weight!r:.80}")
+        if weight == 1 and message.get("role") == "assistant":
             record = reply(turns[:index], turns[index], ("messages", f"messages[{index}]"))
             record["meta"] |= meta
             items.append(Item.of(record | {"role": "expert"}, f"messages[{index}]"))
@@ -124,25 +118,10 @@ def _fine_tuning(row: Row, context: Context) -> list[Item]:
     return items
 
 
-def _learned(message: Row, location: str) -> bool:
-    weight = message.get("weight", 1)
-    if weight not in (0, 1):
-        raise Refused(f"{location}.weight: expected 0 or 1, got {weight!r:.80}")
-    return bool(weight == 1 and message.get("role") == "assistant")
-
-
-def _preference_prompt(row: Row) -> list[dict[str, Any]]:
-    return objects(entry(row["input"], "input").get("messages"), "input.messages")
-
-
-def _preference_turns(value: Any, name: str) -> list[dict[str, Any]]:
-    return normalized(objects(value, name), name)
-
-
 PREFERENCES = Preference(
     "input.messages",
-    _preference_prompt,
-    _preference_turns,
+    lambda row: objects(entry(row["input"], "input").get("messages"), "input.messages"),
+    lambda value, name: normalized(objects(value, name), name),
     dropped=("input",),
     sides=(("preferred_output", "non_preferred_output"),),
     details=lambda row: omit(row["input"], ("messages",)),

@@ -18,9 +18,9 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import omit, text
-from agro.logs.columns import Columns, preference
+from agro.logs.declared import Columns, preference
 from agro.logs.fields import digest, exchange, integer, total
-from agro.logs.formats.table import declared, declared_prompts
+from agro.logs.formats import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row
 
 _TURNS = ("num_turns", "__num_turns__")
@@ -69,17 +69,9 @@ def _reward(row: Row, context: Context) -> float | None:
 
     TRL weighs them by its configuration, which isn't in the file.
     """
-    rewards = [name for name, value in row.items() if name not in _COMPLETION and _may_be_reward(value)]
+    numbers = [name for name, value in row.items() if type(value) in (float, int, type(None))]
+    rewards = [name for name in numbers if name not in _COMPLETION]
     return total(row, rewards, context.rewards, partial=True)
-
-
-def _queued(row: Row) -> str:
-    """Files are written from a queue that is never emptied: a later one repeats rows, at another step."""
-    return digest({name: value for name, value in row.items() if name != "step"})
-
-
-def _may_be_reward(value: Any) -> bool:
-    return value is None or (isinstance(value, float | int) and not isinstance(value, bool))
 
 
 def _preference(row: Row, context: Context) -> list[Item]:
@@ -102,7 +94,15 @@ def _preference(row: Row, context: Context) -> list[Item]:
 def _common(chosen: Any, rejected: Any) -> Any:
     """The messages, or the text, that both begin with."""
     if isinstance(chosen, str) and isinstance(rejected, str):
-        return _common_text(chosen, rejected)
+        # Up to the end of a word: one that differs belongs to the response.
+        both = enumerate(zip(chosen, rejected))
+        length = next((i for i, (a, b) in both if a != b), min(len(chosen), len(rejected)))
+        start = chosen[:length]
+        if start not in (chosen, rejected):
+            start = start[: max(start.rfind(space) for space in " \n\t") + 1].rstrip(" ")
+        if not start or start in (chosen, rejected):
+            raise Refused("prompt: expected chosen and rejected to begin with the same text, and then differ")
+        return start
     if not (isinstance(chosen, list) and isinstance(rejected, list)):
         raise Refused("chosen, rejected: expected two texts, or two lists of messages, the prompt inside")
     same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected))
@@ -110,19 +110,6 @@ def _common(chosen: Any, rejected: Any) -> Any:
     if not prompt or len(prompt) in (len(chosen), len(rejected)):
         raise Refused("prompt: expected chosen and rejected to begin with the same messages, and then differ")
     return prompt
-
-
-def _common_text(chosen: str, rejected: str) -> str:
-    """The text that both begin with, up to the end of a word: one that differs belongs to the response."""
-    length = next(
-        (i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected))
-    )
-    same = chosen[:length]
-    if same not in (chosen, rejected):
-        same = same[: max(same.rfind(space) for space in " \n\t") + 1].rstrip(" ")
-    if not same or same in (chosen, rejected):
-        raise Refused("prompt: expected chosen and rejected to begin with the same text, and then differ")
-    return same
 
 
 def _after(prompt: Any, response: Any) -> Any:
@@ -153,12 +140,9 @@ def _stepwise(row: Row, context: Context) -> list[Item]:
         if not isinstance(label, bool):
             raise Refused(f"labels: expected true and false, got {label!r:.80}")
     texts = [text(step, f"completions[{i}]") for i, step in enumerate(steps)]
-    meta = omit(row, _STEPS) | {"steps": texts, "step_labels": labels}
+    meta = omit(row, ("prompt", "completions", "labels")) | {"steps": texts, "step_labels": labels}
     record = {"prompt": prompt, "response": "\n".join(texts), "meta": meta}
     return [Item.of(_dense(record, texts, labels, context), "completions")]
-
-
-_STEPS = ("prompt", "completions", "labels")
 
 
 def _dense(record: dict[str, Any], texts: list[str], labels: list[bool], context: Context) -> dict[str, Any]:
@@ -184,7 +168,12 @@ COMPLETIONS = Columns("prompt", "completion", judge=_reward, integers=("step",),
 UNPAIRED = Columns("prompt", "completion", judge=_label, dropped=("label",), messages=True)
 TRL_DEMONSTRATIONS = Columns("prompt", "completion", role="expert", messages=True)
 
-declared("trl-completions", COMPLETIONS.read, identity=_queued)
+declared(
+    "trl-completions",
+    COMPLETIONS.read,
+    # Files are written from a queue that is never emptied: a later one repeats rows, at another step.
+    identity=lambda row: digest({name: value for name, value in row.items() if name != "step"}),
+)
 declared(
     "trl-preference",
     _preference,

@@ -1,7 +1,9 @@
 """The figures of pages: their look, metrics against steps, shares, and rewards against KL.
 
 A figure is drawn once and colored by its page: an SVG's colors become CSS variables, so that a page shows it
-in both color schemes. A PNG has the light ones.
+in both color schemes. A PNG has the light ones. It shows values under the pointer without a script: each
+column is an invisible rectangle with a line and a card, which the page's style shows while the pointer, or a
+finger, is on it.
 """
 
 from __future__ import annotations

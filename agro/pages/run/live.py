@@ -1,4 +1,4 @@
-"""The page of a run while it trains, on this machine alone."""
+"""The page of a run while it trains, on this machine alone, and all samples of its store, with a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that `agro check` reports of a store, as JSON and as a summary for the terminal."""
+"""What the numbers of a store mean for an objective, in words, and all of it as JSON and for the terminal."""
 
 from __future__ import annotations
 

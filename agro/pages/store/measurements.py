@@ -1,4 +1,5 @@
-"""What a model, and a reference, say of stored responses: log-probs, ranking, coverage, weights, β."""
+"""What a model, and a reference, say of stored responses: log-probs, ranking, coverage, weights, β; and the
+mean reward of a log beside that of the policy's own responses to its prompts."""
 
 from __future__ import annotations
 

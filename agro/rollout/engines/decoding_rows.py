@@ -52,21 +52,16 @@ class Stops:
 
         The text is new, so only the last tokens are decoded. `tokens` has at least one token before `start`.
         """
-        previous, *ids = self._last(tokens, start, end)
+        special, count = self.policy.encoder.special, self._least
+        while True:  # until enough of them have text
+            begin = max(start, end - count)
+            previous, *ids = tokens[begin - 1 : end].tolist()
+            without_text = sum(token in special for token in ids)
+            if begin == start or len(ids) - without_text >= self._least:
+                break
+            count = self._least + without_text
         tail = self.policy.decode(ids, [previous])
         return any(text in tail for text in self.texts)
-
-    def _last(self, tokens: NDArray[np.int64], start: int, end: int) -> list[int]:
-        """The last tokens of a response, enough of them with text, and the token before them."""
-        special = self.policy.encoder.special
-        count = self._least
-        while True:
-            begin = max(start, end - count)
-            ids: list[int] = tokens[begin - 1 : end].tolist()
-            without_text = sum(token in special for token in ids[1:])
-            if begin == start or len(ids) - 1 - without_text >= self._least:
-                return ids
-            count = self._least + without_text
 
 
 HAS_KEYS = attrgetter("is_initialized")  # before the first pass no layer, later all that aren't skipped
@@ -200,7 +195,6 @@ class Rows:
 
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
-        """Add requests, at most `free`."""
         longest = max(len(r.ids) for r in wave)
         if longest > self.longest:
             self._widen(longest)
@@ -278,7 +272,10 @@ class Rows:
         self.end = e + 1
         finished = (self.limit[:b] == self.end) | (self.tokens[:b, e, None] == self.eos).any(1)
         done = finished.nonzero()[0].tolist()
-        done = sorted({*done, *self._stopped()})
+        if self.stops.texts:
+            starts = enumerate(self.first[:b])
+            done += [i for i, start in starts if self.stops.found(self.tokens[i], start, self.end)]
+        done = sorted(set(done))
         return self._remove(done) if done else []
 
     def _draw(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -302,13 +299,6 @@ class Rows:
             use_cache=True,
         ).last_hidden_state
         return self.head.logits(hidden[:, -1])
-
-    def _stopped(self) -> list[int]:
-        """Rows whose text now has a stop text."""
-        if not self.stops.texts:
-            return []
-        starts = self.first[: len(self.live)]
-        return [i for i, start in enumerate(starts) if self.stops.found(self.tokens[i], start, self.end)]
 
     def _remove(self, done: list[int]) -> list[Finished]:
         results: list[Finished] = []

@@ -34,18 +34,16 @@ def draw(logits: Tensor, uniform: Tensor, sampler: SamplerConfig) -> tuple[Tenso
         tokens = logits.argmax(1)
         return tokens, torch.zeros_like(logits[:, 0])
     rows = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    chunks = [_draw(z, u, sampler) for z, u in zip(logits.split(rows), uniform.split(rows))]
-    return torch.cat([tokens for tokens, _ in chunks]), torch.cat([logp for _, logp in chunks])
-
-
-def _draw(logits: Tensor, uniform: Tensor, sampler: SamplerConfig) -> tuple[Tensor, Tensor]:
-    z = logits
-    if sampler.temperature != 1:
-        z.div_(sampler.temperature)
-    z = truncate(z, sampler)
-    z.sub_(z.amax(1, keepdim=True))
-    tokens, total = invert(z.exp(), uniform[:, None])
-    return tokens[:, 0], (z.gather(1, tokens) - total.log())[:, 0].to(z.dtype)
+    chosen, logps = [], []
+    for z, u in zip(logits.split(rows), uniform.split(rows)):
+        if sampler.temperature != 1:
+            z.div_(sampler.temperature)
+        truncate(z, sampler)
+        z.sub_(z.amax(1, keepdim=True))
+        tokens, total = invert(z.exp(), u[:, None])
+        chosen.append(tokens[:, 0])
+        logps.append((z.gather(1, tokens) - total.log())[:, 0].to(z.dtype))
+    return torch.cat(chosen), torch.cat(logps)
 
 
 def invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

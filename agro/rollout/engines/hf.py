@@ -77,7 +77,16 @@ class HF:
         version = self.version
         layers: tuple[int, ...] = ()
         if sampler.skip_layers:
-            self._check_skipping(sampler.skip_layers)
+            if not self._may_skip:
+                self._may_skip = True
+                with refusing_errors(self.policy.name, "sampling with skipped layers"):
+                    self.probe(
+                        SamplerConfig(
+                            temperature=self.policy.temperature,
+                            max_new=PROBED,
+                            skip_layers=sampler.skip_layers,
+                        )
+                    )
             layers = chosen_layers(self.policy, sampler.skip_layers, seed, waiting[0].number)
         sampling = {"skipped_layers": list(layers)} if layers else {}
         fused = self.fused and not layers and is_fusable(self.policy)
@@ -96,22 +105,11 @@ class HF:
                     )
                 yield Continuation(done.request, done.tokens, done.logp, version, sampling, done.kept)
 
-    def _check_skipping(self, share: float) -> None:
-        """Raise `Refused` where the model computes something else without some of its layers."""
-        if not self._may_skip:
-            self._may_skip = True
-            with refusing_errors(self.policy.name, "sampling with skipped layers"):
-                sampler = SamplerConfig(
-                    temperature=self.policy.temperature, max_new=PROBED, skip_layers=share
-                )
-                self.probe(sampler)
-
     def rows(self, waiting: deque[Request], sampler: SamplerConfig, seed: int, *, fused: bool) -> Decoder:
         """What decodes these requests, and later ones with no more room than they have."""
         return Rows(self.policy, waiting, sampler, seed, fused=fused)
 
     def load(self, weights: Path, version: int) -> None:
-        """Copy the weights of a saved model into this one."""
         self.policy.load_weights(weights)
         self.version = version
 
@@ -179,14 +177,10 @@ def skipping(policy: Policy, layers: Sequence[int]) -> Iterator[None]:
     previous = [block.get("forward") for block in skipped]
     try:
         for block in skipped:
-            block["forward"] = _unchanged
+            block["forward"] = lambda hidden_states, *args, **kwargs: hidden_states
         yield
     finally:
         for block, method in zip(skipped, previous):
             block.pop("forward", None)
             if method is not None:
                 block["forward"] = method
-
-
-def _unchanged(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return hidden_states

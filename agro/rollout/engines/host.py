@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, Field, RootModel, StrictFloat, StrictInt, ValidationError, model_validator
@@ -24,9 +23,20 @@ from agro.errors import Refused
 from agro.io.files import digest
 from agro.models.encoding import Encoder
 from agro.models.published import ROUNDING, Probe
-from agro.rollout.engines.connection import Away, Broken, Connection, Failed, Lost, Missing
+from agro.rollout.engines.connection import (
+    Away,
+    Broken,
+    Connection,
+    Failed,
+    Lost,
+    Missing,
+    Reply,
+    Span,
+    Strict,
+    problem_of,
+    wrong_field,
+)
 from agro.rollout.engines.protocol import Continuation, Request
-from agro.rollout.engines.replies import Reply, Span, Strict, problem_of, wrong_field
 
 PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
 Scores = list[list[float]]  # of the sequences of a probe, for each token but the first
@@ -76,7 +86,8 @@ class Host:
         Raises `Lost` where the server fails, and `Refused` for a reply that isn't what was requested.
         """
         body = self.dialect.sampling(request, sampler, seed, self.served)
-        has_adapter = isinstance(self._push, Adapter)  # whose version is that of its name
+        # Whose version is that of its name, whatever the server says of its model.
+        has_adapter = isinstance(self._push, Adapter)
         self.busy += 1
         try:
             reply = await self.connection.post(self.dialect.path, body, self.dialect.read, self._prove)
@@ -89,9 +100,14 @@ class Host:
             self.busy -= 1
         if problem:
             raise Refused(f"{self.url}{self.dialect.path}: response {request.number}: {problem}")
+        logp = [np.nan if x is None else min(x, 0.0) for x in reply.logprobs]
         if sampler.temperature == 0:  # a point mass, as the embedded engine says; servers report the model's
-            reply = replace(reply, logprobs=[0.0] * len(reply.logprobs))
-        return _continuation(request, reply, version, whole=has_adapter)
+            logp = [0.0] * len(logp)
+        versions = None if has_adapter else reply.versions()
+        ids = np.array(reply.token_ids)
+        return Continuation(
+            request, ids, np.array(logp, np.float64), version if versions is None else versions
+        )
 
     async def renew(self, weights: Path, version: int, probe: Probe) -> None:
         """Push new weights, and use the server only if it passes the probe."""
@@ -135,14 +151,30 @@ class Host:
             self._proofs += 1
 
     def _unfit(self, scores: Scores, probe: Probe) -> str:
-        """Why the server isn't used, by its log-probs of the probe; "" where it is."""
-        found = gap(scores, probe.logp)
+        """Why the server isn't used, since its scores are further from the learner's than rounding explains;
+        "" where it is."""
+        gaps, before = np.abs(np.concatenate(scores) - np.concatenate(probe.logp)), self._scores
+        mean = float(gaps.mean())
         allowed = probe.allowed if self.settings.push_error is None else self.settings.push_error
-        is_fit = not allowed or found.mean <= allowed
-        way = "adapter" if isinstance(self._push, Adapter) else self.settings.push or "reload"
-        problem = "" if is_fit else unfit(found, allowed, way, scores, self._scores)
-        self.error, self._scores = found.mean, scores
-        return problem
+        self.error, self._scores = mean, scores
+        if not allowed or mean <= allowed:
+            return ""
+        likely = LIKELY["adapter" if isinstance(self._push, Adapter) else self.settings.push or "reload"]
+        if mean <= ROUNDING[True]:
+            likely = (
+                "another type of numbers. What to do: start vLLM with --dtype as policy.dtype (by default it "
+                f"serves float32 in half precision), or set engine.push_error = {ROUNDING[True]:g}"
+            )
+        if scores == before:
+            likely = (
+                "nothing arrived, since its log-probs are those of before the push. What to do: see the "
+                "server's log; whether it can read the folder RUN/weights"
+            )
+        return (
+            f"after the push its log-probs of {gaps.size} fixed tokens are {mean:.3g} nats a token "
+            f"off those of the trainer (at most {gaps.max():.3g}), above engine.push_error = {allowed:g}. "
+            f"Likely: {likely}"
+        )
 
     async def _push_repeatedly(self, push: Push, weights: Path, version: int) -> str | None:
         """The name that the server then has the weights under; None: that of its model."""
@@ -154,25 +186,6 @@ class Host:
             except Lost:
                 await self.connection.pause(attempt)
         return await push.push(self.connection, weights, version)
-
-
-def _continuation(request: Request, reply: Reply, version: int, *, whole: bool) -> Continuation:
-    """`whole`: the complete response has `version`, whatever the server says of its model."""
-    logprobs = [np.nan if x is None else min(x, 0.0) for x in reply.logprobs]
-    versions = None if whole else reply.versions()
-    ids = np.array(reply.token_ids)
-    return Continuation(
-        request, ids, np.array(logprobs, np.float64), version if versions is None else versions
-    )
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How far log-probs are apart, nats a token."""
-
-    mean: float
-    largest: float
-    tokens: int
 
 
 async def score(server: Connection, dialect: Dialect, probe: Probe, served: str | None) -> Scores:
@@ -193,50 +206,8 @@ async def score(server: Connection, dialect: Dialect, probe: Probe, served: str 
     raise Refused(f"{server.url}{dialect.scoring_path}: log-probs of given tokens: {problem}")
 
 
-def gap(a: Scores, b: Scores) -> Gap:
-    off = np.abs(np.concatenate(a) - np.concatenate(b))
-    return Gap(float(off.mean()), float(off.max()), off.size)
-
-
-def unfit(found: Gap, allowed: float, way: str, scores: Scores, before: Scores | None) -> str:
-    """Why a server isn't used: its scores are further from the learner's than rounding explains.
-
-    `before`: its scores after the push before this one, where there was one.
-    """
-    likely = LIKELY[way]
-    if found.mean <= ROUNDING[True]:
-        likely = (
-            "another type of numbers. What to do: start vLLM with --dtype as policy.dtype (by default it "
-            f"serves float32 in half precision), or set engine.push_error = {ROUNDING[True]:g}"
-        )
-    if before is not None and gap(scores, before).largest == 0:
-        likely = (
-            "nothing arrived, since its log-probs are those of before the push. What to do: see the server's "
-            "log; whether it can read the folder RUN/weights"
-        )
-    return (
-        f"after the push its log-probs of {found.tokens} fixed tokens are {found.mean:.3g} nats a token off "
-        f"those of the trainer (at most {found.largest:.3g}), above engine.push_error = {allowed:g}. Likely: "
-        f"{likely}"
-    )
-
-
 ADAPTER = "adapter_config.json"  # the file by which the folder of an adapter is known
 KEPT = 2  # adapters on a server: responses to an earlier one may still be under way for another process
-
-
-class Push(Protocol):
-    """Brings weights to one server. `needs`: how a server is started for it."""
-
-    needs: str
-
-    async def push(self, server: Connection, weights: Path, version: int) -> str | None:
-        """Returns the name that the server has them under; None: that of its model.
-
-        Raises `Lost` where a request fails, and `Refused` for one that the server refuses. Then the server
-        may have any mixture of weights.
-        """
-        ...
 
 
 def push_of(settings: config.EngineConfig, weights: Path) -> type[Push]:
@@ -318,7 +289,11 @@ class Adapter:
 
     async def push(self, server: Connection, weights: Path, version: int) -> str | None:
         name = f"agro@{version}-{digest(weights / 'adapter_model.safetensors')[:12]}"
-        there = _names(await server.get("/v1/models"))
+        models = await server.get("/v1/models")
+        try:
+            there = {str(model["id"]) for model in models["data"]}
+        except (KeyError, TypeError):
+            raise Refused(f"/v1/models: expected a list of models in data, got {models!r:.80}") from None
         if name not in there:
             await server.command(self.load, {"lora_name": name, "lora_path": str(weights.resolve())})
         if name not in self.loaded:
@@ -349,50 +324,22 @@ class SGLangAdapter(Adapter):
     load, unload = "/load_lora_adapter", "/unload_lora_adapter"
 
 
+Push = Reload | Transfer | Adapter | SGLangReload
+"""Brings weights to one server. `needs`: how a server is started for it.
+
+`push` returns the name that the server has them under; None: that of its model. It raises `Lost` where a
+request fails, and `Refused` for one that the server refuses. Then the server may have any mixture of weights.
+"""
+
+
 def names_in(file: str) -> list[str]:
-    """The tensors of a safetensors file."""
     with safe_open(file, framework="numpy") as tensors:
         return list(tensors.keys())
-
-
-def _names(models: Any) -> set[str]:
-    """Of a server's models and adapters."""
-    try:
-        return {str(model["id"]) for model in models["data"]}
-    except (KeyError, TypeError):
-        raise Refused(f"/v1/models: expected a list of models in data, got {models!r:.80}") from None
 
 
 C = TypeVar("C", bound=BaseModel)
 SEED_BITS = 31  # servers take a 32-bit signed integer
 ABORTED = 'finish_reason "abort": the server gave the response up'
-
-
-class Dialect(Protocol):
-    """Requests for responses and for log-probs of given tokens.
-
-    `read` and `scores` raise pydantic's `ValidationError` for a reply that says something else.
-    """
-
-    path: str  # of requests for responses
-    scoring_path: str
-    advice: str  # where a reply lacks something
-
-    def sampling(
-        self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
-    ) -> dict[str, Any]:
-        """The body of a request for one response."""
-        ...
-
-    def read(self, content: Any) -> Reply: ...
-
-    def scoring(self, ids: Sequence[int], served: str | None) -> dict[str, Any]:
-        """The body of a request for the log-probs of these tokens, at temperature 1."""
-        ...
-
-    def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
-        """Of each token but the first."""
-        ...
 
 
 def dialect_of(settings: config.EngineConfig, eos_ids: Sequence[int]) -> Dialect:
@@ -482,13 +429,14 @@ class Completions:
 
     def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
         scored = Choices[ScoredChoice].model_validate(content).choices[0].prompt_logprobs
-        return [_of_token(entry, token) for entry, token in zip(scored[1:], ids[1:], strict=True)]
-
-
-def _of_token(entry: Mapping[str, LogProb] | None, token: int) -> float:
-    if entry is None or str(token) not in entry:
-        raise ValueError(f"prompt_logprobs: expected the log-prob of token {token}, got {entry!r:.80}")
-    return entry[str(token)].logprob
+        found = []
+        for token, entry in zip(ids[1:], scored[1:], strict=True):
+            if entry is None or str(token) not in entry:
+                raise ValueError(
+                    f"prompt_logprobs: expected the log-prob of token {token}, got {entry!r:.80}"
+                )
+            found.append(entry[str(token)].logprob)
+        return found
 
 
 class GeneratedLogProbs(Strict):
@@ -584,3 +532,11 @@ class SGLang:
         if [token for _, token in found] != list(ids) or any(logp is None for logp, _ in found[1:]):
             raise ValueError(f"input_token_logprobs: expected one for each of {len(ids)} tokens, got others")
         return [logp for logp, _ in found[1:] if logp is not None]
+
+
+Dialect = Completions | SGLang
+"""Requests for responses at `path`, and for log-probs of given tokens, at temperature 1, at `scoring_path`.
+
+`scores` has one for each token but the first. It and `read` raise pydantic's `ValidationError` for a reply
+that says something else. `advice`: what to do where a reply lacks something.
+"""

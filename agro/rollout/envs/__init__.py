@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from agro.rollout.envs.process import load_environment
-from agro.rollout.envs.protocol import Environment, Turn
-from agro.rollout.envs.tool import Mistake, Tool
+from agro.rollout.envs.protocol import Environment, Mistake, Tool, Turn
 
 __all__ = [
     "Environment",

@@ -58,22 +58,19 @@ class EnvironmentProcess:
     def step(self, state: PlayedEpisode, text: str) -> Turn:
         reply = self._step(state, text)
         if reply == LOST:
-            self._play_again(state)
+            self._reset(state)
+            for earlier, answered in state.turns:
+                if self._step(state, earlier) != answered:
+                    raise WrongResult(
+                        "its process ended in another episode, and when the turns of this one were played "
+                        "again in a new one, it answered otherwise"
+                    )
             reply = self._step(state, text)
         state.turns.append((text, reply))
         return Turn(**reply)
 
     def close(self) -> None:
         self._pool.close()
-
-    def _play_again(self, episode: PlayedEpisode) -> None:
-        self._reset(episode)
-        for text, answered in episode.turns:
-            if self._step(episode, text) != answered:
-                raise WrongResult(
-                    "its process ended in another episode, and when the turns of this one were played again "
-                    "in a new one, it answered otherwise"
-                )
 
     def _reset(self, episode: PlayedEpisode) -> None:
         asked = episode.prompt

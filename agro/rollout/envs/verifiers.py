@@ -107,7 +107,8 @@ class VerifiersRollout:
         await asyncio.wait([request, self._task], return_when=asyncio.FIRST_COMPLETED)
         if not request.done():
             request.cancel()
-            self._raise()
+            if error := self._task.result().get("error"):
+                raise RuntimeError(f"{error!s:.300}")
             return None
         self.messages, self._reply = request.result()
         return self.messages
@@ -116,11 +117,6 @@ class VerifiersRollout:
         assert self._reply is not None
         self._reply.set_result(text)
         return await self.asked()
-
-    def _raise(self) -> None:
-        error = self._task.result().get("error")
-        if error:
-            raise RuntimeError(f"{error!s:.300}")
 
     def reward(self) -> float:
         return float(self._task.result()["reward"])

@@ -1,0 +1,575 @@
+"""The columns of an unknown log: where they are, what they hold, and what their names say.
+
+And pairs of responses: which columns have the two, and which says what is better.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+from agro.io.json_values import are_messages, is_unknown, unpacked
+from agro.io.terminal import cut
+from agro.logs.labels import WORDS, count_in, number_in, share_in, word_of, worded_number
+
+SHOWN = 3
+DEEP = 4  # levels of objects
+FEW = 12  # different words of a judgment
+OTHER_WORDS = 3  # among judgments, different ones at most, and a sixth of the values: what isn't rated
+
+Type = Literal["messages", "texts", "numbers", "number", "flag", "date", "id", "word", "text", "empty"]
+TEXTS = ("text", "word", "texts")
+JUDGING = ("number", "flag", "word")  # types of columns that may be judgments
+
+DATE = re.compile(
+    r"(\d{4}-\d\d-\d\d|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|[A-Z][a-z]{2,8}\.? \d{1,2},? \d{4})([T ,]+.*\d.*)?"
+    r"|\d{1,2}:\d\d(:\d\d)?"
+)
+LETTERS = re.compile(r"[^\W\d_]{2}|^[^\W\d_]$")
+WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{4}")  # between words
+ID = re.compile(r"(?=.*\d)[\w.:@/+#-]{3,}|[\w.+-]+@[\w.-]+|https?://\S+")
+
+
+@dataclass
+class Column:
+    """The values at a path of `--map` in the first records, without unknown ones."""
+
+    path: str
+    values: list[Any] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # of the records that have them, from 0
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The words of its name; of a nested one those of its last step first."""
+        return [word for step in steps_of(self.path) for word in step]
+
+    @cached_property
+    def type(self) -> Type:
+        """Of numbers also where a few values are words, which say that nothing is known."""
+        known = [value for value in self.values if not (isinstance(value, str) and value in self.unrated)]
+        if not known:
+            return "empty"
+        tests = (
+            ("messages", lambda x: are_messages(unpacked(x))),
+            ("numbers", lambda x: isinstance(x, list) and all(map(_may_be_in_numbers, x))),
+            ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
+            ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
+            ("number", is_number),
+            ("date", lambda x: isinstance(x, str) and DATE.fullmatch(x.strip()) is not None),
+        )
+        for name, test in tests:
+            if all(map(test, known)):
+                return name  # type: ignore[return-value]
+        distinct = self.distinct
+        if all(isinstance(x, str) and ID.fullmatch(x) for x in known) and len(distinct) > min(
+            FEW, len(known) / 2
+        ):
+            return "id"
+        is_few = len(distinct) <= FEW and max(len(word) for word in distinct) <= 40
+        return "word" if is_few and len(self.values) > len(distinct) else "text"
+
+    @cached_property
+    def unrated(self) -> frozenset[str]:
+        """The words among numbers or words that stand where there is no judgment."""
+        texts = [value for value in self.values if isinstance(value, str)]
+        missing = frozenset(text for text in texts if is_missing(text))
+        others = [
+            text for text in texts if text not in missing and not is_number(text) and not _is_judgment(text)
+        ]
+        if 6 * len(others) <= len(self.values) and len(set(others)) <= OTHER_WORDS:
+            missing |= frozenset(text for text in others if not re.search(r"\d", text) and len(text) <= 40)
+        return missing
+
+    @property
+    def distinct(self) -> list[str]:
+        return list(dict.fromkeys(str(value) for value in self.values))
+
+    @property
+    def tells(self) -> bool:
+        """Whether it isn't the same in all of several records."""
+        return len(self.distinct) > 1 or len(self.values) < 2
+
+    @property
+    def is_spoken(self) -> bool:
+        """Whether some value has several words, as the numbers of users and files don't."""
+        texts = [text for value in self.values for text in (value if isinstance(value, list) else [value])]
+        return any(isinstance(text, str) and _has_several_words(text) for text in texts)
+
+    @property
+    def length(self) -> float:
+        """The mean number of characters."""
+        return fmean(len(str(value)) for value in self.values) if self.values else 0.0
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether its name is of something beside prompt, response and judgment."""
+        return any(has(token, ASIDE) for token in self.tokens)
+
+    def named(self, role: str) -> float:
+        """How well its name says that it has this role, from 0 to 1; a word further inside counts less."""
+        best = 0.0
+        for depth, step in enumerate(steps_of(self.path)):
+            for token in step:
+                is_last = token == step[-1]  # the noun, where English has several words
+                best = max(best, likeness(token, role) * (1.0 if is_last else 0.9) / (1 + depth / 4))
+        return best * (0.3 if self.is_aside else 1)
+
+    def about(self) -> dict[str, Any]:
+        """As JSON: its path, type and first values."""
+        kind = f"{self.type}, {len(self.distinct)} different" if self.values else "empty"
+        return {"column": self.path, "type": kind, "first": [cut(x, 40) for x in self.distinct[:SHOWN]]}
+
+    def __str__(self) -> str:
+        about = self.about()
+        return f"  {cut(self.path, 60)}: {about['type']}: {' | '.join(about['first'])}"
+
+
+def _may_be_in_numbers(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or is_number(value)
+
+
+def is_number(value: Any) -> bool:
+    number = number_in(value)
+    if isinstance(number, str):
+        return share_in(number) is not None or count_in(number) is not None
+    return isinstance(number, int | float) and not isinstance(number, bool)
+
+
+def _has_several_words(text: str) -> bool:
+    count = sum(LETTERS.search(word) is not None for word in text.split())
+    return count > 1 or WITHOUT_SPACES.search(text) is not None
+
+
+def _is_judgment(text: str) -> bool:
+    try:
+        return worth_of(text) is not None
+    except KeyError:
+        return False
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """The columns of records, also those inside of objects and of JSON in a cell."""
+    columns: dict[str, Column] = {}
+    for i, row in enumerate(rows):
+        named = [("*", "*", value) for value in row.values()] if _by_key(row) else []
+        for name, step, value in named or [(name, quoted(name), value) for name, value in row.items()]:
+            for path, inner in _leaves(name, step, value, DEEP):
+                column = columns.setdefault(path, Column(path))
+                if not is_unknown(inner) and inner != "":
+                    column.values.append(inner)
+                    column.places.append(i)
+    return tuple(columns.values())
+
+
+def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, Any]]:
+    """The paths below a value, and what is there. `step`: the path as it stands in longer ones."""
+    parsed = unpacked(value)
+    if isinstance(parsed, dict) and parsed and deep:
+        if _by_key(parsed):
+            for item in parsed.values():
+                yield from _leaves(f"{step}.*", f"{step}.*", item, deep - 1)
+            return
+        for name, item in parsed.items():
+            longer = f"{step}.{quoted(name)}"
+            yield from _leaves(longer, longer, item, deep - 1)
+    elif _are_objects(parsed) and deep and not are_messages(parsed):
+        for item in parsed:
+            yield from _leaves(f"{step}[*]", f"{step}[*]", item, deep - 1)
+    else:
+        yield path, value
+        if are_messages(parsed) and deep:  # a judgment beside what the last one says
+            for name in parsed[-1].keys() - {"role", "content", "tool_calls", "name", "id"}:
+                longer = f"{step}[-1].{quoted(name)}"
+                yield from _leaves(longer, longer, parsed[-1][name], deep - 1)
+
+
+def _by_key(value: Mapping[str, Any]) -> bool:
+    """Whether its keys number or name records that are alike, such as those of pandas' to_json."""
+    if all(str(key).isdecimal() for key in value):
+        return len(value) > 1
+    items = list(value.values())
+    if len(items) < 3 or not all(isinstance(item, dict) and item for item in items):
+        return False
+    are_columns = all(str(key).isdecimal() for key in items[0])  # each with its cells
+    return not are_columns and all(item.keys() == items[0].keys() for item in items)
+
+
+def quoted(name: str) -> str:
+    """As a step of an expression."""
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def as_literal(value: Any) -> str:
+    """A value within an expression."""
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def step_of(column: Column) -> str:
+    """A column within an expression."""
+    path = column.path
+    return path if re.fullmatch(r"[A-Za-z_][\w.]*", path, re.ASCII) else json.dumps(path, ensure_ascii=False)
+
+
+def best_named(columns: Iterable[Column], role: str) -> Column | None:
+    """The column whose name says it best, of equal ones the one with sentences; None where no name does."""
+    named = [column for column in columns if column.named(role)]
+    return max(named, key=lambda c: (c.named(role), c.is_spoken, c.type != "word", c.length), default=None)
+
+
+# Words in the names of columns and in judgments for a proposal that a person looks at before it is taken.
+# They needn't be complete: what they don't say, the content does, and what they say wrongly is shown. All
+# are in lower case and without accents, as `plain` makes them. One of up to four letters is a whole word,
+# also with an s at its end; a longer one may be a part of a word, such as frage in Kundenanfrage.
+words = str.split
+# The most telling first.
+NAMES: Mapping[str, Sequence[str]] = {
+    "prompt": words(
+        "prompt question instruction query frage pregunt domand pergunt vraag request problem task ask "
+        "asked consult demand richiest aufgab eingab anliegen user human customer kunde client usuario "
+        "entrada message nachricht mensaj messag utterance brief issue input title subject context q "
+        "chat conversation history dialog"
+    ),
+    "response": words(
+        "response completion answer reply replied antwort repons respuest rispost respost antwoord "
+        "generat assistant assistent output bot chatbot copilot predict pred candidate hypothesis "
+        "ausgab salida sortie suggestion draft entwurf vorschl ai ki ia llm model result solution text "
+        "content code sql a"
+    ),
+    "reward": words(
+        "reward score rating rated rate bewert wertung beurteil grade grading mark thumb feedback star "
+        "stern etoil estrell quality qualit gute note nota voto vote helpful useful hilfreich nutzl "
+        "util utile correct label punkt point punt verdict judge judgm urteil evalu valut valor "
+        "calific avali beoordel cijfer like accepted accuracy acc passed pass success csat nps "
+        "reaction assess review satisf zufrieden avis apprec approv resolved solved selected outcome "
+        "match f1 em rouge bleu"
+    ),
+    "preference": words(
+        "winner winning wins win prefer better best choice chosen pick picked select vote label "
+        "verdict judge judgm compar reject bevorzug besser gewinn sieger gagnant meilleur ganador "
+        "mejor miglior vincitor voorkeur melhor beter loser loses worse worst schlecht perdant "
+        "perdedor"
+    ),
+    "chosen": words(
+        "chosen prefer better best winner winning good accepted besser bevorzug meilleur mejor miglior melhor"
+    ),
+    "rejected": words(
+        "rejected refused dispref worse worst loser losing bad declined schlecht moins pire peor peggio"
+    ),
+    "messages": words("message conversation dialog chat turns history transcript"),
+    "answer": words("expected gold golden reference truth ideal target ground correct muster referenz"),
+}
+# Of something beside prompt, response and judgment.
+ASIDE = words(
+    "comment kommentar remark explan rationale reason justif why warum notes anmerk begrund "
+    "commentaire motivo tag category kategor categor topic theme language lang sprache langue country "
+    "team annotator reviewer rater name email mail id uuid url version type status source system date "
+    "datum zeit count anzahl nombre num number n nr token temperature year age turn step round "
+    "confidence agreement index position page length chars attempt retries size priority prio hours "
+    "total scale level threshold votes ratings retrieval similarity logprob seed file path"
+)
+# What is better where there is less of it; the costs are judgments only where there is nothing else.
+LOWER = words(
+    "toxic tossic fel bledy toxiz error erro fout fouten fehler erreur mistake errori wrong incorrect "
+    "inaccur irrelev harmful harms badness halluc violat complain penalt penalty defect flaw bug bias "
+    "rude offens spam severity unsafe unhelp rank ranking rang place schulnote perplex ppl loss wer "
+    "cer distance edits regret dislike churn misses rmse mae bounce abandon escalat mislead contradict "
+    "refusal verbos klacht quejas reclam beschwerd posizion fallos danger risk plagiar repetit fail "
+    "failu failed reject problematic"
+)
+COSTS = words(
+    "time latenc latenz delay duration dauer duree seconds sekunden secs ms cost kosten coste costo "
+    "custo cout price preis"
+)
+NOT = frozenset(
+    words("not nicht no non pas nie niet nao free without ohne sans sin senza never kein keine isn less")
+)
+WORSE = words(
+    "worse worst reject bad los loses loser lost lose schlecht pire peor peggio pior slecht verlier "
+    "perd inferior weaker"
+)
+
+
+def plain(text: str) -> str:
+    """In lower case and without accents."""
+    return "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+
+
+def steps_of(path: str) -> list[list[str]]:
+    """The words of a column's name; of a nested one those of its last step first."""
+    spaced = re.sub(r"([a-z])([A-Z])|([A-Za-z]{3})(\d)", r"\1\3 \2\4", path)
+    return [re.findall(r"[^\W_]+", plain(step)) for step in reversed(spaced.split("."))]
+
+
+def has(token: str, stems: Collection[str]) -> str | None:
+    """The stem that a word has, of `ASIDE` at its beginning: conversion is no version."""
+    short = token.removesuffix("s")
+    for stem in stems:
+        is_part = stem in token if stems is not ASIDE else token.startswith(stem)
+        if token == stem or short == stem or (len(stem) > 4 and is_part):
+            return stem
+    return None
+
+
+def likeness(token: str, role: str) -> float:
+    """How well a word says that a column has this role, from 0 to 1."""
+    stem = has(token, NAMES[role])
+    return 0.0 if stem is None else 1 - NAMES[role].index(stem) / len(NAMES[role])
+
+
+def is_negated(tokens: Collection[str], stems: Collection[str]) -> bool:
+    """Whether words say that of a quality there is less, or that something isn't: unsafe, not helpful. Two
+    such words say the opposite: no errors, harmless."""
+    count = sum(has(token, stems) is not None for token in tokens)
+    count += sum(token in NOT or (token.endswith(("less", "free")) and len(token) > 4) for token in tokens)
+    return count % 2 == 1
+
+
+_GOOD = words(
+    "good great correct right pass passed helpful accepted accept approved success excellent perfect "
+    "useful solved resolved valid ja oui si sim gut richtig bon bonne correcto bueno buono bom "
+    "satisfied agree high t y fully best ✅ ✓ ✔ 😀 🙂 😊 😃"
+)
+_BAD = words(
+    "bad incorrect wrong fail failed unhelpful rejected reject denied poor terrible awful useless "
+    "unsolved unresolved invalid nein falsch schlecht faux mauvais incorrecto malo sbagliato cattivo "
+    "errado ruim dissatisfied unsatisfied disagree low worst f n ❌ ✗ ✘ 🙁 😞 😡"
+)
+_MIDDLE = words(
+    "neutral partial partially partly mixed average mediocre fair ok okay neither meh medium mittel 😐"
+)
+WORTH = dict.fromkeys(_GOOD, 1.0) | dict.fromkeys(_BAD, 0.0) | dict.fromkeys(_MIDDLE, 0.5)
+# Say nothing without the name of their column.
+PLAIN = frozenset(words("yes no y n t f true false ja nein oui non si sim high medium low"))
+_MISSING = frozenset(
+    words("null none nan nil na n/a k.a. - -- – — ? . unknown unsure skip skipped pending tbd")
+)
+
+
+def is_missing(text: str) -> bool:
+    """Whether a text says that nothing is known, also in brackets."""
+    return plain(text).strip().strip("()[]<>") in _MISSING
+
+
+def worth_of(word: str) -> float | None:
+    """Of a word, stars, a percentage or a fraction; None where it says that nothing is known.
+
+    Raises `KeyError` for others.
+    """
+    word = word_of(word)
+    if is_missing(word):
+        return None
+    for number in (share_in(word), count_in(word), worded_number(word), WORDS.get(word)):
+        if number is not None:
+            return number
+    tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
+    said = [WORTH[token] for token in tokens if token in WORTH]
+    others = [token for token in tokens if token not in WORTH and token not in NOT]
+    if not said or len(others) > 1:
+        raise KeyError(word)
+    number = 0.5 if 0.5 in said else said[0]
+    return float(number == 0) if not NOT.isdisjoint(tokens[:-1]) else number
+
+
+# What a column of preferences says where neither of two is better, and how it names the first and the second.
+TIES = frozenset(
+    words(
+        "tie ties tied both equal equally draw none neither same 0 egal gleich unentschieden pareggio "
+        "empate similar identical = difference preference"
+    )
+)
+SIDES: Sequence[frozenset[str]] = tuple(
+    frozenset(group.split())
+    for group in ("a 1 first left links erste premier primera prima x", "b 2 second right rechts zweite y")
+)
+
+
+class Judged(NamedTuple):
+    """A mapping of responses, why, and the column that judges them. `lower`: it names the worse one."""
+
+    mapping: dict[str, str]
+    reason: str
+    column: Column | None = None
+    lower: bool = False
+
+
+def guessed_pairs(
+    prompt: Column, others: Sequence[Column], columns: Sequence[Column], named: str
+) -> Iterator[Judged | None]:
+    """The likeliest first; None at the end where there are two responses, and nothing says which is better.
+
+    `named`: the path of the only column that may judge; "" for any.
+    """
+    rejected = best_named(others, "rejected")
+    chosen = best_named([c for c in others if not c.named("rejected")], "chosen")
+    if chosen is not None and rejected is not None and not named:
+        mapping = {"prompt": prompt.path, "chosen": chosen.path, "rejected": rejected.path}
+        yield Judged(mapping, "a better and a worse response by their names")
+    for alike in sides_of([c for c in others if c.is_spoken or c.length > 1]):
+        can_judge = list[tuple[Column, dict[str, Column]]]()
+        for column in columns:
+            sides = {mark: side for mark, side in alike.items() if side is not column}
+            is_asked = column.path == named if named else _may_prefer(column, sides)
+            if column.type in JUDGING and column is not prompt and len(sides) > 1 and is_asked:
+                can_judge.append((column, sides))
+        can_judge.sort(key=lambda each: (each[0].named("preference"), bool(_in_name(*each))), reverse=True)
+        for column, sides in can_judge:
+            won = _read(column, sides)
+            if won is not None:
+                lower = is_negated(column.tokens, WORSE) and len(sides) == 2
+                yield Judged(*_preferred(prompt, column, *won), column, lower)
+        if can_judge and not named and _are_ordinals(alike):
+            yield None
+
+
+def sides_of(columns: Sequence[Column]) -> Iterator[dict[str, Column]]:
+    """Columns whose names differ in one word, such as response_a and response_b, by this word; those that are
+    the first and the second come before others, in their order."""
+    alike: dict[tuple[str | None, ...], dict[str, Column]] = {}
+    for column in columns:
+        for i, word in enumerate(column.tokens):
+            key = (*column.tokens[:i], None, *column.tokens[i + 1 :])
+            alike.setdefault(key, {}).setdefault(word, column)
+    found = [sides for sides in alike.values() if len(sides) > 1]
+    found = [dict(sorted(sides.items())) if _are_ordinals(sides) else sides for sides in found]
+    lengths = [min(column.length for column in sides.values()) for sides in found]
+    order = sorted(range(len(found)), key=lambda i: (_are_ordinals(found[i]), lengths[i]), reverse=True)
+    yield from (found[i] for i in order)
+
+
+def _are_ordinals(marks: Iterable[str]) -> bool:
+    return all(mark in words for mark, words in zip(sorted(marks), SIDES))
+
+
+def _may_prefer(column: Column, sides: Mapping[str, Column]) -> bool:
+    """Whether a column may compare two responses: by its name, or by numbers below 0."""
+    if column.is_aside and not any(has(token, NAMES["preference"]) for token in column.tokens):
+        return False
+    below = any(isinstance(number := number_in(value), int | float) and number < 0 for value in column.values)
+    is_named = column.named("preference") or _in_name(column, sides) or below
+    return bool(is_named or (_are_ordinals(sides) and (column.type == "word" or column.named("reward"))))
+
+
+def _mentioned(tokens: Sequence[str], sides: Mapping[str, Column]) -> str | None:
+    """The side that words name first."""
+    marks = list(sides)
+    for token in tokens:
+        if token in sides:
+            return token
+        if len(marks) == 2 and _are_ordinals(sides):
+            for mark, names in zip(marks, SIDES):
+                if token in names:
+                    return mark
+    return None
+
+
+def _in_name(column: Column, sides: Mapping[str, Column]) -> str | None:
+    """The side that a column's name has, such as first_wins; what stands in brackets explains its values."""
+    return _mentioned(steps_of(column.path.partition("(")[0])[0], sides)
+
+
+Won = tuple[list[tuple[Column, str]], str]
+"""The sides that a column names, each with the condition that it is better, and the condition that both are
+equal, "" without ties."""
+
+
+def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
+    """What a column of preferences says; None where it can't be read."""
+    values = {str(value): value for value in column.values}
+    numbers = {text: found for text, value in values.items() if (found := _number(value)) is not None}
+    marks, known = list(sides), set(numbers.values())
+    of: Mapping[str, str | None] = {}  # the better side by what the column has; None: neither is
+    if known and len(numbers) == len(values) and len(marks) == 2:
+        in_name = _in_name(column, sides)
+        first = in_name or marks[0]
+        second = marks[1 - marks.index(first)]
+        if min(known) < 0:  # one side has a plus; of 3 to -3 it is mostly the second one
+            is_first = in_name is not None or max(map(abs, known)) <= 1 or any(n % 1 for n in known)
+            plus, minus = (first, second) if is_first else (second, first)
+            number = f"to_number({step_of(column)})"
+            return [(sides[plus], f"{number} > `0`"), (sides[minus], f"{number} < `0`")], f"{number} == `0`"
+        if known <= {0.0, 1.0}:
+            is_flag = in_name is not None or any(word_of(text) in WORDS for text in values)
+            yes, no = (first, second) if is_flag else (second, first)  # else the number of a side, from 0
+            of = {text: yes if number else no for text, number in numbers.items()}
+        elif known <= {0.0, 1.0, 2.0}:
+            of = {text: marks[int(number) - 1] if number else None for text, number in numbers.items()}
+        elif column.named("preference") and min(known) == 1.0 and max(known) in (5.0, 7.0, 9.0):
+            by_sign, middle = {-1: first, 0: None, 1: second}, (1 + max(known)) / 2
+            of = {text: by_sign[(number > middle) - (number < middle)] for text, number in numbers.items()}
+    else:
+        read = {text: _side_of(text, sides) for text in values}
+        of = {text: side for text, side in read.items() if side or _is_tie(text)}
+        if len(values) == 2 and not of and column.named("preference") and len(marks) == 2:
+            of = dict(zip(values, marks, strict=True))
+    others = sum(str(value) not in of for value in column.values)
+    better = [mark for mark in marks if mark in of.values()]
+    if len(better) < 2 or 5 * others > len(column.values):
+        return None
+    won = [
+        (sides[mark], _is_one_of(column, [values[t] for t, side in of.items() if side == mark]))
+        for mark in better
+    ]
+    ties = [values[text] for text, side in of.items() if side is None]
+    return won, _is_one_of(column, ties) if ties else ""
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and word_of(value) in WORDS:
+        return WORDS[word_of(value)]
+    number = number_in(value)
+    return float(number) if isinstance(number, int | float) and not is_unknown(number) else None
+
+
+def _side_of(text: str, sides: Mapping[str, Column]) -> str | None:
+    """The side that is better by a word of a column of winners, such as A, response_a, not B, A > B and B is
+    worse; None for none."""
+    said = plain(text).strip()
+    for name, side in sides.items():
+        if said == plain(side.path):
+            return name
+    tokens = re.findall(r"[^\W\d_]+|\d+|[<>=]", said)
+    mark = None if _is_tie(text) else _mentioned(tokens, sides)
+    if mark is None or not (is_negated(tokens, WORSE) ^ ("<" in tokens)):
+        return mark
+    others = [other for other in sides if other != mark]
+    return others[0] if len(others) == 1 else None
+
+
+def _is_tie(text: str) -> bool:
+    return not TIES.isdisjoint(re.findall(r"\w+|=", plain(text)))
+
+
+def _is_one_of(column: Column, values: Iterable[Any]) -> str:
+    said = [f"{step_of(column)} == {as_literal(value)}" for value in values]
+    return f"({' || '.join(said)})" if len(said) > 1 else said[0]
+
+
+def _preferred(
+    prompt: Column, winner: Column, sides: Sequence[tuple[Column, str]], is_tie: str
+) -> tuple[dict[str, str], str]:
+    """Of a tie both votes are equal, which says that neither is better. Of more than two responses the best
+    one has the reward true."""
+    said, paths = step_of(winner), [step_of(side) for side, _ in sides]
+    reason = f"{winner.path} says which of {' and '.join(side.path for side, _ in sides)} is better"
+    if len(sides) > 2:
+        rewards = ", ".join(f"{said} && ({is_best})" for _, is_best in sides)
+        mapping = {"prompt": prompt.path, "response": f"[{', '.join(paths)}]", "reward": f"[{rewards}]"}
+        return mapping, reason.replace("better", "best")
+    (a, b), (is_a, is_b) = paths, [is_best for _, is_best in sides]
+    chosen, rejected = f"({is_a} && {a}) || ({is_b} && {b})", f"({is_a} && {b}) || ({is_b} && {a})"
+    votes = {}
+    if is_tie:
+        chosen, rejected = f"{chosen} || ({is_tie} && {a})", f"{rejected} || ({is_tie} && {b})"
+        votes = {"votes_chosen": "`1`", "votes_rejected": f"({is_tie} && `1`) || `0`"}
+    mapping = {"prompt": prompt.path, "chosen": chosen, "rejected": rejected, **votes}
+    return mapping, reason
