@@ -77,15 +77,13 @@ def check_sharded(config: RunConfig) -> None:
     packed = [f"policy.quantize = {config.policy.quantize}"] if config.policy.quantize else []
     if any(phase.train.optimizer == "adamw_8bit" for phase in phases):
         packed.append("train.optimizer = adamw_8bit")
+    anew = any(phase.train.start == "first" for phase in phases)
+    samples = config.policy.reference == "sampler"
     rows = {
         'train.start = "first" loads a complete model, which several ranks (torchrun) don\'t have. What '
-        "to do: train in one process, or a second run from the first model with this run's store": any(
-            phase.train.start == "first" for phase in phases
-        ),
+        "to do: train in one process, or a second run from the first model with this run's store": anew,
         'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
-        'reference. What to do: policy.reference = "periodic", or train in one': (
-            config.policy.reference == "sampler"
-        ),
+        'reference. What to do: policy.reference = "periodic", or train in one': samples,
         f"source.around = {''.join(wrapped[:1])} needs a source that "
         f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. What "
         "to do: train in one process": wrapped,
@@ -109,15 +107,13 @@ def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
         changed = [".".join(setting) for setting, differs in zip(settings, differ) if differs]
         same_phase = policy.model_copy(update={"reference": kinds[0]}) == phases[0].config.policy
         same_run = policy.model_copy(update=references) == config.policy
+        other_reward = own.reward != config.reward
+        other_policy = not (same_phase and same_run)
         rows: dict[str, object] = {
-            "phases: a phase can't change [reward], which is one for the complete run": (
-                own.reward != config.reward
-            ),
+            "phases: a phase can't change [reward], which is one for the complete run": other_reward,
             f"phase {phase.name}: a phase can't change {''.join(changed[:1])}, which is one for the "
             "complete run": changed,
-            "phases: a phase can't change [policy], except for policy.reference": (
-                not (same_phase and same_run)
-            ),
+            "phases: a phase can't change [policy], except for policy.reference": other_policy,
         }
         refuse(rows, end="; remove the change")
     begins_later = set(kinds) == {"start", "phase"} and kinds == sorted(kinds, reverse=True)
@@ -140,6 +136,8 @@ def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
     together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
     moves = f'policy.reference = "{kind}" changes during the run; remove one of the two'
     needs_reference = any(REF_LOGP in phase.needs for phase in phases)
+    moving_cache = policy.cache_reference and policy.reference_moves
+    moving_measure = config.data.has_held_out_groups and policy.reference_moves
     rows = {
         "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
         "policy.model, or remove one of the two": lora is not None and policy.model is None,
@@ -164,12 +162,8 @@ def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
         ),
         "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
         "remove it": policy.cache_reference and not needs_reference,
-        f"policy.cache_reference keeps log-probs of one reference, but {moves}": (
-            policy.cache_reference and policy.reference_moves
-        ),
-        f"data.eval_store and data.hold_out are measured against one reference, but {moves}": (
-            config.data.has_held_out_groups and policy.reference_moves
-        ),
+        f"policy.cache_reference keeps log-probs of one reference, but {moves}": moving_cache,
+        f"data.eval_store and data.hold_out are measured against one reference, but {moves}": moving_measure,
         'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '
         f'"{policy.dtype}" rounds away, so that it would not move; use float32, an adapter '
         '([policy.lora], whose weights are float32), or "periodic"': (
@@ -224,15 +218,13 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
     }
     refuse(rows)
     from_environment(engine.api_key, "engine.api_key")
+    transfers = is_sglang and engine.push == "transfer"
+    generates = is_sglang and engine.api == "generate"
     rows = {
         "engine.push = adapter needs policy.lora: without it all weights are trained. What to do: use "
         "engine.push = reload or transfer": engine.push == "adapter" and config.policy.lora is None,
-        "engine.push = transfer and engine.dialect = sglang exclude each other: it is vLLM's way": (
-            is_sglang and engine.push == "transfer"
-        ),
-        "engine.api = generate and engine.dialect = sglang exclude each other: it is vLLM's way": (
-            is_sglang and engine.api == "generate"
-        ),
+        "engine.push = transfer and engine.dialect = sglang exclude each other: it is vLLM's way": transfers,
+        "engine.api = generate and engine.dialect = sglang exclude each other: it is vLLM's way": generates,
     }
     refuse(rows)
 
@@ -300,6 +292,7 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
     reads = [
         p.config.data.samples for p in watched if REF_LOGP in p.needs or p.config.evaluate.beta is not None
     ]
+    no_groups = measured and not any(map(has_groups_to_measure, measured))
     rows = {
         "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
         "set one, or remove [environment]": not (data.prompts or data.eval_prompts)
@@ -314,9 +307,7 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
         f"evaluate.beta = {''.join(betas[:1])}: ½ Var(R) and regret are measured in groups, and no phase "
         "has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to data.eval_prompts "
         "(evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = policy.temperature), a "
-        "data.eval_store or data.hold_out; set one of them, or remove evaluate.beta": (
-            measured and not any(map(has_groups_to_measure, measured))
-        ),
+        "data.eval_store or data.hold_out; set one of them, or remove evaluate.beta": no_groups,
         "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
         "reference, and no phase has both, so the guard would watch nothing; remove guard.kl, use "
         "guard.loss, or set evaluate.beta, which needs the reference": watched and not any(reads),
@@ -374,14 +365,13 @@ def check_followed(phases: Sequence[Phase]) -> None:
     changes = any(isinstance(beta, Mapping) or beta != values[0] for beta in values)
     compares = any(config.evaluate.metric == "eval_consistency" for config in configs)
     targets = [f"{c.evaluate.target_kl:g}" for c in configs if c.evaluate.target_kl is not None]
+    no_kl = targets and not any(map(measures_heldout_kl, configs))
     problems: dict[str, object] = {
         "metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but objective.beta "
         f"changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta": compares and changes,
         f"target_kl = {''.join(targets[:1])} is compared with eval_kl_ref, which no phase measures: it needs "
         "evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
-        "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl": (
-            targets and not any(map(measures_heldout_kl, configs))
-        ),
+        "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl": no_kl,
     }
     for key in ("patience", "target_kl"):
         rules = [config.evaluate for config in configs if getattr(config.evaluate, key)]
@@ -458,14 +448,13 @@ def check_phase(phase: Phase, prefix: str) -> None:
                 f"is {size}. What to do: {_ways_to_smaller(phase, minimum)}a larger {key}"
             )
     sampler, temperature = config.sampler, config.policy.temperature
+    repeats = FRESH in needs and config.train.updates > 1
     rows = {
         f"{MEANING.what}, but reward.meaning isn't set. What to do: {MEANING.way_out}; or set "
         'objective.equivalent = "reward"': (
             MEANING in needs and data.samples and config.reward.meaning is None
         ),
-        f"{FRESH.what}, but train.updates = {config.train.updates}. What to do: {FRESH.way_out}.": (
-            FRESH in needs and config.train.updates > 1
-        ),
+        f"{FRESH.what}, but train.updates = {config.train.updates}. What to do: {FRESH.way_out}.": repeats,
         f"samples of the policy itself: sampler.temperature = policy.temperature ({temperature}), no "
         f"truncation and no skipped layers; got temperature {sampler.temperature}, top_k "
         f"{sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}, skip_layers "
@@ -496,6 +485,7 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
     record = ', or record which tokens it keeps (engine.kind = "hf" and sampler.keep_sets = true)'
     way = "sample without it" + (record if sampler.temperature > 0 else "")
     begin = f"{prefix}objective {config.objective.name} needs "
+    truncates = BEHAVIOR_LOGP in needs and data.samples and sampler.truncation and not records
     rows = {
         f"pairs, which fresh samples don't have, but data.replay = {data.replay}. What to do: "
         "data.replay = 1, from a data.store with judged pairs (agro import) and recipe pairs, "
@@ -506,9 +496,7 @@ def _check_origin(config: RunConfig, needs: set[Need], prefix: str) -> None:
         f"{OBSERVED_LOGP.way_out}.": OBSERVED_LOGP in needs and not has_answers,
         f"{BEHAVIOR_LOGP} over the same tokens as the trainer's, but sampler has {sampler.truncation}: "
         f"what it excludes makes ratios to the policy biased. What to do: {way}, or use an objective "
-        "that doesn't need them, such as agro.": (
-            BEHAVIOR_LOGP in needs and data.samples and sampler.truncation and not records
-        ),
+        "that doesn't need them, such as agro.": truncates,
     }
     refuse(rows, begin)
     for need in (need for need in ordered(needs) if need.fresh_only):
@@ -561,10 +549,9 @@ def _check_differences(config: RunConfig, needs: set[Need], prefix: str) -> None
         begin = f"{prefix}data.reward_scale maps rewards after the draw, but data."
         refuse(keys, begin, " compares them as they are stored; remove one of the two")
     if data.complete_groups is not None:
+        draws_none = not data.draws_stored or data.store is None
         problems = {
-            "completes stored groups, but none is drawn: set data.store and data.replay": (
-                not data.draws_stored or data.store is None
-            ),
+            "completes stored groups, but none is drawn: set data.store and data.replay": draws_none,
             f"samples responses without judgments, but {objective} needs pairs": PAIRS in needs,
             "and data.spread exclude each other: whether rewards differ isn't known before it samples": (
                 data.spread

@@ -23,7 +23,7 @@ from agro.errors import Refused
 from agro.io.datasets import on_hub
 from agro.io.numbers import count
 from agro.objectives import Need, Objective, get, least_responses
-from agro.objectives.needs import REWARD, Provider, judging, provided_by
+from agro.objectives.needs import REWARD, judging, provided_by
 from agro.objectives.weights import MEASURED
 from agro.rollout.prompts import read_prompts
 from agro.store import DrawRule, Store
@@ -161,19 +161,20 @@ class Phase:
         """Whether it needs the reference in memory."""
         data, rule = self.config.data, self.config.evaluate
         is_measured = rule.beta is not None or data.has_held_out_groups
-        return self._needs_from("reference") or is_measured or (rule.kl and data.eval_prompts is not None)
+        return (
+            bool(provided_by("reference", self.needs))
+            or is_measured
+            or (rule.kl and data.eval_prompts is not None)
+        )
 
     @property
     def learns_value(self) -> bool:
-        return self._needs_from("value_head")
+        return bool(provided_by("value_head", self.needs))
 
     @property
     def takes_stored_value(self) -> bool:
         """Whether the objective needs values from data.value_store."""
-        return self._needs_from("value_store")
-
-    def _needs_from(self, provider: Provider) -> bool:
-        return bool(provided_by(provider, self.needs))
+        return bool(provided_by("value_store", self.needs))
 
     def diagnostic_beta(self, options: Mapping[str, Any]) -> Any:
         """β of ½ Var(R) and regret, in units of reward per nat.
@@ -183,7 +184,7 @@ class Phase:
         """
         if self.config.evaluate.beta is not None:
             return self.config.evaluate.beta
-        if REWARD not in self.needs or not self._needs_from("reference"):
+        if REWARD not in self.needs or not provided_by("reference", self.needs):
             return None
         return self.entry.with_preset(options).get("beta") or None
 

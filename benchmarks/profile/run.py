@@ -38,8 +38,8 @@ PARTS = {  # module, function -> part
     ("agro.train.step", "_back_propagate"): "training: layers backward",
     ("agro.models.logprobs", "_Streams.forward"): "output layer forward",
     ("agro.models.logprobs", "_Streams.backward"): "output layer backward",
-    ("agro.train.optimizer", "Optimizer.clip"): "optimizer",
-    ("agro.train.optimizer", "Optimizer.move"): "optimizer",
+    ("agro.train.learner", "Optimizer.clip"): "optimizer",
+    ("agro.train.learner", "Optimizer.move"): "optimizer",
 }
 
 
