@@ -50,8 +50,7 @@ def serve(
     subject = MeasuredModel.of(
         run, None if run is not None else model, policy, "a model"
     ).without_environment()
-    from agro.door.app import listening
-    from agro.door.serving import opened
+    from agro.door.app import listening, opened
     from agro.logs.privacy import Privacy
 
     privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
@@ -107,4 +106,5 @@ def _run(backend: Backend, listener: Any, host: str) -> None:
     remember_secret(token)
     print(f"OpenAI: OPENAI_BASE_URL={url}/v1, Anthropic: ANTHROPIC_BASE_URL={url}", file=sys.stderr)
     with suppress(KeyboardInterrupt):
-        serve(Application(backend, host, token), listener, lambda: print(f"serving {url}", flush=True))
+        print(f"serving {url}", flush=True)  # connections wait in the listener until it answers
+        serve(Application(backend, host, token).app, listener)

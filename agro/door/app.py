@@ -5,39 +5,54 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import math
 import signal
 import socket
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import aclosing, closing, contextmanager
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from agro.config import SamplerConfig
+from agro.door.batch import Batch
 from agro.door.door import Door
-from agro.door.records import Recorder
-from agro.door.sessions import check_name
-from agro.door.wire import Anthropic, Chat, Outcome, Problem, Responses
+from agro.door.records import Recorder, store_row
+from agro.door.sessions import Answered, Sessions, check_name
+from agro.door.wire import INTERFACES, Chat, Event, Outcome, Problem, validated
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
+from agro.logs.privacy import Privacy
 from agro.pages.local_server import is_name_of
+from agro.rollout.engines.hf import HF
+from agro.rollout.rollout import recorded
+from agro.store import Store
 
 BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0  # in which a body has to arrive
-INTERFACES: dict[str, type[Chat]] = {
-    "chat/completions": Chat,
-    "messages": Anthropic,
-    "responses": Responses,
-}
 SESSION = "x-agro-session"  # a header; a session is also a part of the path, or of the key
 T = TypeVar("T")
-FEEDBACK = {"reward", "thumb", "comment", "correction"}
+
+
+class Feedback(BaseModel):
+    """On the answer with an id, or on a session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str | None = None
+    session: str | None = None
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    thumb: Literal["up", "down"] | None = None
+    comment: str | None = None
+    correction: str | None = None
 
 
 class Backend(Protocol):
@@ -97,11 +112,19 @@ class Application:
         return response
 
     async def feedback(self, request: Request) -> Response:
+        """With `name`, that of a call or of a session, and `episode`."""
         session = self._admit(request)
-        given = object_in(await self._body(request))
-        if session is not None:
-            given.setdefault("session", session)
-        return JSONResponse(await self.backend.feedback(checked_feedback(given)))
+        asked = {"session": session, **object_in(await self._body(request))}
+        given = validated(Feedback, asked).model_dump(exclude_none=True)
+        name = given.pop("session", "")
+        name = given.pop("id", "") or name
+        if not name or not given or given.keys() >= {"thumb", "reward"}:
+            expected = "id or session, and reward, thumb, comment or correction, not both reward and thumb"
+            raise Problem(400, f"expected {expected}, got {', '.join(asked):.200}")
+        for kind in INTERFACES.values():
+            name = name.removeprefix(kind.prefix)
+        given |= {"name": name, "episode": check_name(name.partition(".")[0])}
+        return JSONResponse(await self.backend.feedback(given))
 
     def _admit(self, request: Request) -> str | None:
         """The session of a request that may be answered. Raises `Problem` for others."""
@@ -121,24 +144,21 @@ class Application:
     async def _body(self, request: Request) -> bytes:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise Problem(415, "expected content-type application/json")
-        parts, length = [], 0
+        body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
-                    parts.append(part)
-                    length += len(part)
-                    if length > BODY_BYTES:
-                        raise Problem(413, f"expected at most {BODY_BYTES} bytes", kind="request_too_large")
+                    body += part
+                    if len(body) > BODY_BYTES:
+                        raise Problem(413, f"expected at most {BODY_BYTES} bytes")
         except TimeoutError:
-            raise Problem(408, f"expected the body within {BODY_SECONDS:g} s", kind="timeout_error") from None
-        return b"".join(parts)
+            raise Problem(408, f"expected the body within {BODY_SECONDS:g} s") from None
+        return bytes(body)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        problem = problem_of(error)
-        kind = INTERFACES.get(request.url.path.partition("/v1/")[2], Chat)
-        known = request.url.path.partition("/v1/")[2]
-        self._answered[known if known in INTERFACES else "other", problem.status] += 1
-        return JSONResponse(kind.error(problem), problem.status)
+        problem, path = problem_of(error), request.url.path.partition("/v1/")[2]
+        self._answered[path if path in INTERFACES else "other", problem.status] += 1
+        return JSONResponse(INTERFACES.get(path, Chat).error(problem), problem.status)
 
 
 class Serving:
@@ -146,15 +166,10 @@ class Serving:
 
     def __init__(self, door: Door, model: str, recorder: Recorder) -> None:
         self.door, self.model, self.recorder = door, model, recorder
+        self.open_session, self.feedback = recorder.open_session, recorder.feedback
 
     async def names(self) -> list[str]:
         return [self.model]
-
-    async def open_session(self, session: str | None) -> None:
-        await self.recorder.open_session(session)
-
-    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
-        return await self.recorder.feedback(given)
 
     def measures(self) -> dict[str, float]:
         batch = self.door.batch
@@ -164,51 +179,57 @@ class Serving:
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
         wire = INTERFACES[path](object_in(body))
         await self.open_session(session)
-        if wire.ask.options.stream:
-            events = await _unless_gone(request, self._stream(wire, session))
-            return StreamingResponse(events, media_type="text/event-stream")
-        return JSONResponse(await _unless_gone(request, self._whole(wire, session)))
+        events = self.door.answer(wire, session)
 
-    async def _whole(self, wire: Chat, session: str | None) -> dict[str, Any]:
-        outcomes: dict[int, Outcome] = {}
-        async with aclosing(self.door.answer(wire, session)) as deltas:
-            async for delta in deltas:
-                if delta.outcome is not None:
-                    outcomes[delta.choice] = delta.outcome
-        return wire.whole([outcomes[index] for index in sorted(outcomes)])
+        async def first() -> Event:
+            """Of a stream, so that what is refused has a status of its own; else after all are there."""
+            event = await anext(events)
+            if not wire.options.stream:
+                async for _ in events:
+                    pass
+            return event
 
-    async def _stream(self, wire: Chat, session: str | None) -> AsyncIterator[str]:
-        """The events of a stream, after the first part is there: what is refused has a status of its own."""
-        deltas = self.door.answer(wire, session)
-        first = await anext(deltas)
+        event = await _unless_gone(request, first())
+        if wire.options.stream:
+            return StreamingResponse(_framed(wire, event, events), media_type="text/event-stream")
+        return JSONResponse(wire.whole())
 
-        async def events() -> AsyncIterator[str]:
-            outcomes: dict[int, Outcome] = {}
-            async with aclosing(deltas):
-                try:
-                    for event in wire.begin():
-                        yield wire.framed(event)
-                    delta = first
-                    while True:
-                        if delta.outcome is None:
-                            parts = wire.delta(
-                                delta.choice, delta.kind, delta.text, delta.tokens, delta.texts
-                            )
-                        else:
-                            outcomes[delta.choice] = delta.outcome
-                            parts = wire.end(delta.choice, delta.outcome)
-                        for event in parts:
-                            yield wire.framed(event)
-                        try:
-                            delta = await anext(deltas)
-                        except StopAsyncIteration:
-                            break
-                    for event in wire.close([outcomes[index] for index in sorted(outcomes)]):
-                        yield wire.framed(event)
-                except Exception as error:  # noqa: BLE001 the status is sent already
-                    yield f"event: error\ndata: {json.dumps(wire.error(problem_of(error)))}\n\n"
 
-        return events()
+@contextmanager
+def opened(
+    engine: Any, size: int, store: str | None, privacy: Privacy, model: str, seconds: float
+) -> Iterator[Serving]:
+    """Raises `Refused` for an engine that isn't in this process, and for a store that can't be opened."""
+    if not isinstance(engine, HF):
+        raise Refused("agro serve samples in this process; for a server of its own use agro proxy --to URL")
+    sessions = Sessions(engine.policy.encoder)
+
+    def keep(
+        answered: Answered, outcome: Outcome, sampler: SamplerConfig, number: int
+    ) -> Future[None] | None:
+        meta = {"finish": outcome.finish, "tool_calls": len(outcome.calls)}
+        sampling = recorded(sampler, number)
+
+        def work(store: Store) -> None:
+            store_row(store, answered, sessions.encoder, privacy, meta, sampling=sampling, source=model)
+
+        return recorder.submit(work)
+
+    with (
+        closing(Recorder(store, privacy, sessions, model)) as recorder,
+        closing(Batch(engine.policy, size, fused=engine.fused, version=engine.version)) as batch,
+    ):
+        yield Serving(Door(engine.policy, batch, sessions, keep=keep, seconds=seconds), model, recorder)
+
+
+async def _framed(wire: Chat, first: Event, events: AsyncGenerator[Event]) -> AsyncIterator[str]:
+    try:
+        yield wire.framed(first)
+        async with aclosing(events):
+            async for event in events:
+                yield wire.framed(event)
+    except Exception as error:  # noqa: BLE001 the status is sent already
+        yield f"event: error\ndata: {json.dumps(wire.error(problem_of(error)))}\n\n"
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -241,35 +262,6 @@ def object_in(body: bytes) -> dict[str, Any]:
     return value
 
 
-def checked_feedback(given: dict[str, Any]) -> dict[str, Any]:
-    """Feedback with `name`, that of a call or of a session. Raises `Problem` for what it isn't."""
-    given = {name: value for name, value in given.items() if value is not None}
-    id, session = given.pop("id", None), given.pop("session", None)
-    unknown = given.keys() - FEEDBACK
-    reward, thumb = given.get("reward"), given.get("thumb")
-    problem = ""
-    if unknown or not given:
-        got = ", ".join(sorted(unknown)) or "none"
-        problem = f"expected id or session, and reward, thumb, comment or correction, got {got:.200}"
-    elif not isinstance(id or session, str) or not (id or session):
-        problem = "expected the id of an answer, or the name of a session, as text"
-    elif reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
-        problem = f"reward: expected a number, got {reward!r:.80}"
-    elif reward is not None and not math.isfinite(reward):
-        problem = f"reward: expected a finite number, got {reward}"
-    elif thumb not in (None, "up", "down") or (thumb and reward is not None):
-        problem = f"thumb: expected up or down, without a reward, got {thumb!r:.80}"
-    elif not all(isinstance(given.get(name, ""), str) for name in ("comment", "correction")):
-        problem = "comment, correction: expected text"
-    if problem:
-        raise Problem(400, problem)
-    name = id or session
-    assert isinstance(name, str)
-    for prefix in (kind.prefix for kind in INTERFACES.values()):
-        name = name.removeprefix(prefix)
-    return {**given, "name": name, "episode": check_name(name.partition(".")[0])}
-
-
 def problem_of(error: Exception) -> Problem:
     """An error as it is answered; what is our fault without its words, which may be anybody's."""
     if isinstance(error, Problem):
@@ -282,25 +274,32 @@ def problem_of(error: Exception) -> Problem:
     return Problem(500, without_secrets(f"the server failed: {type(error).__name__}"))
 
 
-def serve(app: Application, listener: socket.socket, say: Callable[[], None]) -> None:
-    """Until SIGINT or SIGTERM, which both end it well. `say` is called once it answers."""
-
-    class Saying(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            say()
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def server_of(app: Starlette) -> uvicorn.Server:
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
     config = uvicorn.Config(
-        app.app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=2,
+        app, lifespan="off", timeout_keep_alive=75, timeout_graceful_shutdown=2, **options
     )
-    Saying(config).run(sockets=[listener])
+    return uvicorn.Server(config)
+
+
+def serve(app: Starlette, listener: socket.socket) -> None:
+    """Until SIGINT or SIGTERM, which both end it well."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server_of(app).run(sockets=[listener])
+
+
+@contextmanager
+def behind_a_port(app: Starlette, host: str = "127.0.0.1") -> Iterator[str]:
+    """The URL of an application that a thread of this process serves."""
+    server = server_of(app)
+    with closing(listening(host, 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://{host}:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -25,7 +25,6 @@ from agro.rollout.engines.decoding_rows import HAS_KEYS, Finished, Rows, Stops
 from agro.rollout.engines.draw import draw
 
 PROMPT, ROOM = 256, 256  # tokens that a new batch has columns for; more are added where they are needed
-Finish = str  # "stop" or "length"
 
 
 class Token(NamedTuple):
@@ -38,7 +37,7 @@ class Token(NamedTuple):
     top: Sequence[tuple[int, float]] = ()  # the likeliest ids, with their `model_logp`
 
 
-Event = Token | Finish | Exception
+Progress = Token | str | Exception  # str: how it ended, "stop" or "length"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,7 +47,7 @@ class Job(Request):
     __eq__, __hash__ = object.__eq__, object.__hash__  # two of the same content are two requests
 
     sampler: SamplerConfig
-    put: Callable[[Event], None]
+    put: Callable[[Progress], None]
     top: int | None = None  # likeliest tokens to report; None: no log-probs of the model either
 
 
@@ -65,7 +64,12 @@ class MixedRows(Rows):
     def admit(self, wave: list[Request]) -> None:
         more = max(request.room for request in wave) - self.noise.shape[1]
         if more > 0:
-            self._add_room(more)
+            self.tokens = np.pad(self.tokens, ((0, 0), (0, more)))
+            self.logp, self.noise = (np.pad(x, ((0, 0), (0, more))) for x in (self.logp, self.noise))
+            self.mask = pad(self.mask, (0, more))
+            for layer in filter(HAS_KEYS, self.cache.layers):
+                layer.keys, layer.values = (pad(x, (0, 0, 0, more)) for x in (layer.keys, layer.values))
+            self.columns += more
         super().admit(wave)
 
     def leave(self, jobs: set[Job]) -> None:
@@ -73,14 +77,6 @@ class MixedRows(Rows):
         rows = [i for i, job in enumerate(self.live) if job in jobs]
         if rows:
             self._remove(rows)
-
-    def _add_room(self, columns: int) -> None:
-        self.tokens = np.pad(self.tokens, ((0, 0), (0, columns)))
-        self.logp, self.noise = (np.pad(x, ((0, 0), (0, columns))) for x in (self.logp, self.noise))
-        self.mask = pad(self.mask, (0, columns))
-        for layer in filter(HAS_KEYS, self.cache.layers):
-            layer.keys, layer.values = (pad(x, (0, 0, 0, columns)) for x in (layer.keys, layer.values))
-        self.columns += columns
 
     def _draw(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         jobs: list[Job] = self.live  # type: ignore[assignment]
@@ -105,23 +101,22 @@ class MixedRows(Rows):
         return tokens, logp
 
     def _stopped(self) -> list[int]:
-        return [i for i, job in enumerate(self.live) if self._has_stop(job, i)]
+        jobs: list[Job] = self.live  # type: ignore[assignment]
+        first = self.first.tolist()
+        return [i for i, job in enumerate(jobs) if self._has_stop(job, self.tokens[i], first[i], self.end)]
 
-    def _has_stop(self, job: Any, row: int) -> bool:
+    def _has_stop(self, job: Job, tokens: NDArray[np.int64], first: int, end: int) -> bool:
         texts = job.sampler.stop
         if not texts:
             return False
-        stops = self._stops.setdefault(texts, Stops(self.policy, texts))
-        return stops.found(self.tokens[row], int(self.first[row]), self.end)
+        return self._stops.setdefault(texts, Stops(self.policy, texts)).found(tokens, first, end)
 
-    def finish_of(self, done: Finished) -> Finish:
+    def finish_of(self, done: Finished) -> str:
         """How a response ended."""
         job: Any = done.request
         tokens: NDArray[np.int64] = np.concatenate([np.array(job.ids[-1:], np.int64), done.tokens])
-        if done.tokens[-1] in self.policy.eos_ids:
-            return "stop"
-        stops = self._stops.get(job.sampler.stop)
-        return "stop" if stops is not None and stops.found(tokens, 1, len(tokens)) else "length"
+        is_ended = done.tokens[-1] in self.policy.eos_ids or self._has_stop(job, tokens, 1, len(tokens))
+        return "stop" if is_ended else "length"
 
 
 class Batch:
@@ -176,7 +171,11 @@ class Batch:
                 with self.lock:
                     if rows is None:
                         rows = MixedRows(self.policy, self.size, fused=self.fused)
-                    self._advance(rows, left, wave)
+                    rows.leave(left)
+                    if wave:
+                        rows.admit(list(wave))
+                    if rows.live:
+                        self._advance(rows)
                 self.running = len(rows.live)
             except Exception as error:  # noqa: BLE001 who waits is told; later requests are served
                 under_way: set[Any] = {*wave, *(rows.live if rows is not None else ())}
@@ -184,13 +183,8 @@ class Batch:
                     job.put(error)
                 rows, self.running = None, 0
 
-    def _advance(self, rows: MixedRows, left: set[Job], wave: list[Job]) -> None:
+    def _advance(self, rows: MixedRows) -> None:
         """One token for each row."""
-        rows.leave(left)
-        if wave:
-            rows.admit(list(wave))
-        if not rows.live:
-            return
         rows.version = self.version
         finished = rows.step()
         self.tokens += len(rows.drawn)

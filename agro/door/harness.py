@@ -20,26 +20,23 @@ import shlex
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-import uvicorn
 from pydantic import ValidationError
 
 from agro.config import EnvironmentConfig, SamplerConfig
 from agro.config.secrets import redacted
 from agro.config.sections import Count, Positive, Section
 from agro.config.sections import field as setting
-from agro.door.app import Application, Serving, listening
+from agro.door.app import Application, Serving, behind_a_port
 from agro.door.batch import Batch
-from agro.door.door import Door
+from agro.door.door import Door, hashed
 from agro.door.records import THUMBS
 from agro.door.sessions import Answered, Call, Sessions
 from agro.door.wire import Outcome, Problem
@@ -64,7 +61,7 @@ class Attempt:
     deadline: float
     rows: dict[int, Answered] = field(default_factory=dict)  # the last call of each
     outcomes: list[tuple[Answered, Outcome]] = field(default_factory=list)
-    feedback: float | None = None
+    reward: Any = None  # unknown where there is an error, or the run's own reward scores the episode
     error: str | None = None
 
 
@@ -146,7 +143,7 @@ class Harness:
         def number(call: Call, _: int | None, choice: int) -> int:
             index = call.episode.name.partition("-")[0]
             text = f"{seed} {index} {call.number} {call.answers} {choice}"
-            return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")
+            return hashed(text)
 
         with closing(
             Batch(engine.policy, sampler.batch, fused=engine.fused, version=engine.version)
@@ -154,18 +151,9 @@ class Harness:
             door = Door(
                 engine.policy, batch, Sessions(rollout.encoder), keep=keep, seconds=self.options.seconds
             )
-            door.sampler, door.number = sampler, number
-            token, listener = secrets.token_urlsafe(24), listening(HOST, 0)
-            app = Application(_Playing(door, running), HOST, token).app
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-            thread.start()
-            try:
-                yield f"http://{HOST}:{listener.getsockname()[1]}", token
-            finally:
-                server.should_exit = True
-                thread.join()
-                listener.close()
+            door.sampler, door.number, token = sampler, number, secrets.token_urlsafe(24)
+            with behind_a_port(Application(_Playing(door, running), HOST, token).app) as url:
+                yield url, token
 
     def _start(self, index: int, prompt: Prompt, folder: Path, url: str, token: str) -> Attempt:
         folder.mkdir()
@@ -186,40 +174,35 @@ class Harness:
         return Attempt(index, prompt, folder, process, time.monotonic() + self.options.seconds)
 
     def _has_ended(self, attempt: Attempt) -> bool:
-        code = attempt.process.poll()
+        """Then `error` says what failed."""
+        code, how = attempt.process.poll(), self.options.reward
         if code is None and time.monotonic() < attempt.deadline:
             return False
         if code is None:
             attempt.error = f"no end in environment.options.seconds = {self.options.seconds:g}"
-        elif code != 0 and not (self.options.reward == "exit" and code == 1):
+        elif code != 0 and not (how == "exit" and code == 1):
             attempt.error = f"exit status {code}"
+        elif not attempt.outcomes:
+            attempt.error = "the program didn't call the model"
+        elif how == "exit":
+            attempt.reward = 1.0 - code
+        elif how == "file":
+            with suppress(OSError, ValueError, AttributeError, TypeError):
+                attempt.reward = loads((attempt.folder / "result.json").read_bytes())["reward"]
+        value = attempt.reward
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if attempt.error is not None or how == "run":
+            attempt.reward = None
+        elif not is_number:
+            attempt.reward = None
+            attempt.error = f'no reward: expected a number by environment.options.reward = "{how}"'
         _kill(attempt)
         return True
-
-    def _reward(self, attempt: Attempt) -> float | None:
-        """None where it is unknown: then the error says why, or the run's own reward scores the episode."""
-        if not attempt.outcomes and attempt.error is None:
-            attempt.error = "the program didn't call the model"
-        if attempt.error is not None or self.options.reward == "run":
-            return None
-        if self.options.reward == "exit":
-            return 1.0 - float(attempt.process.poll() or 0)
-        reward: Any = attempt.feedback
-        if self.options.reward == "file":
-            with suppress(OSError, ValueError, AttributeError, TypeError):
-                reward = loads((attempt.folder / "result.json").read_bytes())["reward"]
-        if _is_number(reward):
-            return float(reward)
-        attempt.error = (
-            f'no reward: expected a number by environment.options.reward = "{self.options.reward}"'
-        )
-        return None
 
     def _samples(
         self, rollout: Rollout, attempt: Attempt, sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
         """The rows of an episode; one without tokens where the model wasn't called."""
-        reward = self._reward(attempt)
         meta = {**attempt.prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
         meta |= {"finish": "error", "last_turn": "", "tool_calls": 0}
         if attempt.outcomes:
@@ -233,7 +216,7 @@ class Harness:
         shared: dict[str, Any] = {
             "prompt": attempt.prompt.text,
             "prompt_id": attempt.prompt.id,
-            "reward": reward,
+            "reward": attempt.reward,
             "sampling": recorded(sampler, seed),
             "source": rollout.source,
             "role": rollout.role,
@@ -259,12 +242,8 @@ class _Playing(Serving):
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
         await self.open_session(given["episode"])
         reward = given["reward"] if "reward" in given else THUMBS.get(given.get("thumb", ""))
-        self._running[given["episode"]].feedback = reward
+        self._running[given["episode"]].reward = reward
         return {"episode": given["episode"], "reward": reward}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _kill(attempt: Attempt) -> None:

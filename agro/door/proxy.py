@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import httpx
@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from agro.door.app import object_in
 from agro.door.records import Recorder, meta_of, put_row
 from agro.door.sessions import Answered, Call, Memory, digests_of
-from agro.door.wire import Problem
+from agro.door.wire import Problem, messages_in
 from agro.errors import Refused, remember_secret
 from agro.logs import exchanges
 from agro.logs.model_calls import FINISH
@@ -33,7 +33,10 @@ from agro.types.conversation import normalized
 
 PASSED = ("content-type", "accept", "anthropic-version", "anthropic-beta")  # headers of requests
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences")
-BLOCK_TEXTS = ("text", "thinking", "partial_json")  # of Anthropic's blocks, which come in parts
+TEXTS = (  # what comes in parts, of all interfaces
+    *("content", "reasoning_content", "reasoning", "name", "arguments"),
+    *("text", "thinking", "partial_json"),
+)
 ENDS = ("[DONE]", '"type":"message_stop"', '"type":"response.completed"', '"type":"response.incomplete"')
 
 
@@ -106,17 +109,15 @@ class Proxy:
             block = ""
             async for line in reply.aiter_lines():
                 block += line + "\n"
-                if line:
-                    continue
-                for data in (
-                    x.removeprefix("data:").strip() for x in block.split("\n") if x.startswith("data:")
-                ):
+                if line.startswith("data:"):
+                    data = line.removeprefix("data:").strip()
                     if data and data != "[DONE]":
                         merge_event(merged, json.loads(data))
                     if any(end in data.replace(" ", "") for end in ENDS):
                         await self._keep(asked, whole_of(merged), session)
-                yield block
-                block = ""
+                elif not line:
+                    yield block
+                    block = ""
         except (httpx.HTTPError, ValueError) as error:
             yield f"event: error\ndata: {json.dumps({'error': {'message': type(error).__name__}})}\n\n"
         finally:
@@ -125,13 +126,16 @@ class Proxy:
     async def _keep(self, asked: dict[str, Any], reply: dict[str, Any], session: str | None) -> None:
         """Store what was answered. What can't be read is counted, and said once: it was answered."""
         try:
-            messages = exchanges.prompt(asked, "request")
-            if isinstance(messages, str):
-                messages = [{"role": "user", "content": messages}]
-            messages = normalized(messages, "messages")
+            messages = messages_in(asked)
             for choice, answer in enumerate(exchanges.replies(reply, "reply")):
                 answered = self._answered(reply, choice, answer, messages, session)
-                stored = self.recorder.submit(self._storing(answered, answer, asked, reply))
+                sampling = {name: asked[name] for name in SAMPLING if asked.get(name) is not None} or None
+                source = f"proxy:{reply.get('model') or asked.get('model')}"
+                end = getattr(answer, "finish", None)
+                if isinstance(answer, dict):
+                    end = answer.get("finish_reason")
+                work = partial(self._store, answered=answered, end=end, sampling=sampling, source=source)
+                stored = self.recorder.submit(work)
                 if stored is not None:
                     await asyncio.wrap_future(stored)
         except Refused as error:
@@ -145,64 +149,42 @@ class Proxy:
         """One answer, in the row that it extends or one of its own."""
         digests, context = digests_of(messages), reply.get("prompt_token_ids") or []
         found = self.memory.earlier(session, digests, messages)
-        row = EpisodeRow(list(context))
-        ids, logp = _tokens_of(reply, choice) if context else ([], [])
+        episode = self.memory.episode(session) if found is None else found.call.episode
+        row, ids, logp = EpisodeRow(list(context)), [], []
+        if context:
+            tokens = reply["choices"][choice]
+            ids = tokens.get("token_ids") or []
+            logp = [entry["logprob"] for entry in (tokens.get("logprobs") or {}).get("content") or []]
         before = [] if found is None else found.row.tokens
-        extends = context[: len(before)] == before if ids else not before
-        if found is not None and ids and extends:
+        if found is not None and (context[: len(before)] != before if ids else before):
+            found = None
+        elif found is not None and ids:
             row = deepcopy(found.row)
             row.observe(context[len(before) :])
-        episode = self.memory.episode(session) if found is None else found.call.episode
-        call = Call(episode, 0, row, "", messages, messages, messages, digests)
-        self.memory.place(call, found if extends else None)
+        call = self.memory.place(Call(episode, 0, row, "", messages, messages, messages, digests), found)
         if ids:
-            call.row.act(ids, logp, -1, None)
-        [message] = normalized([_message(answer)], "reply")
+            call.row.act(ids, logp if len(logp) == len(ids) else None, -1, None)
+        if isinstance(answer, str):
+            answer = {"role": "assistant", "content": str(answer)}
+        answer = {name: value for name, value in answer.items() if name != "finish_reason"}
+        [message] = normalized([answer], "reply")
         answered = Answered(call, call.row, "", messages, message["content"])
         self.memory.remember(answered, message)
         return answered
 
-    def _storing(
-        self, answered: Answered, answer: Any, asked: dict[str, Any], reply: dict[str, Any]
-    ) -> Callable[[Store], None]:
+    def _store(self, store: Store, answered: Answered, end: Any, **fields: Any) -> None:
         call, row = answered.call, answered.row
-        finish = answer.get("finish_reason") if isinstance(answer, dict) else getattr(answer, "finish", None)
-        meta = {"finish": FINISH.get(end_in(finish) or ""), **meta_of(answered, answered.last_turn)}
-        fields: dict[str, Any] = {"prompt": call.episode.prompt}
+        meta = {"finish": FINISH.get(end_in(end) or ""), **meta_of(answered, answered.last_turn)}
+        fields["prompt"] = call.episode.prompt
         if row.tokens:
             fields |= {"tokens": row.tokens, "action": row.action, "behavior_logp": row.logp}
             fields["context_tokens"] = row.tokens[: row.context] if call.number else None
         elif call.number:  # nothing else knows what it was asked
             fields["prompt"] = call.opened
-        sampling = {name: asked[name] for name in SAMPLING if asked.get(name) is not None}
-
-        def work(store: Store) -> None:
-            sample = Sample(
-                response=answered.last_turn,
-                reward=call.episode.reward,
-                episode=call.episode.name,
-                sampling=sampling or None,
-                source=f"proxy:{reply.get('model') or asked.get('model')}",
-                meta={name: value for name, value in meta.items() if value is not None},
-                **fields,
-            )
-            put_row(store, answered, sample, self.recorder.privacy)
-
-        return work
-
-
-def _message(answer: Any) -> dict[str, Any]:
-    if isinstance(answer, str):
-        return {"role": "assistant", "content": str(answer)}
-    return {name: value for name, value in answer.items() if name != "finish_reason"}
-
-
-def _tokens_of(reply: dict[str, Any], choice: int) -> tuple[list[int], list[float]]:
-    """The ids of an answer and their log-probs, NaN where unknown; none where the server says none."""
-    found = reply["choices"][choice]
-    ids = found.get("token_ids") or []
-    listed = [entry["logprob"] for entry in (found.get("logprobs") or {}).get("content") or []]
-    return ids, listed if len(listed) == len(ids) else [math.nan] * len(ids)
+        meta = {name: value for name, value in meta.items() if value is not None}
+        fields |= {"reward": call.episode.reward, "episode": call.episode.name, "meta": meta}
+        sample = Sample(response=answered.last_turn, **fields)
+        put_row(store, answered, sample, self.recorder.privacy)
 
 
 def merge_event(merged: dict[str, Any], event: dict[str, Any]) -> None:
@@ -215,50 +197,48 @@ def merge_event(merged: dict[str, Any], event: dict[str, Any]) -> None:
     elif kind == "content_block_start":
         merged["content"].append(event["content_block"])
     elif kind == "content_block_delta":
-        block = merged["content"][event["index"]]
-        block |= {name: block.get(name, "") + x for name, x in event["delta"].items() if name in BLOCK_TEXTS}
+        merge(merged["content"][event["index"]], {**event["delta"], "type": None})
     elif kind == "message_delta":
         merged.update(event["delta"])
-    merged |= {name: event[name] for name in ("model", "prompt_token_ids") if event.get(name)}
-    for choice in event.get("choices", []):
-        _merge_choice(merged.setdefault("choices", {}).setdefault(choice["index"], {}), choice)
+    elif not kind:
+        if event.get("prompt_token_ids"):
+            merged.pop("prompt_token_ids", None)  # the server repeats them
+        merge(merged, event)
 
 
-def _merge_choice(whole: dict[str, Any], choice: dict[str, Any]) -> None:
-    """Of chat completions."""
-    message = whole.setdefault("message", {"role": "assistant", "content": ""})
-    delta = choice.get("delta") or {}
-    for name in ("content", "reasoning_content", "reasoning"):
-        if delta.get(name):
-            message[name] = message.get(name, "") + delta[name]
-    for call in delta.get("tool_calls") or []:
-        calls = whole.setdefault("calls", {})
-        known = calls.setdefault(
-            call["index"], {"type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        if call.get("id"):
-            known["id"] = call["id"]
-        for name in ("name", "arguments"):
-            known["function"][name] += call.get("function", {}).get(name) or ""
-    whole.setdefault("token_ids", []).extend(choice.get("token_ids") or [])
-    listed = whole.setdefault("logprobs", {"content": []})["content"]
-    listed += (choice.get("logprobs") or {}).get("content") or []
-    if choice.get("finish_reason"):
-        whole["finish_reason"] = choice["finish_reason"]
+def merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    """Texts and lists go on; items of lists that have an index are those of before; else the last value
+    counts."""
+    for name, value in part.items():
+        known = whole.get(name)
+        if name in TEXTS and isinstance(known, str) and isinstance(value, str):
+            whole[name] = known + value
+        elif isinstance(value, list):
+            items = whole[name] = known or []
+            for item in value:
+                if not isinstance(item, dict) or "index" not in item:
+                    items.append(item)
+                    continue
+                same = next((each for each in items if each["index"] == item["index"]), None)
+                if same is None:
+                    items.append(same := {})
+                merge(same, item)
+        elif isinstance(value, dict):
+            whole[name] = known or {}
+            merge(whole[name], value)
+        elif value is not None:
+            whole[name] = value
 
 
 def whole_of(merged: dict[str, Any]) -> dict[str, Any]:
     """A reply as it would be without a stream."""
-    reply = dict(merged)
-    if "choices" in merged:
-        reply["choices"] = [choice for _, choice in sorted(merged["choices"].items())]
-        for choice in reply["choices"]:
-            if "calls" in choice:
-                choice["message"]["tool_calls"] = [call for _, call in sorted(choice.pop("calls").items())]
-    for block in merged.get("content", []) if isinstance(merged.get("content"), list) else []:
+    for choice in merged.get("choices", []):
+        choice["message"] = {"role": "assistant", "content": "", **choice.pop("delta", {})}
+    merged.get("choices", []).sort(key=lambda choice: choice["index"])
+    for block in merged.get("content", []):
         if "partial_json" in block:
             block["input"] = json.loads(block.pop("partial_json") or "{}")
-    return reply
+    return merged
 
 
 def _unreachable(error: httpx.HTTPError) -> Problem:

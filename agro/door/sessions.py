@@ -14,6 +14,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from agro.door.batch import Token
 from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.models.template import NotShown
@@ -54,6 +56,7 @@ class Call:
     shown: Messages  # those of the call, as the client has them
     messages: Messages  # the same, with the assistant's turns as the policy wrote them
     digests: list[bytes]  # of the messages, see `digests_of`
+    prefix: str = ""  # of its answer, at the end of the context: not the policy's choice
     answers: int = 0  # in the row before this one
     extends: Answered | None = None
     ids: tuple[str, ...] = ()  # of the calls that the row has
@@ -156,42 +159,31 @@ class Sessions(Memory):
         found = self.earlier(session, digests, messages)
         episode = found.call.episode if found is not None else self.episode(session)
         shown = messages = list(self.encoder.chat.messages(messages))
+        opening = None
         if found is not None:
             whole = [*found.messages, *messages[len(found.messages) :]]
-            try:
-                opening = self.encoder.render(whole)
-                messages = whole
-            except NotShown:  # such as a result of a tool without its call, in some templates
-                opening = self.encoder.render(messages)
-        else:
-            opening = self.encoder.render(messages)
-        opening += prefix
-        extends = found is not None and opening.startswith(found.text)
-        if found is not None and extends:
+            with suppress(NotShown):  # such as a result of a tool without its call, in some templates
+                opening, messages = self.encoder.render(whole), whole
+        opening = (self.encoder.render(messages) if opening is None else opening) + prefix
+        if found is not None and opening.startswith(found.text):
             row = deepcopy(found.row)
             row.observe(self.encoder.following(found.text, opening[len(found.text) :]))
         else:
-            row = EpisodeRow(self.encoder.ids(opening))
+            found, row = None, EpisodeRow(self.encoder.ids(opening))
         if len(row.tokens) >= self.encoder.context:
             raise InvalidSample(
                 "too long",
                 f"messages: {len(row.tokens)} tokens leave no room for an answer in the model's context of "
                 f"{self.encoder.context}; send fewer",
             )
-        call = Call(episode, 0, row, opening, shown, shown, messages, digests)
-        return self.place(call, found if extends else None)
+        call = Call(episode, 0, row, opening, shown, shown, messages, digests, prefix)
+        return self.place(call, found)
 
-    def end(
-        self,
-        call: Call,
-        tokens: Sequence[int],
-        logp: Sequence[float],
-        versions: Sequence[int],
-        prefix: str = "",
-    ) -> Answered:
+    def end(self, call: Call, drawn: Sequence[Token]) -> Answered:
         """The answer of a call, from which later ones may go on."""
-        row = deepcopy(call.row)
-        row.act(list(tokens), list(logp), np.array(versions, np.int32), None)
+        row, prefix, tokens = deepcopy(call.row), call.prefix, [token.id for token in drawn]
+        versions = np.array([token.version for token in drawn], np.int32)
+        row.act(tokens, [token.logp for token in drawn], versions, None)
         decode = self.encoder.chat.tokenizer.decode
         is_closed = tokens[-1] in self.encoder.eos_ids
         written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)

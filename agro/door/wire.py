@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,13 +18,15 @@ from agro.door.batch import Token
 from agro.errors import Refused
 from agro.logs.exchanges import prompt as messages_of
 from agro.types import Messages
-from agro.types.conversation import declarations, normalized, without_tools
+from agro.types.conversation import declarations, normalized, with_tools
 
 Event = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
 IGNORED = (  # fields without an effect on what one model answers
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("parallel_tool_calls", "include", "truncation", "prompt_cache_retention", "cache_control"),
 )
+CONVERSATION = ("messages", "input", "system", "instructions")  # fields that are what is asked
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # values that ask for nothing
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -41,16 +43,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # values that ask for nothing
 class Problem(Exception):
     """A request that isn't answered as asked: the status of HTTP, and what the services call it."""
 
-    def __init__(self, status: int, message: str, *, kind: str = "", param: str | None = None) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.param = status, param
-        self.kind = kind or KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+        self.kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
     429: "rate_limit_error",
 }
 
@@ -67,21 +71,30 @@ class Options(BaseModel):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)
     min_p: float = Field(0.0, ge=0, le=1)
-    stop: list[str] = Field([], max_length=16)
+    stop: list[Annotated[str, Field(min_length=1)]] = Field([], max_length=16)
     seed: int | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool = False
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A request in one form."""
+def validated(kind: type[Model], given: dict[str, Any]) -> Model:
+    """Raises `Problem` for the first field that isn't as expected, or that agro doesn't have."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        what = "agro doesn't have this field" if first["type"] == "extra_forbidden" else first["msg"]
+        param = str(first["loc"][0])
+        raise Problem(400, f"{name}: {what}, got {first['input']!r:.80}", param) from None
 
-    options: Options
-    messages: Messages  # with the declarations of the tools
-    tools: list[dict[str, Any]]
-    forced: str | None = None  # the tool that has to be called; "" any
-    reports_usage: bool = True  # in a stream
+
+def messages_in(body: dict[str, Any]) -> Messages:
+    """What a request of any of the interfaces asks. Raises `Refused` where it can't be read."""
+    messages = messages_of(body, "request")
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return normalized(messages, "messages")
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,6 @@ class Outcome:
     finish: str  # "stop" or "length"
     tokens: Sequence[Token]
     stop: str | None = None  # the stop text that ended it
-    texts: Sequence[tuple[str, list[tuple[str, float]]]] = ()  # of tokens, and of the likeliest ones
 
     @property
     def message(self) -> dict[str, Any]:
@@ -104,51 +116,20 @@ class Outcome:
 
 
 class Chat:
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions: what is asked, in one form, and the shapes of its answers."""
 
     prefix = "chatcmpl-"
     names: ClassVar[dict[str, str]] = {"max_completion_tokens": "max_tokens"}  # fields by another name
+    decode: Callable[[list[int]], str]  # of the tokenizer
 
-    def __init__(self, body: dict[str, Any], id: str = "") -> None:
-        self.ask = self._read(dict(body))
-        self.id, self.created = self.prefix + id, int(time.time())
-        self.prompt_tokens = 0
-
-    def _read(self, body: dict[str, Any]) -> Ask:
+    def __init__(self, body: dict[str, Any]) -> None:
         """Raises `Problem` for a field that isn't as expected."""
-        shows_usage = (body.pop("stream_options", None) or {}).get("include_usage", False)
-        logprobs = body.pop("logprobs", None)
-        if logprobs and body.get("top_logprobs") is None:
-            body["top_logprobs"] = 0
-        return self._of(body, reports_usage=shows_usage)
-
-    def _of(self, body: dict[str, Any], *, reports_usage: bool) -> Ask:
-        asked = {
-            k: body.pop(k) for k in ("messages", "input", "system", "instructions", "tools") if k in body
-        }
-        choice = body.pop("tool_choice", None)
-        options = self._options(body)
-        tools = declarations(asked.get("tools") or [])
-        if asked.get("tools") and not tools:
-            raise Problem(400, "tools: expected declarations of functions with their names", param="tools")
-        forced = _forced(choice, tools)
-        if choice == "none" or (isinstance(choice, dict) and choice.get("type") == "none"):
-            asked.pop("tools", None)
-            tools = []
-        try:
-            messages = messages_of(asked, "request")
-            if isinstance(messages, list) and messages:
-                messages = normalized(messages, "messages")
-        except Refused as error:
-            raise Problem(400, str(error), param="messages") from None
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if not messages or not without_tools(messages)[0]:
-            raise Problem(400, "messages: expected at least one", param="messages")
-        return Ask(options, messages, tools, forced, reports_usage)
-
-    def _options(self, body: dict[str, Any]) -> Options:
-        """Raises `Problem` for a field that isn't as expected, or that agro doesn't have."""
+        body = dict(body)
+        self._take_own(body)
+        self.id, self.created, self.prompt_tokens = "", int(time.time()), 0
+        self.outcomes: dict[int, Outcome] = {}  # of the choices that ended
+        asked = {name: body.pop(name) for name in CONVERSATION if name in body}
+        choice, tools = body.pop("tool_choice", None), body.pop("tools", None) or []
         given = {
             self.names.get(name, name): value
             for name, value in body.items()
@@ -156,58 +137,75 @@ class Chat:
         }
         if isinstance(given.get("stop"), str):
             given["stop"] = [given["stop"]]
-        try:
-            options = Options.model_validate(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            what = "agro doesn't have this field" if first["type"] == "extra_forbidden" else first["msg"]
-            raise Problem(400, f"{name}: {what}, got {first['input']!r:.80}", param=name) from None
+        self.options = options = validated(Options, given)
         if options.n > 1 and type(self) is not Chat:
-            raise Problem(400, f"n: this interface has one answer a request, got {options.n}", param="n")
-        if not all(options.stop):
-            raise Problem(400, "stop: expected texts that aren't empty", param="stop")
-        return options
+            raise Problem(400, f"n: this interface has one answer a request, got {options.n}", "n")
+        self.tools = declarations(tools)
+        if tools and not self.tools:
+            raise Problem(400, "tools: expected declarations of functions with their names", "tools")
+        kind = choice.get("type") if isinstance(choice, dict) else choice
+        # The tool that has to be called; "" for any.
+        self.forced = None if kind in (None, "auto", "none") else _forced(kind, choice, self.tools)
+        if kind == "none":
+            self.tools = []
+        try:
+            self.messages = with_tools(messages_in(asked), self.tools)
+        except Refused as error:
+            raise Problem(400, str(error), "messages") from None
 
-    def whole(self, outcomes: Sequence[Outcome]) -> Event:
-        choices = [
-            {
-                "index": i,
-                "id": outcome.id,  # for feedback: each choice is an answer of its own
-                "message": self._message(outcome),
-                "logprobs": self._logprobs(outcome.tokens, outcome.texts),
-                "finish_reason": self._finish(outcome),
-            }
-            for i, outcome in enumerate(outcomes)
-        ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": self.usage(outcomes)}
+    def _take_own(self, body: dict[str, Any]) -> None:
+        """The fields that only this interface has."""
+        self._shows_usage = (body.pop("stream_options", None) or {}).get("include_usage", False)
+        if body.pop("logprobs", None) and body.get("top_logprobs") is None:
+            body["top_logprobs"] = 0
 
-    def usage(self, outcomes: Sequence[Outcome]) -> Event:
-        written = sum(len(outcome.tokens) for outcome in outcomes)
+    def whole(self) -> Event:
+        choices = []
+        for index, outcome in sorted(self.outcomes.items()):
+            message: Event = {"role": "assistant", "content": outcome.content, "refusal": None}
+            if outcome.reasoning:
+                message["reasoning_content"] = outcome.reasoning
+            if outcome.calls:
+                message["content"] = outcome.content or None
+                message["tool_calls"] = [_with_text(call) for call in outcome.calls]
+            choices.append(
+                {
+                    "index": index,
+                    "id": outcome.id,  # for feedback: each choice is an answer of its own
+                    "message": message,
+                    "logprobs": self._logprobs(outcome.tokens),
+                    "finish_reason": "tool_calls" if outcome.calls else outcome.finish,
+                }
+            )
+        return {**self._head("chat.completion"), "choices": choices, "usage": self.usage()}
+
+    def usage(self) -> Event:
+        written = sum(len(outcome.tokens) for outcome in self.outcomes.values())
         names = {"prompt_tokens": self.prompt_tokens, "completion_tokens": written}
         return {**names, "total_tokens": self.prompt_tokens + written}
 
     def begin(self) -> Iterator[Event]:
-        for index in range(self.ask.options.n):
+        for index in range(self.options.n):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def delta(self, index: int, kind: str, text: str, tokens: Sequence[Token], texts: Any) -> Iterator[Event]:
+    def delta(self, index: int, kind: str, text: str, tokens: Sequence[Token]) -> Iterator[Event]:
         """`kind`: content or reasoning_content."""
-        yield self._chunk(index, {kind: text}, self._logprobs(tokens, texts))
+        yield self._chunk(index, {kind: text}, self._logprobs(tokens))
 
     def end(self, index: int, outcome: Outcome) -> Iterator[Event]:
         for place, call in enumerate(outcome.calls):
             yield self._chunk(index, {"tool_calls": [{"index": place, **_with_text(call)}]})
-        yield self._chunk(index, {}, finish=self._finish(outcome))
+        yield self._chunk(index, {}, finish="tool_calls" if outcome.calls else outcome.finish)
 
-    def close(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
-        if self.ask.reports_usage:
-            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self.usage(outcomes)}
+    def close(self) -> Iterator[Event]:
+        if self._shows_usage:
+            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": self.usage()}
         yield {}
 
     def framed(self, event: Event) -> str:
         """As server-sent event."""
-        return f"data: {json.dumps(event) if event else '[DONE]'}\n\n"
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        return f"{name}data: {json.dumps(event) if event else '[DONE]'}\n\n"
 
     @staticmethod
     def error(problem: Problem) -> Event:
@@ -215,31 +213,24 @@ class Chat:
         return {"error": fields}
 
     def _head(self, kind: str) -> Event:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.ask.options.model}
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.options.model}
 
     def _chunk(self, index: int, delta: Event, logprobs: Any = None, finish: str | None = None) -> Event:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
-    def _message(self, outcome: Outcome) -> Event:
-        message: Event = {"role": "assistant", "content": outcome.content, "refusal": None}
-        if outcome.reasoning:
-            message["reasoning_content"] = outcome.reasoning
-        if outcome.calls:
-            message["content"] = outcome.content or None
-            message["tool_calls"] = [_with_text(call) for call in outcome.calls]
-        return message
-
-    def _finish(self, outcome: Outcome) -> str:
-        return "tool_calls" if outcome.calls else outcome.finish
-
-    def _logprobs(self, tokens: Sequence[Token], texts: Any) -> Event | None:
-        if self.ask.options.top_logprobs is None:
+    def _logprobs(self, tokens: Sequence[Token]) -> Event | None:
+        if self.options.top_logprobs is None:
             return None
         content = []
-        for token, (text, top) in zip(tokens, texts, strict=True):
-            likeliest = [_token_text(other, logp) for other, logp in top]
-            content.append({**_token_text(text, token.model_logp), "top_logprobs": likeliest})
+        for token in tokens:
+            [own, *top] = [
+                {"token": text, "logprob": logp, "bytes": list(text.encode())}
+                for text, logp in (
+                    (self.decode([id]), logp) for id, logp in ((token.id, token.model_logp), *token.top)
+                )
+            ]
+            content.append({**own, "top_logprobs": top})
         return {"content": content, "refusal": None}
 
 
@@ -249,35 +240,28 @@ class Anthropic(Chat):
     prefix = "msg_"
     names: ClassVar[dict[str, str]] = {"stop_sequences": "stop"}
 
-    def _read(self, body: dict[str, Any]) -> Ask:
+    def _take_own(self, body: dict[str, Any]) -> None:
         if body.get("max_tokens") is None:
-            raise Problem(400, "max_tokens: field required", param="max_tokens")
-        self._open: str | None = None  # the kind of the block that is being streamed
+            raise Problem(400, "max_tokens: field required", "max_tokens")
+        self._open: str | None = None  # the block that is being streamed
         self._blocks = 0
-        return self._of(body, reports_usage=True)
 
-    def whole(self, outcomes: Sequence[Outcome]) -> Event:
-        [outcome] = outcomes
-        content: list[Event] = []
+    def whole(self) -> Event:
+        outcome, content = self.outcomes[0], list[Event]()
         if outcome.reasoning:
-            content.append({"type": "thinking", "thinking": outcome.reasoning, "signature": ""})
+            content.append(_block("thinking", outcome.reasoning))
         if outcome.content or not outcome.calls:
-            content.append({"type": "text", "text": outcome.content})
+            content.append(_block("text", outcome.content))
         content += [_tool_use(call) for call in outcome.calls]
-        return self._message_of(content, self._stop_reason(outcome), outcome.stop, len(outcome.tokens))
+        return self._message(content, len(outcome.tokens)) | _ending(outcome)
 
     def begin(self) -> Iterator[Event]:
-        yield {"type": "message_start", "message": self._message_of([], None, None, 0)}
+        yield {"type": "message_start", "message": self._message([], 0)}
 
-    def delta(self, index: int, kind: str, text: str, tokens: Sequence[Token], texts: Any) -> Iterator[Event]:
-        of_text = kind == "content"
-        block = (
-            {"type": "text", "text": ""} if of_text else {"type": "thinking", "thinking": "", "signature": ""}
-        )
-        yield from self._enter(kind, block)
-        delta = (
-            {"type": "text_delta", "text": text} if of_text else {"type": "thinking_delta", "thinking": text}
-        )
+    def delta(self, index: int, kind: str, text: str, tokens: Sequence[Token]) -> Iterator[Event]:
+        name = "text" if kind == "content" else "thinking"
+        yield from self._enter(name, _block(name, ""))
+        delta = {"type": f"{name}_delta", name: text}
         yield {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
 
     def end(self, index: int, outcome: Outcome) -> Iterator[Event]:
@@ -288,39 +272,28 @@ class Anthropic(Chat):
             yield {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._blocks - 1}
-        ending = {"stop_reason": self._stop_reason(outcome), "stop_sequence": outcome.stop}
-        yield {"type": "message_delta", "delta": ending, "usage": {"output_tokens": len(outcome.tokens)}}
+        usage = {"output_tokens": len(outcome.tokens)}
+        yield {"type": "message_delta", "delta": _ending(outcome), "usage": usage}
 
-    def close(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
+    def close(self) -> Iterator[Event]:
         yield {"type": "message_stop"}
-
-    def framed(self, event: Event) -> str:
-        return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
     @staticmethod
     def error(problem: Problem) -> Event:
         return {"type": "error", "error": {"type": problem.kind, "message": str(problem)}}
 
-    def _enter(self, kind: str, block: Event) -> Iterator[Event]:
-        if self._open != kind:
+    def _enter(self, name: str, block: Event) -> Iterator[Event]:
+        if self._open != name:
             if self._open is not None:
                 yield {"type": "content_block_stop", "index": self._blocks - 1}
-            self._open = kind
+            self._open = name
             yield {"type": "content_block_start", "index": self._blocks, "content_block": block}
             self._blocks += 1
 
-    def _stop_reason(self, outcome: Outcome) -> str:
-        if outcome.calls:
-            return "tool_use"
-        if outcome.stop is not None:
-            return "stop_sequence"
-        return "max_tokens" if outcome.finish == "length" else "end_turn"
-
-    def _message_of(self, content: list[Event], reason: str | None, stop: str | None, tokens: int) -> Event:
-        ending = {"stop_reason": reason, "stop_sequence": stop}
+    def _message(self, content: list[Event], tokens: int) -> Event:
         usage = {"input_tokens": self.prompt_tokens, "output_tokens": tokens}
-        head = {"id": self.id, "type": "message", "role": "assistant", "model": self.ask.options.model}
-        return {**head, "content": content, **ending, "usage": usage}
+        head = {"id": self.id, "type": "message", "role": "assistant", "model": self.options.model}
+        return {**head, "content": content, "stop_reason": None, "stop_sequence": None, "usage": usage}
 
 
 class Responses(Chat):
@@ -329,29 +302,23 @@ class Responses(Chat):
     prefix = "resp_"
     names: ClassVar[dict[str, str]] = {"max_output_tokens": "max_tokens"}
 
-    def _read(self, body: dict[str, Any]) -> Ask:
+    def _take_own(self, body: dict[str, Any]) -> None:
         if body.get("previous_response_id") or body.get("conversation"):
             raise Problem(400, "previous_response_id: agro keeps no conversations; send all items as input")
-        self._number, self._text = 0, ""
-        return self._of(body, reports_usage=True)
+        self._events, self._has_text = 0, False
 
-    def whole(self, outcomes: Sequence[Outcome]) -> Event:
-        [outcome] = outcomes
-        output = (
-            [self._text_item(outcome.content, "completed")] if outcome.content or not outcome.calls else []
-        )
-        output += [self._call_item(call) for call in outcome.calls]
-        is_cut = outcome.finish == "length"
+    def whole(self) -> Event:
+        is_cut = self.outcomes[0].finish == "length"
         return {
             **self._head("response"),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": output,
-            "usage": self.usage(outcomes),
+            "output": self._output(self.outcomes[0]),
+            "usage": self.usage(),
         }
 
-    def usage(self, outcomes: Sequence[Outcome]) -> Event:
-        counts = super().usage(outcomes)
+    def usage(self) -> Event:
+        counts = super().usage()
         return {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": 0},
@@ -365,42 +332,35 @@ class Responses(Chat):
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def delta(self, index: int, kind: str, text: str, tokens: Sequence[Token], texts: Any) -> Iterator[Event]:
+    def delta(self, index: int, kind: str, text: str, tokens: Sequence[Token]) -> Iterator[Event]:
         if kind == "content":
             yield from self._begin_text()
-            self._text += text
             yield self._part("response.output_text.delta", delta=text, logprobs=[])
 
     def end(self, index: int, outcome: Outcome) -> Iterator[Event]:
-        if not outcome.calls:
-            yield from self._begin_text()
-        if self._text is not None and self._number > 2:
-            yield self._part("response.output_text.done", text=self._text, logprobs=[])
-            part = {"type": "output_text", "text": self._text, "annotations": []}
-            yield self._part("response.content_part.done", part=part)
-            item = self._text_item(self._text, "completed")
-            yield self._event("response.output_item.done", output_index=0, item=item)
-        first = int(self._number > 2)
-        for place, call in enumerate(outcome.calls, first):
-            item, text = self._call_item(call), json.dumps(call["function"]["arguments"])
-            head = {"item_id": item["id"], "output_index": place}
-            begun = {**item, "arguments": "", "status": "in_progress"}
-            yield self._event("response.output_item.added", output_index=place, item=begun)
-            yield self._event("response.function_call_arguments.delta", **head, delta=text)
-            name = call["function"]["name"]
-            yield self._event("response.function_call_arguments.done", **head, arguments=text, name=name)
+        for place, item in enumerate(self._output(outcome)):
+            if item["type"] == "message":
+                yield from self._begin_text()
+                [part] = item["content"]
+                yield self._part("response.output_text.done", text=part["text"], logprobs=[])
+                yield self._part("response.content_part.done", part=part)
+            else:
+                begun = {**item, "arguments": "", "status": "in_progress"}
+                yield self._event("response.output_item.added", output_index=place, item=begun)
+                head, text = {"item_id": item["id"], "output_index": place}, item["arguments"]
+                yield self._event("response.function_call_arguments.delta", **head, delta=text)
+                head["name"] = item["name"]
+                yield self._event("response.function_call_arguments.done", **head, arguments=text)
             yield self._event("response.output_item.done", output_index=place, item=item)
 
-    def close(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
-        whole = self.whole(outcomes)
+    def close(self) -> Iterator[Event]:
+        whole = self.whole()
         yield self._event(f"response.{whole['status']}", response=whole)
 
-    def framed(self, event: Event) -> str:
-        return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
-
     def _begin_text(self) -> Iterator[Event]:
-        if self._number == 2:  # after the two events of the response itself
-            item = {**self._text_item("", "in_progress"), "content": []}
+        if not self._has_text:
+            self._has_text = True
+            item = {**self._text_item(""), "status": "in_progress", "content": []}
             yield self._event("response.output_item.added", output_index=0, item=item)
             part = {"type": "output_text", "text": "", "annotations": []}
             yield self._part("response.content_part.added", part=part)
@@ -409,42 +369,64 @@ class Responses(Chat):
         return self._event(kind, item_id=f"msg_{self.id}", output_index=0, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        self._number += 1
-        return {"type": kind, "sequence_number": self._number - 1, **fields}
+        self._events += 1
+        return {"type": kind, "sequence_number": self._events - 1, **fields}
 
     def _head(self, kind: str) -> Event:
         settings = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "error": None}
-        head = {"id": self.id, "object": kind, "created_at": self.created, "model": self.ask.options.model}
+        head = {"id": self.id, "object": kind, "created_at": self.created, "model": self.options.model}
         return head | settings
 
-    def _text_item(self, text: str, status: str) -> Event:
+    def _output(self, outcome: Outcome) -> list[Event]:
+        has_text = self._has_text or outcome.content or not outcome.calls
+        output = [self._text_item(outcome.content)] if has_text else []
+        for call in outcome.calls:
+            text = json.dumps(call["function"]["arguments"])
+            item = {"id": f"fc_{call['id']}", "type": "function_call", "call_id": call["id"]}
+            item |= {"name": call["function"]["name"], "arguments": text, "status": "completed"}
+            output.append(item)
+        return output
+
+    def _text_item(self, text: str) -> Event:
         content = [{"type": "output_text", "text": text, "annotations": []}]
         item = {"id": f"msg_{self.id}", "type": "message", "role": "assistant"}
-        return {**item, "status": status, "content": content}
-
-    def _call_item(self, call: dict[str, Any]) -> Event:
-        text = json.dumps(call["function"]["arguments"])
-        item = {"id": f"fc_{call['id']}", "type": "function_call", "call_id": call["id"]}
-        return {**item, "name": call["function"]["name"], "arguments": text, "status": "completed"}
+        return {**item, "status": "completed", "content": content}
 
 
-def _forced(choice: Any, tools: list[dict[str, Any]]) -> str | None:
-    """The tool that `tool_choice` demands, "" for any. Raises `Problem` for one that isn't declared."""
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind in (None, "auto", "none"):
-        return None
+INTERFACES: dict[str, type[Chat]] = {
+    "chat/completions": Chat,
+    "messages": Anthropic,
+    "responses": Responses,
+}
+
+
+def _forced(kind: Any, choice: Any, tools: list[dict[str, Any]]) -> str:
+    """The tool that `tool_choice` demands. Raises `Problem` for one that isn't declared."""
+    expected = ""
     if not tools:
-        raise Problem(
-            400, f"tool_choice: expected tools with it, got {choice!r:.80} alone", param="tool_choice"
-        )
-    if kind in ("required", "any"):
-        return ""
-    name = (
-        choice.get("name", (choice.get("function") or {}).get("name")) if isinstance(choice, dict) else None
-    )
-    if name not in [tool["function"]["name"] for tool in tools]:
-        raise Problem(400, f"tool_choice: expected a declared tool, got {choice!r:.80}", param="tool_choice")
-    return str(name)
+        expected = "tools with it"
+    elif kind not in ("required", "any"):
+        named = choice if isinstance(choice, dict) else {}
+        name = named.get("name", (named.get("function") or {}).get("name"))
+        if name in [tool["function"]["name"] for tool in tools]:
+            return str(name)
+        expected = "a declared tool"
+    if expected:
+        raise Problem(400, f"tool_choice: expected {expected}, got {choice!r:.80}", "tool_choice")
+    return ""
+
+
+def _ending(outcome: Outcome) -> Event:
+    """Of Anthropic's messages."""
+    reason = "max_tokens" if outcome.finish == "length" else "end_turn"
+    if outcome.stop is not None:
+        reason = "stop_sequence"
+    return {"stop_reason": "tool_use" if outcome.calls else reason, "stop_sequence": outcome.stop}
+
+
+def _block(name: str, text: str) -> Event:
+    block = {"type": name, name: text}
+    return block if name == "text" else {**block, "signature": ""}
 
 
 def _with_text(call: dict[str, Any]) -> Event:
@@ -457,7 +439,3 @@ def _with_text(call: dict[str, Any]) -> Event:
 def _tool_use(call: dict[str, Any]) -> Event:
     function = call["function"]
     return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]}
-
-
-def _token_text(text: str, logp: float | None) -> Event:
-    return {"token": text, "logprob": logp, "bytes": list(text.encode())}

@@ -277,8 +277,8 @@ class PostgresDatabase(Database):
             remember_secret(parts.password)
             raise Refused(
                 f"postgresql://{parts.hostname or ''}{parts.path}: expected a URL without a password, "
-                "which would end up in the run's folder and in lists of processes. What to do: PGPASSWORD in the environment, or a "
-                "line in ~/.pgpass"
+                "which would end up in the run's folder and in lists of processes. What to do: "
+                "PGPASSWORD in the environment, or a line in ~/.pgpass"
             )
         query = dict(parse_qsl(parts.query))
         self.schema = query.pop("schema", "agro")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from agro.config import ChatConfig, NewModel
-from agro.door.app import Application, listening
-from agro.door.serving import opened
+from agro.door.app import Application, behind_a_port, opened
 from agro.logs.privacy import Privacy
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
@@ -53,7 +50,7 @@ def serving(engine: HF):
     def serve(store: Path | None = None, *, redact: bool = True, seconds: float = 60.0, size: int = 8):
         privacy = Privacy(redact=redact)
         where = None if store is None else str(store)
-        with opened(engine, size, where, privacy, "tiny", seconds) as made, behind_a_port(made) as url:
+        with opened(engine, size, where, privacy, "tiny", seconds) as made, door(made) as url:
             yield url
 
     return serve
@@ -61,31 +58,10 @@ def serving(engine: HF):
 
 @pytest.fixture
 def behind():
-    """`behind_a_port`."""
-    return behind_a_port
+    """`door`."""
+    return door
 
 
-@pytest.fixture
-def behind_app():
-    """`an_app`."""
-    return an_app
-
-
-def behind_a_port(backend, token: str = TOKEN):
+def door(backend):
     """A context with the URL of a backend's application."""
-    return an_app(Application(backend, "127.0.0.1", token).app)
-
-
-@contextmanager
-def an_app(app):
-    listener = listening("127.0.0.1", 0)
-    config = uvicorn.Config(app, log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+    return behind_a_port(Application(backend, "127.0.0.1", TOKEN).app)

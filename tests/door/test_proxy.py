@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from agro.door.app import behind_a_port
 from agro.door.proxy import Proxy
 from agro.errors import Refused
 from agro.logs.privacy import Privacy
@@ -101,9 +102,9 @@ def test_what_passes_is_what_the_server_says_and_is_stored(serving, proxy, tmp_p
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_ids_and_log_probs_of_the_server_are_stored(vllm, behind_app, proxy, tmp_path, stream) -> None:
+def test_ids_and_log_probs_of_the_server_are_stored(vllm, proxy, tmp_path, stream) -> None:
     server, got = vllm
-    with behind_app(server.app) as at, proxy(at, tmp_path / "s.db", tokens=True) as url:
+    with behind_a_port(server.app) as at, proxy(at, tmp_path / "s.db", tokens=True) as url:
         assert post(url, model="m", messages=HI, stream=stream).status_code == 200
         more = [*HI, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "?"}]
         assert post(url, model="m", messages=more, stream=stream).status_code == 200
@@ -118,9 +119,9 @@ def test_ids_and_log_probs_of_the_server_are_stored(vllm, behind_app, proxy, tmp
     assert body["return_token_ids"] is True
 
 
-def test_errors_pass_and_keys_are_nowhere(vllm, behind_app, proxy, tmp_path, capfd) -> None:
+def test_errors_pass_and_keys_are_nowhere(vllm, proxy, tmp_path, capfd) -> None:
     server, _ = vllm
-    with behind_app(server.app) as at, proxy(at, tmp_path / "s.db") as url:
+    with behind_a_port(server.app) as at, proxy(at, tmp_path / "s.db") as url:
         reply = post(url, model="broken", messages=HI)
         assert (reply.status_code, reply.json()["error"]["message"]) == (429, "overloaded")
         assert httpx.post(f"{url}/v1/chat/completions", json={}, headers={}).status_code == 401

@@ -362,7 +362,7 @@ def test_nothing_comes_before_it_is_stored(serving, monkeypatch, tmp_path) -> No
     def fails(*args, **fields):
         raise OSError("disk full")
 
-    monkeypatch.setattr("agro.door.serving.store_row", fails)
+    monkeypatch.setattr("agro.door.app.store_row", fails)
     with serving(tmp_path / "s.db") as url:
         headers = {"authorization": f"Bearer {TOKEN}"}
         body = {"model": "tiny", "messages": HI, "max_tokens": 3}
