@@ -31,7 +31,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## train a small model from nothing: warm-up, fresh samples, then the store alone
-	$(BIN)/python -m agro.api.demo --out runs/demo
+	$(BIN)/python examples/demo.py --out runs/demo
 
 check: setup lint ## while working: ruff, mypy, the tests without a model or a process
 	$(BESIDE) types tests-check

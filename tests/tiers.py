@@ -48,7 +48,7 @@ PLACES = {
         *("test_install_hints.py", "test_recipes.py", "test_size.py"),
     ),
     "nightly": (
-        *("vllm_server", "reproductions", "docs/test_site.py", "docs/test_wheel.py", "api/test_demo.py"),
+        *("vllm_server", "reproductions", "docs/test_site.py", "docs/test_wheel.py", "examples/test_demo.py"),
         *("objectives/test_any_batch.py", "train/test_torture.py"),
     ),
 }

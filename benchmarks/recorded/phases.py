@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from small import DIGITS, HERE, case, log, reward, run
 
 from agro import Trainer
-from agro.api.demo import configure
 from agro.store import Store
 from agro.types import Sample
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from demo import configure  # noqa: E402
 
 
 @case

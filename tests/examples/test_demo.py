@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agro.api import demo
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.store import Store
+from examples import demo
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def configure(folder: Path, seed: int) -> RunConfig:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m agro.api.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python examples/demo.py", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
