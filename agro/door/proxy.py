@@ -150,7 +150,7 @@ class Proxy:
         digests, context = digests_of(messages), reply.get("prompt_token_ids") or []
         found = self.memory.earlier(session, digests, messages)
         episode = self.memory.episode(session) if found is None else found.call.episode
-        row, ids, logp = EpisodeRow(list(context)), [], []
+        row, ids, logp = EpisodeRow(list(context)), list[int](), list[float]()
         if context:
             tokens = reply["choices"][choice]
             ids = tokens.get("token_ids") or []

@@ -26,10 +26,6 @@ THUMBS = {"up": 1.0, "down": 0.0}
 T = TypeVar("T")
 
 
-class Unanswered(Refused):
-    """Feedback on what isn't in the store."""
-
-
 class Writer:
     """A thread with the store: what is submitted while it writes is written together, in one transaction."""
 
@@ -58,12 +54,11 @@ class Writer:
             return
         opened.set_result(None)
         with store:
-            is_open = True
-            while is_open:
+            taken = list[Any]()
+            while None not in taken:
                 taken = [self._work.get()]
                 while not self._work.empty():
                     taken.append(self._work.get())
-                is_open = None not in taken
                 self._write(store, [item for item in taken if item is not None])
 
     def _write(self, store: Store, together: list[tuple[Callable[[Store], Any], Future[Any]]]) -> None:
@@ -120,16 +115,9 @@ def store_row(
 ) -> None:
     """The row of an answered call of a policy of ours."""
     call, stops = answered.call, fields["sampling"]["stop"]
-    last_turn = before_stop(answered.last_turn, stops)[0]
-    sample = answered.row.sample(
-        encoder,
-        number=call.number,
-        meta={**meta, **meta_of(answered, last_turn)},
-        prompt=call.episode.prompt,
-        reward=call.episode.reward,
-        episode=call.episode.name,
-        **fields,
-    )
+    meta = {**meta, **meta_of(answered, before_stop(answered.last_turn, stops)[0])}
+    fields |= {"prompt": call.episode.prompt, "reward": call.episode.reward, "episode": call.episode.name}
+    sample = answered.row.sample(encoder, number=call.number, meta=meta, **fields)
     if not call.answers:  # as of a fresh response, whose stop text is among its tokens alone
         sample = sample.replace(response=before_stop(sample.response, stops)[0])
     put_row(store, answered, sample, privacy)
@@ -172,21 +160,16 @@ def store_feedback(
 ) -> dict[str, Any]:
     """Feedback on an episode, named by a call or by the session; the last reward counts, all are kept.
 
-    Raises `Refused` where nothing was answered under that name.
+    Raises `Problem` where nothing was answered under that name.
     """
     rows = _rows(store, episode.name)
     if not rows:
-        raise Unanswered(
-            f"feedback: expected the id of an answered call, or a session, got {feedback['name']!r:.80}"
-        )
+        expected = "feedback: expected the id of an answered call, or a session"
+        raise Problem(404, f"{expected}, got {feedback['name']!r:.80}")
     names = ("reward", "thumb", "comment", "correction")
     entry = privacy.apply({key: feedback[key] for key in names if key in feedback})
     history = [*rows[0].meta.get("feedback", []), {**entry, "id": feedback["name"], "time": time.time()}]
-    reward = rows[0].reward
-    if "reward" in feedback:
-        reward = feedback["reward"]
-    elif "thumb" in feedback:
-        reward = THUMBS[feedback["thumb"]]
+    reward = feedback.get("reward", THUMBS.get(feedback.get("thumb", ""), rows[0].reward))
     store.set_rewards((sample.stored_id, reward, {"feedback": history}) for sample in rows)
     if "correction" in feedback:
         _correct(store, rows, feedback["name"], entry["correction"], source)
@@ -240,13 +223,9 @@ class Recorder:
             raise Problem(400, "feedback: expected --store, in which answers are kept")
         name = given["episode"]
         episode = self.memory.episodes.get(name, DoorEpisode(name))
-        work = partial(
-            store_feedback, feedback=given, episode=episode, source=self.source, privacy=self.privacy
-        )
-        try:
-            return await asyncio.wrap_future(self.writer.submit(work))
-        except Unanswered as error:
-            raise Problem(404, str(error)) from None
+        fields: dict[str, Any] = {"episode": episode, "source": self.source, "privacy": self.privacy}
+        work = partial(store_feedback, feedback=given, **fields)
+        return await asyncio.wrap_future(self.writer.submit(work))
 
     async def open_session(self, name: str | None) -> None:
         """Before a call of a session that an earlier process may have begun."""

@@ -18,6 +18,7 @@ from agro.door import app
 from agro.store import Store
 
 TOKEN, PATH = "the-token-of-tests", "/v1/chat/completions"
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {
     "name": "add",
@@ -26,7 +27,7 @@ TOOL = {
 }
 
 
-def ask(url: str, messages=HI, path: str = "/v1/chat/completions", key: str = TOKEN, **fields):
+def ask(url: str, messages=HI, path: str = PATH, key: str = TOKEN, **fields):
     body = {"model": "tiny", "messages": messages, "max_tokens": 12, **fields}
     reply = httpx.post(url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
     assert reply.status_code == 200, reply.text
@@ -34,7 +35,13 @@ def ask(url: str, messages=HI, path: str = "/v1/chat/completions", key: str = TO
 
 
 def feedback(url: str, **fields):
-    return httpx.post(f"{url}/v1/feedback", json=fields, headers={"authorization": f"Bearer {TOKEN}"})
+    return httpx.post(f"{url}/v1/feedback", json=fields, headers=HEADERS)
+
+
+def post(url: str, **fields) -> httpx.Response:
+    """The reply to a request of chat completions, whatever its status."""
+    body = {"model": "tiny", "messages": HI, **fields}
+    return httpx.post(url + PATH, json=body, headers=HEADERS, timeout=60)
 
 
 def stored(path) -> list:
@@ -47,9 +54,7 @@ def turn(reply) -> dict:
 
 
 def text_of_stream(url: str, **fields) -> tuple[str, list]:
-    body = {"model": "tiny", "messages": HI, "max_tokens": 40, "stream": True, **fields}
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+    reply = post(url, max_tokens=40, stream=True, **fields)
     lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     choices = [json.loads(line)["choices"][0] for line in lines[:-1]]
@@ -231,9 +236,7 @@ def test_a_demanded_call_of_a_tool_begins_with_its_name(serving, tmp_path) -> No
     choice = {"type": "function", "function": {"name": "add"}}
     with serving(tmp_path / "s.db") as url:
         ask(url, tools=tools, tool_choice=choice)
-        refused = {"model": "x", "messages": HI, "tool_choice": choice}
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        assert httpx.post(f"{url}/v1/chat/completions", json=refused, headers=headers).status_code == 400
+        assert post(url, tool_choice=choice).status_code == 400
     [sample] = stored(tmp_path / "s.db")
     assert sample.prompt[0]["role"] == "tools"
     assert sample.meta["last_turn"].startswith('<tool_call>\n{"name": "add')
@@ -241,16 +244,15 @@ def test_a_demanded_call_of_a_tool_begins_with_its_name(serving, tmp_path) -> No
 
 
 def test_who_leaves_ends_the_request(serving, engine, tmp_path) -> None:
-    headers = {"authorization": f"Bearer {TOKEN}"}
     body = {"model": "x", "messages": HI, "max_tokens": 1900, "temperature": 0, "logit_bias": {}}
     with serving(tmp_path / "s.db") as url:
 
         def running() -> float:
-            text = httpx.get(f"{url}/metrics", headers=headers).text
+            text = httpx.get(f"{url}/metrics", headers=HEADERS).text
             return float(text.split("\nagro_door_running ")[1].split()[0])
 
         for stream in (False, True):
-            asked = {"json": {**body, "stream": stream}, "headers": headers, "timeout": 0.2}
+            asked = {"json": {**body, "stream": stream}, "headers": HEADERS, "timeout": 0.2}
             with suppress(httpx.ReadTimeout), httpx.stream("POST", f"{url}{PATH}", **asked) as reply:
                 next(reply.iter_bytes())  # the first part of a stream; nothing of a whole answer
             deadline = time.monotonic() + 20
@@ -263,12 +265,7 @@ def test_who_leaves_ends_the_request(serving, engine, tmp_path) -> None:
 
 def test_an_answer_has_a_time_limit(serving) -> None:
     with serving(seconds=0.05) as url:
-        reply = httpx.post(
-            f"{url}/v1/chat/completions",
-            json={"model": "x", "messages": HI, "max_tokens": 1900, "temperature": 0},
-            headers={"authorization": f"Bearer {TOKEN}"},
-            timeout=30,
-        )
+        reply = post(url, max_tokens=1900, temperature=0)
     assert reply.status_code in (200, 504)  # 200: the model ended sooner
     assert reply.status_code == 504 or reply.json()["usage"]["completion_tokens"] < 1900
 
@@ -292,9 +289,7 @@ def test_an_answer_has_a_time_limit(serving) -> None:
 )
 def test_a_field_that_is_wrong_is_refused_by_its_name(serving, fields, param) -> None:
     with serving() as url:
-        body = {"model": "tiny", "messages": HI, **fields}
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+        reply = post(url, **fields)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
     assert reply.json()["error"]["type"] == "invalid_request_error"
@@ -307,7 +302,7 @@ def test_attacks_are_refused(serving, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(app, "BODY_BYTES", 10_000)
     monkeypatch.setattr(app, "BODY_SECONDS", 0.3)
     with serving(tmp_path / "s.db") as url:
-        path, headers = "/v1/chat/completions", {"authorization": f"Bearer {TOKEN}"}
+        path, headers = PATH, HEADERS
         body = {"model": "tiny", "messages": HI, "max_tokens": 2}
 
         def status(path=path, method="POST", json=body, **changes) -> int:
@@ -364,10 +359,8 @@ def test_nothing_comes_before_it_is_stored(serving, monkeypatch, tmp_path) -> No
 
     monkeypatch.setattr("agro.door.app.store_row", fails)
     with serving(tmp_path / "s.db") as url:
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        body = {"model": "tiny", "messages": HI, "max_tokens": 3}
-        assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 500
-        reply = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True}, headers=headers)
+        assert post(url, max_tokens=3).status_code == 500
+        reply = post(url, max_tokens=3, stream=True)
         assert "[DONE]" not in reply.text
         assert 'finish_reason": "' not in reply.text
 
@@ -378,8 +371,7 @@ def test_loops_of_their_own(serving) -> None:
     async def run(url: str) -> list[int]:
         async with httpx.AsyncClient(timeout=60) as client:
             body = {"model": "tiny", "messages": HI, "max_tokens": 5}
-            headers = {"authorization": f"Bearer {TOKEN}"}
-            calls = [client.post(f"{url}/v1/chat/completions", json=body, headers=headers) for _ in range(20)]
+            calls = [client.post(url + PATH, json=body, headers=HEADERS) for _ in range(20)]
             return [reply.status_code for reply in await asyncio.gather(*calls)]
 
     with serving() as url:
