@@ -13,7 +13,7 @@ from agro.store import Store
 from agro.types import Sample
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
-from demo import configure  # noqa: E402
+from demo import configure
 
 
 @case
