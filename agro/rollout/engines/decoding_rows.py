@@ -271,12 +271,15 @@ class Rows:
         self.tokens[:b, e], self.logp[:b, e] = found
         self.end = e + 1
         finished = (self.limit[:b] == self.end) | (self.tokens[:b, e, None] == self.eos).any(1)
-        done = finished.nonzero()[0].tolist()
-        if self.stops.texts:
-            starts = enumerate(self.first[:b])
-            done += [i for i, start in starts if self.stops.found(self.tokens[i], start, self.end)]
-        done = sorted(set(done))
+        done = sorted({*finished.nonzero()[0].tolist(), *self._stopped()})
         return self._remove(done) if done else []
+
+    def _stopped(self) -> list[int]:
+        """Rows whose text now has a stop text; the door's have texts of their own."""
+        if not self.stops.texts:
+            return []
+        starts = enumerate(self.first[: len(self.live)])
+        return [i for i, start in starts if self.stops.found(self.tokens[i], start, self.end)]
 
     def _draw(self, logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The next tokens [b] of the live rows, and their log-probs; see `draw`."""
