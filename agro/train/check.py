@@ -1,8 +1,9 @@
 """What is refused before any compute: settings that contradict each other, what the objective needs, or what
-is measured. Each refusal is a row: its text, and whether it applies."""
+is measured. Refusals of one kind are rows: the text, and whether it applies."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
@@ -39,12 +40,12 @@ DECIDING = {"metric": None, "keep_best": False, "patience": 0, "target": None}
 def check_config(config: RunConfig) -> tuple[Phase, ...]:
     """The phases of a run. Raises `Refused` naming the settings, phase by phase."""
     check_texts(config.model_dump())
-    got = "neither" if config.policy.model is None else "both"
-    rows: dict[str, object] = {
-        "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), "
-        f"got {got}": (config.policy.model is None) == (config.policy.new is None),
-    }
-    refuse(rows)
+    if (config.policy.model is None) == (config.policy.new is None):
+        got = "neither" if config.policy.model is None else "both"
+        raise Refused(
+            "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), "
+            f"got {got}"
+        )
     phases = Phase.all(config)
     _check_shared(config, phases)
     _check_policy(phases[0].config, phases)
@@ -58,12 +59,11 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
         check_phase(phase, prefix)
         _check_shaped(phase, prefix)
         by_step = options_at(phase.config.objective.options, 0).get("baseline") == "step"
-        rows = {
-            'objective.baseline = "step" compares a response with the step\'s other groups, and '
-            "train.groups is 1. What to do: raise train.groups, or set objective.baseline = "
-            '"others"': by_step and phase.config.train.groups == 1,
-        }
-        refuse(rows, prefix)
+        if by_step and phase.config.train.groups == 1:
+            raise Refused(
+                f'{prefix}objective.baseline = "step" compares a response with the step\'s other groups, and '
+                'train.groups is 1. What to do: raise train.groups, or set objective.baseline = "others"'
+            )
     _check_run(config, phases)
     check_followed(phases)
     return phases
@@ -72,25 +72,32 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
 def check_sharded(config: RunConfig) -> None:
     """Raise `Refused` for what doesn't work on several ranks: bitsandbytes packs values, which FSDP cuts."""
     phases = [config.phase(name) for name in config.phase_names]
-    named = [phase for phase in phases if phase.source.around is not None]
-    wrapped = [str(p.source.around) for p in named if "complete_policy" in wrapper_of(p)[0].needs]
+    rows = {
+        'train.start = "first" loads a complete model, which several ranks (torchrun) don\'t have. What '
+        "to do: train in one process, or a second run from the first model with this run's store": any(
+            phase.train.start == "first" for phase in phases
+        ),
+        'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
+        'reference. What to do: policy.reference = "periodic", or train in one': (
+            config.policy.reference == "sampler"
+        ),
+    }
+    refuse(rows)
+    for phase in phases:
+        around = phase.source.around
+        if around is not None and "complete_policy" in wrapper_of(phase)[0].needs:
+            raise Refused(
+                f"source.around = {around} needs a source that {SOURCE_CAPABILITIES['complete_policy']}, but "
+                "several ranks (torchrun) have shards of it. What to do: train in one process"
+            )
     packed = [f"policy.quantize = {config.policy.quantize}"] if config.policy.quantize else []
     if any(phase.train.optimizer == "adamw_8bit" for phase in phases):
         packed.append("train.optimizer = adamw_8bit")
-    anew = any(phase.train.start == "first" for phase in phases)
-    samples = config.policy.reference == "sampler"
-    rows = {
-        'train.start = "first" loads a complete model, which several ranks (torchrun) don\'t have. What '
-        "to do: train in one process, or a second run from the first model with this run's store": anew,
-        'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
-        'reference. What to do: policy.reference = "periodic", or train in one': samples,
-        f"source.around = {''.join(wrapped[:1])} needs a source that "
-        f"{SOURCE_CAPABILITIES['complete_policy']}, but several ranks (torchrun) have shards of it. What "
-        "to do: train in one process": wrapped,
-        f"{''.join(packed[:1])} doesn't work on several ranks (torchrun): bitsandbytes packs values in "
-        "blocks, which FSDP would cut. What to do: remove it, or train in one process": packed,
-    }
-    refuse(rows)
+    if packed:
+        raise Refused(
+            f"{packed[0]} doesn't work on several ranks (torchrun): bitsandbytes packs values in blocks, "
+            "which FSDP would cut. What to do: remove it, or train in one process"
+        )
 
 
 def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
@@ -103,26 +110,26 @@ def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
     settings = [(section, key) for section, key in shared() if section not in elsewhere]
     for phase in phases:
         own, policy = phase.config, phase.config.policy
-        differ = (getattr(getattr(own, of), key) != getattr(getattr(config, of), key) for of, key in settings)
-        changed = [".".join(setting) for setting, differs in zip(settings, differ) if differs]
+        end = "; remove the change"
+        if own.reward != config.reward:
+            raise Refused(f"phases: a phase can't change [reward], which is one for the complete run{end}")
+        for section, key in settings:
+            if getattr(getattr(own, section), key) != getattr(getattr(config, section), key):
+                raise Refused(
+                    f"phase {phase.name}: a phase can't change {section}.{key}, which is one for the "
+                    f"complete run{end}"
+                )
         same_phase = policy.model_copy(update={"reference": kinds[0]}) == phases[0].config.policy
         same_run = policy.model_copy(update=references) == config.policy
-        other_reward = own.reward != config.reward
-        other_policy = not (same_phase and same_run)
-        rows: dict[str, object] = {
-            "phases: a phase can't change [reward], which is one for the complete run": other_reward,
-            f"phase {phase.name}: a phase can't change {''.join(changed[:1])}, which is one for the "
-            "complete run": changed,
-            "phases: a phase can't change [policy], except for policy.reference": other_policy,
-        }
-        refuse(rows, end="; remove the change")
+        if not (same_phase and same_run):
+            raise Refused(f"phases: a phase can't change [policy], except for policy.reference{end}")
     begins_later = set(kinds) == {"start", "phase"} and kinds == sorted(kinds, reverse=True)
-    got = ", ".join(f"{phase.name}: {kind}" for phase, kind in zip(phases, kinds))
-    rows = {
-        'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
-        f"{got}": len(set(kinds)) > 1 and not begins_later,
-    }
-    refuse(rows)
+    if len(set(kinds)) > 1 and not begins_later:
+        got = ", ".join(f"{phase.name}: {kind}" for phase, kind in zip(phases, kinds))
+        raise Refused(
+            'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
+            f"{got}"
+        )
 
 
 def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
@@ -131,8 +138,6 @@ def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
     kind = policy.reference
     resumed = LoRA() if lora is None or lora.start is None else lora
     start_only = LoRA(start=resumed.start, merge=resumed.merge)
-    keys = ("rank", "alpha", "targets")
-    both = [key for key in keys if getattr(resumed, key) != getattr(start_only, key)]
     together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
     moves = f'policy.reference = "{kind}" changes during the run; remove one of the two'
     needs_reference = any(REF_LOGP in phase.needs for phase in phases)
@@ -141,8 +146,11 @@ def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
     rows = {
         "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
         "policy.model, or remove one of the two": lora is not None and policy.model is None,
-        f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{''.join(both[:1])} is "
-        "set too; set one of them": both,
+        **{
+            f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{key} is set too; "
+            "set one of them": getattr(resumed, key) != getattr(start_only, key)
+            for key in ("rank", "alpha", "targets")
+        },
         **{
             f'policy.{key} and policy.reference = "{needed}" go together: got policy.{key} = '
             f'{getattr(policy, key)} and policy.reference = "{kind}"': (
@@ -210,13 +218,11 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
     assert engine.starts_server or engine.servers
     is_sglang = engine.dialect == "sglang"
     names_others = engine.url is not None or engine.urls or is_sglang
-    rows: dict[str, object] = {
-        'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
-        'engine.dialect = "vllm". What to do: remove them, or use engine.kind = "server"': (
-            engine.starts_server and names_others
-        ),
-    }
-    refuse(rows)
+    if engine.starts_server and names_others:
+        raise Refused(
+            'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
+            'engine.dialect = "vllm". What to do: remove them, or use engine.kind = "server"'
+        )
     from_environment(engine.api_key, "engine.api_key")
     transfers = is_sglang and engine.push == "transfer"
     generates = is_sglang and engine.api == "generate"
@@ -287,12 +293,10 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
     got = " and ".join(f"data.{key} = {getattr(data, key)}" for key in keys) or "none of them"
     has_prompts = data.store is not None or data.prompts is not None
     measured = [each for each in configs if each.evaluate.beta is not None]
-    betas = [f"{each.evaluate.beta:g}" for each in measured]
     watched = [phase for phase in phases if phase.config.guard.kl is not None]
     reads = [
         p.config.data.samples for p in watched if REF_LOGP in p.needs or p.config.evaluate.beta is not None
     ]
-    no_groups = measured and not any(map(has_groups_to_measure, measured))
     rows = {
         "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
         "set one, or remove [environment]": not (data.prompts or data.eval_prompts)
@@ -304,15 +308,19 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
         f"data.eval_store, got data.prompts = {data.prompts}, data.store = {data.store} and "
         f"data.eval_store = {data.eval_store}": data.hold_out
         and (not has_prompts or any(each.data.eval_store for each in configs)),
-        f"evaluate.beta = {''.join(betas[:1])}: ½ Var(R) and regret are measured in groups, and no phase "
-        "has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to data.eval_prompts "
-        "(evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = policy.temperature), a "
-        "data.eval_store or data.hold_out; set one of them, or remove evaluate.beta": no_groups,
         "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
         "reference, and no phase has both, so the guard would watch nothing; remove guard.kl, use "
         "guard.loss, or set evaluate.beta, which needs the reference": watched and not any(reads),
     }
     refuse(rows)
+    if measured and not any(map(has_groups_to_measure, measured)):
+        raise Refused(
+            f"evaluate.beta = {measured[0].evaluate.beta:g}: ½ Var(R) and regret are measured in groups, and "
+            "no phase has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to "
+            "data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = "
+            "policy.temperature), a data.eval_store or data.hold_out; set one of them, or remove "
+            "evaluate.beta"
+        )
 
 
 def check_heldout(
@@ -320,11 +328,11 @@ def check_heldout(
 ) -> None:
     """Raise `Refused` where a held-out prompt (both by id) is trained on."""
     both = sorted(set(prompts) & set(heldout))
-    rows = {
-        f"{setting}: {len(both)} of {len(heldout)} held-out prompts are in the training data (for one: "
-        f"{', '.join(both[:3])}); remove them from one of the two": both,
-    }
-    refuse(rows)
+    if both:
+        raise Refused(
+            f"{setting}: {len(both)} of {len(heldout)} held-out prompts are in the training data (for one: "
+            f"{', '.join(both[:3])}); remove them from one of the two"
+        )
 
 
 def has_groups_to_measure(config: RunConfig) -> bool:
@@ -348,39 +356,42 @@ def check_followed(phases: Sequence[Phase]) -> None:
     for rule in (config.evaluate for config in configs):
         ways = ", or ".join(f"{FOLLOWED[name].needs} for {name}" for name in ("eval_reward", "eval_auc"))
         for key, unset in DECIDING.items():
-            text = (
-                f"evaluate.{key} = {getattr(rule, key)} compares held-out measurements, and no phase makes "
-                f"any; set {ways}, or remove evaluate.{key}"
-            )
+            if getattr(rule, key) == unset or any(map(measures_followed, phases)):
+                continue
             if rule.metric is not None:
-                text = (
+                raise Refused(
                     f"evaluate.metric = {rule.metric} is measured on {FOLLOWED[rule.metric].needs}, and no "
                     "phase has that; set it, follow another metric, or remove evaluate.metric"
                 )
-            refuse({text: getattr(rule, key) != unset and not any(map(measures_followed, phases))})
+            raise Refused(
+                f"evaluate.{key} = {getattr(rule, key)} compares held-out measurements, and no phase makes "
+                f"any; set {ways}, or remove evaluate.{key}"
+            )
     # ½ Var(R) under another β is another measure, in which no best can be chosen.
     measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
     betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
     values = [beta for beta in betas if beta is not None]
     changes = any(isinstance(beta, Mapping) or beta != values[0] for beta in values)
     compares = any(config.evaluate.metric == "eval_consistency" for config in configs)
-    targets = [f"{c.evaluate.target_kl:g}" for c in configs if c.evaluate.target_kl is not None]
-    no_kl = targets and not any(map(measures_heldout_kl, configs))
-    problems: dict[str, object] = {
-        "metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but objective.beta "
-        f"changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta": compares and changes,
-        f"target_kl = {''.join(targets[:1])} is compared with eval_kl_ref, which no phase measures: it needs "
-        "evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
-        "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl": no_kl,
-    }
+    if compares and changes:
+        raise Refused(
+            "evaluate.metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but "
+            f"objective.beta changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta"
+        )
+    targets = [c.evaluate.target_kl for c in configs if c.evaluate.target_kl is not None]
+    if targets and not any(map(measures_heldout_kl, configs)):
+        raise Refused(
+            f"evaluate.target_kl = {targets[0]:g} is compared with eval_kl_ref, which no phase measures: it "
+            "needs evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
+            "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl"
+        )
     for key in ("patience", "target_kl"):
         rules = [config.evaluate for config in configs if getattr(config.evaluate, key)]
-        values = [f"{getattr(rule, key):g}" for rule in rules]
-        problems[
-            f"{key} = {''.join(values[:1])} acts at evaluations, but evaluate.every = 0 makes them at the "
-            "ends of phases only; set evaluate.every"
-        ] = rules and not any(rule.every for rule in rules)
-    refuse(problems, "evaluate.")
+        if rules and not any(rule.every for rule in rules):
+            raise Refused(
+                f"evaluate.{key} = {getattr(rules[0], key):g} acts at evaluations, but evaluate.every = 0 "
+                "makes them at the ends of phases only; set evaluate.every"
+            )
 
 
 def measures_followed(phase: Phase) -> bool:
@@ -541,7 +552,9 @@ def _check_differences(config: RunConfig, needs: set[Need], prefix: str) -> None
             f"{objective} draws judged pairs, whatever their rewards": PAIRS in needs,
             "sampler.n = 1 makes groups of one response": data.samples_fresh and config.sampler.n == 1,
         }
-        begin = f"{prefix}data.spread = true trains only on groups whose rewards differ, but "
+        begin = (
+            f"{prefix}data.spread = {json.dumps(data.spread)} chooses groups by whether rewards differ, but "
+        )
         refuse(problems, begin, ". What to do: data.spread = false, or change the other")
     if data.reward_scale:
         keys = {"min_reward": data.min_reward is not None}
