@@ -550,7 +550,9 @@ def _check_differences(config: RunConfig, needs: set[Need], prefix: str) -> None
         problems: dict[str, object] = {
             "data.best_of_group draws only responses of one reward in a group": data.best_of_group,
             f"{objective} draws judged pairs, whatever their rewards": PAIRS in needs,
-            "sampler.n = 1 makes groups of one response": data.samples_fresh and config.sampler.n == 1,
+            "sampler.n = 1 makes groups of one response": (
+                data.spread is True and data.samples_fresh and config.sampler.n == 1
+            ),
         }
         begin = (
             f"{prefix}data.spread = {json.dumps(data.spread)} chooses groups by whether rewards differ, but "

@@ -14,6 +14,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.runs.metrics import empty_metrics
 from agro.store import Store
+from agro.train.check import check_config
 from agro.train.monitors import View
 from agro.train.monitors.warnings import Signal
 from agro.train.phases import Phase
@@ -118,21 +119,34 @@ def test_a_log_of_mostly_equal_groups_is_learned_from_with_spread(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("spread", "changes", "message"),
     [
         (
+            True,
             {"objective": {"name": "dpo", "beta": 0.1}, "data__replay": 1.0},
-            "objective dpo draws judged pairs",
+            "data.spread = true .*, but objective dpo draws judged pairs",
         ),
-        ({"objective": {"name": "sft"}, "data__best_of_group": True}, "data.best_of_group draws only"),
-        ({"objective": {"name": "reinforce"}, "sampler__n": 1}, "sampler.n = 1 makes groups of one response"),
+        (
+            0.1,
+            {"objective": {"name": "sft"}, "data__best_of_group": True},
+            r"data.spread = 0\.1 .*, but data.best_of_group draws only",
+        ),
+        (
+            True,
+            {"objective": {"name": "reinforce"}, "sampler__n": 1},
+            "sampler.n = 1 makes groups of one response",
+        ),
     ],
 )
 def test_spread_is_refused_where_no_rewards_can_differ(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    tmp_path: Path, spread: bool | float, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Refused, match=message):
-        Trainer(tiny(tmp_path, data__spread=True, **changes), tmp_path / "run")
+        Trainer(tiny(tmp_path, data__spread=spread, **changes), tmp_path / "run")
+
+
+def test_a_share_of_groups_of_equal_rewards_trains_on_all_fresh_ones(tmp_path: Path) -> None:
+    check_config(tiny(tmp_path, data__spread=0.1, objective={"name": "reinforce"}, sampler__n=1))
 
 
 def test_a_store_with_too_few_groups_of_different_rewards_names_spread(tmp_path: Path) -> None:
