@@ -85,7 +85,9 @@ def compare(
 
 
 def _check_are_results(paths: list[Path]) -> None:
-    for path in paths:
+    from agro.store.location import url_of
+
+    for path in [path for path in paths if not url_of(path)]:
         is_model = (path / "config.json").is_file() and not (path / "metrics.jsonl").is_file()
         if is_model or not path.exists():
             what = (

@@ -104,9 +104,10 @@ def eval_(
         return
 
     from agro.cli.measuring import Measurement
+    from agro.store.location import url_of
 
     scoring = subject.reward(reward, options(option))
-    kept = None if store is None else store.absolute()
+    kept = None if store is None else url_of(store) or store.absolute()
     with subject.scorer(scoring, reward) as scorer:
         measurement = Measurement(scorer, sampler, seed, kept)
         maximum = _measure(sets, subject, other, measurement)

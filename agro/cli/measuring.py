@@ -26,6 +26,7 @@ from agro.rollout.collect import SilentActivity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.off_policy import LoggedResponses, RankedPair, pairs_by_reward
 from agro.store import DrawnGroups, Pair
+from agro.store.location import Location
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid
 from agro.train.micro import TOKENS, MicroBatch
@@ -215,7 +216,7 @@ class Measurement:
     scorer: EpisodeReward
     sampler: SamplerConfig
     seed: int
-    store: Path | None = None
+    store: Location | None = None
 
     def of(self, rollout: Rollout, model: str, prompts: Sequence[Prompt]) -> Heldout:
         """Of a model; those that the store has already from the same weights, prompts and settings aren't

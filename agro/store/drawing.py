@@ -61,35 +61,6 @@ class Draws:
         self._split = split
         self._orders: dict[str, Candidates] = {}  # by rule and run
 
-    def draw(
-        self,
-        rule: DrawRule | None,
-        at: At,
-        *,
-        picked: Sequence[str] | None = None,
-        made: Sequence[int] = (),
-        joining: DrawRule | None = None,
-    ) -> DrawnGroups:
-        """Draw and record what a run trains on at a step: groups by `rule`, and the samples `made` for it.
-
-        Groups come one after the other, then the samples made, by number of the response. A sample of another
-        run has version -1: its staleness is unknown. Damaged samples are in `DrawnGroups.damaged` only.
-
-        A step has one draw: repeated, it returns the recorded one. Raises `Refused` as `pick` does, and for
-        another draw at a step that has one.
-
-        Args:
-            picked: the groups, where `pick` chose them before.
-            made: ids of the samples generated for this step.
-            joining: what is drawn of each of their prompts beside them.
-        """
-        picks = []
-        if rule is not None:
-            if picked is None:
-                picked = self.recorded_groups(at) or wait_for_groups(self, rule, at)
-            picks.append(Selection(rule, picked))
-        return self.draw_picked(picks, at, made, joining)
-
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 

@@ -23,9 +23,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NoReturn, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import unquote
 
-from agro.errors import Refused, Unwritable, remember_secret
+from agro.errors import Refused, Unwritable
 from agro.store import candidates, leases, split
 from agro.store.database import LEDGERS, SCHEMA, TABLES, Database, P
 from agro.store.paging import PAGE_BYTES, Page
@@ -35,6 +35,7 @@ try:
     import psycopg
     from psycopg import errors
     from psycopg.adapt import Dumper, Loader
+    from psycopg.conninfo import conninfo_to_dict
     from psycopg.pq import Format
     from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
     from psycopg.types.string import StrBinaryDumper
@@ -111,6 +112,12 @@ MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL
 _UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
 _GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
+
+
+# What a server says when it opens no connection and won't; of its code libpq doesn't tell.
+REFUSAL = re.compile(
+    r"FATAL: .*(password|pg_hba\.conf|does not exist)|no password supplied|not support SSL|certificate"
+)
 
 
 class Conflict(Refused):
@@ -272,19 +279,29 @@ class PostgresDatabase(Database):
     schema is named."""
 
     def __init__(self, url: str, *, read_only: bool, create: bool, timeout: float) -> None:
-        parts = urlsplit(url)
-        if parts.password:
-            remember_secret(parts.password)
+        base, _, query = url.partition("?")
+        items = query.split("&")
+        schema = ([unquote(item[7:]) for item in items if item.startswith("schema=")] or ["agro"])[-1]
+        shown = re.sub("//.*@", "//", url).partition("?")[0]
+        try:
+            rest = "&".join(item for item in items if not item.startswith("schema="))
+            self._parameters: dict[str, Any] = conninfo_to_dict(f"{base}?{rest}" if rest else base)
+        except psycopg.ProgrammingError as error:
+            reason = str(error).strip()
+            if not reason.startswith("invalid URI query parameter"):
+                reason = re.sub('".*"', "…", reason)  # which may be a password
             raise Refused(
-                f"postgresql://{parts.hostname or ''}{parts.path}: expected a URL without a password, "
-                "which would end up in the run's folder and in lists of processes. What to do: "
-                "PGPASSWORD in the environment, or a line in ~/.pgpass"
+                f"{shown}: expected postgresql://USER@HOST/DATABASE?schema=NAME, where more parameters are "
+                f"those of libpq: {reason}"
+            ) from None
+        if self._parameters.keys() & {"password", "sslpassword"}:
+            raise Refused(
+                f"{shown}: expected a URL without a password, which would end up in the run's folder and in "
+                "lists of processes. What to do: PGPASSWORD in the environment, or a line in ~/.pgpass"
             )
-        query = dict(parse_qsl(parts.query))
-        self.schema = query.pop("schema", "agro")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", self.schema):
-            raise Refused(f"{url}: expected a plain name as schema, got {self.schema!r}")
-        self._url = parts._replace(query=urlencode(query)).geturl()
+        if not re.fullmatch(r"(?!pg_|information_schema)[A-Za-z_][A-Za-z0-9_]{0,62}", schema):
+            raise Refused(f"{url}: expected a plain name as schema, got {schema!r}")
+        self.schema = schema
         self.path, self.read_only, self.timeout = url, read_only, timeout
         self.trips = 0  # to the server
         self._hold = HOLD
@@ -303,21 +320,23 @@ class PostgresDatabase(Database):
             raise
 
     def _connect(self) -> psycopg.Connection[Any]:
-        session = {**SESSION, "search_path": self.schema, "lock_timeout": f"{HOLD:g}s"}
+        session = {**SESSION, "search_path": f'"{self.schema}"', "lock_timeout": f"{HOLD:g}s"}
         session["default_transaction_read_only"] = "on" if self.read_only else "off"
-        options = " ".join(f"-c {name}={value}" for name, value in session.items())
+        more = " ".join(f"-c {name}={value}" for name, value in session.items())
+        own = {"options": f"{self._parameters.get('options', '')} {more}"}
+        own["application_name"] = f"agro {self._hold:g}"
         try:
             connection = psycopg.connect(
-                self._url,
                 autocommit=True,
-                options=options,
-                application_name=f"agro {self._hold:g}",
                 cursor_factory=psycopg.RawCursor,
-                **cast(Any, NETWORK),
+                **cast(Any, {**NETWORK, **self._parameters, **own}),
             )
         except psycopg.OperationalError as error:
-            if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
-                raise Refused(f"{self.path}: {error}. What to do: PGPASSWORD, or ~/.pgpass") from None
+            if REFUSAL.search(str(error)):
+                raise Refused(
+                    f"{self.path}: {error}. What to do: see the user and the database of the URL, and "
+                    "PGPASSWORD or ~/.pgpass"
+                ) from None
             raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
         self._pid = connection.info.backend_pid
         adapters = connection.adapters
@@ -339,16 +358,25 @@ class PostgresDatabase(Database):
                 f"{self.path}: expected PostgreSQL itself, got a pool of connections such as PgBouncer, "
                 "which doesn't keep a session's settings. What to do: give the server's own address"
             )
-        if not is_made:
-            if not create or self.read_only:
-                raise NotMade(
-                    f"{self.path}: no such store; make one with `agro import` or `agro sample`, or give "
-                    "another path"
-                )
-            with self.transaction():
-                if not self.run(IS_MADE, [self.schema]):  # no other process was faster
-                    self._pending += [(statement, ()) for statement in _definitions(self.schema)]
-        [(schema,)] = self.run("SELECT schema FROM about")
+        if not is_made and (self.read_only or not create):
+            raise NotMade(
+                f"{self.path}: no such store; make one with `agro import` or `agro sample`, or give another "
+                "path"
+            )
+        try:
+            if not is_made:
+                with self.transaction():
+                    if not self.run(IS_MADE, [self.schema]):  # no other process was faster
+                        self._pending += [(statement, ()) for statement in _definitions(self.schema)]
+            schemas = self.run("SELECT schema FROM about")
+        except (errors.DuplicateTable, errors.UndefinedColumn):
+            schemas = []
+        if len(schemas) != 1:
+            raise Refused(
+                f"{self.path}: expected a schema of a store, got one with other tables. What to do: give "
+                "another ?schema=NAME"
+            )
+        [(schema,)] = schemas
         if not self.read_only:
             self.run("DELETE FROM writers WHERE written < ?", [self.now() - CLIENTS_SECONDS])
         if schema != SCHEMA:
@@ -463,7 +491,7 @@ class PostgresDatabase(Database):
     def has(self, table: str, schema: str = "main") -> bool:
         if schema == "main" and table in MADE:
             return True
-        name = f"pg_temp.{table}" if schema == "temp" else f"{self.schema}.{table}"
+        name = f"pg_temp.{table}" if schema == "temp" else f'"{self.schema}".{table}'
         return self.run("SELECT to_regclass(?) IS NOT NULL", [name]) == [(True,)]
 
     def renumber(self, tables: Sequence[str]) -> None:
@@ -644,10 +672,13 @@ class Repeating:
                 return value(*args, **kwargs)
             database.repeats = True
             again = [list(each) if isinstance(each, Iterator) else each for each in args]
+            named = {
+                name: list(each) if isinstance(each, Iterator) else each for name, each in kwargs.items()
+            }
             try:
                 while True:
                     try:
-                        return value(*again, **kwargs)
+                        return value(*again, **named)
                     except Lost:
                         database.reconnect()
                     except Refused as error:

@@ -15,6 +15,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.files import writing
 from agro.store.database import DERIVED, LEDGERS
+from agro.store.location import url_of
 from agro.store.sample_rows import INSERT, SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
 from agro.store.sqlite import columns_fit, read_text
 from agro.store.store import Store
@@ -98,6 +99,8 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
     `path` by `target` has to remove PATH-wal and PATH-shm first. Raises `Refused` where `target` exists, or
     no sample can be read.
     """
+    if url_of(path):
+        raise Refused(f"{path}: expected a file; a database goes back to a backup of the server")
     path, target = Path(path), Path(target)
     if not path.is_file():
         raise Refused(f"{path}: no such store")

@@ -10,8 +10,8 @@ from typing import Any, Self, Unpack
 
 from agro.errors import AgroWarning, Refused
 from agro.store.database import BUSY_TIMEOUT, Database
-from agro.store.draw_rules import At, DrawRule
-from agro.store.drawing import Draws
+from agro.store.draw_rules import At, DrawRule, Selection
+from agro.store.drawing import Draws, wait_for_groups
 from agro.store.export import write_samples
 from agro.store.imports import Imports
 from agro.store.leases import Leases
@@ -77,7 +77,7 @@ class Store:
         self.tables = Tables(database)
         self.experience = Experience(self.tables)
         self.survey = Survey(self.tables)
-        self.clusters = RunClusters(database)
+        self.clusters = database.repeating(RunClusters(database))
         self.split = Split(self.survey, self.clusters)
         self.draws = Draws(self.tables, self.experience, self.split)
         self.requests = Requests(self.tables, self.experience)
@@ -170,8 +170,25 @@ class Store:
         made: Sequence[int] = (),
         joining: DrawRule | None = None,
     ) -> DrawnGroups:
-        """See `Draws.draw`."""
-        return self.draws.draw(rule, at, picked=picked, made=made, joining=joining)
+        """Draw and record what a run trains on at a step: groups by `rule`, and the samples `made` for it.
+
+        Groups come one after the other, then the samples made, by number of the response. A sample of another
+        run has version -1: its staleness is unknown. Damaged samples are in `DrawnGroups.damaged` only.
+
+        A step has one draw: repeated, it returns the recorded one. Raises `Refused` as `Draws.pick` does, and
+        for another draw at a step that has one.
+
+        Args:
+            picked: the groups, where `Draws.pick` chose them before.
+            made: ids of the samples generated for this step.
+            joining: what is drawn of each of their prompts beside them.
+        """
+        picks = []
+        if rule is not None:
+            if picked is None:
+                picked = self.draws.recorded_groups(at) or wait_for_groups(self.draws, rule, at)
+            picks.append(Selection(rule, picked))
+        return self.draws.draw_picked(picks, at, made, joining)
 
     def export(self, path: str | Path) -> int:
         """Write the samples, without judgments, to a .jsonl, .jsonl.gz or .parquet file; returns how many."""

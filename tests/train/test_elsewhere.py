@@ -91,6 +91,28 @@ def test_two_collectors_and_a_trainer(tmp_path: Path) -> None:
         assert store._database.run("SELECT name FROM leases") == []
 
 
+@pytest.mark.test
+def test_weights_that_a_crash_of_the_server_lost_are_published_again(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    """The trainer waits for samples of a collector, which waits for weights."""
+    trainer = start(*write_run(tmp_path, steps=2, data__store=postgres_url), cwd=tmp_path)
+    with Store.open(postgres_url) as store:
+        pieces = "SELECT count(*) FROM pieces"
+        deadline = time.monotonic() + 120.0
+        while store._database.run(pieces) == [(0,)] or not (tmp_path / "run/config.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        publications = Publications.of(postgres_url, _run_id(tmp_path / "run"), tmp_path)
+        while (newest := publications.newest()) is None:
+            time.sleep(0.1)
+        store._database.run("TRUNCATE pieces")  # as a crash does
+        assert not publications.has(newest)
+        collector = start("collect", postgres_url, "--name", "a", cwd=tmp_path)
+        assert (trainer.wait(120), collector.wait(60)) == (0, 0)
+        check(tmp_path / "run", 2, postgres_url)
+
+
 @pytest.mark.nightly
 def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
     arguments = write_run(tmp_path, steps=12)
