@@ -182,9 +182,7 @@ class Proxy:
             answer = {"role": "assistant", "content": str(answer)}
         answer = {name: value for name, value in answer.items() if name != "finish_reason"}
         [message] = normalized([answer], "reply")
-        answered = Answered(call, call.row, "", messages, message["content"])
-        self.memory.remember(answered, message)
-        return answered
+        return self.memory.remember(Answered(call, call.row, "", messages, message["content"]), message)
 
     def _store(self, store: Store, answered: Answered, end: Any, **fields: Any) -> None:
         call, row = answered.call, answered.row

@@ -21,7 +21,7 @@ from agro.store import Origin, Pair, Store
 from agro.store.location import Location, location_of
 from agro.types import Messages, Sample, thought_in
 
-MOST_ROWS = 4096  # of an episode
+PAGE = 4096  # rows of an episode that are looked up at once
 THUMBS = {"up": 1.0, "down": 0.0}
 T = TypeVar("T")
 
@@ -39,6 +39,7 @@ class Writer:
     def submit(self, work: Callable[[Store], T]) -> Future[T]:
         """`work` is called with the store; what it wrote is durable when the future has its result."""
         future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
         self._work.put((work, future))
         return future
 
@@ -151,7 +152,9 @@ def load_episode(store: Store, episode: DoorEpisode) -> None:
 
 
 def _rows(store: Store, name: str) -> list[Sample]:
-    ids = store.experience.find_in_ledger(ledger_of(name), range(MOST_ROWS))
+    ids, start = list[int](), 0
+    while page := store.experience.find_in_ledger(ledger_of(name), range(start, start + PAGE)):
+        ids, start = ids + page, start + PAGE
     return list(store.samples(ids=ids)) if ids else []
 
 
@@ -163,7 +166,8 @@ def store_feedback(
     Raises `Problem` where nothing was answered under that name.
     """
     rows = _rows(store, episode.name)
-    if not rows:
+    calls = {call for sample in rows for call in sample.meta["calls"]}
+    if not rows or feedback["name"] not in {episode.name, *calls}:
         expected = "feedback: expected the id of an answered call, or a session"
         raise Problem(404, f"{expected}, got {feedback['name']!r:.80}")
     names = ("reward", "thumb", "comment", "correction")
@@ -215,8 +219,14 @@ class Recorder:
 
     def submit(self, work: Callable[[Store], None]) -> Future[None] | None:
         """`work` stores an answer."""
-        self.stored += 1
-        return None if self.writer is None else self.writer.submit(work)
+        if self.writer is None:
+            return None
+        future = self.writer.submit(work)
+        future.add_done_callback(self._count)
+        return future
+
+    def _count(self, future: Future[None]) -> None:
+        self.stored += future.exception() is None
 
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
         if self.writer is None:
