@@ -194,8 +194,7 @@ class Proxy:
         elif call.number:  # nothing else knows what it was asked
             fields["prompt"] = call.opened
         meta = {name: value for name, value in meta.items() if value is not None}
-        fields |= {"reward": call.episode.reward, "episode": call.episode.name, "meta": meta}
-        sample = Sample(response=answered.last_turn, **fields)
+        sample = Sample(response=answered.last_turn, meta=meta, **fields)
         put_row(store, answered, sample, self.recorder.privacy)
 
 
@@ -219,8 +218,7 @@ async def _bounded(reply: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def _blocks(reply: httpx.Response) -> AsyncIterator[bytes]:
-    """The events of a stream, each with the empty line at its end. Lines end with LF or CRLF alone: texts
-    may have other characters that `str.splitlines` takes for ends."""
+    """The events of a stream. Lines end with LF or CRLF: texts may have what else `str.splitlines` splits."""
     rest = b""
     async for part in _bounded(reply):
         *blocks, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n\n")

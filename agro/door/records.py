@@ -104,9 +104,11 @@ def meta_of(answered: Answered, last_turn: str) -> dict[str, Any]:
 
 def put_row(store: Store, answered: Answered, sample: Sample, privacy: Privacy) -> None:
     """Add the row of an answered call, in place of the row that it extends."""
-    ledger, number = ledger_of(answered.call.episode.name), answered.call.number
+    episode, number = answered.call.episode, answered.call.number
+    ledger = ledger_of(episode.name)
     if answered.call.extends is not None:
         store.experience.set_aside(ledger, [number])
+    sample = sample.replace(reward=episode.reward, episode=episode.name)
     clean = redacted(sample, privacy, answered.call.opened)
     store.append([clean], origins=[Origin(ledger, number, "")])
 
@@ -117,7 +119,7 @@ def store_row(
     """The row of an answered call of a policy of ours."""
     call, stops = answered.call, fields["sampling"]["stop"]
     meta = {**meta, **meta_of(answered, before_stop(answered.last_turn, stops)[0])}
-    fields |= {"prompt": call.episode.prompt, "reward": call.episode.reward, "episode": call.episode.name}
+    fields["prompt"] = call.episode.prompt
     sample = answered.row.sample(encoder, number=call.number, meta=meta, **fields)
     if not call.answers:  # as of a fresh response, whose stop text is among its tokens alone
         sample = sample.replace(response=before_stop(sample.response, stops)[0])
