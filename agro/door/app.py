@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import signal
 import socket
 import threading
@@ -13,7 +14,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine,
 from concurrent.futures import Future
 from contextlib import aclosing, closing, contextmanager
 from typing import Annotated, Any, Literal, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,6 +39,7 @@ from agro.store import Store
 BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0  # in which a body has to arrive
 SESSION = "x-agro-session"  # a header; a session is also a part of the path, or of the key
+LOG = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
 
 
@@ -132,7 +133,7 @@ class Application:
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rsplit(":", 1)[0]
         origin = headers.get("origin")
-        if not is_name_of(self._host, name.strip("[]")) or (origin and urlsplit(origin).netloc != host):
+        if not is_name_of(self._host, name.strip("[]")) or (origin and origin.partition("://")[2] != host):
             raise Problem(403, "only for programs at this address: not for pages of others")
         key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         token, _, suffix = key.partition(":")
@@ -224,11 +225,13 @@ def opened(
 
 async def _framed(wire: Chat, first: Event, events: AsyncGenerator[Event]) -> AsyncIterator[str]:
     try:
-        yield wire.framed(first)
         async with aclosing(events):
+            yield wire.framed(first)
             async for event in events:
                 yield wire.framed(event)
-    except Exception as error:  # noqa: BLE001 the status is sent already
+    except Exception as error:  # the status is sent already
+        if problem_of(error).status == 500:
+            LOG.exception("a stream ended with an error")  # as that of an answer without a stream
         yield f"event: error\ndata: {json.dumps(wire.error(problem_of(error)))}\n\n"
 
 
@@ -255,6 +258,8 @@ def object_in(body: bytes) -> dict[str, Any]:
     """Raises `Problem` for what isn't a JSON object."""
     try:
         value = loads(body)
+        if b"\\ud" in body.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # raises for half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"expected JSON: {error!s:.200}") from None
     if not isinstance(value, dict):

@@ -179,13 +179,14 @@ class Batch:
                 self.running = len(rows.live)
             except Exception as error:  # noqa: BLE001 who waits is told; later requests are served
                 under_way: set[Any] = {*wave, *(rows.live if rows is not None else ())}
+                under_way |= {job for job, _ in rows.drawn} if rows is not None else set()
                 for job in under_way:
                     job.put(error)
                 rows, self.running = None, 0
 
     def _advance(self, rows: MixedRows) -> None:
         """One token for each row."""
-        rows.version = self.version
+        rows.version, rows.drawn = self.version, []  # not those that ended a step ago
         finished = rows.step()
         self.tokens += len(rows.drawn)
         for drawn, token in rows.drawn:

@@ -130,9 +130,8 @@ class Door:
             return []
         outcome = self._read(each, wire)
         if each.finish:
-            answered = self.sessions.end(each.call, outcome.tokens)
+            answered = self.sessions.end(each.call, outcome.tokens, outcome.message)
             each.is_done = True
-            self.sessions.remember(answered, outcome.message)
             stored = self.keep(answered, outcome, each.job.sampler, each.job.number)
             if stored is not None:
                 await asyncio.wrap_future(stored)

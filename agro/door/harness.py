@@ -13,12 +13,12 @@ truncation, whatever the program asks. Who hangs or dies has a failed episode, w
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections import deque
@@ -40,14 +40,15 @@ from agro.door.door import Door, hashed
 from agro.door.records import THUMBS
 from agro.door.sessions import Answered, Call, Sessions
 from agro.door.wire import Outcome, Problem
-from agro.errors import Refused
+from agro.errors import Refused, without_secrets
 from agro.io.processes import LocalProcess
 from agro.io.strictjson import loads
 from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import Rollout, before_stop, recorded
 from agro.types import Prompt, Sample
 
-HOST, POLL_SECONDS, LOG_CHARACTERS = "127.0.0.1", 0.02, 300
+HOST, POLL_SECONDS = "127.0.0.1", 0.02
+LOG_BYTES, RESULT_BYTES = 300, 1 << 16  # that are read of a program's files
 
 
 @dataclass(eq=False)
@@ -187,13 +188,13 @@ class Harness:
         elif how == "exit":
             attempt.reward = 1.0 - code
         elif how == "file":
-            with suppress(OSError, ValueError, AttributeError, TypeError):
-                attempt.reward = loads((attempt.folder / "result.json").read_bytes())["reward"]
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                attempt.reward = loads(_end_of(attempt.folder / "result.json", RESULT_BYTES))["reward"]
         value = attempt.reward
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if attempt.error is not None or how == "run":
             attempt.reward = None
-        elif not is_number:
+        elif not is_number or not abs(value) <= sys.float_info.max:  # nor NaN
             attempt.reward = None
             attempt.error = f'no reward: expected a number by environment.options.reward = "{how}"'
         _kill(attempt)
@@ -211,8 +212,9 @@ class Harness:
             meta["tool_calls"] = sum(len(outcome.calls) for _, outcome in attempt.outcomes)
             meta["finish"] = outcome.finish if attempt.error is None else "error"
         if attempt.error is not None:
-            log = (attempt.folder / "log").read_text("utf-8", "replace")[-LOG_CHARACTERS:].strip()
-            meta["reward_error"] = f"{self.name}: {attempt.error}" + (f"; it said: {log}" if log else "")
+            log = _end_of(attempt.folder / "log", LOG_BYTES).decode("utf-8", "replace").strip()
+            said = f"; it said: {log}" if log else ""
+            meta["reward_error"] = without_secrets(f"{self.name}: {attempt.error}{said}")
         shared: dict[str, Any] = {
             "prompt": attempt.prompt.text,
             "prompt_id": attempt.prompt.id,
@@ -241,9 +243,20 @@ class _Playing(Serving):
 
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
         await self.open_session(given["episode"])
-        reward = given["reward"] if "reward" in given else THUMBS.get(given.get("thumb", ""))
+        if given.keys().isdisjoint(("reward", "thumb")):
+            raise Problem(400, "expected a reward or a thumb: a run keeps no comments and corrections")
+        reward = given["reward"] if "reward" in given else THUMBS[given["thumb"]]
         self._running[given["episode"]].reward = reward
         return {"episode": given["episode"], "reward": reward}
+
+
+def _end_of(path: Path, count: int) -> bytes:
+    """The last bytes. Raises `OSError` for what isn't a file: a program could let it wait forever."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - count, 0))
+        return file.read(count)
 
 
 def _kill(attempt: Attempt) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import AsyncIterator
 from copy import deepcopy
@@ -21,14 +22,15 @@ from starlette.responses import Response, StreamingResponse
 from agro.door.app import object_in
 from agro.door.records import Recorder, meta_of, put_row
 from agro.door.sessions import Answered, Call, Memory, digests_of
-from agro.door.wire import Problem, messages_in
-from agro.errors import Refused, remember_secret
+from agro.door.wire import INTERFACES, Problem, messages_in
+from agro.errors import Refused, remember_secret, without_secrets
+from agro.io.strictjson import loads
 from agro.logs import exchanges
 from agro.logs.model_calls import FINISH
 from agro.logs.privacy import Privacy
 from agro.rollout.episode import EpisodeRow
 from agro.store import Store
-from agro.types import Messages, Sample, end_in
+from agro.types import ROUNDING, Messages, Sample, end_in
 from agro.types.conversation import normalized
 
 PASSED = ("content-type", "accept", "anthropic-version", "anthropic-beta")  # headers of requests
@@ -37,7 +39,9 @@ TEXTS = (  # what comes in parts, of all interfaces
     *("content", "reasoning_content", "reasoning", "name", "arguments"),
     *("text", "thinking", "partial_json"),
 )
-ENDS = ("[DONE]", '"type":"message_stop"', '"type":"response.completed"', '"type":"response.incomplete"')
+ENDS = ("message_stop", "response.completed", "response.incomplete")  # types of the last event
+REPLY_BYTES = 64 << 20
+UNREADABLE = (Refused, ValueError, LookupError, TypeError, AttributeError)  # of a reply of another shape
 
 
 class Proxy:
@@ -67,8 +71,8 @@ class Proxy:
     async def names(self) -> list[str]:
         reply = await self._send("GET", "models", b"", {})
         try:
-            return [str(model["id"]) for model in json.loads(await reply.aread())["data"]]
-        except (ValueError, KeyError, TypeError):
+            return [str(model["id"]) for model in loads(await _content(reply))["data"]]
+        except UNREADABLE:
             raise Problem(502, f"the server's models can't be read (status {reply.status_code})") from None
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
@@ -80,13 +84,11 @@ class Proxy:
         reply = await self._send("POST", path, body, headers)
         kind = reply.headers.get("content-type", "application/json")
         if reply.status_code == httpx.codes.OK and kind.startswith("text/event-stream"):
-            return StreamingResponse(self._stream(reply, asked, session), media_type="text/event-stream")
-        try:
-            content = await reply.aread()
-        except httpx.HTTPError as error:
-            raise _unreachable(error) from None
+            stream = self._stream(reply, path, asked, session)
+            return StreamingResponse(stream, media_type="text/event-stream")
+        content = await _content(reply)
         if reply.status_code == httpx.codes.OK:
-            await self._keep(asked, object_in(content), session)
+            await self._keep(asked, content, session)
         return Response(content, reply.status_code, media_type=kind)
 
     async def _send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
@@ -101,31 +103,40 @@ class Proxy:
             raise _unreachable(error) from None
 
     async def _stream(
-        self, reply: httpx.Response, asked: dict[str, Any], session: str | None
-    ) -> AsyncIterator[str]:
-        """The server's events; the last one once the answer is stored."""
-        merged: dict[str, Any] = {}
+        self, reply: httpx.Response, path: str, asked: dict[str, Any], session: str | None
+    ) -> AsyncIterator[bytes]:
+        """The server's events as they are; the last one once the answer is stored."""
+        merged: dict[str, Any] | Exception = {}
+        is_kept = False
         try:
-            block = ""
-            async for line in reply.aiter_lines():
-                block += line + "\n"
-                if line.startswith("data:"):
-                    data = line.removeprefix("data:").strip()
-                    if data and data != "[DONE]":
-                        merge_event(merged, json.loads(data))
-                    if any(end in data.replace(" ", "") for end in ENDS):
-                        await self._keep(asked, whole_of(merged), session)
-                elif not line:
-                    yield block
-                    block = ""
-        except (httpx.HTTPError, ValueError) as error:
-            yield f"event: error\ndata: {json.dumps({'error': {'message': type(error).__name__}})}\n\n"
+            async for block in _blocks(reply):
+                if isinstance(merged, dict):
+                    try:
+                        is_end = merge_block(merged, block)
+                    except UNREADABLE as error:  # it passes all the same
+                        is_end, merged = False, error
+                    if is_end and not is_kept:
+                        is_kept = True
+                        await self._keep(asked, merged, session)
+                yield block
+            if not is_kept:
+                self._miss(merged if isinstance(merged, Exception) else "the server's stream had no end")
+        except (httpx.HTTPError, Problem) as error:
+            problem = error if isinstance(error, Problem) else _unreachable(error)
+            yield f"event: error\ndata: {json.dumps(INTERFACES[path].error(problem))}\n\n".encode()
         finally:
             await reply.aclose()
 
-    async def _keep(self, asked: dict[str, Any], reply: dict[str, Any], session: str | None) -> None:
-        """Store what was answered. What can't be read is counted, and said once: it was answered."""
+    def _miss(self, why: Exception | str) -> None:
+        """An answer that can't be read is counted, and said once: it was answered."""
+        if not self.unstored:
+            print(without_secrets(f"agro: an answer isn't stored: {why!s:.300}"), file=sys.stderr)
+        self.unstored += 1
+
+    async def _keep(self, asked: dict[str, Any], reply: Any, session: str | None) -> None:
+        """Store what was answered. `reply`: JSON, or what `merge_block` made of a stream."""
         try:
+            reply = loads(reply) if isinstance(reply, bytes) else whole_of(reply)
             messages = messages_in(asked)
             for choice, answer in enumerate(exchanges.replies(reply, "reply")):
                 answered = self._answered(reply, choice, answer, messages, session)
@@ -138,10 +149,8 @@ class Proxy:
                 stored = self.recorder.submit(work)
                 if stored is not None:
                     await asyncio.wrap_future(stored)
-        except Refused as error:
-            if not self.unstored:
-                print(f"agro: an answer isn't stored: {error}", file=sys.stderr)
-            self.unstored += 1
+        except UNREADABLE as error:
+            self._miss(error)
 
     def _answered(
         self, reply: dict[str, Any], choice: int, answer: Any, messages: Messages, session: str | None
@@ -155,6 +164,11 @@ class Proxy:
             tokens = reply["choices"][choice]
             ids = tokens.get("token_ids") or []
             logp = [entry["logprob"] for entry in (tokens.get("logprobs") or {}).get("content") or []]
+            if not all(type(token) is int and 0 <= token < 2**31 for token in [*context, *ids]):
+                raise Refused("token_ids: expected numbers of tokens from the server, got something else")
+            if not all(type(x) in (int, float) and -math.inf < x <= ROUNDING for x in logp):
+                raise Refused("logprobs: expected numbers from the server, at most 0, got something else")
+            logp = [min(x, 0.0) for x in logp]
         before = [] if found is None else found.row.tokens
         if found is not None and (context[: len(before)] != before if ids else before):
             found = None
@@ -168,9 +182,7 @@ class Proxy:
             answer = {"role": "assistant", "content": str(answer)}
         answer = {name: value for name, value in answer.items() if name != "finish_reason"}
         [message] = normalized([answer], "reply")
-        answered = Answered(call, call.row, "", messages, message["content"])
-        self.memory.remember(answered, message)
-        return answered
+        return self.memory.remember(Answered(call, call.row, "", messages, message["content"]), message)
 
     def _store(self, store: Store, answered: Answered, end: Any, **fields: Any) -> None:
         call, row = answered.call, answered.row
@@ -182,9 +194,49 @@ class Proxy:
         elif call.number:  # nothing else knows what it was asked
             fields["prompt"] = call.opened
         meta = {name: value for name, value in meta.items() if value is not None}
-        fields |= {"reward": call.episode.reward, "episode": call.episode.name, "meta": meta}
-        sample = Sample(response=answered.last_turn, **fields)
+        sample = Sample(response=answered.last_turn, meta=meta, **fields)
         put_row(store, answered, sample, self.recorder.privacy)
+
+
+async def _content(reply: httpx.Response) -> bytes:
+    """A complete reply. Raises `Problem` where it breaks off, or is too large."""
+    try:
+        return b"".join([part async for part in _bounded(reply)])
+    except httpx.HTTPError as error:
+        raise _unreachable(error) from None
+    finally:
+        await reply.aclose()
+
+
+async def _bounded(reply: httpx.Response) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in reply.aiter_bytes():
+        size += len(part)
+        if size > REPLY_BYTES:
+            raise Problem(502, f"expected at most {REPLY_BYTES} bytes from the server behind the proxy")
+        yield part
+
+
+async def _blocks(reply: httpx.Response) -> AsyncIterator[bytes]:
+    """The events of a stream. Lines end with LF or CRLF: texts may have what else `str.splitlines` splits."""
+    rest = b""
+    async for part in _bounded(reply):
+        *blocks, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n\n")
+        for block in blocks:
+            yield block + b"\n\n"
+    if rest.strip():
+        yield rest + b"\n\n"
+
+
+def merge_block(merged: dict[str, Any], block: bytes) -> bool:
+    """Add the event of a block to what came before; whether it is the last one."""
+    lines = block.decode().split("\n")
+    data = "\n".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
+    if data in ("", "[DONE]"):
+        return bool(data)
+    event = loads(data)
+    merge_event(merged, event)
+    return event.get("type") in ENDS
 
 
 def merge_event(merged: dict[str, Any], event: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from agro.store import Origin, Pair, Store
 from agro.store.location import Location, location_of
 from agro.types import Messages, Sample, thought_in
 
-MOST_ROWS = 4096  # of an episode
+PAGE = 4096  # rows of an episode that are looked up at once
 THUMBS = {"up": 1.0, "down": 0.0}
 T = TypeVar("T")
 
@@ -39,6 +39,7 @@ class Writer:
     def submit(self, work: Callable[[Store], T]) -> Future[T]:
         """`work` is called with the store; what it wrote is durable when the future has its result."""
         future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
         self._work.put((work, future))
         return future
 
@@ -103,9 +104,11 @@ def meta_of(answered: Answered, last_turn: str) -> dict[str, Any]:
 
 def put_row(store: Store, answered: Answered, sample: Sample, privacy: Privacy) -> None:
     """Add the row of an answered call, in place of the row that it extends."""
-    ledger, number = ledger_of(answered.call.episode.name), answered.call.number
+    episode, number = answered.call.episode, answered.call.number
+    ledger = ledger_of(episode.name)
     if answered.call.extends is not None:
         store.experience.set_aside(ledger, [number])
+    sample = sample.replace(reward=episode.reward, episode=episode.name)
     clean = redacted(sample, privacy, answered.call.opened)
     store.append([clean], origins=[Origin(ledger, number, "")])
 
@@ -116,7 +119,7 @@ def store_row(
     """The row of an answered call of a policy of ours."""
     call, stops = answered.call, fields["sampling"]["stop"]
     meta = {**meta, **meta_of(answered, before_stop(answered.last_turn, stops)[0])}
-    fields |= {"prompt": call.episode.prompt, "reward": call.episode.reward, "episode": call.episode.name}
+    fields["prompt"] = call.episode.prompt
     sample = answered.row.sample(encoder, number=call.number, meta=meta, **fields)
     if not call.answers:  # as of a fresh response, whose stop text is among its tokens alone
         sample = sample.replace(response=before_stop(sample.response, stops)[0])
@@ -151,7 +154,9 @@ def load_episode(store: Store, episode: DoorEpisode) -> None:
 
 
 def _rows(store: Store, name: str) -> list[Sample]:
-    ids = store.experience.find_in_ledger(ledger_of(name), range(MOST_ROWS))
+    ids, start = list[int](), 0
+    while page := store.experience.find_in_ledger(ledger_of(name), range(start, start + PAGE)):
+        ids, start = ids + page, start + PAGE
     return list(store.samples(ids=ids)) if ids else []
 
 
@@ -163,7 +168,8 @@ def store_feedback(
     Raises `Problem` where nothing was answered under that name.
     """
     rows = _rows(store, episode.name)
-    if not rows:
+    calls = {call for sample in rows for call in sample.meta["calls"]}
+    if not rows or feedback["name"] not in {episode.name, *calls}:
         expected = "feedback: expected the id of an answered call, or a session"
         raise Problem(404, f"{expected}, got {feedback['name']!r:.80}")
     names = ("reward", "thumb", "comment", "correction")
@@ -215,8 +221,14 @@ class Recorder:
 
     def submit(self, work: Callable[[Store], None]) -> Future[None] | None:
         """`work` stores an answer."""
-        self.stored += 1
-        return None if self.writer is None else self.writer.submit(work)
+        if self.writer is None:
+            return None
+        future = self.writer.submit(work)
+        future.add_done_callback(self._count)
+        return future
+
+    def _count(self, future: Future[None]) -> None:
+        self.stored += future.exception() is None
 
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
         if self.writer is None:

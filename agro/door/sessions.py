@@ -29,7 +29,9 @@ from agro.models.template import NotShown
 from agro.rollout.episode import EpisodeRow
 from agro.types import Messages
 
-REMEMBERED = 20_000  # answers that later calls may extend; of older ones a call begins a row
+# Of answers that later calls may extend, with what they were asked; of older ones a call begins a row.
+REMEMBERED_CHARACTERS = 64 << 20  # and tokens
+REMEMBERED_EPISODES = 20_000
 
 
 @dataclass
@@ -79,6 +81,11 @@ class Answered:
     shown: Messages = field(default_factory=list)  # as the client has them, with the answer
     is_extended: bool = False
 
+    @property
+    def size(self) -> int:
+        """Tokens and characters that are kept for it, about."""
+        return len(self.row.tokens) + sum(len(message["content"]) for message in self.shown)
+
 
 class Memory:
     """The episodes under way, and what was answered in them. It is used by one thread."""
@@ -86,17 +93,18 @@ class Memory:
     def __init__(self) -> None:
         self.episodes: OrderedDict[str, DoorEpisode] = OrderedDict()  # by name
         self._answered: OrderedDict[tuple[str, bytes], list[Answered]] = OrderedDict()
+        self._size = 0  # of them
 
     def episode(self, session: str | None) -> DoorEpisode:
         """That of a named session, or a new one."""
         name = session or secrets.token_hex(12)
         episode = self.episodes.setdefault(name, DoorEpisode(name, is_named=session is not None))
         self.episodes.move_to_end(name)
-        if len(self.episodes) > REMEMBERED:
+        if len(self.episodes) > REMEMBERED_EPISODES:
             self.episodes.popitem(last=False)
         return episode
 
-    def remember(self, answered: Answered, answer: dict[str, Any]) -> None:
+    def remember(self, answered: Answered, answer: dict[str, Any]) -> Answered:
         """`answer`: the message as the client got it, with which it will come again."""
         call = answered.call
         answered.shown = [*call.shown, answer]
@@ -104,8 +112,13 @@ class Memory:
         key = session, _digest(call.digests[-1], answer)
         self._answered.setdefault(key, []).append(answered)
         self._answered.move_to_end(key)
-        if len(self._answered) > REMEMBERED:
-            self._answered.popitem(last=False)
+        self._size += answered.size
+        while self._size > REMEMBERED_CHARACTERS:
+            oldest, several = next(iter(self._answered.items()))
+            self._size -= several.pop(0).size
+            if not several:
+                del self._answered[oldest]
+        return answered
 
     def place(self, call: Call, extended: Answered | None) -> Call:
         """Make the call one of the row that it can extend, or of a new one. `call.row`: with its context."""
@@ -179,8 +192,8 @@ class Sessions(Memory):
         call = Call(episode, 0, row, opening, shown, shown, messages, digests, prefix)
         return self.place(call, found)
 
-    def end(self, call: Call, drawn: Sequence[Token]) -> Answered:
-        """The answer of a call, from which later ones may go on."""
+    def end(self, call: Call, drawn: Sequence[Token], answer: dict[str, Any]) -> Answered:
+        """The answer of a call, from which later ones may go on. `answer`: see `remember`."""
         row, prefix, tokens = deepcopy(call.row), call.prefix, [token.id for token in drawn]
         versions = np.array([token.version for token in drawn], np.int32)
         row.act(tokens, [token.logp for token in drawn], versions, None)
@@ -190,7 +203,8 @@ class Sessions(Memory):
         message = self.encoder.chat.message(prefix + written, call.opening.removesuffix(prefix))
         end = decode(tokens[-1:]) if is_closed else ""
         last_turn = prefix + self.encoder.decode(tokens, call.row.tokens)
-        return Answered(call, row, call.opening + written + end, [*call.messages, message], last_turn)
+        text, messages = call.opening + written + end, [*call.messages, message]
+        return self.remember(Answered(call, row, text, messages, last_turn), answer)
 
 
 def digests_of(messages: Messages) -> list[bytes]:

@@ -140,10 +140,12 @@ class Chat:
         self.options = options = validated(Options, given)
         if options.n > 1 and type(self) is not Chat:
             raise Problem(400, f"n: this interface has one answer a request, got {options.n}", "n")
+        if options.top_logprobs is not None and type(self) is not Chat:
+            raise Problem(400, "top_logprobs: agro has them in chat completions alone", "top_logprobs")
         self.tools = declarations(tools)
         if tools and not self.tools:
             raise Problem(400, "tools: expected declarations of functions with their names", "tools")
-        kind = choice.get("type") if isinstance(choice, dict) else choice
+        kind = choice.get("type", "") if isinstance(choice, dict) else choice
         # The tool that has to be called; "" for any.
         self.forced = None if kind in (None, "auto", "none") else _forced(kind, choice, self.tools)
         if kind == "none":
@@ -155,7 +157,10 @@ class Chat:
 
     def _take_own(self, body: dict[str, Any]) -> None:
         """The fields that only this interface has."""
-        self._shows_usage = (body.pop("stream_options", None) or {}).get("include_usage", False)
+        options = body.pop("stream_options", None) or {}
+        if not isinstance(options, dict):
+            raise Problem(400, f"stream_options: expected an object, got {options!r:.80}", "stream_options")
+        self._shows_usage = options.get("include_usage", False)
         if body.pop("logprobs", None) and body.get("top_logprobs") is None:
             body["top_logprobs"] = 0
 
@@ -407,7 +412,8 @@ def _forced(kind: Any, choice: Any, tools: list[dict[str, Any]]) -> str:
         expected = "tools with it"
     elif kind not in ("required", "any"):
         named = choice if isinstance(choice, dict) else {}
-        name = named.get("name", (named.get("function") or {}).get("name"))
+        function = named.get("function")
+        name = named.get("name", function.get("name") if isinstance(function, dict) else None)
         if name in [tool["function"]["name"] for tool in tools]:
             return str(name)
         expected = "a declared tool"

@@ -10,14 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from agro.errors import Refused
 
 HOST = "127.0.0.1"
-ANY = "0.0.0.0"
+ANY = ("0.0.0.0", "::")
 
 
 def is_name_of(host: str, name: str) -> bool:
     """Whether a request may call a server that listens at `host` so: another name is somebody else's page,
     whose name was made to lead here."""
     names = {host, HOST, "localhost"}
-    if host == ANY:
+    if host in ANY:
         names.add(socket.gethostname())
         with suppress(ValueError):
             names.add(str(ipaddress.ip_address(name)))
@@ -40,7 +40,7 @@ class LocalServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        name = socket.gethostname() if self.host == ANY else self.host
+        name = socket.gethostname() if self.host in ANY else self.host
         return f"http://{name}:{self.server_address[1]}/"
 
     def knows(self, name: str) -> bool:

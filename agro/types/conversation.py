@@ -94,7 +94,12 @@ def declarations(tools: Any) -> list[dict[str, Any]]:
 
 def normalized_message(message: Any, location: str) -> Messages:
     """A message in the form of this module, after the results of tools that are parts of it."""
-    return [message] if _is_normal(message) else _normal(message, location)
+    normal = [message] if _is_normal(message) else _normal(message, location)
+    for each in normal:
+        for id in (each.get("tool_call_id"), *(call.get("id") for call in each.get("tool_calls", ()))):
+            if not isinstance(id, str | int | None):
+                raise Refused(f"{location}: expected the id of a call as text, got {id!r:.80}")
+    return normal
 
 
 def text_of(content: Any, location: str) -> str:
@@ -212,6 +217,8 @@ class _Parts:
             self.texts.append(part)
             return
         kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if not isinstance(kind, str):
+            raise Refused(f"{self.location}: expected the type of a part as text, got {kind!r:.80}")
         if kind in _ENCRYPTED:
             return
         if kind in _USES:

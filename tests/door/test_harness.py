@@ -11,7 +11,7 @@ import pytest
 from agro.api.reporting_trainer import Trainer
 from agro.config import EnvironmentConfig, RunConfig, SamplerConfig
 from agro.door.harness import Harness
-from agro.errors import Refused
+from agro.errors import Refused, remember_secret
 from agro.io import plugins
 from agro.rewards.protocol import Score
 from agro.rollout import Task, collect
@@ -34,8 +34,13 @@ if how == "hang": time.sleep(100)
 if how == "die": sys.exit("it broke: " + os.environ["SECRET_WORD"])
 more = [*prompt, {"role": "assistant", "content": first}, {"role": "user", "content": "and?"}]
 call(more if how != "rewrite" else more[-1:])
-json.dump({"reward": columns["worth"]}, open(os.environ["AGRO_RESULT"], "w"))
-if how == "feedback": httpx.post(base + "/feedback", json={"reward": 7}, headers=headers).raise_for_status()
+result = os.environ["AGRO_RESULT"]
+if how == "pipe": os.mkfifo(result)
+elif how == "device": os.symlink("/dev/zero", result)
+else: open(result, "w").write(columns.get("result", json.dumps({"reward": columns["worth"]})))
+if how == "feedback":
+    httpx.post(base + "/feedback", json={"reward": 7}, headers=headers).raise_for_status()
+    assert httpx.post(base + "/feedback", json={"comment": "fine"}, headers=headers).status_code == 400
 sys.exit(int(columns.get("code", 0)))
 """
 HI = [{"role": "user", "content": "hi"}]
@@ -112,6 +117,24 @@ def test_where_the_reward_is(made, reward, how, code, expected) -> None:
     [sample] = sampled(made(reward=reward), *prompts(how, code=code))
     assert sample.reward == expected
     assert ("reward_error" in sample.meta) == (expected is None)
+
+
+RESULTS = ("{}", '{"reward": NaN}', '{"reward": 1%s}' % ("0" * 400), "[" * 9_000, "[1]", '{"reward": true}')
+
+
+def test_whatever_the_file_of_the_reward_is_the_run_goes_on(made) -> None:
+    asked = [Prompt(HI, f"p{i}", {"result": text, "worth": 0}) for i, text in enumerate(RESULTS)]
+    samples = sampled(made(reward="file"), *asked, *prompts("pipe", "device", worth=0))
+    assert [sample.reward for sample in samples] == [None] * (len(RESULTS) + 2)
+    assert all("expected a number" in sample.meta["reward_error"] for sample in samples)
+
+
+def test_secrets_that_a_program_prints_are_not_stored(made) -> None:
+    remember_secret("please-keep-this")
+    rollout = made(reward="file", env={"SECRET_WORD": "please-keep-this"})
+    [sample] = sampled(rollout, *prompts("die"))
+    assert "it broke" in sample.meta["reward_error"]
+    assert "please-keep-this" not in sample.meta["reward_error"]
 
 
 class Length:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agro.door.app import behind_a_port
@@ -142,3 +142,86 @@ def feedback_of(url: str, **fields):
     asked = {"model": "m", "messages": HI}
     httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
     return httpx.post(f"{url}/v1/feedback", json=fields, headers=headers)
+
+
+@pytest.fixture
+def replies():
+    """A function: bytes and their content type -> a server that answers with them, whatever it is asked."""
+
+    def make(content, kind: str = "text/event-stream"):
+        async def complete(request: Request) -> Response:
+            parts = content() if callable(content) else iter([content])
+            return StreamingResponse(parts, media_type=kind)
+
+        paths = [
+            Route(f"/v1/{path}", complete, methods=["POST"]) for path in ("chat/completions", "messages")
+        ]
+        return behind_a_port(Starlette(routes=paths))
+
+    return make
+
+
+def chunk(text: str, finish: str | None = None) -> str:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return f"data: {json.dumps({'model': 'm', 'choices': [choice]}, ensure_ascii=False)}\n\n"
+
+
+def unstored(url: str) -> float:
+    text = httpx.get(f"{url}/metrics", headers=HEADERS).text
+    return float(text.split("\nagro_door_unstored_total ")[1].split()[0])
+
+
+def test_a_text_may_have_marks_and_ends_of_lines_of_its_own(replies, proxy, tmp_path) -> None:
+    sent = chunk("[DONE]\u2028") + chunk('"type":"message_stop"\x85', "stop") + "data: [DONE]"
+    with replies(sent.replace("\n", "\r\n").encode()) as at, proxy(at, tmp_path / "s.db") as url:
+        assert post(url, model="m", messages=HI).text == sent + "\n\n"
+    assert [row.response for row in rows(tmp_path / "s.db")] == ['[DONE]\u2028"type":"message_stop"\x85']
+
+
+def breaks_off():
+    yield chunk("ab").encode()
+    raise OSError("the server dies")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "expected"),
+    [
+        (b"data: 5\n\ndata: [DONE]\n\n", "text/event-stream", "data: [DONE]"),
+        (b'data: {"type": "content_block_delta", "index": 4}\n\n', "text/event-stream", "content_block"),
+        (chunk("ab").encode(), "text/event-stream", "ab"),  # it has no end
+        (b"<html>", "application/json", "<html>"),
+        (b'{"choices": 5}', "application/json", '{"choices": 5}'),
+    ],
+)
+def test_what_cannot_be_read_passes_and_is_counted(replies, proxy, tmp_path, content, kind, expected) -> None:
+    with replies(content, kind) as at, proxy(at, tmp_path / "s.db") as url:
+        reply = post(url, model="m", messages=HI)
+        assert (reply.status_code, expected in reply.text, "error" in reply.text) == (200, True, False)
+        assert unstored(url) == 1
+    assert rows(tmp_path / "s.db") == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprob"),
+    [([5], "NaN"), ([5], "0.5"), ([5], '"-1"'), (["5"], "-1"), ([2**40], "-1"), ([-1], "-1")],
+)
+def test_numbers_that_cannot_be_are_not_stored(replies, proxy, tmp_path, ids, logprob) -> None:
+    choice = f'"token_ids": {json.dumps(ids)}, "logprobs": {{"content": [{{"logprob": {logprob}}}]}}'
+    message = '"message": {"role": "assistant", "content": "a"}'
+    content = f'{{"prompt_token_ids": [1], "choices": [{{"index": 0, {message}, {choice}}}]}}'
+    with replies(content.encode(), "application/json") as at, proxy(at, tmp_path / "s.db") as url:
+        assert post(url, model="m", messages=HI).text == content
+        assert unstored(url) == 1
+    assert rows(tmp_path / "s.db") == []
+
+
+def test_a_server_that_dies_or_says_too_much_ends_in_an_error(replies, proxy, monkeypatch, tmp_path) -> None:
+    with replies(breaks_off) as at, proxy(at, tmp_path / "s.db") as url:
+        text = post(url, "/v1/messages", model="m", messages=HI, max_tokens=5, stream=True).text
+        assert json.loads(text.split("data: ")[-1])["type"] == "error"  # as Anthropic's service says it
+    monkeypatch.setattr("agro.door.proxy.REPLY_BYTES", 100)
+    with replies(chunk("x" * 200).encode()) as at, proxy(at, tmp_path / "s.db") as url:
+        assert "at most 100 bytes" in post(url, model="m", messages=HI).text
+    with replies(b" " * 200, "application/json") as at, proxy(at, tmp_path / "s.db") as url:
+        assert post(url, model="m", messages=HI).status_code == 502
+    assert rows(tmp_path / "s.db") == []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import httpx
 import numpy as np
@@ -15,7 +16,11 @@ import pytest
 import torch
 
 from agro.door import app
+from agro.door.batch import Token
+from agro.door.records import Writer
+from agro.door.sessions import Sessions
 from agro.store import Store
+from agro.store.location import location_of
 
 TOKEN, PATH = "the-token-of-tests", "/v1/chat/completions"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
@@ -25,6 +30,7 @@ TOOL = {
     "description": "the sum",
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
 }
+CALL = {"name": "add", "arguments": "{}"}
 
 
 def ask(url: str, messages=HI, path: str = PATH, key: str = TOKEN, **fields):
@@ -168,7 +174,8 @@ def test_a_rewrite_and_a_branch_begin_rows_of_one_episode(serving, tmp_path) -> 
         ask(url, key=f"{TOKEN}:other")
         ask(url)
         assert feedback(url, session="work", reward=0.5).json()["rows"] == 3
-        assert feedback(url, session="nobody", reward=0.5).status_code == 404
+        for unknown in ({"session": "nobody"}, {"id": "work.0.9"}, {"id": "work.other"}):
+            assert feedback(url, **unknown, reward=0.7).status_code == 404
     samples = stored(tmp_path / "s.db")
     work = [sample for sample in samples if sample.episode == "work"]
     assert [(s.meta["row"], s.reward) for s in work] == [(0, 0.5), (1, 0.5), (2, 0.5)]
@@ -285,6 +292,11 @@ def test_an_answer_has_a_time_limit(serving) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"stream_options": 5}, "stream_options"),
+        ({"tools": [{"type": "function", "function": TOOL}], "tool_choice": {"function": 5}}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": [{"type": [], "text": "x"}]}]}, "messages"),
+        ({"messages": [{**HI[0], "tool_calls": [{"id": [], "function": {**CALL}}]}]}, "messages"),
+        ({"messages": [*HI, {"role": "tool", "tool_call_id": {}, "content": "x"}]}, "messages"),
     ],
 )
 def test_a_field_that_is_wrong_is_refused_by_its_name(serving, fields, param) -> None:
@@ -316,7 +328,7 @@ def test_attacks_are_refused(serving, monkeypatch, tmp_path) -> None:
 
         assert status() == 200
         assert status(origin="http://evil.example") == 403
-        assert status(origin="null") == 403
+        assert status(origin="null") == status(origin="http://[") == 403
         assert status(origin=url) == 200
         assert status(host="evil.example") == 403
         assert status(authorization=None) == 401
@@ -338,7 +350,7 @@ def test_attacks_are_refused(serving, monkeypatch, tmp_path) -> None:
         assert status(json={**body, "model": MARKUP, "user": MARKUP}) == 200
         assert status(json={**body, MARKUP: MARKUP}) == 400
         assert status("/v1/feedback", json={"id": MARKUP, "reward": 1}) == 400
-        for wrong in (b"{", b"[]", b'{"a": NaN}', b"[" * 9_000, b"\xff"):
+        for wrong in (b"{", b"[]", b'{"a": NaN}', b"[" * 9_000, b"\xff", b'{"model": "\\ud800"}'):
             reply = httpx.post(
                 url + path, content=wrong, headers={**headers, "content-type": "application/json"}
             )
@@ -363,6 +375,69 @@ def test_nothing_comes_before_it_is_stored(serving, monkeypatch, tmp_path) -> No
         reply = post(url, max_tokens=3, stream=True)
         assert "[DONE]" not in reply.text
         assert 'finish_reason": "' not in reply.text
+
+
+def test_who_leaves_while_an_answer_is_stored_ends_nothing_else(tmp_path) -> None:
+    writer = Writer(location_of(str(tmp_path / "s.db")))
+    may_go = threading.Event()
+
+    async def run() -> str:
+        waits = asyncio.wrap_future(writer.submit(lambda store: may_go.wait(20)))
+        leaves = asyncio.wrap_future(writer.submit(lambda store: done.append(True)))
+        await asyncio.sleep(0.05)
+        waits.cancel()
+        leaves.cancel()
+        await asyncio.sleep(0.05)
+        may_go.set()
+        return await asyncio.wait_for(asyncio.wrap_future(writer.submit(lambda store: "stored")), 20)
+
+    done: list[bool] = []
+    with closing(writer):
+        assert asyncio.run(run()) == "stored"
+    assert done == [True]
+
+
+def test_an_episode_of_many_rows_is_found_again(serving, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("agro.door.records.PAGE", 2)
+    path = "/s/work/v1/chat/completions"
+    with serving(tmp_path / "s.db") as url:
+        for _ in range(5):
+            ask(url, path=path)
+        assert feedback(url, session="work", reward=1).json()["rows"] == 5
+    with serving(tmp_path / "s.db") as url:
+        ask(url, path=path)
+    assert [sample.meta["row"] for sample in stored(tmp_path / "s.db")] == list(range(6))
+
+
+def test_an_error_of_the_batch_reaches_all_that_are_in_it(serving, engine, monkeypatch) -> None:
+    """Also who ended in the step that failed."""
+
+    def fails(self, done):
+        raise OSError("out of memory")
+
+    with serving(seconds=20) as url, ThreadPoolExecutor(4) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr("agro.door.batch.MixedRows.finish_of", fails)
+            replies = list(pool.map(lambda limit: post(url, max_tokens=limit), (3, 3, 90, 90)))
+        assert [reply.status_code for reply in replies] == [500] * 4
+        assert post(url, max_tokens=3, stream=True).text.endswith("[DONE]\n\n")
+
+
+def test_a_reader_that_stalls_holds_nobody_up(serving) -> None:
+    with serving(size=1) as url:
+        body = {"model": "m", "messages": HI, "max_tokens": 1900, "stream": True, "top_logprobs": 20}
+        with httpx.stream("POST", url + PATH, json=body, headers=HEADERS, timeout=60) as stalled:
+            next(stalled.iter_bytes())
+            assert ask(url)["choices"]
+
+
+def test_what_is_remembered_is_bounded_by_its_size(engine, monkeypatch) -> None:
+    monkeypatch.setattr("agro.door.sessions.REMEMBERED_CHARACTERS", 1000)
+    sessions = Sessions(engine.policy.encoder)
+    for _ in range(50):
+        call = sessions.begin([{"role": "user", "content": "x" * 100}], None)
+        sessions.end(call, [Token(5, -1.0, 0)], {"role": "assistant", "content": "a"})
+    assert sum(map(len, sessions._answered.values())) <= 5
 
 
 def test_loops_of_their_own(serving) -> None:
