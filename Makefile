@@ -111,7 +111,7 @@ gpu: ## on a machine with a CUDA GPU: numbers, speed, learning, in nine minutes;
 docs: setup ## the guide and the reference as pages in build/docs
 	$(BIN)/python site/build.py
 
-pictures: setup ## the guide's pictures, from two small runs (needs Chromium)
+pictures: setup ## the guide's pictures, from a small run (needs Chromium)
 	$(BIN)/python site/pictures.py
 
 clean: ## remove .venv and caches; runs/ stays

@@ -1,7 +1,7 @@
 """Make the pictures of the guide anew: `python site/pictures.py`, or `make pictures`. It needs Chromium.
 
-It trains the task of `agro init --task digits` with two methods in build/pictures, where these runs don't
-exist yet (some minutes), and photographs their pages and the terminal.
+It trains the task of `agro init --task digits` in build/pictures, where the run doesn't exist yet (a minute),
+and photographs its page and the terminal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WORK, OUT = ROOT / "build/pictures", ROOT / "docs/pictures"
-RUNS = {"first": [], "near": ["objective.beta=0.1"]}
 LARGEST = 150_000  # bytes of a picture
 MARGIN = 16  # pixels below what it shows
 TERMINAL = """<!DOCTYPE html><meta charset="utf-8"><style>
@@ -37,14 +36,12 @@ def agro(*arguments: object, cwd: Path) -> str:
 
 
 def train(task: Path) -> None:
-    """The runs of the pictures, and their logs."""
+    """The run of the pictures, and its log."""
     if not task.exists():
         agro("init", task, "--task", "digits", cwd=ROOT)
-    for name, overrides in RUNS.items():
-        log = task / f"{name}.log"
-        if not log.exists():
-            log.write_text(agro("train", "recipe.toml", *overrides, "--out", f"runs/{name}", cwd=task))
-    agro("compare", *(f"runs/{name}" for name in RUNS), "--out", "compare", cwd=task)
+    log = task / "first.log"
+    if not log.exists():
+        log.write_text(agro("train", "recipe.toml", "--out", "runs/first", cwd=task))
     agro("report", "runs/first", cwd=task)
 
 
@@ -84,7 +81,6 @@ def main() -> None:
     browser = Browser(program)
     for scheme in ("light", "dark"):
         photograph(browser, task / "runs/first/report.html", f"page-{scheme}", scheme, 960, "figure")
-        photograph(browser, task / "compare/compare.html", f"compare-{scheme}", scheme, 960, "svg")
     photograph(browser, terminal(task), "terminal", "dark", 980, "pre")
     browser.close()
 

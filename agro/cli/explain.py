@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, Whole, block, names, paragraph, show, table, terminal, width
+from agro.cli.common import Json, Whole, block, paragraph, show, table, terminal, width
 from agro.cli.common import names as side_by_side
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _recipe_lines(rows: list[dict[str, Any]], whole: bool) -> list[str]:
     for kind, title in TITLES.items():
         of_kind = [row for row in rows if row["kind"] == kind]
         if kind == "method" and not whole:
-            lines += names(title, (row["name"] for row in of_kind))
+            lines += side_by_side(title, (row["name"] for row in of_kind))
             continue
         lines.append(title)
         for row in of_kind:

@@ -49,7 +49,7 @@ def export(
 
     Args:
         store: The store; a run with its model.
-        file: A file that ends with .jsonl, .jsonl.gz or .parquet; of a model see below.
+        file: A file that ends with .jsonl, .jsonl.gz or .parquet; of a model a folder or FILE.gguf.
         merged: Of a run: its model in 16 bits, an adapter merged, as a folder.
         gguf: Of a run: its model as GGUF, by the converter of llama.cpp.
     """

@@ -16,6 +16,7 @@ from running import done, refused, report_of
 from agro import objectives
 from agro.cli import COMMANDS
 from agro.cli.explain import commands
+from agro.cli.program import command as declared
 from agro.cli.tasks import TASKS
 from agro.config import RunConfig
 from agro.config.recipes import recipes
@@ -97,6 +98,7 @@ def test_help_names_a_page_of_the_guide_and_types_of_values_only(command) -> Non
     assert f"docs/{command.page}" in said
     assert f"Example: agro {command.name}" in " ".join(said.split())
     assert "<bool>" not in said
+    assert [option.name for option in declared(command.name).params if not option.help] == []
 
 
 def test_names_are_not_cut_in_a_narrow_terminal(monkeypatch) -> None:
