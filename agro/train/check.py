@@ -236,6 +236,7 @@ def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
     if source.around is not None:
         named += f" and source.around = {source.around}"
     values = {key: getattr(phase.config.data, key) for key in NEEDED_BY}
+    values["spread"] = values["spread"] is True  # a number changes nothing about fresh groups
     sampling = phase.config.sampler, phase.config.environment
     refuse(
         {
@@ -539,9 +540,12 @@ def _check_differences(config: RunConfig, needs: set[Need], prefix: str) -> None
         problems: dict[str, object] = {
             "data.best_of_group draws only responses of one reward in a group": data.best_of_group,
             f"{objective} draws judged pairs, whatever their rewards": PAIRS in needs,
-            "sampler.n = 1 makes groups of one response": data.samples_fresh and config.sampler.n == 1,
+            "sampler.n = 1 makes groups of one response": (
+                data.spread is True and data.samples_fresh and config.sampler.n == 1
+            ),
         }
-        begin = f"{prefix}data.spread = true trains only on groups whose rewards differ, but "
+        value = str(data.spread).lower()
+        begin = f"{prefix}data.spread = {value} is for groups whose rewards differ, but "
         refuse(problems, begin, ". What to do: data.spread = false, or change the other")
     if data.reward_scale:
         keys = {"min_reward": data.min_reward is not None}

@@ -10,10 +10,11 @@ import pytest
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.runs.metrics import empty_metrics
 from agro.store import Store
+from agro.train.check import check_config
 from agro.train.monitors import View
 from agro.train.monitors.warnings import Signal
 from agro.train.phases import Phase
@@ -133,6 +134,17 @@ def test_spread_is_refused_where_no_rewards_can_differ(
 ) -> None:
     with pytest.raises(Refused, match=message):
         Trainer(tiny(tmp_path, data__spread=True, **changes), tmp_path / "run")
+
+
+def test_a_number_of_spread_is_for_stored_groups_alone(tmp_path: Path) -> None:
+    """Those that a step samples all come, in groups of one too. 0 and 1 are false and true."""
+    lonely = {"objective": {"name": "reinforce"}, "sampler__n": 1, "data__spread": 0.1}
+    check_config(tiny(tmp_path, **lonely))
+    with pytest.raises(
+        Refused, match=r"data\.spread = 0\.1 is for groups whose rewards differ, but data\.best_of"
+    ):
+        check_config(tiny(tmp_path, **lonely, data__best_of_group=True))
+    assert [DataConfig(spread=value).spread for value in (0, 1)] == [False, True]
 
 
 def test_a_store_with_too_few_groups_of_different_rewards_names_spread(tmp_path: Path) -> None:
