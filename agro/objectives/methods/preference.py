@@ -268,10 +268,7 @@ RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anch
 
 
 def judged(
-    function: Callable[..., Terms],
-    source: str,
-    metrics: tuple[str, ...],
-    called: str = "",
+    function: Callable[..., Terms], source: str, metrics: tuple[str, ...], called: str = ""
 ) -> Objective:
     return Objective(
         function,
@@ -312,15 +309,6 @@ ENTRIES: dict[str, Objective] = {
     "pair_consistency": _CONSISTENCY,
     "dpo": _DPO,
     "ipo": _IPO,
-    "slic": judged(
-        slic,
-        "SLiC-HF, arXiv 2305.10425",
-        ORDERED,
-        'TRL DPOTrainer, loss_type = "hinge"',
-    ),
-    "gpo": judged(
-        gpo,
-        "GPO, arXiv 2402.05749, table 1",
-        RANKED,
-    ),
+    "slic": judged(slic, "SLiC-HF, arXiv 2305.10425", ORDERED, 'TRL DPOTrainer, loss_type = "hinge"'),
+    "gpo": judged(gpo, "GPO, arXiv 2402.05749, table 1", RANKED),
 }
