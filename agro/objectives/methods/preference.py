@@ -4,8 +4,6 @@ Where generation consistency (AGRO, Theorem 1) of two responses is subtracted, V
 (ρ*(y) − ρ*(y')). A judgment says something of the left side, so all that is used of the policy is h =
 ρ(winner) − ρ(loser), whoever wrote the two. Groups weigh equally, and so do the pairs within a group. A
 response in no pair gets a gradient of 0.
-
-What objectives on judged pairs share: options, log-ratios, the likelihood of a judgment, and metrics.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Learning from a teacher's text, or from a teacher's log-probs of the policy's own samples.
-
-Imitation of the given responses, whatever their rewards.
-"""
+"""Learning from a teacher's text, whatever its rewards, or from a teacher's log-probs of the policy's own
+samples."""
 
 from __future__ import annotations
 
