@@ -20,15 +20,7 @@ from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs import exchanges
 from agro.logs.fields import call, settings, unlisted
 from agro.logs.formats import providers
-from agro.logs.model_calls import (
-    Message,
-    blocks,
-    identified,
-    joined_scores,
-    responses,
-    score_key,
-    scored,
-)
+from agro.logs.model_calls import Message, blocks, identified, joined_scores, responses, score_key, scored
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro_formats.spans import described
 from agro_formats.table import declared

@@ -58,13 +58,7 @@ def flow_errors(velocity: Velocity, states: Tensor, context: Tensor, noise: Tens
     return (velocity(x, time, context) - (states - noise)).square().mean(1)
 
 
-def token_rewards(
-    score: Tensor,
-    mask: Tensor,
-    *,
-    coef: float,
-    threshold: float = 0.0,
-) -> Tensor:
+def token_rewards(score: Tensor, mask: Tensor, *, coef: float, threshold: float = 0.0) -> Tensor:
     """−coef · s at the positions of `mask`, 0 elsewhere, with s the `score` scaled within each row.
 
     Equal scores say nothing: all rewards are 0. (Scaled to [−1, 1] they would all be −1, a bonus.)

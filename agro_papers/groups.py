@@ -19,12 +19,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def on_demand(
-    rewards: Sequence[float],
-    teachers: Sequence[float],
-    *,
-    k: int = 2,
-    right: float = 1.0,
-    seed: int = 0,
+    rewards: Sequence[float], teachers: Sequence[float], *, k: int = 2, right: float = 1.0, seed: int = 0
 ) -> dict[int, int]:
     """Which wrong responses of a group which teacher's responses replace (AMPO, arXiv 2510.02227).
 

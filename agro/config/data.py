@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import WrapValidator
+from pydantic import Field, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from agro.config.sections import Count, Positive, Section, Share, field
+from agro.config.sections import Count, Positive, Section, field
 from agro.io.numbers import percent
 from agro.types import ROLES, Role
 
@@ -181,12 +181,13 @@ class DataConfig(Section):
     staleness"""
     max_uses: Count | None = None
     """draw a stored group at most at so many steps of the run"""
-    spread: bool | Share = False
+    spread: bool | Annotated[float, Field(gt=0, lt=1)] = False
     """true: train only on groups whose rewards differ. Of stored groups no others are drawn, and fresh ones
     are sampled until there are enough of them (dynamic sampling of DAPO, arXiv 2503.14476). The optimum stays
     with fixed rewards; with noisy ones it moves, since the choice reads the noise. A number, such as 0.1:
-    stored groups of equal rewards are drawn so much more seldom, one a step at least and half of it at most,
-    and both kinds count as often as the store has them: the optimum stays with noise; all fresh ones come"""
+    stored groups of equal rewards are drawn so much more seldom, of two or more groups one at least and half
+    at most, and both kinds count as often as the store has them: the optimum stays with noise; all fresh ones
+    come"""
     order: Order = "least_used"
     """which stored groups come first. least_used: those drawn at the fewest steps, in an order that is
     another in each epoch; uniform: any (with max_age a first-in first-out buffer, arXiv 2604.08706); newest:

@@ -1,7 +1,5 @@
-"""The columns of an unknown log: where they are, what they hold, and what their names say.
-
-And pairs of responses: which columns have the two, and which says what is better.
-"""
+"""The columns of an unknown log: where they are, what they hold, and what their names say; of pairs of
+responses, which columns have the two, and which says what is better."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ parameters, a weight may add others. The least variance has c ∝ w g, g the squ
 et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A baseline lowered by a constant pulls towards who wrote
 the responses. See docs/guide/concepts.md.
 
-Ratios of the trained policy to what the samples were drawn from.
+Here too are the ratios of the trained policy to what the samples were drawn from.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""From prompts to samples: an encoder, an engine and, for episodes, an environment.
-
-The reward of an episode: the environment's, or that of its last turn.
-
-The engine and the rollout of a configuration.
-"""
+"""From prompts to samples: an encoder, an engine and, for episodes, an environment, as a configuration has
+them. The reward of an episode is the environment's, or that of its last turn."""
 
 from __future__ import annotations
 

@@ -242,6 +242,7 @@ def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
     if source.around is not None:
         named += f" and source.around = {source.around}"
     values = {key: getattr(phase.config.data, key) for key in NEEDED_BY}
+    values["spread"] = values["spread"] is True  # a number changes nothing about fresh groups
     sampling = phase.config.sampler, phase.config.environment
     refuse(
         {

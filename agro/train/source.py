@@ -320,7 +320,7 @@ class Sampling:
             groups = wait_for_groups(self.store.draws, rule, at, picked, self.activity.check)
             picks.append(self.feed.choose(self.store, Selection(rule, groups), at))
             picked |= set(picks[-1].groups)
-            weights |= dict.fromkeys(picks[-1].groups if weight != 1.0 else (), weight)
+            weights |= dict.fromkeys(picks[-1].groups, weight)
         if PAIRS in phase.needs:  # what a source judges is drawn with the samples that it makes
             picks.append(Selection(phase.rule(1), []))
         request = FillRequest(at.step, phase.config.train.groups - len(picked), position.prompts)
@@ -340,18 +340,25 @@ class Sampling:
     def _rules(self, rules: Sequence[DrawRule], at: At) -> Iterator[tuple[DrawRule, float]]:
         """Each rule with what its groups count. Where `data.spread` is a share, it is two, for groups of
         different and of equal rewards, which count as many as the store has of them: the choice of a group
-        reads the noise of its rewards, its expectation doesn't."""
+        reads the noise of its rewards, its expectation doesn't. A single group is any."""
         for rule in rules:
-            kinds = rule.kinds if rule.groups > 1 else ()
-            counts = [self.store.draws.count(kind, at) for kind in kinds[1:] and kinds]
-            if not counts or not all(counts):
+            if isinstance(rule.data.spread, bool):
                 yield rule, 1.0
                 continue
-            seldom = rule.data.spread * counts[1]
-            few = min(round(rule.groups * seldom / (seldom + counts[0])), rule.groups // 2)
-            few = min(max(1, few, rule.groups - counts[0]), rule.groups - 1, counts[1])
-            for kind, groups, found in zip(kinds, (rule.groups - few, few), counts, strict=True):
-                yield replace(kind, groups=groups), found / sum(counts) * rule.groups / groups
+            if rule.groups == 1:  # a mean of one has no weights
+                yield replace(rule, data=rule.data.model_copy(update={"spread": False})), 1.0
+                continue
+            differing, equal = counts = [self.store.draws.count(kind, at) for kind in rule.kinds]
+            total = sum(counts)
+            if not all(counts) or (total < rule.groups and not rule.fewer):
+                yield rule.kinds[equal > 0 and not differing], 1.0
+                continue
+            n = min(rule.groups, total)
+            seldom = rule.data.spread * equal
+            few = min(round(n * seldom / (seldom + differing)), n // 2)
+            few = min(max(1, few, n - differing), n - 1, equal)
+            for kind, groups, found in zip(rule.kinds, (n - few, few), counts, strict=True):
+                yield replace(kind, groups=groups), found / total * n / groups
 
 
 POLL_SECONDS = 0.1

@@ -73,11 +73,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "gepo": (
         gepo_claims(lambda s: equivalent(s, s.beta**2), updates=DESCENT),
         gepo_claims(lambda s: equivalent(s, 0.3), variance=0.3, unit="nat"),
-        gepo_claims(
-            lambda s: equivalent_by_meaning(s, s.beta**2),
-            updates=DESCENT,
-            equivalent="meaning",
-        ),
+        gepo_claims(lambda s: equivalent_by_meaning(s, s.beta**2), updates=DESCENT, equivalent="meaning"),
     ),
     "oorl": (
         oorl_claims(0.01, updates=DESCENT),

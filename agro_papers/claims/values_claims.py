@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from agro.proof.claim import DESCENT, Claims
-from agro.proof.families import (
-    REGULARIZED,
-)
+from agro.proof.families import REGULARIZED
 from agro.proof.formulas import Situation, sloped
 from agro_papers.claims.experts_claims import hybrid
 

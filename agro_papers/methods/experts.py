@@ -1,8 +1,6 @@
 """Objectives that mix the policy's own samples with an expert's (rows of role "expert"), or with hinted ones.
 
 Of an expert's rows no log-prob of another policy is read: nobody knows with what probability it wrote them.
-
-What objectives share that mix own responses with those of an expert (role "expert").
 """
 
 from __future__ import annotations

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from agro.objectives.core import Objective, Options, Streams, Terms, coupling
-from agro.objectives.needs import (
-    PROPOSAL,
-    PROPOSAL_MEAN,
-    Need,
-    changed,
-)
+from agro.objectives.needs import PROPOSAL, PROPOSAL_MEAN, Need, changed
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, mean_over, quantile, token_mean
 from agro.types import Batch

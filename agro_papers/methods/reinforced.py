@@ -6,25 +6,9 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import (
-    SINGLETONS,
-    Objective,
-    Options,
-    Streams,
-    Terms,
-    always,
-    coupling,
-)
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling
 from agro.objectives.imitation import IMITATION
-from agro.objectives.needs import (
-    BEHAVIOR_LOGP,
-    FUTURE,
-    GROUPS,
-    PROPOSAL,
-    REWARD,
-    Need,
-    changed,
-)
+from agro.objectives.needs import BEHAVIOR_LOGP, FUTURE, GROUPS, PROPOSAL, REWARD, Need, changed
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, refuse_several_rows
 from agro.objectives.weights import log_ratio, of_level

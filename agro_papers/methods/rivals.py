@@ -43,12 +43,6 @@ def seppo(
     return Terms(pairs.average(-torch.nn.functional.logsigmoid(margin_P)), metrics=ordered(pairs, margin_P))
 
 
-SEPPO = judged(
-    seppo,
-    "SePPO, arXiv 2410.05255",
-    ORDERED,
-)
+SEPPO = judged(seppo, "SePPO, arXiv 2410.05255", ORDERED)
 
-ENTRIES: dict[str, Objective] = {
-    "seppo": replace(SEPPO, certainty="reconstructed"),
-}
+ENTRIES: dict[str, Objective] = {"seppo": replace(SEPPO, certainty="reconstructed")}

@@ -237,12 +237,7 @@ ENTRIES: dict[str, Objective] = {
         certainty="code",
         called='TRL loss_type = "cispo"; Trinity policy_loss_fn = "cispo"; Liger loss_type = "cispo"',
     ),
-    "minpro": _entry(
-        minpro,
-        "MinPRO, arXiv 2601.22718",
-        ratio_and_advantage,
-        certainty="notes",
-    ),
+    "minpro": _entry(minpro, "MinPRO, arXiv 2601.22718", ratio_and_advantage, certainty="notes"),
     "vespo": Objective(
         vespo,
         "VESPO, arXiv 2602.10693",
@@ -260,12 +255,7 @@ ENTRIES: dict[str, Objective] = {
         certainty="code",
         called="AReaL actor.m2_threshold",
     ),
-    "raft_pp": _entry(
-        raft_pp,
-        "RAFT++, arXiv 2504.11343",
-        _raft_needs,
-        certainty="notes",
-    ),
+    "raft_pp": _entry(raft_pp, "RAFT++, arXiv 2504.11343", _raft_needs, certainty="notes"),
     "nested_reft": Objective(
         nested_reft,
         "Nested-ReFT, arXiv 2508.10123",

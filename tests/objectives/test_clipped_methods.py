@@ -51,16 +51,9 @@ def test_a_constant_length_weighs_tokens_and_the_own_length_responses() -> None:
     """Lengths 1 and 2, w = 1: A/(n T) becomes A/(n 8), and over all three tokens A/3."""
     logp = [[0.0, -2.0, 0.0], [0.0, -2.0, -1.0]]
     batch = Batch.of(
-        mask=[[False, True, False], [False, True, True]],
-        reward=[1.0, 0.0],
-        group=[0, 0],
-        behavior_logp=logp,
+        mask=[[False, True, False], [False, True, True]], reward=[1.0, 0.0], group=[0, 0], behavior_logp=logp
     )
-    for average, first, second in (
-        ("response", 0.25, 0.125),
-        (8.0, 1 / 32, 1 / 32),
-        ("token", 1 / 6, 1 / 6),
-    ):
+    for average, first, second in (("response", 0.25, 0.125), (8.0, 1 / 32, 1 / 32), ("token", 1 / 6, 1 / 6)):
         out = objectives.evaluate("grpo", logp, batch, std=False, average=average)
         np.testing.assert_allclose(out.grad[:, 1], [-first, second], atol=1e-15)
 

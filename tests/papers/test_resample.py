@@ -105,11 +105,7 @@ def teachers(path: Path, texts: dict[str, str]) -> str:
         for source, text in texts.items():
             store.append(
                 Sample(
-                    f"{i:03d}>",
-                    text.format(i % 10),
-                    reward=float("{" in text),
-                    role="expert",
-                    source=source,
+                    f"{i:03d}>", text.format(i % 10), reward=float("{" in text), role="expert", source=source
                 )
                 for i in range(60)
             )

@@ -34,11 +34,7 @@ def on_locks(folder: Path, **changes: Any) -> RunConfig:
     values: dict[str, Any] = {
         "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
         "data__prompts": str(folder / "locks.jsonl"),
-        "environment": {
-            "name": f"{SPELLING}:Spelling",
-            "max_turns": 3,
-            "options": {"characters": DIGITS},
-        },
+        "environment": {"name": f"{SPELLING}:Spelling", "max_turns": 3, "options": {"characters": DIGITS}},
         "sampler": {"max_new": 1},
         "reward": {"name": "exact"},
         "objective": {"name": "agent_q", "beta": 0.1, "singletons": "drop"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -352,25 +353,42 @@ def test_a_step_of_one_group_has_no_other_to_compare_with(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("equal", "differing", "drawn"), [(5, 15, [3, 1]), (60, 3, [2, 2]), (18, 1, [1, 3]), (0, 9, [4])]
+    ("equal", "differing", "drawn"),
+    [
+        (5, 15, [3, 1]),
+        (60, 3, [2, 2]),
+        (18, 1, [1, 3]),
+        (0, 9, [4]),
+        (9, 0, [4]),
+        (1, 2, [2, 1]),
+        (1, 1, [1, 1]),
+    ],
 )
 def test_groups_of_equal_rewards_count_as_many_as_the_store_has(
     equal: int, differing: int, drawn: list[int], tmp_path: Path
 ) -> None:
     """A tenth as often as the others, one a step at least, half of it at most. Whatever the kind, a group's
-    chance times its weight is 4/20: the expected gradient is that of all groups, with noisy rewards too."""
+    chance times its weight is n/N of the n drawn and the N there are: the expected gradient is that of all
+    groups, with noisy rewards too. A store that is still filling gives what it has."""
     with Store.open(tmp_path / "log.db") as store:
         for g in range(equal + differing):
             store.append([Sample(f"p{g}", f"{i}", reward=float(i * (g >= equal))) for i in range(2)])
         sampling = Sampling(None, None, None, store, "r", None, None)  # type: ignore[arg-type]
-        rule = DrawRule(4, DataConfig(spread=0.1), min_group=2)
-        found = list(sampling._rules([rule], At("r", 1, 0, 0)))
+        rule, at = DrawRule(4, DataConfig(spread=0.1), min_group=2, fewer=True), At("r", 1, 0, 0)
+        found = list(sampling._rules([rule], at))
         assert [each.groups for each, _ in found] == drawn
-        for (each, weight), count in zip(found, (differing, equal), strict=False):
-            assert each.groups / count * weight == pytest.approx(4 / (equal + differing))
-            assert len(store.draws.pick(each, At("r", 1, 0, 0))) == each.groups
+        counts = [count for count in (differing, equal) if count]
+        for (each, weight), count in zip(found, counts, strict=True):
+            assert each.groups / count * weight == pytest.approx(sum(drawn) / (equal + differing))
+            assert len(store.draws.pick(each, at)) == each.groups
         alone = DrawRule(2, DataConfig(spread=True), min_group=2)
-        assert list(sampling._rules([alone], At("r", 1, 0, 0))) == [(alone, 1.0)]
+        assert list(sampling._rules([alone], at)) == [(alone, 1.0)]
+        # A step's mean of one group has no weights: any is drawn, as many as there are.
+        [(single, weight)] = sampling._rules([replace(rule, groups=1)], at)
+        assert (store.draws.count(single, at), weight) == (equal + differing, 1.0)
+        # Without `fewer` a store of too few groups is named with all that a step asked for.
+        [(lacking, _)] = sampling._rules([replace(rule, groups=99, fewer=False)], at)
+        assert lacking.groups == 99
 
 
 def test_a_step_weighs_what_it_draws(tmp_path: Path) -> None:

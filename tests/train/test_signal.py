@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.runs.metrics import empty_metrics
 from agro.store import Store
@@ -145,8 +145,11 @@ def test_spread_is_refused_where_no_rewards_can_differ(
         Trainer(tiny(tmp_path, data__spread=spread, **changes), tmp_path / "run")
 
 
-def test_a_share_of_groups_of_equal_rewards_trains_on_all_fresh_ones(tmp_path: Path) -> None:
-    check_config(tiny(tmp_path, data__spread=0.1, objective={"name": "reinforce"}, sampler__n=1))
+def test_a_number_of_spread_is_for_stored_groups_alone(tmp_path: Path) -> None:
+    """Those that a step samples all come, in groups of one too. 0 and 1 are false and true."""
+    lonely = {"objective": {"name": "reinforce"}, "sampler__n": 1, "data__spread": 0.1}
+    check_config(tiny(tmp_path, **lonely))
+    assert [DataConfig(spread=value).spread for value in (0, 1)] == [False, True]
 
 
 def test_a_store_with_too_few_groups_of_different_rewards_names_spread(tmp_path: Path) -> None:

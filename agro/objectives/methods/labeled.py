@@ -1,6 +1,6 @@
 """Preferences without a judge: a response's reward says whether it is a good one.
 
-A response is a good one where its reward is above a threshold (`kto`, `gepo`), or where it is the best of its
+A response is a good one where its reward is above a threshold (`kto`), or where it is the best of its
 group (`online_dpo`). ρ is a response's log-ratio to the reference, the sum over its tokens.
 """
 

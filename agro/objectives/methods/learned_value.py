@@ -55,5 +55,5 @@ ENTRIES: dict[str, Objective] = {
         metrics=("value_loss", "value_mean"),
         certainty="code",
         called="protein_tune_rl dro; not the dro of verl and tinker, which squares token by token",
-    ),
+    )
 }

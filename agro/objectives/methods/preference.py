@@ -4,8 +4,6 @@ Where generation consistency (AGRO, Theorem 1) of two responses is subtracted, V
 (ρ*(y) − ρ*(y')). A judgment says something of the left side, so all that is used of the policy is h =
 ρ(winner) − ρ(loser), whoever wrote the two. Groups weigh equally, and so do the pairs within a group. A
 response in no pair gets a gradient of 0.
-
-What objectives on judged pairs share: options, log-ratios, the likelihood of a judgment, and metrics.
 """
 
 from __future__ import annotations
@@ -268,10 +266,7 @@ RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anch
 
 
 def judged(
-    function: Callable[..., Terms],
-    source: str,
-    metrics: tuple[str, ...],
-    called: str = "",
+    function: Callable[..., Terms], source: str, metrics: tuple[str, ...], called: str = ""
 ) -> Objective:
     return Objective(
         function,
@@ -312,15 +307,6 @@ ENTRIES: dict[str, Objective] = {
     "pair_consistency": _CONSISTENCY,
     "dpo": _DPO,
     "ipo": _IPO,
-    "slic": judged(
-        slic,
-        "SLiC-HF, arXiv 2305.10425",
-        ORDERED,
-        'TRL DPOTrainer, loss_type = "hinge"',
-    ),
-    "gpo": judged(
-        gpo,
-        "GPO, arXiv 2402.05749, table 1",
-        RANKED,
-    ),
+    "slic": judged(slic, "SLiC-HF, arXiv 2305.10425", ORDERED, 'TRL DPOTrainer, loss_type = "hinge"'),
+    "gpo": judged(gpo, "GPO, arXiv 2402.05749, table 1", RANKED),
 }

@@ -1,7 +1,5 @@
-"""Learning from a teacher's text, or from a teacher's log-probs of the policy's own samples.
-
-Imitation of the given responses, whatever their rewards.
-"""
+"""Learning from a teacher's text, whatever its rewards, or from a teacher's log-probs of the policy's own
+samples."""
 
 from __future__ import annotations
 
@@ -11,13 +9,7 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.core import Objective, Options, Streams, Terms, always
-from agro.objectives.needs import (
-    BEHAVIOR_LOGP,
-    KL,
-    OLD_LOGP,
-    REF_LOGP,
-    Need,
-)
+from agro.objectives.needs import BEHAVIOR_LOGP, KL, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import token_mean
 from agro.objectives.weights import WEIGHT, log_ratio
@@ -131,5 +123,5 @@ ENTRIES: dict[str, Objective] = {
         metrics=("ratio_max",),
         certainty="paper",
         called="prime-rl opd; TRL GKDTrainer, whose beta is 1 for KL(π ‖ teacher)",
-    ),
+    )
 }

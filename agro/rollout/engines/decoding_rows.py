@@ -9,9 +9,7 @@ into its place. For a row that is added, the keys and values of all prompt token
 and end at the column before the current one; the next step of all rows processes the last token. Prompts are
 padded on the right, as in training, and processed once for all rows that are added together. When the columns
 are used up, the live ones are moved to the left. When a prompt is longer than any before, columns are added
-there.
-
-Whether a response has a stop text at its end.
+there. `Stops` says whether a response has a stop text at its end.
 """
 
 from __future__ import annotations

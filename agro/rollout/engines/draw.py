@@ -1,8 +1,7 @@
 """From logits to tokens: truncation, and inversion of the distribution function at a uniform number.
 
 The function is inverted in two levels: over the sums of blocks of the vocabulary, then within one block.
-
-Counter-based sampling noise: a function of (seed, response, position), independent of the batch.
+Its noise is a function of (seed, response, position), independent of the batch.
 """
 
 from __future__ import annotations

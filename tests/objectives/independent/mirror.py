@@ -52,11 +52,7 @@ def opmd_token(case: Case) -> Result:
 
 
 def mdpo(
-    case: Case,
-    step_size: float = 1.0,
-    kl: str = "weighted",
-    ratio: str = "behavior",
-    advantage: str = "mean",
+    case: Case, step_size: float = 1.0, kl: str = "weighted", ratio: str = "behavior", advantage: str = "mean"
 ) -> Result:
     """−w A + (w e)/t or −w A + (½ e²)/t; d(w e)/dl = w (e + 1)."""
 

@@ -7,16 +7,7 @@ from math import exp, fsum
 import numpy as np
 
 from independent.advantages import advantages
-from independent.base import (
-    Case,
-    Group,
-    Result,
-    groups_of,
-    less_baseline,
-    others_mean,
-    regularized,
-    total,
-)
+from independent.base import Case, Group, Result, groups_of, less_baseline, others_mean, regularized, total
 
 
 def rloo(case: Case, beta: float = 0.0, baseline: str = "others", normalize: bool = False) -> Result:

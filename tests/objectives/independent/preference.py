@@ -9,10 +9,7 @@ from math import exp, fsum
 
 import numpy as np
 
-from independent.base import (
-    Case,
-    Result,
-)
+from independent.base import Case, Result
 
 
 @dataclass

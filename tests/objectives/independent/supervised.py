@@ -6,10 +6,7 @@ from math import fsum
 
 import numpy as np
 
-from independent.base import (
-    Case,
-    Result,
-)
+from independent.base import Case, Result
 
 
 def sft(case: Case) -> Result:
