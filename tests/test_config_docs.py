@@ -1,16 +1,18 @@
-"""docs/configuration.md is what agro/config/ says, and agro/config/ says something of every value."""
+"""docs/configuration.md and docs/options.md are what the code declares, with a meaning for every value."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import config_docs
+import options_docs
+import pytest
 
 from agro import objectives
 from agro.config import RunConfig
 from agro.io import plugins
 
-PAGE = Path(__file__).parents[1] / "docs/configuration.md"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def described() -> dict[str, str]:
@@ -32,22 +34,29 @@ def test_every_value_has_a_meaning() -> None:
     assert [key for key, meaning in found.items() if not meaning] == []
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == config_docs.page(), (
-        "make it anew: python tools/docs/config_docs.py > docs/configuration.md"
+def rows(page: str) -> list[str]:
+    return [line.split("|")[1].strip(" `") for line in page.splitlines() if line.startswith("| `")]
+
+
+@pytest.mark.parametrize(("file", "module"), [("configuration", config_docs), ("options", options_docs)])
+def test_the_page_is_up_to_date(file, module) -> None:
+    assert (DOCS / f"{file}.md").read_text(encoding="utf-8") == module.page(), (
+        f"make it anew: python tools/docs/{module.__name__}.py > docs/{file}.md"
     )
 
 
-def test_the_page_holds_every_value_and_every_option() -> None:
-    page = config_docs.page()
-    rows = [line.split("|")[1].strip(" `") for line in page.splitlines() if line.startswith("| `")]
+def test_the_page_holds_every_value() -> None:
     sections = set(RunConfig.model_fields)
     values = {
         k for k in described() if k not in sections and not k.startswith(("phases.", "reward.functions."))
     }
-    assert values <= set(rows)
-    assert len(config_docs.sources_of_agro()) == 7
-    for name in config_docs.sources_of_agro():
+    assert values <= set(rows(config_docs.page()))
+
+
+def test_the_page_holds_every_option() -> None:
+    page = options_docs.page()
+    assert len(options_docs.sources_of_agro()) == 7
+    for name in options_docs.sources_of_agro():
         fields = plugins.load("sources", name, name).options.model_fields
         part = page.split(f"### source.around = {name}\n")[1].split("###")[0]
         assert all(f"| `source.options.{key}` |" in part for key in fields)
@@ -58,8 +67,18 @@ def test_the_page_holds_every_value_and_every_option() -> None:
             assert f"The options of `{entry.of}`" in part
             assert all(f"`{key}` = " in part for key in entry.preset)
             continue
-        options = [f"objective.{key}" for key in objectives.describe(name)["options"]]
-        assert all(f"| `{key}` |" in part for key in options)
+        shared = part.partition("Shared: ")[2]
+        for key in objectives.describe(name)["options"]:
+            assert (f"| `objective.{key}` |" in part) != (f"`{key}`" in shared)
+
+
+def test_a_shared_option_is_one_option() -> None:
+    """It has a row of its own, and an objective in which it means something else repeats it."""
+    shared = options_docs.shared_options()
+    assert [f"objective.{key}" for key in shared] == rows(options_docs.page().partition("## Objectives")[0])
+    others = objectives.describe("agro")["options"]["beta"], objectives.describe("dpo")["options"]["beta"]
+    assert shared["beta"] in others
+    assert others[0] != others[1]
 
 
 def test_a_row_gives_default_bounds_and_meaning() -> None:

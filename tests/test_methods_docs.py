@@ -34,7 +34,7 @@ def test_the_page_is_made_from_the_entries() -> None:
 def test_the_settings_of_rules_exist() -> None:
     """Each as docs/configuration.md, the guide's table of metrics, a command, a module, an objective or a
     recipe has it."""
-    pages = ("configuration.md", "metrics.md", "command-line.md")
+    pages = ("configuration.md", "options.md", "metrics.md", "command-line.md")
     settings = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
     for what in RULES.values():
         for words in re.findall(r"`([^`]+)`", what):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 import config_docs
+import options_docs
 import pytest
 from pages import PAGES, ROOT, blocks, quoted
 
@@ -71,7 +72,7 @@ def keys() -> set[str]:
             if inner is not None:
                 yield from walk(f"{key}.", inner)
 
-    sources = [plugins.load("sources", name, name) for name in config_docs.sources_of_agro()]
+    sources = [plugins.load("sources", name, name) for name in options_docs.sources_of_agro()]
     found = set(walk("", schema)) | {f"source.options.{o}" for s in sources for o in s.options.model_fields}
     return found | {f"objective.{o}" for n in objectives.names() for o in objectives.describe(n)["options"]}
 
@@ -89,7 +90,7 @@ def words() -> set[str]:
         | {key.rsplit(".", 1)[-1] for key in KNOWN}
         | set(objectives.names())
         | set(recipes())
-        | set(config_docs.sources_of_agro())
+        | set(options_docs.sources_of_agro())
         | FOREIGN
     )
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agro.config import RunConfig
-from agro.io import plugins
-from agro.objectives import describe, get, names
 from agro.objectives.options import REQUIRED
 
 Schema = Mapping[str, Any]
@@ -21,20 +19,7 @@ A recipe is TOML with the sections below; a run writes all of them to its `confi
 too. On the command line `KEY=VALUE` changes a value, such as `train.steps=20`: the key is dotted, the value
 is TOML, and a bare word is text. An unknown key is refused, and the nearest known one is named. A resumed
 run has the values that it began with; only those that say so, and the last phase's `train.steps`, may
-change.
-"""
-
-SOURCES = """## source.options
-
-Of the sources that `source.around` names and that come with agro. Those of your own have what they declare.
-"""
-
-OBJECTIVES = """## objective: options
-
-`objective.name` chooses the objective, the other keys of the section are its options. Instead of a number an
-option may be a schedule over the steps of a phase:
-`{ start = 0.1, end = 0.02, steps = 100, shape = "linear" }`, or `shape = "cosine"`; after `steps` it stays at
-`end`.
+change. Options of objectives and of sources have [a page of their own](options.md).
 """
 
 PHASES = """## phases
@@ -46,25 +31,9 @@ line.
 
 
 def page() -> str:
-    """All sections and values, with defaults and meanings; then options of sources and of every objective."""
+    """All sections and values, with defaults and meanings."""
     schema = RunConfig.model_json_schema()
-    sections = _sections("", schema, schema["$defs"])
-    sources = [line for name in sorted(sources_of_agro()) for line in _source(name)]
-    return "\n".join([HEAD, *sections, SOURCES, *sources, OBJECTIVES, *map(_objective, names()), PHASES])
-
-
-def sources_of_agro() -> list[str]:
-    """Names for source.around that come with agro."""
-    return [name for name, where in plugins.installed("sources").items() if where.startswith("agro_papers.")]
-
-
-def _source(name: str) -> Iterator[str]:
-    schema = plugins.load("sources", name, name).options.model_json_schema()
-    yield f"### source.around = {name}\n"
-    yield schema["description"] + "\n"
-    yield "| key | default | value | meaning |\n|---|---|---|---|"
-    yield from (_row(key, value, schema, None) for key, value, _ in values("source.options.", schema, {}))
-    yield ""
+    return "\n".join([HEAD, *_sections("", schema, schema["$defs"]), PHASES])
 
 
 def values(prefix: str, schema: Schema, definitions: Schema) -> Iterator[tuple[str, Schema, Schema | None]]:
@@ -88,19 +57,19 @@ def _sections(prefix: str, schema: Schema, definitions: Schema) -> Iterator[str]
         yield section.get("description", value.get("description", "")) + "\n"
         yield "| key | default | value | meaning |\n|---|---|---|---|"
         rows = list(values("" if listed else f"{key}.", section, definitions))
-        yield from (_row(key, value, section, inner) for key, value, inner in rows)
+        yield from (row(key, value, section, inner) for key, value, inner in rows)
         yield ""
         yield from _sections("" if listed else f"{key}.", section, definitions)
 
 
-def _row(key: str, value: Schema, section: Schema, inner: Schema | None) -> str:
+def row(key: str, value: Schema, section: Schema, inner: Schema | None) -> str:
     if inner is not None:
-        return _cells(f"`{key}`", "–", "see below", meaning(value) or meaning(inner))
+        return cells(f"`{key}`", "–", "see below", meaning(value) or meaning(inner))
     required = key.rsplit(".", 1)[-1] in section.get("required", ())
-    default = "to be given" if required else _shown(value.get("default"))
+    default = "to be given" if required else shown(value.get("default"))
     kind = " or ".join(_kind(x) for x in _kinds(value) if x.get("type") != "null")
     may_change = "; may change on resume" if value.get("resume") else ""
-    return _cells(f"`{key}`", default, kind, meaning(value) + may_change)
+    return cells(f"`{key}`", default, kind, meaning(value) + may_change)
 
 
 def meaning(value: Schema) -> str:
@@ -108,26 +77,7 @@ def meaning(value: Schema) -> str:
     return " ".join(value.get("description", "").split())
 
 
-def _objective(name: str) -> str:
-    d = describe(name)
-    needs = ", ".join(f"`{need}`" for need in d["needs"]) or "texts alone"
-    lines = [
-        f"### {name}\n",
-        f"{d['source']}. Needs {needs}{' (with its defaults)' if d['options'] else ''}.\n",
-    ]
-    if d["preset_of"]:
-        others = ", ".join(f"`{key}` = {_shown(value)}" for key, value in get(name).preset.items())
-        differ = f"; its defaults differ in {others}" if others else ""
-        return "\n".join([*lines, f"The options of `{d['preset_of']}`{differ}.\n"])
-    if d["options"]:
-        lines.append("| key | default | value | unit | meaning |\n|---|---|---|---|---|")
-    for key, o in d["options"].items():
-        default = "to be given" if o["required"] else _shown(o["default"])
-        lines.append(_cells(f"`objective.{key}`", default, o["expected"], o["unit"], o["meaning"]))
-    return "\n".join(lines) + "\n"
-
-
-def _cells(*cells: str) -> str:
+def cells(*cells: str) -> str:
     return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|"
 
 
@@ -153,7 +103,7 @@ def _kind(x: Schema) -> str:
     return " ".join([names.get(x.get("type", ""), "table"), ", ".join(limits)]).strip()
 
 
-def _shown(default: Any) -> str:
+def shown(default: Any) -> str:
     """As TOML has it; nothing for what is not set."""
     if default is REQUIRED:
         return str(default)

@@ -172,7 +172,7 @@ SYSTEMS = """
 ## Rules and systems
 
 What isn't an objective: how samples are made, chosen and scored. Settings are explained in
-[Configuration](configuration.md).
+[Configuration](configuration.md) and [options](options.md).
 
 | arXiv | method | here | of its system |
 |---|---|---|---|
