@@ -35,7 +35,8 @@ TRAINED, HELD_OUT = 60, 30  # questions of each kind, at most
 LAYERS = range(20, 30)  # of 30: below the lowest layer that is trained there is no backward pass
 PLACES = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
 RATE, STEPS = 3e-3, 16
-METHODS = ("recipe", "imitation")
+METHODS = ("recipe", "imitation", "filtered")
+FILTERED = HERE.parent / "panel" / "single_responses.py"
 
 COMMON: dict[str, Any] = {
     "policy": {
@@ -70,6 +71,14 @@ JOBS: dict[str, dict[str, tuple[str | None, dict[str, Any]]]] = {
     "thumbs": {
         "recipe": ("feedback", {"train": {"groups": 32}}),
         "imitation": (None, {**IMITATION, "train": {"groups": 32}}),
+        "filtered": (
+            None,
+            {
+                "objective": {"name": f"{FILTERED}:NTF", "threshold": 0.5},
+                "data": {"replay": 1.0},
+                "train": {"groups": 32, "gain_ratio": 0.75, "step_kl": 0.005},
+            },
+        ),
     },
 }
 
@@ -113,7 +122,7 @@ def settings(row: Row, model: Path, files: logs.Files) -> dict[str, Any]:
     train = {"seed": row.seed, "epochs": None, "lr": row.rate, "steps": row.steps}
     policy: dict[str, Any] = {"model": str(model)}
     if row.job != "fresh":
-        policy["cache_reference"] = row.method == "recipe"
+        policy["cache_reference"] = row.method == "recipe"  # the others read none
     for more in (COMMON, own, {"policy": policy, "data": data, "train": train}):
         values = _merged(values, more)
     return values
@@ -214,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = [
         Row(job, method, rate, args.steps, seed, tuple(args.changes))
         for seed, job, method, rate in product(args.seeds, args.job, args.method, args.rates)
+        if method in JOBS[job]
     ]
     if args.recorded:
         restore(args.out, set(asked))

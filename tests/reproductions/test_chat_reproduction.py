@@ -85,8 +85,7 @@ def test_mixed_groups_are_those_with_unequal_rewards():
     assert logs.mixed([0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 0, 0]) == 1
 
 
-@pytest.mark.parametrize("job", run.JOBS)
-@pytest.mark.parametrize("method", run.METHODS)
+@pytest.mark.parametrize(("job", "method"), [(job, method) for job, of in run.JOBS.items() for method in of])
 def test_the_methods_of_a_job_have_the_same_rates_and_updates(job, method, tmp_path):
     row = run.Row(job, method, rate=9e-3, steps=12, seed=3)
     config = RunConfig.of(run.settings(row, tmp_path, logs.Files(tmp_path)), "test")
