@@ -52,6 +52,10 @@ class Files:
     def facts(self) -> Path:
         return self.folder / "facts.json"
 
+    def store(self, job: str) -> Path:
+        """Of all runs of a job, so that the reference's log-probs of a response are computed once."""
+        return self.folder / f"{job}.db"
+
 
 def write(model: Path, files: Files) -> dict[str, Any]:
     """Sample the start at another temperature; write all responses, and the first ones with thumbs."""

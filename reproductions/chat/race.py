@@ -36,7 +36,8 @@ def values(job: str, model: Path, folder: Path, files: logs.Files) -> dict[str, 
         **common,
         "policy": {**common["policy"], "model": str(model)},
         "data": {"store": str(store), "eval_prompts": str(files.held_out)},
-        "train": {**common["train"], "groups": 32},
+        "evaluate": {"every": 0, "kl": False},
+        "train": {**common["train"], "groups": 32, "lr": run.RATE, "steps": run.STEPS},
     }
 
 

@@ -1,11 +1,11 @@
-"""What is reported of the runs: tables by job and by kind of question, and texts before and after."""
+"""What is reported of the runs: tables by job, by change and by kind of question, and texts."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -17,7 +17,6 @@ from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded
-from agro.runs.rundata import FILE
 from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.types import Sample
@@ -37,10 +36,9 @@ TRAINED_BY = {
     ("log", "imitation"): "imitation of the right ones (`sft`)",
     ("thumbs", "recipe"): "recipe `feedback`",
     ("thumbs", "imitation"): "imitation of the liked ones (`sft`)",
+    ("thumbs", "filtered"): "negative token filtering",
 }
-METHODS = {
-    (job, method + rate): name + rate for (job, method), name in TRAINED_BY.items() for rate in ("", ", 9e-3")
-}
+Record = dict[str, Any]  # of a run
 
 
 def texts(model: Path, held_out: Path) -> list[dict[str, Any]]:
@@ -65,16 +63,6 @@ def kept_texts(files: logs.Files) -> list[dict[str, Any]]:
     return found
 
 
-def by_kind(run: Path, held_out: Path) -> dict[str, dict[str, float]]:
-    """Mean held-out reward of each kind of question, at the start and at the end of a run."""
-    kept = json.loads((run / FILE).read_text())
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"before": [], "after": []})
-    for prompt in load_prompts(held_out):
-        found[prompt.columns["kind"]]["before"].append(kept["start"][prompt.id])
-        found[prompt.columns["kind"]]["after"].append(kept["rewards"][prompt.id])
-    return {kind: {when: fmean(values) for when, values in both.items()} for kind, both in found.items()}
-
-
 def exact(model: Path, held_out: Path) -> dict[str, dict[str, float]]:
     """Of each kind of question, without the noise of a sample: the mean probability that a response is the
     answer alone, and the share of questions whose likeliest response is right."""
@@ -97,31 +85,49 @@ def exact(model: Path, held_out: Path) -> dict[str, dict[str, float]]:
 
 def page(result: dict[str, Any]) -> str:
     """Everything that was measured, in Markdown."""
-    runs = result["runs"]
-    parts = [summary(runs), kinds(runs), shown(result), where(result)]
+    plain = [r for r in result["runs"] if not r["changes"]]
+    changed = [r for r in result["runs"] if r["changes"]]
+    start = result["data"]["start"]
+    parts = [
+        summary(plain, start),
+        *([apart(plain)] if apart(plain)[2:] else []),
+        *([variants(changed, plain)] if changed else []),
+        kinds(plain, start),
+        shown(result),
+        where(result),
+    ]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def summary(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """A row for each job and method: means over seeds."""
+def arms(runs: Sequence[Record]) -> dict[tuple[str, str, int, float], list[Record]]:
+    """By job, method, updates and rate."""
+    found: dict[tuple[str, str, int, float], list[Record]] = defaultdict(list)
+    for run in runs:
+        found[run["job"], run["method"], run["steps"], run["rate"]].append(run)
+    return dict(found)
+
+
+def probability(run: Record) -> float:
+    return over(run["exact"], "probability")
+
+
+def summary(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> list[str]:
+    """A row for each job, method, number of updates and rate: means over seeds."""
+    before = {name: over(start, name) for name in ("probability", "likeliest")}
     lines = [
-        "| data | trained by | seeds | probability of the answer | the likeliest response is right | "
-        "a sample is right, before, after | KL in the last step (nats) | CPU minutes |",
-        "|---|---|---|---|---|---|---|---|",
+        "| data | trained by | updates | lr | seeds | probability of the answer | the likeliest response is "
+        "right | KL in the last step (nats) | CPU minutes |",
+        "|---|---|---|---|---|---|---|---|---|",
+        f"| – | the start | 0 | – | – | {before['probability']:.3f} | {before['likeliest']:.3f} | 0 | – |",
     ]
-    for key, name in METHODS.items():
-        found = [r for r in runs if (r["job"], r["method"]) == key]
-        if not found:
-            continue
+    for (job, method, steps, rate), found in arms(runs).items():
         columns = [
-            NAMES[key[0]],
-            name,
+            NAMES[job],
+            TRAINED_BY[job, method],
+            str(steps),
+            f"{rate:g}",
             ", ".join(str(r["seed"]) for r in found),
-            *(
-                _mean(_over(r["exact"], name) for r in found if r.get("exact"))
-                for name in ("probability", "likeliest")
-            ),
-            f"{_mean(r['before'] for r in found)}, {_mean(r['after'] for r in found)}",
+            *(_mean(over(r["exact"], name) for r in found) for name in ("probability", "likeliest")),
             _mean(r["kl_ref"] for r in found if r["kl_ref"] is not None),
             _mean((r["cpu_seconds"] / 60 for r in found if r["cpu_seconds"]), 1),
         ]
@@ -129,12 +135,55 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _over(kinds: dict[str, dict[str, float]], name: str) -> float:
+def best(runs: Sequence[Record], job: str, method: str, steps: int) -> list[Record]:
+    """Those at the rate of the highest probability with the least seed; [] where there are none."""
+    of_rate = [found for (j, m, s, _), found in arms(runs).items() if (j, m, s) == (job, method, steps)]
+    return max(of_rate, key=lambda found: probability(min(found, key=lambda r: r["seed"])), default=[])
+
+
+def apart(runs: Sequence[Record]) -> list[str]:
+    """How far each recipe ends above imitation, each at its best rate, in the seeds that both have."""
+    lines = [
+        "| data | updates | recipe less imitation, each at its best rate | by seed |",
+        "|---|---|---|---|",
+    ]
+    for job, steps in dict.fromkeys((r["job"], r["steps"]) for r in runs):
+        ends = [
+            {r["seed"]: probability(r) for r in best(runs, job, m, steps)} for m in ("recipe", "imitation")
+        ]
+        gaps = [ends[0][seed] - ends[1][seed] for seed in sorted(ends[0].keys() & ends[1].keys())]
+        if gaps:
+            by_seed = ", ".join(f"{gap:+.3f}" for gap in gaps)
+            lines.append(f"| {NAMES[job]} | {steps} | {_mean(gaps)} | {by_seed} |")
+    return lines
+
+
+def variants(changed: Sequence[Record], plain: Sequence[Record]) -> list[str]:
+    """Runs with another setting beside the run without it, at the same rate and seed."""
+    lines = [
+        "| data | trained by | changed | updates | lr | seed | probability of the answer | unchanged |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    key = ("job", "method", "steps", "rate", "seed")
+    without = {tuple(r[name] for name in key): probability(r) for r in plain}
+    for r in changed:
+        same = without.get(tuple(r[name] for name in key))
+        words = [
+            NAMES[r["job"]],
+            TRAINED_BY[r["job"], r["method"]],
+            ", ".join(f"`{c}`" for c in r["changes"]),
+        ]
+        words += [str(r["steps"]), f"{r['rate']:g}", str(r["seed"]), f"{probability(r):.3f}"]
+        lines.append(f"| {' | '.join([*words, '–' if same is None else f'{same:.3f}'])} |")
+    return lines
+
+
+def over(kinds: dict[str, dict[str, float]], name: str) -> float:
     """The mean over the kinds, which have 30 questions each but for one with 29."""
     return fmean(of_kind[name] for of_kind in kinds.values())
 
 
-def _mean(values: Any, digits: int = 3) -> str:
+def _mean(values: Iterable[float], digits: int = 3) -> str:
     """With the standard deviation over seeds, where there are several; "–" of nothing."""
     numbers = list(values)
     if not numbers:
@@ -143,29 +192,24 @@ def _mean(values: Any, digits: int = 3) -> str:
     return f"{fmean(numbers):.{digits}f}{spread}"
 
 
-def kinds(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Held-out reward by kind of question, means over seeds."""
-    names = list(runs[0]["kinds"]) if runs else []
+def kinds(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> list[str]:
+    """Probability of the answer by kind of question, each method at its best rate, means over seeds."""
+    before = [f"{of['probability']:.2f}" for of in start.values()]
     lines = [
-        "| data | trained by | " + " | ".join(names) + " |",
-        "|---|---|" + "---|" * len(names),
+        f"| data | trained by | updates | {' | '.join(start)} |",
+        "|---|---|---|" + "---|" * len(start),
+        f"| – | the start | 0 | {' | '.join(before)} |",
     ]
-    if runs:
-        before = [f"{fmean(r['kinds'][kind]['before'] for r in runs):.2f}" for kind in names]
-        lines.append("| – | the start | " + " | ".join(before) + " |")
-    for key, method in METHODS.items():
-        found = [r for r in runs if (r["job"], r["method"]) == key]
-        if found:
-            after = [f"{fmean(r['kinds'][kind]['after'] for r in found):.2f}" for kind in names]
-            lines.append(f"| {NAMES[key[0]]} | {method} | " + " | ".join(after) + " |")
+    for job, method, steps in dict.fromkeys((r["job"], r["method"], r["steps"]) for r in runs):
+        found = best(runs, job, method, steps)
+        after = [f"{fmean(r['exact'][kind]['probability'] for r in found):.2f}" for kind in start]
+        lines.append(f"| {NAMES[job]} | {TRAINED_BY[job, method]} | {steps} | {' | '.join(after)} |")
     return lines
 
 
 def shown(result: dict[str, Any]) -> list[str]:
     """Responses at temperature 1 with the same random numbers, of the start and after each recipe, seed 0."""
-    after = {
-        r["job"]: r["texts"] for r in result["runs"] if r["method"] == "recipe" and r["texts"] is not None
-    }
+    after = {r["job"]: r["texts"] for r in result["runs"] if r["texts"] is not None}
     jobs = [job for job in NAMES if job in after]
     lines = [
         "| held-out question | answer | the start | "
@@ -187,6 +231,7 @@ def _cell(text: str) -> str:
 def where(result: dict[str, Any]) -> list[str]:
     """Data and machine."""
     d, m = result["data"], result["machine"]
+    commits = sorted({str(r["commit"])[:8] for r in result["runs"]})
     counts = ", ".join(f"{kind} {n} and {d['held_out'][kind]}" for kind, n in d["trained"].items())
     return [
         f"Questions for training, and held out: {counts}.",
@@ -195,7 +240,7 @@ def where(result: dict[str, Any]) -> list[str]:
         f"Thumbs: {d['thumbs']['responses']}, {d['thumbs']['up']:.3f} of them up. "
         f"Making both took {d['cpu_seconds'] / 60:.1f} CPU minutes.",
         f"Machine: {m['cpu']}, {m['cores']} cores, one thread, beside other work at a load of "
-        f"{m['load_average']:.0f}; commit {str(m['commit'])[:8]}.",
+        f"{m['load_average']:.0f}; commits {', '.join(commits)}.",
     ]
 
 

@@ -1,13 +1,12 @@
 """A real chat model learns to answer with one word: from fresh samples, from a log, from thumbs.
 
-    python reproductions/chat/run.py --model DIR [--job log …] [--method recipe] [--seeds 0 1 2]
-                                     [--recorded] [--record] [KEY=VALUE …]
+    python reproductions/chat/run.py --model DIR [--job log …] [--method recipe] [--rates 1e-3 3e-3 9e-3]
+                                     [--seeds 0 1 2] [--steps 16] [--recorded] [--record] [KEY=VALUE …]
 
 DIR is what model.py writes. Each job trains an adapter with its recipe and, with as many updates, the
-simplest alternative, at a rate that is the same for all and at three times of it; a run that is done isn't
-made again, an interrupted one continues. With --recorded, runs of other jobs, methods and seeds are those in
-result.json. Prints the tables of all runs in --out, with --record also into README.md and result.json beside
-this script.
+simplest alternative; KEY=VALUE changes a setting of either, and the run is kept as one of its own. A run that
+is done isn't made again, an interrupted one continues. With --recorded, other runs are those in result.json.
+Prints the tables of all runs in --out, with --record also into README.md and result.json beside this script.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,15 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
-from agro.runs.rundata import load_run  # noqa: E402
-from agro.runs.verdict import Verdict  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.chat import logs, report, tasks  # noqa: E402
 
 TRAINED, HELD_OUT = 60, 30  # questions of each kind, at most
 LAYERS = range(20, 30)  # of 30: below the lowest layer that is trained there is no backward pass
 PLACES = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
-RATE, HIGHER, STEPS = 3e-3, 9e-3, 16
-AT_HIGHER = ", 9e-3"  # ends the name of a method at the higher rate
-METHODS = tuple(name + rate for name in ("recipe", "imitation") for rate in ("", AT_HIGHER))
+RATE, STEPS = 3e-3, 16
+METHODS = ("recipe", "imitation", "filtered")
+FILTERED = HERE.parent / "panel" / "single_responses.py"
 
 COMMON: dict[str, Any] = {
     "policy": {
@@ -49,16 +47,14 @@ COMMON: dict[str, Any] = {
     "reward": {"name": "exact"},
     "sampler": {"n": 4, "max_new": 8, "batch": 160},
     "train": {
-        "steps": STEPS,
-        "lr": RATE,
         "warmup": 3,
         "schedule": "linear",
-        "micro_tokens": 8192,
+        "micro_tokens": 2048,
         "gradient_checkpointing": False,
         "checkpoint_every": 8,
         "keep": 1,
     },
-    "evaluate": {"every": 0, "kl": False},
+    "evaluate": {"kl": False},
 }
 IMITATION = {"objective": {"name": "sft"}, "data": {"replay": 1.0, "min_reward": 1.0}}
 # By job, its methods: a recipe or none, and what differs. Of fresh samples with rewards 1 and 0, REINFORCE
@@ -75,24 +71,60 @@ JOBS: dict[str, dict[str, tuple[str | None, dict[str, Any]]]] = {
     "thumbs": {
         "recipe": ("feedback", {"train": {"groups": 32}}),
         "imitation": (None, {**IMITATION, "train": {"groups": 32}}),
+        "filtered": (
+            None,
+            {
+                "objective": {"name": f"{FILTERED}:NTF", "threshold": 0.5},
+                "data": {"replay": 1.0},
+                "train": {"groups": 32, "gain_ratio": 0.75, "step_kl": 0.005},
+            },
+        ),
     },
 }
 
 
-def settings(job: str, method: str, model: Path, files: logs.Files, seed: int) -> dict[str, Any]:
-    """The values of a run's configuration."""
-    recipe, changes = JOBS[job][method.removesuffix(AT_HIGHER)]
+@dataclass(frozen=True)
+class Row:
+    """One run: what it trains on, by which method, and what differs from the others of it."""
+
+    job: str
+    method: str
+    rate: float = RATE
+    steps: int = STEPS
+    seed: int = 0
+    changes: tuple[str, ...] = ()  # KEY=VALUE
+
+    @property
+    def folder(self) -> str:
+        changes = "".join(f"-{change.replace('/', ':')}" for change in self.changes)
+        return f"{self.job}-{self.method}{changes}-{self.rate:g}-{self.steps}-{self.seed}"
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """As they stand in its record."""
+        return {**asdict(self), "changes": list(self.changes)}
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Row:
+        names = ("job", "method", "rate", "steps", "seed")
+        return cls(*(record[name] for name in names), tuple(record["changes"]))
+
+
+def settings(row: Row, model: Path, files: logs.Files) -> dict[str, Any]:
+    """The values of a run's configuration, without its changes."""
+    recipe, own = JOBS[row.job][row.method]
     values = RunConfig.load(recipe).model_dump() if recipe else {}
-    data: dict[str, Any] = {"eval_prompts": str(files.held_out)}
-    if job == "fresh":
+    data: dict[str, Any] = {"hold_out": 0.0, "hold_out_most": None}  # the held-out questions are others
+    if row.job == "fresh":
         data["prompts"] = str(files.trained)
-    own = {"policy": {"model": str(model)}, "data": data, "train": {"seed": seed, "epochs": None}}
-    for more in (COMMON, changes, own):
+    else:
+        data["store"] = str(files.store(row.job))
+    train = {"seed": row.seed, "epochs": None, "lr": row.rate, "steps": row.steps}
+    policy: dict[str, Any] = {"model": str(model)}
+    if row.job != "fresh":
+        policy["cache_reference"] = row.method == "recipe"  # the others read none
+    for more in (COMMON, own, {"policy": policy, "data": data, "train": train}):
         values = _merged(values, more)
-    if method.endswith(AT_HIGHER):
-        values["train"]["lr"] = HIGHER
-    if job != "fresh":
-        values["policy"]["cache_reference"] = method.startswith("recipe")
     return values
 
 
@@ -105,65 +137,52 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def folder_of(job: str, method: str, seed: int) -> str:
-    return f"{job}-{method.replace(', ', '-')}-{seed}"
-
-
-def play(job: str, method: str, seed: int, model: Path, out: Path, changed: Sequence[str]) -> None:
+def play(row: Row, model: Path, out: Path) -> None:
     """Make one run, and write what is reported of it into its folder."""
-    folder = out / folder_of(job, method, seed)
+    folder = out / row.folder
     if (folder / "measured.json").exists():
         return
-    print(f"{job}, {method}, seed {seed}", file=sys.stderr, flush=True)
+    print(folder.name, file=sys.stderr, flush=True)
     files = logs.Files(out / "data")
-    values = settings(job, method, model, files, seed)
-    if job != "fresh":  # a copy of its own: a run writes draws and log-probs of the reference into its store
-        store = folder.with_suffix(".db")
-        if not store.exists():
-            logs.import_into(store, files, job)
-        values["data"]["store"] = str(store)
-    begun = folder.with_suffix(".json")
+    values = settings(row, model, files)
+    if row.job != "fresh" and not files.store(row.job).exists():
+        logs.import_into(files.store(row.job), files, row.job)
+    begun = out / f"{row.folder}.json"
     begun.write_text(json.dumps(values, indent=1))
-    run = harness.train(RunConfig.load(str(begun), list(changed)), folder)
-    measured = measure(job, method, seed, folder, run, files)
+    run = harness.train(RunConfig.load(str(begun), list(row.changes)), folder)
+    measured = measure(row, folder, run, files)
     (folder / "measured.json").write_text(json.dumps(measured, ensure_ascii=False, allow_nan=False))
 
 
-def measure(
-    job: str, method: str, seed: int, folder: Path, run: dict[str, Any], files: logs.Files
-) -> dict[str, Any]:
+def measure(row: Row, folder: Path, run: dict[str, Any], files: logs.Files) -> dict[str, Any]:
     """What is reported of a run."""
-    last = run["metrics"][-1]
-    names = ("eval_gain", "eval_gain_low", "eval_gain_high", "eval_gain_p", "eval_gain_n")
-    is_shown = method == "recipe" and seed == 0
     kls = [m["kl_ref"] for m in run["metrics"] if m.get("kl_ref") is not None]
     return {
-        "job": job,
-        "method": method,
-        "seed": seed,
-        "steps": last["step"],
-        "before": run["metrics"][0]["eval_reward"],
-        "after": last["eval_reward"],
-        **{name: last[name] for name in names},
-        "kl_ref": kls[-1] if kls else None,
-        "verdict": Verdict.of(load_run(folder)).sentence,
-        "kinds": report.by_kind(folder, files.held_out),
+        **row.keys,
         "exact": report.exact(folder / "model", files.held_out),
+        "kl_ref": kls[-1] if kls else None,
+        "kept": [m.get("kept") for m in run["metrics"][1:]],
+        "promised": [m.get("promised") for m in run["metrics"][1:]],
+        "rates": [m.get("lr") for m in run["metrics"][1:]],
         "seconds": run["seconds"],
         "cpu_seconds": run["cpu_seconds"],
-        "texts": report.texts(folder / "model", files.held_out) if is_shown else None,
+        "commit": harness.machine()["commit"],
+        "texts": report.texts(folder / "model", files.held_out) if row == Row(row.job, "recipe") else None,
     }
 
 
-def finished(out: Path) -> Iterator[dict[str, Any]]:
-    for job, methods in JOBS.items():
-        for method in methods:
-            for path in sorted(out.glob(folder_of(job, method, 0)[:-1] + "[0-9]/measured.json")):
-                yield json.loads(path.read_text())
+def finished(out: Path) -> list[dict[str, Any]]:
+    """The runs in `out`, by job, method, changes, updates, rate and seed."""
+    found = [json.loads(path.read_text()) for path in out.glob("*/measured.json")]
+    places = {name: i for i, name in enumerate((*JOBS, *METHODS))}
+    return sorted(
+        found,
+        key=lambda r: (places[r["job"]], places[r["method"]], r["changes"], r["steps"], r["rate"], r["seed"]),
+    )
 
 
-def restore(out: Path, asked: Container[tuple[str, str, int]]) -> None:
-    """Put the recorded runs into `out`, where they count as done, but for (job, method, seed) in `asked`."""
+def restore(out: Path, asked: Container[Row]) -> None:
+    """Put the recorded runs into `out`, where they count as done, but for those in `asked`."""
     result = json.loads((HERE / "result.json").read_text())
     facts = json.loads(logs.Files(out / "data").facts.read_text())
     for part in ("log", "mixed_groups", "thumbs"):
@@ -173,8 +192,8 @@ def restore(out: Path, asked: Container[tuple[str, str, int]]) -> None:
                 f"{facts[part]}. What to do: run all methods anew, without --recorded"
             )
     for made in result["runs"]:
-        row = made["job"], made["method"], made["seed"]
-        folder = out / folder_of(*row)
+        row = Row.of(made)
+        folder = out / row.folder
         if row not in asked and not folder.exists():
             folder.mkdir()
             (folder / "measured.json").write_text(json.dumps(made, ensure_ascii=False))
@@ -185,11 +204,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="of all runs, such as train.steps=2"
+        "changes", nargs="*", metavar="KEY=VALUE", help="of all runs that are asked for: data.spread=true"
     )
     parser.add_argument("--model", type=Path, required=True, help="folder that model.py wrote")
     parser.add_argument("--job", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--rates", type=float, nargs="+", default=[RATE])
+    parser.add_argument("--steps", type=int, default=STEPS, help="updates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/chat"))
     parser.add_argument("--recorded", action="store_true", help="other runs as they were recorded")
@@ -199,19 +220,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise Refused(f"--model: {args.model}: expected the folder that reproductions/chat/model.py writes")
     torch.set_num_threads(1)
     prepare(args.model, args.out)
+    asked = [
+        Row(job, method, rate, args.steps, seed, tuple(args.changes))
+        for seed, job, method, rate in product(args.seeds, args.job, args.method, args.rates)
+        if method in JOBS[job]
+    ]
     if args.recorded:
-        restore(args.out, set(product(args.job, args.method, args.seeds)))
-    for seed in args.seeds:
-        for job in args.job:
-            for method in args.method:
-                play(job, method, seed, args.model, args.out, args.overrides)
+        restore(args.out, set(asked))
+    for row in asked:
+        play(row, args.model, args.out)
     files = logs.Files(args.out / "data")
     result = {
         "data": json.loads(files.facts.read_text()),
-        "runs": list(finished(args.out)),
+        "runs": finished(args.out),
         "start": report.kept_texts(files),
         "machine": harness.machine(),
-        "overrides": args.overrides,
     }
     page = report.page(result)
     (args.out / "result.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
@@ -235,7 +258,8 @@ def prepare(model: Path, out: Path) -> None:
         for part, rows in (("trained", trained), ("held_out", held_out))
     }
     files.texts.write_text(json.dumps(report.texts(model, files.held_out), ensure_ascii=False))
-    files.facts.write_text(json.dumps({**counts, **log}, ensure_ascii=False))
+    start = report.exact(model, files.held_out)
+    files.facts.write_text(json.dumps({**counts, **log, "start": start}, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ RULES: dict[str, Values] = {  # for the size of a step
 SPREAD = {"all groups": False, "different rewards alone": True}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 SQUARED = Path(__file__).with_name("squared_preference.py")
+SINGLE = Path(__file__).with_name("single_responses.py")
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,13 @@ def _without(job: Job, facts: Facts, *, part: str) -> Values | str:
     return {**given, "objective": options[part]}
 
 
+def _single(job: Job, facts: Facts, *, name: str, mean: str) -> Values | str:
+    """A candidate for one response a prompt. `mean`: its option that is the log's mean reward."""
+    if job.data != "one each":
+        return "is for one response a prompt"
+    return _rival(job, facts, objective={"name": f"{SINGLE}:{name}", mean: facts["mean"]})
+
+
 def _dro(facts: Facts) -> Values:
     return {"name": "dro", "beta": BETA}
 
@@ -226,6 +234,12 @@ METHODS = {
             Method(f"TBRM, β = {beta}", "", partial(_rival, objective={"name": "tbrm", "beta": beta}))
             for beta in (0.01, 0.03)
         ),
+        Method(
+            "negative token filtering",
+            "a reward above the log's mean is a positive one",
+            partial(_single, name="NTF", mean="threshold"),
+        ),
+        Method("RAE", "begins each step at the log's mean", partial(_single, name="RAE", mean="start")),
         Method("GRPO", "", partial(_on_fresh, values={"objective": {"name": "grpo"}})),
         Method("RLOO", "", partial(_on_fresh, values={"objective": {"name": "rloo"}})),
         Method(

@@ -2,15 +2,16 @@
 
     python reproductions/panel/run.py [--only JOB …] [--methods METHOD …] [--rates RATE …] [--seeds N]
                                       [--jobs N] [--kept] [--out runs/panel] [--recorded] [--record]
-                                      [--measured] [--small]
+                                      [--all-rates] [--measured] [--small]
 
 A default that is tuned on one log may fail on another. Each job has a task, a start model that imitated a
 careless teacher, and a log or prompts, all made by seeds; each method gives settings for the library's own
 trainer, or the reason why it doesn't apply. Results are of 1,024 held-out prompts, one response each at
 temperature 1, with the same random numbers for each policy.
 
-First all with seed 0, one rate after the other. Then each method at its one rate, the best of all jobs, with
-the other seeds. A third of the jobs is kept for the last look, and run with `--kept` alone.
+First all with seed 0, one rate after the other. Then each method with the other seeds, at its one rate, the
+best of all jobs, or with --all-rates at each. A third of the jobs is kept for the last look, and run with
+`--kept` alone.
 
 An interrupted run continues; what is complete in `--out` isn't run again, and with `--recorded` neither is
 what the result beside this script has. Writes result.json and figure.png
@@ -80,11 +81,14 @@ def first_rows(able: Sequence[tuple[str, str]], rates: Sequence[float]) -> list[
     return rows + [Row(job, method, rate) for rate in rates for job, method in trained]
 
 
-def further_rows(able: Sequence[tuple[str, str]], runs: Sequence[Run], seeds: int) -> list[Row]:
-    """The other seeds at the one rate of each method; of one that has no run yet, none."""
-    rates = report.chosen_rates(runs)
-    trained = [cell for cell in able if cell[1] != NOTHING and cell[1] in rates]
-    return [Row(job, method, rates[method], seed) for seed in range(1, seeds) for job, method in trained]
+def further_rows(
+    able: Sequence[tuple[str, str]], runs: Sequence[Run], seeds: int, rates: Sequence[float] | None = None
+) -> list[Row]:
+    """The other seeds, at `rates` or at the one rate of each method; of one that has no run yet, none."""
+    chosen = report.chosen_rates(runs)
+    trained = [cell for cell in able if cell[1] != NOTHING and cell[1] in chosen]
+    of = {method: [rate] if rates is None else rates for method, rate in chosen.items()}
+    return [Row(job, m, rate, seed) for seed in range(1, seeds) for job, m in trained for rate in of[m]]
 
 
 def facts_of(name: str, out: Path, size: Size) -> dict[str, Any]:
@@ -135,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--all-rates", action="store_true", help="the other seeds at every rate")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--kept", action="store_true", help="the jobs that are kept for the last look too")
     parser.add_argument("--out", type=Path, default=Path("runs/panel"))
@@ -167,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             runs = complete_runs(able, args.out)
         else:
             runs = run(first_rows(able, args.rates))
-            runs += run(further_rows(able, runs, args.seeds))
+            runs += run(further_rows(able, runs, args.seeds, args.rates if args.all_rates else None))
     result = {
         "machine": harness.machine(),
         "rates": sorted({made["rate"] for made in runs if made["rate"]}),  # those that were run

@@ -231,8 +231,8 @@ def _figure_6() -> list[Sentence]:
     return [*found, Sentence(UNSTABLE, log, rules.crashes((m.AGRO, log, 0.0), 0.05))]
 
 
-ABOVE = "the accuracy at the end is higher"
-OVER_KL = "mean accuracy up to the largest KL that all reach"
+ABOVE = "at the end"
+OVER_KL = "at equal KL"
 FALL = "ends more than .05 below its best on the way"
 BEST = Claim("weighted AGRO ends above all others", ABOVE)
 CRASH = Claim(

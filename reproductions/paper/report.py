@@ -48,7 +48,9 @@ def tables(found: Mapping[str, Found], cost: Mapping[str, tuple[int, float]]) ->
     for name, of_part in found.items():
         if name in WITHOUT_FIGURE:
             parts += [f"{PARTS[name].title}:", _table(PARTS[name], of_part)]
-        missing = [f"{method} on {plan} {why}" for method, plan, why in PARTS[name].missing]
+        missing = [
+            f"{method} on {plan.replace(', n = ', ' ×')} {why}" for method, plan, why in PARTS[name].missing
+        ]
         parts += [f"Not run: {'; '.join(missing)}."] if missing else []
     return "\n\n".join(parts)
 
@@ -66,10 +68,10 @@ def _proved() -> str:
 
 def _verdicts(rows: Sequence[Judged]) -> str:
     """A line for each sentence, with all data that it was tested on."""
-    lines = ["| sentence, and when it holds | on: verdict, measured |", "|---|---|"]
+    lines = ["| sentence: what is higher if it holds | on: verdict, measured (95 %) |", "|---|---|"]
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for _, of, verdict in rows:
-        line = f"{of.on}: **{verdict.word}**, {verdict.why}"
+        line = f"{of.on.replace(', n = ', ' ×')}: **{verdict.word}**, {verdict.why}"
         grouped.setdefault((*of.claim, of.whose), []).append(line)
     for (text, ruled, whose), of_data in grouped.items():
         said = "" if whose == PAPER else f" ({whose})"
@@ -80,7 +82,7 @@ def _verdicts(rows: Sequence[Judged]) -> str:
 def _table(part: Part, found: Found) -> str:
     names = list(dict.fromkeys((name, beta) for name, _, beta in found))
     plans = [plan for plan in part.plans if any(key[1] == plan for key in found)]
-    lines = [f"| method | {' | '.join(plans)} |", "|---" * (1 + len(plans)) + "|"]
+    lines = [f"| method | {' | '.join(plans).replace(', n = ', ' ×')} |", "|---" * (1 + len(plans)) + "|"]
     for name, beta in sorted(names, key=lambda of: (of[0], of[1] or 0.0)):
         cells = [_end(found.get((name, plan, beta))) for plan in plans]
         lines.append(f"| {name}{'' if beta is None else f', β = {beta:g}'} | {' | '.join(cells)} |")

@@ -58,7 +58,7 @@ class Interval:
         return abs(self.mean) + self.half(0.90) <= margin
 
     def __str__(self) -> str:
-        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+        return f"{self.mean:+.3f} ({self.low:+.3f}…{self.high:+.3f})"
 
 
 def end(run: Run) -> float:
@@ -117,7 +117,7 @@ def above(first: Key, second: Key, score: Score = end) -> Rule:
     def judge(found: Found) -> Verdict:
         values = [[score(run) for run in found[key]] for key in (first, second)]
         apart = difference(*values)
-        means = " against ".join(f"{statistics.mean(v):.3f}" for v in values)
+        means = "/".join(f"{statistics.mean(v):.3f}" for v in values)
         return Verdict(_side(apart), f"{means}: {apart}", (first, second))
 
     return judge
@@ -129,7 +129,7 @@ def best(first: Key, others: Sequence[Key], score: Score = end) -> Rule:
     def judge(found: Found) -> Verdict:
         rival = max(others, key=lambda key: statistics.mean(score(run) for run in found[key]))
         verdict = above(first, rival, score)(found)
-        return Verdict(verdict.word, f"{verdict.why}; the best other: {rival[0]}", verdict.keys)
+        return Verdict(verdict.word, f"{verdict.why}, {rival[0]}", verdict.keys)
 
     return judge
 
@@ -142,7 +142,7 @@ def grows(first: str, second: str, near: str, far: str) -> Rule:
         ends = [[end(run) for run in found[key]] for key in keys]
         more = contrast(list(zip((1.0, -1.0, -1.0, 1.0), ends, strict=True)))
         gaps = [statistics.mean(ends[i]) - statistics.mean(ends[i + 1]) for i in (2, 0)]
-        return Verdict(_side(more), f"from {gaps[0]:+.3f} to {gaps[1]:+.3f}: {more}", tuple(keys))
+        return Verdict(_side(more), f"{gaps[0]:+.3f} → {gaps[1]:+.3f}: {more}", tuple(keys))
 
     return judge
 
@@ -164,7 +164,7 @@ def crashes(key: Key, least: float) -> Rule:
     def judge(found: Found) -> Verdict:
         fall = of_mean([drop(run) for run in found[key]])
         ends = ", ".join(f"{end(run):.3f}" for run in found[key])
-        return Verdict(_side(fall, least), f"ends {fall} below its best, at {ends}", (key,))
+        return Verdict(_side(fall, least), f"{fall} below its best, at {ends}", (key,))
 
     return judge
 
@@ -187,7 +187,7 @@ def keeps(ours: Sequence[str], fresh: str, stale: str, share: float) -> Rule:
         of_fresh = statistics.mean(map(end, found[name, fresh, None]))
         kept = of_mean([end(run) / of_fresh for run in found[name, stale, None]])
         ends = statistics.mean(map(end, found[name, stale, None]))
-        why = f"{name}: {ends:.3f} of {of_fresh:.3f}, {kept.mean:.1%} ({kept.low:.1%} to {kept.high:.1%})"
+        why = f"{name}: {ends:.3f} of {of_fresh:.3f}, {kept.mean:.1%} ({kept.low:.1%}…{kept.high:.1%})"
         return Verdict(_side(kept, share), why, tuple((name, plan, None) for plan in (fresh, stale)))
 
     return judge
@@ -200,7 +200,7 @@ def more_kl_efficient(first: Key, second: Key, least: float = 0.0) -> Rule:
         reach = min(float(_kl(run).max()) for key in (first, second) for run in found[key])
         values = [[over_kl(run, reach) for run in found[key]] for key in (first, second)]
         apart = difference(*values)
-        why = f"{apart}, up to {reach:.2f} nats"
+        why = f"{apart} to {reach:.2f} nats"
         return Verdict(_side(apart, least), why, (first, second))
 
     return judge
@@ -238,7 +238,7 @@ def fewer_generations(method: str, replayed: str, fresh: str, most: float) -> Ru
         of_fresh = statistics.mean(n for n in needed[1] if n)
         ratio = of_mean([n / of_fresh for n in needed[0] if n])
         word = {HOLDS: FAILS, FAILS: HOLDS, UNKNOWN: UNKNOWN}[_side(ratio, most)]
-        why = f"{ratio.mean:.0%} ({ratio.low:.0%} to {ratio.high:.0%}) of {of_fresh:.0f}, for {goal:.3f}"
+        why = f"{ratio.mean:.0%} ({ratio.low:.0%}…{ratio.high:.0%}) of {of_fresh:.0f}, for {goal:.3f}"
         return Verdict(word, why, keys)
 
     return judge

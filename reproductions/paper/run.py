@@ -64,6 +64,14 @@ def _done(trial: Trial, out: Path) -> bool:
     return (out / "runs" / trial.file).exists()
 
 
+def again() -> None:
+    """The tables in README.md anew, from the runs in result.json."""
+    runs = json.loads((HERE / "result.json").read_text())["runs"]
+    found = {name: PARTS[name].found(of_part) for name, of_part in runs.items()}
+    cost = {name: (len(of), sum(run["cpu_seconds"] for run in of)) for name, of in runs.items()}
+    harness.put(HERE / "README.md", report.tables(found, cost), report.BEGIN, report.END)
+
+
 def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
     """Verdicts, tables and figures of the parts that are complete."""
     found = {name: PARTS[name].found(of_part) for name, of_part in runs.items()}
@@ -94,8 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
     parser.add_argument("--measured", action="store_true", help="report what is complete; run nothing")
+    parser.add_argument("--tables", action="store_true", help="write the tables of what is recorded anew")
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
+    if args.tables:
+        again()
+        return
     unknown = [word for word in args.parts if word not in PARTS]
     if unknown or not (args.parts or args.all):
         raise Refused(f"expected --all or some of {', '.join(PARTS)}; got {', '.join(unknown) or 'nothing'}")

@@ -50,11 +50,10 @@ class System:
 SHIFTED = "a mean shifted by β"
 REVAL = "Of ReVal V of the reference at the first token, which it subtracts: no pass gives it."
 OLD_LOGITS = "The trainer's log-probs of the version that sampled: a copy of the weights for each."
+FEWER = "That it needs fewer rollouts isn't measured."
 NESTED = "Tokens a second, and what its three corrections change, aren't measured."
 ROBUST = "Its speed, and that online DPO bears staleness best, aren't measured."
-REVISED = (
-    "The expert's revision is the user's, images aren't read, and the gain over DPO alone isn't measured."
-)
+REVISED = "The expert's revision is the user's, and images aren't read."
 SPEED = "Its speed-up on many GPUs: one host had 1.19 (`benchmarks/results/asynchrony.json`)."
 UNREAD = "Its text, which wasn't found to read."
 SYSTEMS = (
@@ -75,9 +74,7 @@ SYSTEMS = (
     System("MinPRO", "2601.22718", ("minpro",)),
     System("ARB", "2512.10510", ("arb",), part="the rule"),
     System("Nested-ReFT", "2508.10123", ("nested_reft",), NESTED, "mechanism only"),
-    System(
-        "ReMix", "2507.06892", ("remix",), "That it needs fewer rollouts isn't measured.", "mechanism only"
-    ),
+    System("ReMix", "2507.06892", ("remix",), FEWER, "mechanism only"),
     System("VIPO, model-based", "–", missing="A world model of an environment's states.", part="no"),
     System("VPO", "2410.22891", ("vdpo", "vipo")),
     System("Async RLHF", "2410.18252", ("online_dpo",), ROBUST, "mechanism only"),

@@ -23,6 +23,7 @@ from reproductions.panel import advice, jobs, logs, play, race, report, run, sho
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING, PARTS
 from reproductions.panel.play import Row
+from reproductions.panel.single_responses import averaged_baseline, filtered_negatives
 from reproductions.panel.squared_preference import squared_preference
 from reproductions.panel.tasks import TASKS, Writer
 
@@ -190,6 +191,29 @@ def test_squared_preference_is_the_logistic_loss_of_log_t_over_t() -> None:
     assert float(found) == pytest.approx(math.log1p(math.exp(-0.5 * (math.exp(-1) + math.e))), rel=1e-12)
 
 
+def test_of_a_negative_response_the_least_likely_tokens_are_pushed_down() -> None:
+    """Of four tokens a quarter is one, of two tokens too; |y| counts all, and each side counts half."""
+    mask = [[0, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]
+    batch = Batch.of(mask=mask, reward=[1, 0, 0], group=["a", "b", "c"])
+    rows = [[0.0, -1.0, -2.0, -3.0, -4.0], [0.0, -1.0, -5.0, -2.0, -3.0], [0.0, -6.0, -1.0, 0.0, 0.0]]
+    logp = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    loss = filtered_negatives({"logp": logp}, batch, threshold=0.5, keep=0.25).loss
+    assert loss.item() == pytest.approx(-0.5 * (-10 / 4 - (-5 / 4 + -6 / 2) / 2))
+    loss.backward()
+    assert logp.grad is not None
+    assert logp.grad.tolist() == [[0, *[-0.125] * 4], [0, 0, 0.0625, 0, 0], [0, 0.125, 0, 0, 0]]
+    alone = filtered_negatives({"logp": logp}, batch, threshold=2.0, keep=1.0).loss
+    assert alone.item() == pytest.approx((-10 / 4 - 11 / 4 - 7 / 2) / 3)
+
+
+def test_the_baseline_of_rae_is_a_running_mean() -> None:
+    """b = .5 · 0 + .5 · 1 = .5 after the first reward, and .25 after the second."""
+    batch = Batch.of(mask=[[0, 1]] * 2, reward=[1, 0], group=["a", "b"])
+    logp = torch.tensor([[0.0, -1.0], [0.0, -3.0]], dtype=torch.float64)
+    found = averaged_baseline({"logp": logp}, batch, start=0.0, decay=0.5).loss
+    assert found.item() == pytest.approx(-(0.5 * -1 + -0.25 * -3) / 2)
+
+
 def test_ratings_are_centered_by_user(out) -> None:
     """Each prompt is one user's, whose mean the copy of the log that a run reads has less of."""
     job = logs.SMALL.of(JOBS["users"])
@@ -221,6 +245,8 @@ def test_each_method_has_one_rate_for_all_jobs() -> None:
     assert report.chosen_rates(runs) == {"the default": 1e-3}
     rows = run.further_rows([("own", "the default"), ("own", NOTHING), ("own", "KTO")], runs, seeds=2)
     assert rows == [Row("own", "the default", 1e-3, 1)]
+    rows = run.further_rows([("own", "the default")], runs, 2, [1e-3, 3e-3])
+    assert rows == [Row("own", "the default", rate, 1) for rate in (1e-3, 3e-3)]
     best = report.at_best([r for r in runs if r["job"] == "better"])
     assert [r["rate"] for r in best] == [3e-4]
 

@@ -87,7 +87,7 @@ def test_a_lead_that_grows_is_a_difference_of_differences() -> None:
     found |= {("A", "far", None): ends(0.6), ("B", "far", None): ends(0.3)}
     verdict = rules.grows("A", "B", "near", "far")(found)
     assert verdict.word == rules.HOLDS
-    assert verdict.why == "from +0.100 to +0.300: +0.200 (+0.173 to +0.227)"
+    assert verdict.why == "+0.100 → +0.300: +0.200 (+0.173…+0.227)"
 
 
 def test_a_square_grows_as_the_square_of_the_length_and_its_gradient_to_the_reward_as_the_length() -> None:
