@@ -20,14 +20,14 @@ import struct
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
 from typing import Any, NoReturn, cast
 from urllib.parse import unquote
 
 from agro.errors import Refused, Unwritable
 from agro.store import candidates, leases, split
-from agro.store.database import LEDGERS, SCHEMA, TABLES, Database, P
+from agro.store.database import LEDGERS, SCHEMA, TABLES, Database, P, Statement
 from agro.store.paging import PAGE_BYTES, Page
 from agro.store.sample_rows import Wtf8, in_place
 
@@ -48,6 +48,7 @@ logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections 
 PATIENCE = 120.0  # seconds that a server may be away
 OPEN_SECONDS = 10.0  # the same when a store is opened
 RETRY_SECONDS = 0.2
+PREPARED = 3  # times that a statement was read by before the server keeps it
 AT_ONCE = 16  # statements that write, in one trip
 HOLD = 3.0  # seconds that a client may have the lock without using it
 LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
@@ -111,7 +112,11 @@ END $$
 MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL's text can't have
 _UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
-_GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
+# The last one is of psycopg, which forgets that a statement wasn't prepared where another one failed.
+_GONE = (
+    *(errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow),
+    errors.InvalidSqlStatementName,
+)
 
 
 # What a server says when it opens no connection and won't; of its code libpq doesn't tell.
@@ -211,6 +216,8 @@ TYPES |= {name: _KINDS[kind] for name, kind in re.findall(r"(\w+) (INTEGER|TEXT|
 
 _REWRITES = [
     (r"IN \(SELECT value FROM json_each\((\?\d*)\)\)", r"= ANY(\1)"),
+    # By an index, however many the planner expects.
+    (r"IN \((SELECT prompt_id FROM \([^()]*\) AS touched)\)", r"= ANY(ARRAY(\1))"),
     (r"FROM json_each\((\?\d*)\)(?=\s+WHERE EXISTS)", r"FROM unnest(CAST(\1 AS TEXT[])) AS value"),
     (r"FROM json_each\((\?\d*)\)", r"FROM unnest(CAST(\1 AS BIGINT[])) AS value"),
     (r"INDEXED BY \w+", ""),
@@ -230,6 +237,7 @@ _DEFINITIONS = [
     (r"\bBLOB\b", "BYTEA"),
     (r"\bTEXT\b", 'TEXT COLLATE "C"'),
     (r"\breward,\n", "reward DOUBLE PRECISION,\n"),
+    (r"\bREFERENCES samples \(id\)", ""),  # who writes ids has read them, and no row is deleted
     (r"WITHOUT ROWID", ""),
 ]
 
@@ -311,7 +319,8 @@ class PostgresDatabase(Database):
         self._durable = True
         self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
         self._version: int | None = None  # of the store, when a transaction read first
-        self._pending: list[tuple[str, Sequence[Any]]] = []  # that a transaction has still to write
+        self._pending: list[Statement] = []  # that a transaction has still to write
+        self._late: list[Statement] = []  # a transaction that is sent with the next statement
         self._connection = self._connected(OPEN_SECONDS)
         try:
             self._prepare(create)
@@ -346,8 +355,7 @@ class PostgresDatabase(Database):
         adapters.register_dumper(Column, ColumnDumper)
         adapters.register_loader("text", TextLoader)
         adapters.register_loader("numeric", NumberLoader)
-        # psycopg forgets that a statement wasn't prepared where the one before it in a pipeline failed.
-        connection.prepare_threshold = None
+        connection.prepare_threshold = PREPARED
         return connection
 
     def _prepare(self, create: bool) -> None:
@@ -404,6 +412,9 @@ class PostgresDatabase(Database):
                     raise
             time.sleep(RETRY_SECONDS)
 
+    def looking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.read_only else self.transaction(durable=False)
+
     @property
     def in_transaction(self) -> bool:
         return self._open
@@ -413,6 +424,7 @@ class PostgresDatabase(Database):
         if self._open:
             yield
             return
+        self.flush()
         self._open, self._locked, self._durable = True, False, durable
         self._number += 1
         self._version, self.in_doubt = None, False
@@ -434,8 +446,12 @@ class PostgresDatabase(Database):
     def _commit(self) -> None:
         if not self._locked and not self._pending:
             return
+        ends: list[Statement] = [(TURN, [self._client, self._number]), ("COMMIT", ())]
+        if not self._durable and not self._locked and self.repeats:
+            self._late = [*self._pending, *ends]  # who reads next wants to see it
+            return
         try:
-            self._send([(TURN, [self._client, self._number]), ("COMMIT", ())])
+            self._send(ends)
         except Lost:
             if not self._is_committed():
                 raise
@@ -521,7 +537,7 @@ class PostgresDatabase(Database):
             return []
         return self._repeated([(statement, args)])[0]
 
-    def run_all(self, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+    def run_all(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
         return self._repeated([(to_postgres(sql)[0], args) for sql, args in statements])
 
     def page(
@@ -552,19 +568,33 @@ class PostgresDatabase(Database):
                 f"UPDATE {table} SET {changes} FROM {source} WHERE {table}.id = new.id", _columns(every, rows)
             )
 
-    def _repeated(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+    def _repeated(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         while True:
+            is_part = self._open or self._late  # of what has to be repeated as a whole
             try:
                 return self._send(statements)
             except Lost:
-                if self._open:
+                if is_part:
                     raise
                 self.reconnect()
 
-    def _send(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+    def flush(self) -> None:
+        """Send what waits for a next statement."""
+        if self._late:
+            self._send([])
+
+    def _send(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         """The rows of each statement; with them goes what the transaction has written."""
+        late, self._late = self._late, []
         batch, self._pending = [*self._pending, *statements], []
-        if not self._open or self._locked:
+        if late:
+            try:
+                results = self._begin([*late, *statements])
+            except BaseException:
+                self._rollback()
+                raise
+            self._locked = False
+        elif not self._open or self._locked:
             results = self._trip(batch)
         elif self.repeats and len(batch) == len(statements):
             look = [] if self._version is not None else [("SELECT version FROM about", ())]
@@ -575,15 +605,15 @@ class PostgresDatabase(Database):
             results = self._begin(batch)
         return results[len(results) - len(statements) :]
 
-    def _begin(self, batch: list[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+    def _begin(self, batch: list[Statement]) -> list[list[tuple[Any, ...]]]:
         """Wait for the lock, and send the first statements of a transaction with it."""
         lock = f"pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0))"
-        start: list[tuple[str, Sequence[Any]]] = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
+        start: list[Statement] = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
         if not self._durable:
             start.insert(1, ("SET LOCAL synchronous_commit = off", ()))
         if self._version is not None:
             batch = [("SELECT same_version($1)", [self._version]), *batch]
-        sooner: list[tuple[str, Sequence[Any]]] = [("SET LOCAL lock_timeout = '500ms'", ())]
+        sooner: list[Statement] = [("SET LOCAL lock_timeout = '500ms'", ())]
         deadline = time.monotonic() + self.timeout
         while True:
             try:
@@ -608,14 +638,17 @@ class PostgresDatabase(Database):
         [[(key,)]] = self._trip([("SELECT hashtextextended($1, 0)", [f"agro store {self.schema}"])])
         return int(key)
 
-    def _trip(self, batch: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+    def _trip(self, batch: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         self.trips += 1
+        execute = partial(self._connection.execute, binary=True)
+        if self._locked or batch[0][0] == "BEGIN":  # what may fail
+            execute = partial(execute, prepare=False)
         try:
             if len(batch) == 1:
-                cursors = [self._connection.execute(*batch[0], binary=True)]
+                cursors = [execute(*batch[0])]
             else:
                 with self._connection.pipeline():
-                    cursors = [self._connection.execute(sql, args, binary=True) for sql, args in batch]
+                    cursors = [execute(sql, args) for sql, args in batch]
             return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
@@ -678,7 +711,9 @@ class Repeating:
             try:
                 while True:
                     try:
-                        return value(*again, **named)
+                        result = value(*again, **named)
+                        database.flush()
+                        return result
                     except Lost:
                         database.reconnect()
                     except Refused as error:
