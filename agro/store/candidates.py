@@ -49,9 +49,8 @@ IS_DRAWN = "SELECT 1 FROM draws WHERE run = ? AND step = ? LIMIT 1"
 # Those with new samples, or whose use changed, and those whose staleness came to be known, or too large; the
 # other way round where the run went back.
 AGED = "SELECT prompt_id FROM samples WHERE run = ? AND version > ? AND version <= ?"
-TOUCHED = f"""
+TOUCHED = """
 SELECT prompt_id FROM samples WHERE id > ? UNION SELECT prompt_id FROM changes WHERE number > ?
-UNION {AGED} UNION {AGED}
 """
 ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
 
@@ -195,23 +194,24 @@ class Candidates:
     def _renew(self, seen: Seen, newest: Seen, condition: tuple[str, list[Any]]) -> None:
         """Look again at the groups that changed."""
         low, high = sorted((seen.version, newest.version))
-        touched: list[Any] = [seen.sample, seen.change]
-        for age in (0, (self._rule.data.max_age or 0) + 1):
-            touched += [encode_text(self._run), low - age, high - age]
-        within, versions = queries.WITHIN.format(groups=TOUCHED), f"{self._schema}.order_versions"
+        touched, args = TOUCHED, list[Any]([seen.sample, seen.change])
+        for age in (0, (self._rule.data.max_age or 0) + 1) if low < high else ():
+            touched += f" UNION {AGED}"
+            args += [encode_text(self._run), low - age, high - age]
+        within, versions = queries.WITHIN.format(groups=touched), f"{self._schema}.order_versions"
         removed, found, groups = self._database.run_all(
-            (f"SELECT newest FROM {self._table} WHERE {within}", touched),
-            queries.drawable(self._rule, self._run, condition, within=(TOUCHED, touched)),
+            (f"SELECT newest FROM {self._table} WHERE {within}", args),
+            queries.drawable(self._rule, self._run, condition, within=(touched, args)),
             (f"SELECT newest, groups FROM {versions} WHERE number = ?", [self._number]),
         )
-        self._database.run(f"DELETE FROM {self._table} WHERE {within}", touched)
+        self._database.run(f"DELETE FROM {self._table} WHERE {within}", args)
         added = self._insert(found)
         counts = Counter(added)
         counts.subtract(newest for (newest,) in removed)
         before = dict(groups)
         rows = [(self._number, v, before.get(v, 0) + count) for v, count in counts.items() if count]
-        if rows:
-            self._database.insert(versions, ("number", "newest", "groups"), rows, key=("number", "newest"))
+        self._database.insert(versions, ("number", "newest", "groups"), rows, key=("number", "newest"))
+        if any(not count for _, _, count in rows):
             self._database.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
 
     def _insert(self, groups: Sequence[tuple[Any, ...]]) -> list[int]:

@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
+from itertools import chain, repeat
 from typing import Any, NoReturn, cast
 from urllib.parse import unquote
 
@@ -164,8 +165,8 @@ class TextLoader(Loader):
     format = Format.BINARY
 
     def load(self, data: Any) -> Any:
-        text = bytes(data).decode()
-        return decoded(text) if MARK in text else text
+        text = str(data, "utf-8")
+        return text if text.isascii() or MARK not in text else decoded(text)
 
 
 class NumberLoader(NumericBinaryLoader):
@@ -187,13 +188,15 @@ class Column(bytes):
             if values
             else [b"\0" * 8 + struct.pack(">I", oid)]
         )
+        number = _NUMBERS.get(kind)
+        if number and None not in values:
+            parts.append(struct.pack(f">{number * len(values)}", *chain(*zip(repeat(8), values))))
+            return cls(b"".join(parts))
         for value in values:
             if value is None:
                 parts.append(b"\xff\xff\xff\xff")
-            elif kind == "BIGINT":
-                parts.append(struct.pack(">iq", 8, value))
-            elif kind == "DOUBLE PRECISION":
-                parts.append(struct.pack(">id", 8, value))
+            elif number:
+                parts.append(struct.pack(f">{number}", 8, value))
             else:
                 data = encoded(value) if kind == "TEXT" else bytes(value)
                 parts += (struct.pack(">i", len(data)), data)
@@ -208,6 +211,7 @@ class ColumnDumper(Dumper):
 
 
 _OIDS = {"BIGINT": 20, "TEXT": 25, "DOUBLE PRECISION": 701, "BYTEA": 17}
+_NUMBERS = {"BIGINT": "iq", "DOUBLE PRECISION": "id"}  # the number of bytes, and a value
 _KINDS = {"INTEGER": "BIGINT", "TEXT": "TEXT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA"}
 # A column has the same type in every table.
 TYPES = {"reward": "DOUBLE PRECISION", "key": "TEXT", "rowid": "BIGINT"}
@@ -502,7 +506,9 @@ class PostgresDatabase(Database):
             self.run(f"VACUUM {table}")
 
     def listed(self, values: Iterable[Any]) -> Any:
-        return list(values)
+        listed = list(values)
+        kind = {int: "BIGINT", str: "TEXT"}.get(type(listed[0])) if listed else None
+        return Column.of(kind, listed) if kind else listed
 
     def has(self, table: str, schema: str = "main") -> bool:
         if schema == "main" and table in MADE:
@@ -607,12 +613,14 @@ class PostgresDatabase(Database):
 
     def _begin(self, batch: list[Statement]) -> list[list[tuple[Any, ...]]]:
         """Wait for the lock, and send the first statements of a transaction with it."""
-        lock = f"pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0))"
-        start: list[Statement] = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
+        lock = f"CAST(pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0)) AS TEXT)"
+        turn: Statement = (f"SELECT {lock}", ())
+        if self._version is not None:  # compared after the wait
+            same = "CAST(same_version($1) AS TEXT)"
+            turn = f"SELECT CASE WHEN {lock} IS NOT NULL THEN {same} END", [self._version]
+        start: list[Statement] = [("BEGIN", ()), turn]
         if not self._durable:
-            start.insert(1, ("SET LOCAL synchronous_commit = off", ()))
-        if self._version is not None:
-            batch = [("SELECT same_version($1)", [self._version]), *batch]
+            start.append(("SET LOCAL synchronous_commit = off", ()))
         sooner: list[Statement] = [("SET LOCAL lock_timeout = '500ms'", ())]
         deadline = time.monotonic() + self.timeout
         while True:
@@ -641,15 +649,13 @@ class PostgresDatabase(Database):
     def _trip(self, batch: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         self.trips += 1
         execute = partial(self._connection.execute, binary=True)
-        if self._locked or batch[0][0] == "BEGIN":  # what may fail
-            execute = partial(execute, prepare=False)
         try:
             if len(batch) == 1:
                 cursors = [execute(*batch[0])]
             else:
                 with self._connection.pipeline():
                     cursors = [execute(sql, args) for sql, args in batch]
-            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+            return [cursor.fetchall() if cast(Any, cursor.pgresult).nfields else [] for cursor in cursors]
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
         except (psycopg.Error, OverflowError, struct.error) as error:

@@ -160,10 +160,10 @@ def test_a_draw_takes_few_trips(store: Store) -> None:
             store.append(group(f"{step} {name}", [0.0, 1.0]))
         before = database.trips
         store.draw(rule, At("r", step, 0, step))
-    assert database.trips - before <= 12
+    assert database.trips - before <= 6
     before = database.trips
     store.requests.claim("r", "me", maximum=2, ahead=8)
-    assert database.trips - before <= 4
+    assert database.trips - before <= 3
 
 
 def test_text_that_postgres_has_not() -> None:
