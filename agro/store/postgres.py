@@ -14,12 +14,13 @@ that writes, unless its transaction is found to be committed: each leaves its nu
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import struct
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from itertools import chain, repeat
@@ -111,6 +112,22 @@ EXCEPTION WHEN OTHERS THEN RETURN NULL;
 END $$
 """
 MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL's text can't have
+# A text of more bytes than this is stored in the columns `IDS`, and compared, as its beginning and a digest,
+# by which `long_ids` has it: indexes take 2,700 bytes of a row. `CONTENT` isn't compared; other columns have
+# no longer ones.
+LONG = 1000
+IDS = ("prompt_id", "episode", "source")
+CONTENT = ("prompt", "messages", "response", "sampling", "meta", "options", "license", "files", "clusters")
+LONG_IDS = "CREATE TABLE IF NOT EXISTS long_ids (digest TEXT PRIMARY KEY, id TEXT NOT NULL)"
+_LONG = re.compile(f"{MARK}#([0-9a-f]{{64}})$")
+# Those that no sample has any more.
+UNUSED_IDS = f"""
+DELETE FROM long_ids WHERE digest NOT IN (
+  SELECT right(prompt_id, 64) FROM samples WHERE prompt_id LIKE '%{MARK}#%'
+  UNION SELECT right(episode, 64) FROM samples WHERE episode LIKE '%{MARK}#%'
+  UNION SELECT right(source, 64) FROM samples WHERE source LIKE '%{MARK}#%'
+)
+"""
 _UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
 # The last one is of psycopg, which forgets that a statement wasn't prepared where another one failed.
@@ -156,17 +173,51 @@ def decoded(text: str) -> str | Wtf8:
     return text
 
 
+def shortened(text: str | bytes) -> bytes:
+    """An id as indexes have it, see `LONG`."""
+    data = encoded(text)
+    if len(data) <= LONG:
+        return data
+    return data[: LONG // 2].decode(errors="ignore").encode() + f"{MARK}#{digest_of(text)}".encode()
+
+
+def checked(text: str | bytes) -> bytes:
+    """A name. Raises `Refused` where it is too long."""
+    data = encoded(text)
+    if len(data) > LONG:
+        raise Refused(
+            f"{text[:40]!r}…: expected the name of a run, a file or a process to have at most {LONG} bytes, "
+            f"got {len(data)}. What to do: a shorter name, or a store in a file"
+        )
+    return data
+
+
+def digest_of(text: str | bytes) -> str:
+    return hashlib.sha256(encoded(text)).hexdigest()
+
+
 class TextDumper(StrBinaryDumper):
     def dump(self, obj: Any) -> bytes:
-        return encoded(obj)
+        return shortened(obj)
 
 
 class TextLoader(Loader):
+    """Texts as they were before `shortened` and `encoded`."""
+
     format = Format.BINARY
+    ids: dict[str, Any]  # long ones that are known, by their digests
+    missing: set[str]  # digests of those that have to be read
 
     def load(self, data: Any) -> Any:
         text = str(data, "utf-8")
-        return text if text.isascii() or MARK not in text else decoded(text)
+        if text.isascii() or MARK not in text:
+            return text
+        long = _LONG.search(text)
+        if long is None:
+            return decoded(text)
+        if long[1] not in self.ids:
+            self.missing.add(long[1])
+        return self.ids.get(long[1], text)
 
 
 class NumberLoader(NumericBinaryLoader):
@@ -181,7 +232,8 @@ class Column(bytes):
     """Values of one type, as an array of PostgreSQL in its binary form."""
 
     @classmethod
-    def of(cls, kind: str, values: Sequence[Any]) -> Column:
+    def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = encoded) -> Column:
+        """`encode`: of texts."""
         oid = _OIDS[kind]
         parts = (
             [struct.pack(">iiIii", 1, 1, oid, len(values), 1)]
@@ -198,7 +250,7 @@ class Column(bytes):
             elif number:
                 parts.append(struct.pack(f">{number}", 8, value))
             else:
-                data = encoded(value) if kind == "TEXT" else bytes(value)
+                data = encode(value) if kind == "TEXT" else bytes(value)
                 parts += (struct.pack(">i", len(data)), data)
         return cls(b"".join(parts))
 
@@ -357,7 +409,10 @@ class PostgresDatabase(Database):
         adapters.register_dumper(str, TextDumper)
         adapters.register_dumper(Wtf8, TextDumper)
         adapters.register_dumper(Column, ColumnDumper)
-        adapters.register_loader("text", TextLoader)
+        self._ids: dict[str, Any] = {}
+        self._missing = set[str]()
+        loader = type("IdLoader", (TextLoader,), {"ids": self._ids, "missing": self._missing})
+        adapters.register_loader("text", loader)
         adapters.register_loader("numeric", NumberLoader)
         connection.prepare_threshold = PREPARED
         return connection
@@ -502,13 +557,15 @@ class PostgresDatabase(Database):
         """Rows that were deleted leave the tables' files now, and the log, backups and replicas when these
         are rotated."""
         yield
-        for table in ("samples", "changes", "identities", "pairs", "reference_logp"):
+        self.run(LONG_IDS)
+        self.run(UNUSED_IDS)
+        for table in ("samples", "changes", "identities", "pairs", "reference_logp", "long_ids"):
             self.run(f"VACUUM {table}")
 
     def listed(self, values: Iterable[Any]) -> Any:
         listed = list(values)
         kind = {int: "BIGINT", str: "TEXT"}.get(type(listed[0])) if listed else None
-        return Column.of(kind, listed) if kind else listed
+        return Column.of(kind, listed, shortened) if kind else listed
 
     def has(self, table: str, schema: str = "main") -> bool:
         if schema == "main" and table in MADE:
@@ -561,9 +618,25 @@ class PostgresDatabase(Database):
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
+        if table == "samples":
+            self._insert_ids(columns, rows)
         if rows:
             into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {_unnest(columns)}"
             self.run(f"{into}{in_place(columns, key)}", _columns(columns, rows))
+
+    def _insert_ids(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Add those to `long_ids` that rows of samples have in short."""
+        places = [columns.index(name) for name in IDS]
+        texts = {row[place] for row in rows for place in places if len(row[place] or "") > LONG // 4}
+        long = [text for text in texts if len(encoded(text)) > LONG]  # a character has up to 4 bytes
+        if long:
+            digests = [digest_of(text) for text in long]
+            self.run(LONG_IDS)
+            self.run(
+                "INSERT INTO long_ids SELECT * FROM unnest(CAST(? AS TEXT[]), CAST(? AS TEXT[])) "
+                "ON CONFLICT (digest) DO NOTHING",
+                [Column.of("TEXT", digests), Column.of("TEXT", long)],
+            )
 
     def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         if rows:
@@ -655,11 +728,24 @@ class PostgresDatabase(Database):
             else:
                 with self._connection.pipeline():
                     cursors = [execute(sql, args) for sql, args in batch]
-            return [cursor.fetchall() if cast(Any, cursor.pgresult).nfields else [] for cursor in cursors]
+            rows = [_rows(cursor) for cursor in cursors]
+            if self._missing:
+                self._read_ids()
+                rows = [_rows(cursor) for cursor in cursors]
+            return rows
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
         except (psycopg.Error, OverflowError, struct.error) as error:
             self._refuse(error)
+
+    def _read_ids(self) -> None:
+        """Know the long ids that the loader has met, and no others."""
+        sql = "SELECT digest, id FROM long_ids WHERE digest = ANY($1)"
+        found = self._connection.execute(sql, [list(self._missing)], binary=True).fetchall()
+        if len(self._ids) > AT_ONCE:
+            self._ids.clear()
+        self._ids.update(found)
+        self._missing.clear()
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what an error means for a user; the error itself where it is none of theirs."""
@@ -674,11 +760,6 @@ class PostgresDatabase(Database):
             raise Unwritable(f"{self.path}: the store can only be read: {error}") from error
         if isinstance(error, errors.DiskFull):
             raise Unwritable(f"{self.path}: the server's disk is full; nothing of it was stored") from error
-        if isinstance(error, errors.ProgramLimitExceeded):
-            raise Refused(
-                f"{self.path}: expected a prompt_id (with its episode) of at most about 2,600 bytes, which "
-                f"PostgreSQL can index. What to do: shorter ids, or a store in a file ({error})"
-            ) from error
         raise error
 
 
@@ -737,4 +818,16 @@ def _unnest(columns: Sequence[str]) -> str:
 
 
 def _columns(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
-    return [Column.of(TYPES[name], values) for name, values in zip(columns, zip(*rows), strict=True)]
+    encodings = dict.fromkeys(IDS, shortened) | dict.fromkeys(CONTENT, encoded)
+    return [
+        Column.of(TYPES[name], values, encodings.get(name, checked))
+        for name, values in zip(columns, zip(*rows), strict=True)
+    ]
+
+
+def _rows(cursor: Any) -> list[tuple[Any, ...]]:
+    """All rows of a statement, from the first one on; none where it returns none."""
+    if not cursor.pgresult.nfields or not cursor.rowcount:
+        return []
+    cursor.scroll(0, mode="absolute")
+    return list(cursor.fetchall())

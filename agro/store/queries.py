@@ -206,10 +206,8 @@ STORED_PROMPTS = """
 SELECT value FROM json_each(?)
 WHERE EXISTS (SELECT 1 FROM samples WHERE prompt_id = CAST(value AS TEXT) AND redone = 0)
 """
-# One sample of a group, and whether its prompt is stored as these values of `prompt` and `messages`.
-IS_PROMPT = """
-SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND redone = 0 LIMIT 1
-"""
+# One sample of a group, and its prompt.
+PROMPT_OF = "SELECT id, prompt, messages FROM samples WHERE prompt_id = ? AND redone = 0 LIMIT 1"
 
 # The groups that have samples of some files with higher ids than one, and the rows of some of these groups:
 # which of them are those samples.
