@@ -21,10 +21,9 @@ from agro.store.database import Database
 from agro.store.draw_rules import At, Candidate, DrawRule, place_of
 from agro.store.sample_rows import decode_text, encode_text
 
-Condition = Callable[[], tuple[str, list[Any]]]
+Condition = Callable[[bool], tuple[str, list[Any]]]
 KEPT = 8  # orders of a store; one more takes the places of those that nobody used lately
 LATELY = 600.0  # seconds
-TOUCHED = "temp.touched"
 LOOKS = 128  # in one query
 BY = {
     "least_used": "uses, place",
@@ -43,6 +42,15 @@ TABLES = (
 NEWEST = """
 SELECT (SELECT coalesce(max(id), 0) FROM samples), (SELECT coalesce(max(number), 0) FROM changes),
   (SELECT coalesce(min(number), 1) FROM changes)
+"""
+# Whether a run has samples that wait to be fresh ones, and whether it has drawn at a step.
+WAITS = "SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1"
+IS_DRAWN = "SELECT 1 FROM draws WHERE run = ? AND step = ? LIMIT 1"
+# Those with new samples, or whose use changed, and those whose staleness came to be known, or too large; the
+# other way round where the run went back.
+AGED = "SELECT prompt_id FROM samples WHERE run = ? AND version > ? AND version <= ?"
+TOUCHED = """
+SELECT prompt_id FROM samples WHERE id > ? UNION SELECT prompt_id FROM changes WHERE number > ?
 """
 ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
 
@@ -71,6 +79,7 @@ class Candidates:
         self._schema = "temp" if database.read_only else "main"
         self._number = 0
         self._versions: Counter[int] | None = None
+        self.is_drawn = self._waits = False  # of what `update` was told last
 
     @property
     def versions(self) -> Counter[int]:
@@ -85,17 +94,21 @@ class Candidates:
         return self.versions.total()
 
     def update(self, at: At, condition: Condition) -> None:
-        """Bring the order up to date. `condition`: that the run may draw a row, and its arguments."""
+        """Bring the order up to date. `condition`: that the run may draw a row, and its arguments, by whether
+        it has samples that wait to be fresh ones."""
         self._versions = None
-        seen, newest, oldest = self._look(at)
-        if self._number and seen == newest:
-            return
+        with self._database.looking():
+            seen, newest, oldest = self._look(at)
+            if not self._number or seen != newest:
+                self._write(at, seen, newest, oldest, condition)
+
+    def _write(self, at: At, seen: Seen, newest: Seen, oldest: int, condition: Condition) -> None:
         joins = self._database.in_transaction
         transaction = self._database.transaction(durable=False)  # an order can be made again
         with self._database.savepoint() if self._schema == "temp" else transaction:
             if not joins:
                 seen, newest, oldest = self._look(at)
-            fits = condition()
+            fits = condition(self._waits)
             if not self._number:
                 self._make(fits)
             elif newest.sample < seen.sample or newest.change < seen.change or oldest > seen.change + 1:
@@ -143,10 +156,12 @@ class Candidates:
         on it.
         """
         order = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
-        looks: list[tuple[str, list[Any]]] = [(NEWEST, [])]
+        run = encode_text(self._run)
+        looks: list[tuple[str, list[Any]]] = [(NEWEST, []), (WAITS, [run]), (IS_DRAWN, [run, at.step])]
         if _has_orders(self._database, self._schema):
             looks.append((order, [self._name]))
-        [(sample, change, oldest)], *orders = self._database.run_all(*looks)
+        [(sample, change, oldest)], waits, drawn, *orders = self._database.run_all(*looks)
+        self._waits, self.is_drawn = bool(waits), bool(drawn)
         seen = Seen(*orders[0][0]) if orders and orders[0] else Seen(0, 0, 0, 0)
         self._number = seen.number
         is_aged = self._rule.data.max_age is not None or self._rule.data.order == "age_weighted"
@@ -178,39 +193,26 @@ class Candidates:
 
     def _renew(self, seen: Seen, newest: Seen, condition: tuple[str, list[Any]]) -> None:
         """Look again at the groups that changed."""
-        self._touch(seen, newest)
-        within, versions = f"prompt_id IN (SELECT prompt_id FROM {TOUCHED})", f"{self._schema}.order_versions"
+        low, high = sorted((seen.version, newest.version))
+        touched, args = TOUCHED, list[Any]([seen.sample, seen.change])
+        for age in (0, (self._rule.data.max_age or 0) + 1) if low < high else ():
+            touched += f" UNION {AGED}"
+            args += [encode_text(self._run), low - age, high - age]
+        within, versions = queries.WITHIN.format(groups=touched), f"{self._schema}.order_versions"
         removed, found, groups = self._database.run_all(
-            (f"SELECT newest FROM {self._table} WHERE {within}", []),
-            queries.drawable(self._rule, self._run, condition, within=TOUCHED),
+            (f"SELECT newest FROM {self._table} WHERE {within}", args),
+            queries.drawable(self._rule, self._run, condition, within=(touched, args)),
             (f"SELECT newest, groups FROM {versions} WHERE number = ?", [self._number]),
         )
-        self._database.run(f"DELETE FROM {self._table} WHERE {within}")
+        self._database.run(f"DELETE FROM {self._table} WHERE {within}", args)
         added = self._insert(found)
         counts = Counter(added)
         counts.subtract(newest for (newest,) in removed)
         before = dict(groups)
         rows = [(self._number, v, before.get(v, 0) + count) for v, count in counts.items() if count]
         self._database.insert(versions, ("number", "newest", "groups"), rows, key=("number", "newest"))
-        self._database.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
-
-    def _touch(self, seen: Seen, newest: Seen) -> None:
-        """List the groups that changed."""
-        run = self._database.run
-        run(f"CREATE TABLE IF NOT EXISTS {TOUCHED} (prompt_id TEXT PRIMARY KEY) WITHOUT ROWID")
-        run(f"DELETE FROM {TOUCHED}")
-        # Those whose staleness came to be known, or too large; the other way round where the run went back.
-        aged = "SELECT prompt_id FROM samples WHERE run = ? AND version > ? AND version <= ?"
-        low, high = sorted((seen.version, newest.version))
-        args: list[Any] = [seen.sample, seen.change]
-        for age in (0, (self._rule.data.max_age or 0) + 1):
-            args += [encode_text(self._run), low - age, high - age]
-        run(
-            f"INSERT INTO {TOUCHED} SELECT prompt_id FROM samples WHERE id > ? "
-            f"UNION SELECT prompt_id FROM changes WHERE number > ? UNION {aged} UNION {aged}",
-            args,
-        )
-        self._database.analyze(TOUCHED)
+        if any(not count for _, _, count in rows):
+            self._database.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
 
     def _insert(self, groups: Sequence[tuple[Any, ...]]) -> list[int]:
         """Add those of these groups that aren't held out; returns the newest version of each."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agro.store.paging import PAGE_BYTES, Page
 
 P = TypeVar("P")
+Statement = tuple[str, Sequence[Any]]  # and its arguments
 SCHEMA = 9
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 
@@ -64,6 +65,11 @@ class Database(ABC):
         """What is written inside is stored completely, and durably, or not at all. Inner ones join the
         outer. `durable`: False for what can be made again; it is on the disk with the next other write."""
 
+    def looking(self) -> AbstractContextManager[None]:
+        """What is read inside before a transaction begins; part of it, where the dialect can tell in the end
+        whether it still holds."""
+        return nullcontext()
+
     @property
     @abstractmethod
     def in_transaction(self) -> bool: ...
@@ -76,7 +82,7 @@ class Database(ABC):
     def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a statement."""
 
-    def run_all(self, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+    def run_all(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
         """The rows of each of several statements, which don't depend on each other."""
         return [self.run(sql, args) for sql, args in statements]
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from agro.errors import Refused
 from agro.store import queries
-from agro.store.candidates import Candidates
+from agro.store.candidates import WAITS, Candidates
+from agro.store.database import Statement
 from agro.store.draw_rules import (
     At,
     Candidate,
@@ -38,6 +39,8 @@ def wait_for_groups(
     at: At,
     taken: Collection[str] = (),
     check: Callable[[], None] = lambda: None,
+    *,
+    again: bool = False,
 ) -> list[str]:
     """`draws.pick`, once there are enough groups or `rule.wait` seconds have passed.
 
@@ -45,12 +48,12 @@ def wait_for_groups(
     """
     deadline = time.monotonic() + rule.wait
     while not rule.fewer and time.monotonic() < deadline:
-        picked = draws.pick(replace(rule, fewer=True), at, taken)
+        picked = draws.pick(replace(rule, fewer=True), at, taken, again=again)
         if len(picked) >= rule.groups:
             return picked
         check()
         time.sleep(POLL_SECONDS)
-    return draws.pick(rule, at, taken)
+    return draws.pick(rule, at, taken, again=again)
 
 
 class Draws:
@@ -61,7 +64,7 @@ class Draws:
         self._split = split
         self._orders: dict[str, Candidates] = {}  # by rule and run
 
-    def pick(self, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
+    def pick(self, rule: DrawRule, at: At, taken: Collection[str] = (), *, again: bool = False) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 
         Raises `Refused` where there are fewer, and reports what the store has. Of those that there are now:
@@ -69,8 +72,13 @@ class Draws:
 
         Args:
             taken: groups that aren't picked, since another rule did.
+            again: those of the recorded draw, where the step has one.
         """
-        picked = pick_groups(self._ordered(rule, at), rule, at, taken)
+        groups = self._ordered(rule, at)
+        if again and groups.is_drawn:
+            drawn = self._recorded(self._database.run(*self._drawn_query(at)))
+            return [row.prompt_id for row in drawn.values()]
+        picked = pick_groups(groups, rule, at, taken)
         if len(picked) >= rule.groups or rule.fewer:
             return picked
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
@@ -121,7 +129,8 @@ class Draws:
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from, found among all samples."""
         self._tables.check_once("structure", "group_uses")
-        rows = self._database.run(*queries.drawable(rule, run, self._fits(rule, run, version)))
+        waits = bool(self._database.run(WAITS, [encode_text(run)]))
+        rows = self._database.run(*queries.drawable(rule, run, self._fits(rule, run, version, waits)))
         candidates = [Candidate(decode_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
         is_held_out = self._split.held_out(rule.data, run)
         return [c for c in candidates if not is_held_out(c.prompt_id)]
@@ -134,12 +143,15 @@ class Draws:
         ids = list(ids)
         with self._database.transaction():
             self._tables.check_ids(ids)
-            self._record(run, step, ids)
+            self._tables.check_once("structure", "group_uses")
+            self._record(run, step, ids, self._database.run(*self._uses_query(run, ids)))
 
-    def _record(self, run: str, step: int, ids: Sequence[int]) -> None:
+    def _uses_query(self, run: str, ids: Sequence[int]) -> Statement:
+        return queries.USES_OF, [encode_text(run), self._database.listed(ids)]
+
+    def _record(self, run: str, step: int, ids: Sequence[int], uses_of: Iterable[tuple[Any, ...]]) -> None:
+        """`uses_of`: the rows of `_uses_query`."""
         name = encode_text(run)
-        self._tables.check_once("structure", "group_uses")
-        uses_of = self._database.run(queries.USES_OF, [name, self._database.listed(ids)])
         self._tables.put("draws", [(name, step, i) for i in ids])
         counts = [(name, group, uses + (latest != step), step) for group, uses, latest in uses_of]
         self._tables.put("group_uses", counts)
@@ -207,55 +219,68 @@ class Draws:
             is_held_out = self._split.held_out(rule.data, at.run)
             self._orders[key] = Candidates(self._database, rule, at, is_held_out, split)
         candidates = self._orders[key]
-        candidates.update(at, lambda: self._fits(rule, at.run, at.version))
+        candidates.update(at, lambda waits: self._fits(rule, at.run, at.version, waits))
         return candidates
 
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
     ) -> DrawnGroups:
         """`draw` of groups that were picked by several rules, each a group of another prompt."""
+        rules = [picked.rule for picked in picks]
         with self._database.transaction():
-            chosen = self._recorded(at)
+            self._tables.check_once("structure", "group_uses")
+            asked = [self._eligible_queries(picked, at) for picked in picks]
+            groups_of_made = [queries.groups_of(self._database.listed(made))] if made else []
+            drawn, *found = self._database.run_all(self._drawn_query(at), *groups_of_made, *chain(*asked))
+            fresh = _groups(found.pop(0)) if made else {}
+            chosen = self._recorded(drawn)
             is_new = not chosen
             if is_new:
-                chosen = self._choose_all(picks, at, made, joining)
+                results = iter(found)
+                for picked, parts in zip(picks, asked, strict=True):
+                    of_groups = chain(*islice(results, len(parts)))
+                    chosen |= self._choose(picked, at, frozenset(made), of_groups)
+                chosen |= fresh
+                if joining is not None:
+                    prompts = list(dict.fromkeys(row.prompt_id for row in fresh.values()))
+                    alone = Selection(replace(joining, pairs=False), prompts)  # judged together with them
+                    chosen |= self._choose(alone, at, frozenset(made), self._eligible(alone, at))
             else:
-                self._check_same(chosen, picks, at, made)
+                groups = {group for picked in picks for group in picked.groups}
+                groups |= {row.prompt_id for row in fresh.values()}
+                self._check_same(chosen, groups, at, made)
             ids = list(chosen)
-            valid = self._tables.valid_samples(ids, at.run)
-            rules = [picked.rule for picked in picks]
+            counted = [self._uses_query(at.run, ids)] if is_new else []
+            rows, *uses = self._database.run_all(self._tables.samples_query(ids), *counted)
+            valid = self._tables.valid_samples(rows, at.run)
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
             if is_new:
-                self._record(at.run, at.step, ids)
+                self._record(at.run, at.step, ids, uses[0])
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
         pairs.sort(key=lambda pair: (pair.winner, pair.loser))
         return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
         """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
-        ids = list(self._choose(picked, at, frozenset()))
-        valid = self._tables.valid_samples(ids)
+        ids = list(self._choose(picked, at, frozenset(), self._eligible(picked, at)))
+        valid = self._tables.valid_samples(self._database.run(*self._tables.samples_query(ids)))
         return [valid[i] for i in ids if i in valid]
 
-    def recorded_groups(self, at: At) -> list[str]:
-        """The prompt_ids of what was drawn at a step before, one for each sample; none where nothing was."""
-        return [row.prompt_id for row in self._recorded(at).values()]
+    def _drawn_query(self, at: At) -> Statement:
+        return self._tables.entries_query("draws", "run = ? AND step = ?", [encode_text(at.run), at.step])
 
-    def _recorded(self, at: At) -> dict[int, DamagedSample]:
-        """What was drawn at a step before, in its order; see `_choose`."""
-        rows = self._tables.entries("draws", "run = ? AND step = ?", [encode_text(at.run), at.step])
-        if not rows:
+    def _recorded(self, rows: Sequence[tuple[Any, ...]]) -> dict[int, DamagedSample]:
+        """What was drawn at a step before, in its order, by the rows of `_drawn_query`; see `_choose`."""
+        ids = [i for _, _, i in self._tables.checked("draws", rows)]
+        if not ids:
             return {}
-        ids = [i for _, _, i in rows]
-        groups = self._groups_of(ids)
+        groups = _groups(self._database.run(*queries.groups_of(self._database.listed(ids))))
         return {i: groups[i] for i in ids if i in groups}
 
     def _check_same(
-        self, recorded: Mapping[int, DamagedSample], picks: Sequence[Selection], at: At, made: Sequence[int]
+        self, recorded: Mapping[int, DamagedSample], groups: Collection[str], at: At, made: Sequence[int]
     ) -> None:
         """Raise `Refused` where the recorded draw of a step isn't of these groups and samples."""
-        groups = {group for picked in picks for group in picked.groups}
-        groups |= {row.prompt_id for row in self._groups_of(made).values()}
         foreign = [i for i, row in recorded.items() if row.prompt_id not in groups]
         foreign += set(made) - recorded.keys()
         if foreign:
@@ -265,40 +290,25 @@ class Draws:
                 "back before this one (`ledger.rewind`)"
             )
 
-    def _choose_all(
-        self, picks: Sequence[Selection], at: At, made: Sequence[int], joining: DrawRule | None
-    ) -> dict[int, DamagedSample]:
-        """The samples to draw, by id, with what is reported of one that is damaged."""
-        chosen: dict[int, DamagedSample] = {}
-        for picked in picks:
-            chosen |= self._choose(picked, at, frozenset(made))
-        fresh = self._groups_of(made)
-        chosen |= fresh
-        if joining is not None:
-            prompts = dict.fromkeys(sample.prompt_id for sample in fresh.values())
-            alone = replace(joining, pairs=False)  # judged together with the samples made
-            chosen |= self._choose(Selection(alone, list(prompts)), at, frozenset(made))
-        return chosen
-
-    def _fits(self, rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
-        """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not."""
-        name = encode_text(run)
-        if self._database.run("SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1", [name]):
-            return self._fresh_apart(rule, run, version)
-        return queries.eligible(rule, run, version)
-
-    def _fresh_apart(self, rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
-        """`_fits`, whatever requests there are."""
+    def _fits(self, rule: DrawRule, run: str, version: int, waits: bool = True) -> tuple[str, list[Any]]:
+        """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not;
+        `waits`: whether there may be any."""
         fits, args = queries.eligible(rule, run, version)
+        if not waits:  # an index has all columns then
+            return fits, args
         name, ledger = encode_text(run), encode_text(ledger_of(run))
         waiting = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
         return f"({fits} AND NOT coalesce({waiting}, FALSE))", [*args, ledger, name]
 
-    def _choose(self, picked: Selection, at: At, made: frozenset[int]) -> dict[int, DamagedSample]:
-        """The samples to draw of the picked groups."""
+    def _choose(
+        self, picked: Selection, at: At, made: Collection[int], rows: Iterable[tuple[Any, ...]]
+    ) -> dict[int, DamagedSample]:
+        """The samples to draw of the picked groups, by id, with what is reported of one that is damaged.
+
+        `rows`: of `_eligible_queries`.
+        """
         rule = picked.rule
-        fits, args = self._fresh_apart(rule, at.run, at.version)
-        groups = self._eligible(picked.groups, fits, args, made)
+        groups = _responses(picked.groups, rows, made)
         judged: list[Pair] = []
         if rule.pairs:
             ids_of_responses = [ids for group in groups.values() for ids in group.values()]
@@ -323,35 +333,43 @@ class Draws:
         ties = any(rule.ties for rule in rules)
         return [pair for pair in self._experience.pairs(ids) if ties or not pair.is_tie]
 
-    def _groups_of(self, ids: Sequence[int]) -> dict[int, DamagedSample]:
-        """The groups of samples, by number of the response, not in the order of finishing."""
-        if not ids:
-            return {}
-        sql = "SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?))"
-        rows = self._database.run(f"{sql} ORDER BY {queries.NUMBER}, id", [self._database.listed(ids)])
-        return {
-            i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
-            for i, prompt_id, e in rows
-        }
-
-    def _eligible(
-        self, picked: Sequence[str], fits: str, args: Sequence[Any], made: frozenset[int]
-    ) -> dict[str, dict[str | int, list[int]]]:
-        """Of each group the ids of the samples of each eligible response, by episode or id; oldest first."""
-        groups: dict[str, dict[str | int, list[int]]] = {prompt_id: {} for prompt_id in picked}
-        broken = set[tuple[str, str | int]]()
-        for start in range(0, len(picked), ASKED):
-            names = list(map(encode_text, picked[start : start + ASKED]))
+    def _eligible_queries(self, picked: Selection, at: At) -> list[Statement]:
+        """The rows of the picked groups, and whether they may be drawn."""
+        fits, args = self._fits(picked.rule, at.run, at.version)
+        statements: list[Statement] = []
+        for start in range(0, len(picked.groups), ASKED):
+            names = list(map(encode_text, picked.groups[start : start + ASKED]))
             chosen = f"prompt_id IN ({', '.join('?' * len(names))}) AND redone = 0"
             sql = f"SELECT prompt_id, id, episode, {fits} FROM samples WHERE {chosen} {queries.BY_NUMBER}"
-            for prompt_id, i, episode, ok in self._database.run(sql, [*args, *names]):
-                group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)
-                groups[group].setdefault(key, []).append(i)
-                if not ok or i in made:
-                    broken.add((group, key))
-        for group, key in broken:
-            del groups[group][key]
-        return groups
+            statements.append((sql, [*args, *names]))
+        return statements
+
+    def _eligible(self, picked: Selection, at: At) -> Iterable[tuple[Any, ...]]:
+        return chain(*self._database.run_all(*self._eligible_queries(picked, at)))
+
+
+def _groups(rows: Iterable[tuple[Any, ...]]) -> dict[int, DamagedSample]:
+    """The groups of samples, by the rows of `queries.groups_of`."""
+    return {
+        i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
+        for i, prompt_id, e in rows
+    }
+
+
+def _responses(
+    picked: Sequence[str], rows: Iterable[tuple[Any, ...]], made: Collection[int]
+) -> dict[str, dict[str | int, list[int]]]:
+    """Of each group the ids of the samples of each eligible response, by episode or id; oldest first."""
+    groups: dict[str, dict[str | int, list[int]]] = {prompt_id: {} for prompt_id in picked}
+    broken = set[tuple[str, str | int]]()
+    for prompt_id, i, episode, ok in rows:
+        group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)
+        groups[group].setdefault(key, []).append(i)
+        if not ok or i in made:
+            broken.add((group, key))
+    for group, key in broken:
+        del groups[group][key]
+    return groups
 
 
 def _positions(pairs: Iterable[Pair], responses: Mapping[str | int, Sequence[int]]) -> list[tuple[int, int]]:

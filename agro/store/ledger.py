@@ -155,6 +155,7 @@ class Ledger:
         self._tables.put("commits", [(encode_text(run), c.step, c.digest, c.cursor, files)])
 
 
+UNFINISHED = "run = ? AND done = 0"
 WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
 
 
@@ -192,13 +193,14 @@ class Requests:
         name = encode_text(run)
         with self._database.transaction():
             self._tables.check_once("structure", "requests")
-            claims = self._requests("run = ? AND done = 0", [name])
+            rows, [(newest, waiting)] = self._database.run_all(
+                self._tables.entries_query("requests", UNFINISHED, [name]),
+                (f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, name]),
+            )
+            claims = _by_number(self._tables.checked("requests", rows))
             unfinished = [claim for claim in claims if claim.collector == collector]
             abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
             reclaimed = (unfinished + abandoned)[:maximum]
-            [(newest, waiting)] = self._database.run(
-                f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, name]
-            )
             room = ahead - waiting
             count = max(0, min(maximum - len(reclaimed), room))
             new = [SamplingRequest(name, newest + 1 + i, collector) for i in range(count)]
@@ -208,7 +210,7 @@ class Requests:
 
     def collectors(self, run: str) -> list[str]:
         """Those that have claimed requests which aren't done."""
-        claims = self._requests("run = ? AND done = 0", [encode_text(run)])
+        claims = self._requests(UNFINISHED, [encode_text(run)])
         return sorted({claim.collector for claim in claims})
 
     def finish(self, run: str, numbers: Collection[int]) -> None:
@@ -247,5 +249,8 @@ class Requests:
 
     def _requests(self, clause: str, args: Sequence[Any]) -> list[SamplingRequest]:
         """By number. Raises `Refused` for one that isn't as it was written."""
-        requests = [SamplingRequest(*row) for row in self._tables.entries("requests", clause, args)]
-        return sorted(requests, key=lambda request: request.number)
+        return _by_number(self._tables.entries("requests", clause, args))
+
+
+def _by_number(rows: Iterable[tuple[Any, ...]]) -> list[SamplingRequest]:
+    return sorted((SamplingRequest(*row) for row in rows), key=lambda request: request.number)

@@ -14,20 +14,22 @@ that writes, unless its transaction is found to be committed: each leaves its nu
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import struct
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
+from itertools import chain, repeat
 from typing import Any, NoReturn, cast
 from urllib.parse import unquote
 
 from agro.errors import Refused, Unwritable
 from agro.store import candidates, leases, split
-from agro.store.database import LEDGERS, SCHEMA, TABLES, Database, P
+from agro.store.database import LEDGERS, SCHEMA, TABLES, Database, P, Statement
 from agro.store.paging import PAGE_BYTES, Page
 from agro.store.sample_rows import Wtf8, in_place
 
@@ -48,6 +50,7 @@ logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections 
 PATIENCE = 120.0  # seconds that a server may be away
 OPEN_SECONDS = 10.0  # the same when a store is opened
 RETRY_SECONDS = 0.2
+PREPARED = 3  # times that a statement was read by before the server keeps it
 AT_ONCE = 16  # statements that write, in one trip
 HOLD = 3.0  # seconds that a client may have the lock without using it
 LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
@@ -109,9 +112,29 @@ EXCEPTION WHEN OTHERS THEN RETURN NULL;
 END $$
 """
 MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL's text can't have
+# A text of more bytes than this is stored in the columns `IDS`, and compared, as its beginning and a digest,
+# by which `long_ids` has it: indexes take 2,700 bytes of a row. `CONTENT` isn't compared; other columns have
+# no longer ones.
+LONG = 1000
+IDS = ("prompt_id", "episode", "source")
+CONTENT = ("prompt", "messages", "response", "sampling", "meta", "options", "license", "files", "clusters")
+LONG_IDS = "CREATE TABLE IF NOT EXISTS long_ids (digest TEXT PRIMARY KEY, id TEXT NOT NULL)"
+_LONG = re.compile(f"{MARK}#([0-9a-f]{{64}})$")
+# Those that no sample has any more.
+UNUSED_IDS = f"""
+DELETE FROM long_ids WHERE digest NOT IN (
+  SELECT right(prompt_id, 64) FROM samples WHERE prompt_id LIKE '%{MARK}#%'
+  UNION SELECT right(episode, 64) FROM samples WHERE episode LIKE '%{MARK}#%'
+  UNION SELECT right(source, 64) FROM samples WHERE source LIKE '%{MARK}#%'
+)
+"""
 _UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
-_GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
+# The last one is of a statement that the server doesn't have, see `_trip`.
+_GONE = (
+    *(errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow),
+    errors.InvalidSqlStatementName,
+)
 
 
 # What a server says when it opens no connection and won't; of its code libpq doesn't tell.
@@ -150,17 +173,51 @@ def decoded(text: str) -> str | Wtf8:
     return text
 
 
+def shortened(text: str | bytes) -> bytes:
+    """An id as indexes have it, see `LONG`."""
+    data = encoded(text)
+    if len(data) <= LONG:
+        return data
+    return data[: LONG // 2].decode(errors="ignore").encode() + f"{MARK}#{digest_of(text)}".encode()
+
+
+def checked(text: str | bytes) -> bytes:
+    """A name. Raises `Refused` where it is too long."""
+    data = encoded(text)
+    if len(data) > LONG:
+        raise Refused(
+            f"{text[:40]!r}…: expected the name of a run, a file or a process to have at most {LONG} bytes, "
+            f"got {len(data)}. What to do: a shorter name, or a store in a file"
+        )
+    return data
+
+
+def digest_of(text: str | bytes) -> str:
+    return hashlib.sha256(encoded(text)).hexdigest()
+
+
 class TextDumper(StrBinaryDumper):
     def dump(self, obj: Any) -> bytes:
-        return encoded(obj)
+        return shortened(obj)
 
 
 class TextLoader(Loader):
+    """Texts as they were before `shortened` and `encoded`."""
+
     format = Format.BINARY
+    ids: dict[str, Any]  # long ones that are known, by their digests
+    missing: set[str]  # digests of those that have to be read
 
     def load(self, data: Any) -> Any:
-        text = bytes(data).decode()
-        return decoded(text) if MARK in text else text
+        text = str(data, "utf-8")
+        if text.isascii() or MARK not in text:
+            return text
+        long = _LONG.search(text)
+        if long is None:
+            return decoded(text)
+        if long[1] not in self.ids:
+            self.missing.add(long[1])
+        return self.ids.get(long[1], text)
 
 
 class NumberLoader(NumericBinaryLoader):
@@ -175,22 +232,25 @@ class Column(bytes):
     """Values of one type, as an array of PostgreSQL in its binary form."""
 
     @classmethod
-    def of(cls, kind: str, values: Sequence[Any]) -> Column:
+    def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = encoded) -> Column:
+        """`encode`: of texts."""
         oid = _OIDS[kind]
         parts = (
             [struct.pack(">iiIii", 1, 1, oid, len(values), 1)]
             if values
             else [b"\0" * 8 + struct.pack(">I", oid)]
         )
+        number = _NUMBERS.get(kind)
+        if number and None not in values:
+            parts.append(struct.pack(f">{number * len(values)}", *chain(*zip(repeat(8), values))))
+            return cls(b"".join(parts))
         for value in values:
             if value is None:
                 parts.append(b"\xff\xff\xff\xff")
-            elif kind == "BIGINT":
-                parts.append(struct.pack(">iq", 8, value))
-            elif kind == "DOUBLE PRECISION":
-                parts.append(struct.pack(">id", 8, value))
+            elif number:
+                parts.append(struct.pack(f">{number}", 8, value))
             else:
-                data = encoded(value) if kind == "TEXT" else bytes(value)
+                data = encode(value) if kind == "TEXT" else bytes(value)
                 parts += (struct.pack(">i", len(data)), data)
         return cls(b"".join(parts))
 
@@ -203,6 +263,7 @@ class ColumnDumper(Dumper):
 
 
 _OIDS = {"BIGINT": 20, "TEXT": 25, "DOUBLE PRECISION": 701, "BYTEA": 17}
+_NUMBERS = {"BIGINT": "iq", "DOUBLE PRECISION": "id"}  # the number of bytes, and a value
 _KINDS = {"INTEGER": "BIGINT", "TEXT": "TEXT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA"}
 # A column has the same type in every table.
 TYPES = {"reward": "DOUBLE PRECISION", "key": "TEXT", "rowid": "BIGINT"}
@@ -211,6 +272,8 @@ TYPES |= {name: _KINDS[kind] for name, kind in re.findall(r"(\w+) (INTEGER|TEXT|
 
 _REWRITES = [
     (r"IN \(SELECT value FROM json_each\((\?\d*)\)\)", r"= ANY(\1)"),
+    # By an index, however many the planner expects.
+    (r"IN \((SELECT prompt_id FROM \([^()]*\) AS touched)\)", r"= ANY(ARRAY(\1))"),
     (r"FROM json_each\((\?\d*)\)(?=\s+WHERE EXISTS)", r"FROM unnest(CAST(\1 AS TEXT[])) AS value"),
     (r"FROM json_each\((\?\d*)\)", r"FROM unnest(CAST(\1 AS BIGINT[])) AS value"),
     (r"INDEXED BY \w+", ""),
@@ -230,6 +293,7 @@ _DEFINITIONS = [
     (r"\bBLOB\b", "BYTEA"),
     (r"\bTEXT\b", 'TEXT COLLATE "C"'),
     (r"\breward,\n", "reward DOUBLE PRECISION,\n"),
+    (r"\bREFERENCES samples \(id\)", ""),  # who writes ids has read them, and no row is deleted
     (r"WITHOUT ROWID", ""),
 ]
 
@@ -311,7 +375,8 @@ class PostgresDatabase(Database):
         self._durable = True
         self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
         self._version: int | None = None  # of the store, when a transaction read first
-        self._pending: list[tuple[str, Sequence[Any]]] = []  # that a transaction has still to write
+        self._pending: list[Statement] = []  # that a transaction has still to write
+        self._late: list[Statement] = []  # a transaction that is sent with the next statement
         self._connection = self._connected(OPEN_SECONDS)
         try:
             self._prepare(create)
@@ -344,10 +409,12 @@ class PostgresDatabase(Database):
         adapters.register_dumper(str, TextDumper)
         adapters.register_dumper(Wtf8, TextDumper)
         adapters.register_dumper(Column, ColumnDumper)
-        adapters.register_loader("text", TextLoader)
+        self._ids: dict[str, Any] = {}
+        self._missing = set[str]()
+        loader = type("IdLoader", (TextLoader,), {"ids": self._ids, "missing": self._missing})
+        adapters.register_loader("text", loader)
         adapters.register_loader("numeric", NumberLoader)
-        # psycopg forgets that a statement wasn't prepared where the one before it in a pipeline failed.
-        connection.prepare_threshold = None
+        connection.prepare_threshold = PREPARED
         return connection
 
     def _prepare(self, create: bool) -> None:
@@ -404,6 +471,9 @@ class PostgresDatabase(Database):
                     raise
             time.sleep(RETRY_SECONDS)
 
+    def looking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.read_only else self.transaction(durable=False)
+
     @property
     def in_transaction(self) -> bool:
         return self._open
@@ -413,6 +483,7 @@ class PostgresDatabase(Database):
         if self._open:
             yield
             return
+        self.flush()
         self._open, self._locked, self._durable = True, False, durable
         self._number += 1
         self._version, self.in_doubt = None, False
@@ -434,8 +505,12 @@ class PostgresDatabase(Database):
     def _commit(self) -> None:
         if not self._locked and not self._pending:
             return
+        ends: list[Statement] = [(TURN, [self._client, self._number]), ("COMMIT", ())]
+        if not self._durable and not self._locked and self.repeats:
+            self._late = [*self._pending, *ends]  # who reads next wants to see it
+            return
         try:
-            self._send([(TURN, [self._client, self._number]), ("COMMIT", ())])
+            self._send(ends)
         except Lost:
             if not self._is_committed():
                 raise
@@ -482,11 +557,15 @@ class PostgresDatabase(Database):
         """Rows that were deleted leave the tables' files now, and the log, backups and replicas when these
         are rotated."""
         yield
-        for table in ("samples", "changes", "identities", "pairs", "reference_logp"):
+        self.run(LONG_IDS)
+        self.run(UNUSED_IDS)
+        for table in ("samples", "changes", "identities", "pairs", "reference_logp", "long_ids"):
             self.run(f"VACUUM {table}")
 
     def listed(self, values: Iterable[Any]) -> Any:
-        return list(values)
+        listed = list(values)
+        kind = {int: "BIGINT", str: "TEXT"}.get(type(listed[0])) if listed else None
+        return Column.of(kind, listed, shortened) if kind else listed
 
     def has(self, table: str, schema: str = "main") -> bool:
         if schema == "main" and table in MADE:
@@ -521,7 +600,7 @@ class PostgresDatabase(Database):
             return []
         return self._repeated([(statement, args)])[0]
 
-    def run_all(self, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+    def run_all(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
         return self._repeated([(to_postgres(sql)[0], args) for sql, args in statements])
 
     def page(
@@ -539,9 +618,25 @@ class PostgresDatabase(Database):
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
+        if table == "samples":
+            self._insert_ids(columns, rows)
         if rows:
             into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {_unnest(columns)}"
             self.run(f"{into}{in_place(columns, key)}", _columns(columns, rows))
+
+    def _insert_ids(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Add those to `long_ids` that rows of samples have in short."""
+        places = [columns.index(name) for name in IDS]
+        texts = {row[place] for row in rows for place in places if len(row[place] or "") > LONG // 4}
+        long = [text for text in texts if len(encoded(text)) > LONG]  # a character has up to 4 bytes
+        if long:
+            digests = [digest_of(text) for text in long]
+            self.run(LONG_IDS)
+            self.run(
+                "INSERT INTO long_ids SELECT * FROM unnest(CAST(? AS TEXT[]), CAST(? AS TEXT[])) "
+                "ON CONFLICT (digest) DO NOTHING",
+                [Column.of("TEXT", digests), Column.of("TEXT", long)],
+            )
 
     def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         if rows:
@@ -552,19 +647,33 @@ class PostgresDatabase(Database):
                 f"UPDATE {table} SET {changes} FROM {source} WHERE {table}.id = new.id", _columns(every, rows)
             )
 
-    def _repeated(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+    def _repeated(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         while True:
+            is_part = self._open or self._late  # of what has to be repeated as a whole
             try:
                 return self._send(statements)
             except Lost:
-                if self._open:
+                if is_part:
                     raise
                 self.reconnect()
 
-    def _send(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+    def flush(self) -> None:
+        """Send what waits for a next statement."""
+        if self._late:
+            self._send([])
+
+    def _send(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         """The rows of each statement; with them goes what the transaction has written."""
+        late, self._late = self._late, []
         batch, self._pending = [*self._pending, *statements], []
-        if not self._open or self._locked:
+        if late:
+            try:
+                results = self._begin([*late, *statements])
+            except BaseException:
+                self._rollback()
+                raise
+            self._locked = False
+        elif not self._open or self._locked:
             results = self._trip(batch)
         elif self.repeats and len(batch) == len(statements):
             look = [] if self._version is not None else [("SELECT version FROM about", ())]
@@ -575,15 +684,17 @@ class PostgresDatabase(Database):
             results = self._begin(batch)
         return results[len(results) - len(statements) :]
 
-    def _begin(self, batch: list[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+    def _begin(self, batch: list[Statement]) -> list[list[tuple[Any, ...]]]:
         """Wait for the lock, and send the first statements of a transaction with it."""
-        lock = f"pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0))"
-        start: list[tuple[str, Sequence[Any]]] = [("BEGIN", ()), (f"SELECT CAST({lock} AS TEXT)", ())]
+        lock = f"CAST(pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0)) AS TEXT)"
+        turn: Statement = (f"SELECT {lock}", ())
+        if self._version is not None:  # compared after the wait
+            same = "CAST(same_version($1) AS TEXT)"
+            turn = f"SELECT CASE WHEN {lock} IS NOT NULL THEN {same} END", [self._version]
+        start: list[Statement] = [("BEGIN", ()), turn]
         if not self._durable:
-            start.insert(1, ("SET LOCAL synchronous_commit = off", ()))
-        if self._version is not None:
-            batch = [("SELECT same_version($1)", [self._version]), *batch]
-        sooner: list[tuple[str, Sequence[Any]]] = [("SET LOCAL lock_timeout = '500ms'", ())]
+            start.append(("SET LOCAL synchronous_commit = off", ()))
+        sooner: list[Statement] = [("SET LOCAL lock_timeout = '500ms'", ())]
         deadline = time.monotonic() + self.timeout
         while True:
             try:
@@ -608,19 +719,35 @@ class PostgresDatabase(Database):
         [[(key,)]] = self._trip([("SELECT hashtextextended($1, 0)", [f"agro store {self.schema}"])])
         return int(key)
 
-    def _trip(self, batch: Sequence[tuple[str, Sequence[Any]]]) -> list[list[tuple[Any, ...]]]:
+    def _trip(self, batch: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         self.trips += 1
+        # psycopg forgets that a statement wasn't prepared where the one before it in a pipeline failed.
+        may_fail = self._locked or batch[0][0] == "BEGIN"
+        execute = partial(self._connection.execute, binary=True, prepare=False if may_fail else None)
         try:
             if len(batch) == 1:
-                cursors = [self._connection.execute(*batch[0], binary=True)]
+                cursors = [execute(*batch[0])]
             else:
                 with self._connection.pipeline():
-                    cursors = [self._connection.execute(sql, args, binary=True) for sql, args in batch]
-            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+                    cursors = [execute(sql, args) for sql, args in batch]
+            rows = [_rows(cursor) for cursor in cursors]
+            if self._missing:
+                self._read_ids()
+                rows = [_rows(cursor) for cursor in cursors]
+            return rows
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
         except (psycopg.Error, OverflowError, struct.error) as error:
             self._refuse(error)
+
+    def _read_ids(self) -> None:
+        """Know the long ids that the loader has met, and no others."""
+        sql = "SELECT digest, id FROM long_ids WHERE digest = ANY($1)"
+        found = self._connection.execute(sql, [list(self._missing)], binary=True).fetchall()
+        if len(self._ids) > AT_ONCE:
+            self._ids.clear()
+        self._ids.update(found)
+        self._missing.clear()
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what an error means for a user; the error itself where it is none of theirs."""
@@ -635,11 +762,6 @@ class PostgresDatabase(Database):
             raise Unwritable(f"{self.path}: the store can only be read: {error}") from error
         if isinstance(error, errors.DiskFull):
             raise Unwritable(f"{self.path}: the server's disk is full; nothing of it was stored") from error
-        if isinstance(error, errors.ProgramLimitExceeded):
-            raise Refused(
-                f"{self.path}: expected a prompt_id (with its episode) of at most about 2,600 bytes, which "
-                f"PostgreSQL can index. What to do: shorter ids, or a store in a file ({error})"
-            ) from error
         raise error
 
 
@@ -678,7 +800,9 @@ class Repeating:
             try:
                 while True:
                     try:
-                        return value(*again, **named)
+                        result = value(*again, **named)
+                        database.flush()
+                        return result
                     except Lost:
                         database.reconnect()
                     except Refused as error:
@@ -696,4 +820,16 @@ def _unnest(columns: Sequence[str]) -> str:
 
 
 def _columns(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
-    return [Column.of(TYPES[name], values) for name, values in zip(columns, zip(*rows), strict=True)]
+    encodings = dict.fromkeys(IDS, shortened) | dict.fromkeys(CONTENT, encoded)
+    return [
+        Column.of(TYPES[name], values, encodings.get(name, checked))
+        for name, values in zip(columns, zip(*rows), strict=True)
+    ]
+
+
+def _rows(cursor: Any) -> list[tuple[Any, ...]]:
+    """All rows of a statement, from the first one on; none where it returns none."""
+    if not cursor.pgresult.nfields or not cursor.rowcount:
+        return []
+    cursor.scroll(0, mode="absolute")
+    return list(cursor.fetchall())

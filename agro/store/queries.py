@@ -119,6 +119,8 @@ SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
 WHERE n >= ? AND coalesce(u.uses, 0) < ?{spread}
 """
 
+# A condition that holds for few rows.
+WITHIN = "prompt_id IN (SELECT prompt_id FROM ({groups}) AS touched)"
 WON = "coalesce(votes_winner <> votes_loser, TRUE)"  # not a tie, see `Pair.is_tie`
 
 # Groups with a judgment of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n²
@@ -142,16 +144,22 @@ SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
 
 
 def drawable(
-    rule: DrawRule, run: str, eligible: tuple[str, list[Any]], *, within: str = ""
+    rule: DrawRule,
+    run: str,
+    eligible: tuple[str, list[Any]],
+    *,
+    within: tuple[str, list[Any]] | None = None,
 ) -> tuple[str, list[Any]]:
     """The query of the groups that `run` may draw, (prompt_id, uses, newest), and its arguments.
 
     Args:
         eligible: the condition that it may draw a row, and its arguments.
-        within: a table of the only prompt_ids to look at.
+        within: a query of the only prompt_ids to look at, and its arguments.
     """
     condition, args = eligible
-    only = f" AND prompt_id IN (SELECT prompt_id FROM {within})" if within else ""
+    only = ""
+    if within is not None:
+        only, args = f" AND {WITHIN.format(groups=within[0])}", [*args, *within[1]]
     name, max_uses = encode_text(run), NO_LIMIT if rule.data.max_uses is None else rule.data.max_uses
     if rule.pairs:
         won = "" if rule.ties else f" AND {WON}"
@@ -198,10 +206,8 @@ STORED_PROMPTS = """
 SELECT value FROM json_each(?)
 WHERE EXISTS (SELECT 1 FROM samples WHERE prompt_id = CAST(value AS TEXT) AND redone = 0)
 """
-# One sample of a group, and whether its prompt is stored as these values of `prompt` and `messages`.
-IS_PROMPT = """
-SELECT id, prompt IS ?2 AND messages IS ?3 FROM samples WHERE prompt_id = ?1 AND redone = 0 LIMIT 1
-"""
+# One sample of a group, and its prompt.
+PROMPT_OF = "SELECT id, prompt, messages FROM samples WHERE prompt_id = ? AND redone = 0 LIMIT 1"
 
 # The groups that have samples of some files with higher ids than one, and the rows of some of these groups:
 # which of them are those samples.
@@ -238,6 +244,14 @@ number_of(meta, 'index')
 """
 # Oldest first; in a step by number of the response, since responses are stored in the order of finishing.
 BY_NUMBER = f"ORDER BY step, CASE WHEN step IS NOT NULL THEN {NUMBER} END, id"
+
+
+def groups_of(ids: Any) -> tuple[str, list[Any]]:
+    """The groups of samples, by number of the response, not in the order of finishing. `ids`: as
+    `Database.listed` has them."""
+    sql = "SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?))"
+    return f"{sql} ORDER BY {NUMBER}, id", [ids]
+
 
 NEXT_NUMBER = """
 SELECT coalesce(max(number_of(meta, 'index')) + 1, 0) FROM samples

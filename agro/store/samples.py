@@ -117,8 +117,8 @@ class AppendTransaction:
         columns = prompt_columns(prompt, f"prompt {prompt_id}")
         if prompt_id in self._new:
             return _GroupPrompt(prompt, TOGETHER, columns)
-        rows = self._database.run(queries.IS_PROMPT, [encode_text(prompt_id), *columns])
-        if rows and not rows[0][1]:
+        rows = self._database.run(queries.PROMPT_OF, [encode_text(prompt_id)])
+        if rows and rows[0][1:] != columns:
             [row] = self._database.run(queries.BY_ID, [rows[0][0]])
             if is_valid_sample(row):
                 [other] = from_rows([row])

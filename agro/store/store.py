@@ -186,7 +186,7 @@ class Store:
         picks = []
         if rule is not None:
             if picked is None:
-                picked = self.draws.recorded_groups(at) or wait_for_groups(self.draws, rule, at)
+                picked = wait_for_groups(self.draws, rule, at, again=True)
             picks.append(Selection(rule, picked))
         return self.draws.draw_picked(picks, at, made, joining)
 

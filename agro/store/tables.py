@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.store.database import KEYS, LEDGERS, Database
+from agro.store.database import KEYS, LEDGERS, Database, Statement
 from agro.store.paging import PAGE_ROWS, Page, read_pages
 from agro.store.records import Damage
 from agro.store.sample_rows import (
@@ -84,13 +84,15 @@ class Tables:
         sql = f"{SELECT} WHERE ({clause}) AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE_ROWS}"
         return self.database.page(sql, [*args, cursor, until], rows=PAGE_ROWS)
 
-    def valid_samples(self, ids: Sequence[int], run: str | None = None) -> dict[int, Any]:
-        """The samples of these ids, redone ones too; damaged ones are left out.
+    def samples_query(self, ids: Sequence[int]) -> Statement:
+        """The rows of the samples of these ids, redone ones too."""
+        return f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [self.database.listed(ids)]
+
+    def valid_samples(self, rows: Iterable[tuple[Any, ...]], run: str | None = None) -> dict[int, Any]:
+        """The samples of rows, by id; damaged ones are left out.
 
         With `run` the staleness of those of other runs is unknown, whose versions count other steps.
         """
-        chosen = self.database.listed(ids)
-        rows = self.database.run(f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [chosen])
         valid = [row for row in rows if is_valid_sample(row)]
         if run is not None:
             valid = [row if run_of(row) == run else without_version(row) for row in valid]
@@ -101,9 +103,15 @@ class Tables:
 
         Raises `Refused` for one that isn't as it was written.
         """
+        return self.checked(table, self.database.run(*self.entries_query(table, clause, args)))
+
+    def entries_query(self, table: str, clause: str, args: Sequence[Any]) -> Statement:
         columns = ", ".join(LEDGERS[table])
-        sql = f"SELECT rowid, {columns}, checksum FROM {table} WHERE {clause} ORDER BY rowid"
-        rows = self.database.run(sql, args)
+        return f"SELECT rowid, {columns}, checksum FROM {table} WHERE {clause} ORDER BY rowid", args
+
+    def checked(self, table: str, rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """`entries`, by the rows of their query."""
+        rows = list(rows)
         damaged = [row[0] for row in rows if not is_valid(row[1:])]
         if damaged:
             raise self.refusal(Damage(**{table: damaged}))

@@ -1,8 +1,9 @@
 """The same runs on a cluster of Ray of two nodes: processes, actors and a node are killed.
 
-    RAYPYTHON benchmarks/hosts/ray_failures.py FOLDER RESULT.json [--served] [--seed 0]
+    RAYPYTHON benchmarks/hosts/ray_failures.py FOLDER RESULT.json [--served] [--kills 24] [--url URL]
 
-It is a program of its own, for a Python that has Ray.
+It is a program of its own, for a Python that has Ray. The run's store is a file, or a schema of the database
+that `--url` names.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from failures import ENDLESS, Failure, Result, note, report_of  # noqa: E402
+from failures import ENDLESS, Failure, Result, note  # noqa: E402
 from placed import PATIENCE, PlacedRun, configuration, findings, last_step, tail  # noqa: E402
 from ranks import (  # noqa: E402
     RANK_SECONDS,
@@ -66,14 +67,7 @@ def lose(run: PlacedRun, failure: Failure, name: str, strike: Callable[[int], No
     pid, step, began = run.pids(name.split("-")[0])[name], run.step(), time.monotonic()
     strike(pid)
     wait_for_process(run, name, pid)
-    if name.startswith("collector"):
-        while report_of(run.folder, name).get("pid") == pid or not report_of(run.folder, name).get(
-            "responses"
-        ):
-            assert time.monotonic() - began < PATIENCE, tail(run.log)
-            time.sleep(0.1)
-    else:
-        run.wait_for(step + 2)
+    run.wait_for(run.step() + 2)
     note(failure, run.step() - step, time.monotonic() - began)
 
 
@@ -88,28 +82,30 @@ def two_nodes(cpus: int) -> Iterator[tuple[Cluster, Any]]:
         cluster.shutdown()
 
 
-def ray_failures(folder: Path, seed: int) -> Result:
+def ray_failures(folder: Path, kills: int, seed: int, url: str | None) -> Result:
+    """Processes and actors, killed in random order; the last failure is that of a node."""
     rng = random.Random(seed)
+    strikes = {"": _kill, "actor of the ": _kill_actor}
+    kinds = [(role, what) for role in ("trainer", "collector") for what in strikes]
+    failures = {kind: Failure(f"{kind[1]}{kind[0]} killed", "Ray") for kind in kinds}
+    store = () if url is None else (f"data.store={url}",)
     with two_nodes(3) as (cluster, node):
-        run = PlacedRun(
-            folder,
-            configuration(folder, ENDLESS, max_age=2, place={"collectors": 2}),
-            f"ray://{cluster.address}",
-        )
+        recipe = configuration(folder, ENDLESS, max_age=2, place={"collectors": 2})
+        run = PlacedRun(folder, recipe, f"ray://{cluster.address}", store)
         run.wait_for(3)
-        killed = {role: Failure(f"{role} killed", "Ray") for role in ("trainer", "collector")}
-        actors = {role: Failure(f"actor of the {role} killed", "Ray") for role in killed}
-        for failures, strike in ((killed, _kill), (actors, _kill_actor)):
-            for role, failure in failures.items():
-                lose(run, failure, rng.choice(sorted(run.pids(role))), strike)
+        order = [kinds[i % len(kinds)] for i in range(kills - 1)]
+        rng.shuffle(order)
+        for role, what in order:
+            time.sleep(rng.uniform(0, 1.0))
+            lose(run, failures[role, what], rng.choice(sorted(run.pids(role))), strikes[what])
         lost = Failure("node of Ray lost", "Ray")
         cluster.remove_node(node, allow_graceful=False)
         step, began = run.step(), time.monotonic()
         run.wait_for(step + 20)
         note(lost, run.step() - step, time.monotonic() - began)
         stop(run)
-    rows = [*killed.values(), *actors.values(), lost]
-    return Result("Ray", rows, findings(run.folder, last_step(run.folder)))
+    name = "Ray" if url is None else "Ray on PostgreSQL"
+    return Result(name, [*failures.values(), lost], findings(run.folder, last_step(run.folder)))
 
 
 def served_on_ray(folder: Path, seed: int) -> Result:
@@ -146,11 +142,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("result", type=Path)
     parser.add_argument("--served", action="store_true", help="two ranks, and servers that sample")
+    parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--url", help="of a database, where the store is to be in one")
     arguments = parser.parse_args()
     began = time.monotonic()
-    case = served_on_ray if arguments.served else ray_failures
-    result = case(arguments.folder, arguments.seed)
+    folder, seed = arguments.folder, arguments.seed
+    if arguments.served:
+        result = served_on_ray(folder, seed)
+    else:
+        result = ray_failures(folder, arguments.kills, seed, arguments.url)
     result.seconds = time.monotonic() - began
     arguments.result.write_text(json.dumps(asdict(result)))
 

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from ranks import cut_ranks, ranks_and_servers  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 RESULTS = HERE.parent / "results" / "hosts.json"
+RAY_CASES = {"ray": ("--kills", "5"), "ray on postgres": ("--kills", "24"), "ray ranks": ("--served",)}
 
 
 def ray_case(folder: Path, python: str, *options: str) -> dict[str, Any]:
@@ -48,11 +49,18 @@ def ray_case(folder: Path, python: str, *options: str) -> dict[str, Any]:
     return dict(json.loads((folder / "result.json").read_text()))
 
 
-def equal_weights_on_postgres(folder: Path, kills: int, seed: int) -> Result:
+@contextmanager
+def database() -> Iterator[str]:
+    """The URL of a server that ends with the block."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with closing(Server(port)) as server:
-        return equal_weights(folder, kills, seed, server.url)
+        yield server.url
+
+
+def equal_weights_on_postgres(folder: Path, kills: int, seed: int) -> Result:
+    with database() as url:
+        return equal_weights(folder, kills, seed, url)
 
 
 def cases(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Result]]:
@@ -87,11 +95,13 @@ def main() -> None:
             result = case(Path(folder))
             result.seconds = round(time.monotonic() - began, 1)
         _keep(asdict(result), arguments.out, results)
-    for name, options in (("ray", ()), ("ray ranks", ("--served",))):
+    for name, options in RAY_CASES.items():
         if not arguments.ray_python or name not in (arguments.only or [name]):
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            found = ray_case(Path(folder), arguments.ray_python, "--seed", str(arguments.seed), *options)
+        with tempfile.TemporaryDirectory() as folder, database() as url:
+            where = ("--url", url) if "postgres" in name else ()
+            more = ("--seed", str(arguments.seed), *options, *where)
+            found = ray_case(Path(folder), arguments.ray_python, *more)
         _keep(found, arguments.out, results)
     raise SystemExit(0 if all(holds(result["found"]) for result in results.values()) else 1)
 

