@@ -47,10 +47,12 @@ def serving(engine: HF):
     """A function: the file of a store, or None -> a context with the URL of a door on the tiny model."""
 
     @contextmanager
-    def serve(store: Path | None = None, *, redact: bool = True, seconds: float = 60.0, size: int = 8):
+    def serve(
+        store: Path | None = None, *, redact: bool = True, seconds: float = 60.0, size: int = 8, **more
+    ):
         privacy = Privacy(redact=redact)
         where = None if store is None else str(store)
-        with opened(engine, size, where, privacy, "tiny", seconds) as made, door(made) as url:
+        with opened(engine, size, where, privacy, "tiny", seconds, **more) as made, door(made) as url:
             yield url
 
     return serve
