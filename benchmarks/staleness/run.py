@@ -12,8 +12,8 @@ agro's own store and rules (`Requests`, `ahead`).
     wait       data.max_age = 0: each step waits for responses of the present weights
     drop       what is more than 2 updates old is discarded, and never asked again
     ask again  data.max_age = 2: what is older is discarded, and its prompt is asked again
-    pace       the default: at most two steps of prompts under way, nothing is discarded
-    keep       all collectors always work, nothing is discarded
+    pace       at most two steps of prompts are under way, nothing is discarded (agro's default before 0.9)
+    keep       the default: collectors wait only while a step's prompts are done; nothing is discarded
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from reproductions.panel.tasks import LETTERS, Task, Writer, shifted  # noqa: E4
 KINDS: dict[str, Any] = {
     "=": (lambda word: word, 0.05, 0.5),
     "+": (lambda word: shifted(LETTERS, 1, word), 0.15, 2.0),
-    "<": (lambda word: word[::-1], 0.30, 6.0),
-    "*": (lambda word: shifted(LETTERS, 1, word[::-1]), 0.45, 16.0),
+    "<": (lambda word: word[::-1], 0.20, 6.0),
+    "*": (lambda word: shifted(LETTERS, 1, word[::-1]), 0.30, 16.0),
 }
 HARDEST = "*"
 SIGMA = 0.8  # of the logarithm of a rollout's time
 GROUPS, RESPONSES, COLLECTORS = 8, 8, 24
 STEP_SECONDS = 1.0
 ARMS = {"wait": 0, "drop": 2, "ask again": 2, "pace": None, "keep": None}  # data.max_age
-SECONDS, LOOK_SECONDS, LOOK_PROMPTS, LAST = 400.0, 20.0, 200, 5
+SECONDS, LOOK_SECONDS, LOOK_PROMPTS, LAST = 600.0, 20.0, 200, 5
 COLORS = dict(zip(ARMS, ("#6b6f76", "#d55e00", "#cc79a7", "#0072b2", "#009e73")))
 OUT = HERE.parents[1] / "runs/staleness"
 
@@ -85,7 +85,7 @@ TASK = Task(
     LETTERS + "".join(KINDS) + ">",
     LETTERS,
 )
-JOB = Job("kinds", "", TASK, Slipping(), "fresh", model=Model(96, 2), prompts=4000, warm_up=600, max_new=6)
+JOB = Job("kinds", "", TASK, Slipping(), "fresh", model=Model(96, 2), prompts=4000, warm_up=1000, max_new=6)
 
 
 def config_of(files: logs.Files, seed: int) -> RunConfig:
@@ -100,7 +100,7 @@ def config_of(files: logs.Files, seed: int) -> RunConfig:
                 "groups": GROUPS,
                 "micro_batch": GROUPS * RESPONSES,
                 "steps": 100_000,  # the clock ends it
-                "lr": 1e-4,
+                "lr": 2e-4,
                 "warmup": 5,
                 "schedule": "constant",
                 "seed": seed,
@@ -120,8 +120,7 @@ class Timed:
         config = inline.config
         data = config.data.model_copy(update={"max_age": ARMS[arm]})
         self.ahead = ahead(config.model_copy(update={"data": data}))
-        if arm == "keep":
-            self.ahead += COLLECTORS  # prompts at work take no room
+        self.enough = GROUPS if arm == "keep" else 0
         self.bound = None if ARMS[arm] is None else ARMS[arm]
         self.now, self.looked, self.version, self.step = 0.0, -LOOK_SECONDS, 0, 0
         self.idle = list(range(COLLECTORS))
@@ -184,7 +183,7 @@ class Timed:
 
     def _claim(self) -> None:
         for collector in list(self.idle):
-            room = {"maximum": 1, "ahead": self.ahead, "trained": self.step}
+            room = {"maximum": 1, "ahead": self.ahead, "enough": self.enough, "trained": self.step}
             for number in self.requests.claim(self.run, f"collector {collector}", **room):
                 text = str(self.inline.prompts.take(number, 1)[0].text)
                 spread = random.Random(f"{self.seed} {number} {self.attempts[number]}")
