@@ -29,6 +29,10 @@ Patterns = Annotated[
     list[str] | None,
     typer.Option("--redact-pattern", help="Redact what this regular expression matches; may be repeated."),
 ]
+Days = Annotated[
+    int | None,
+    typer.Option("--keep-days", min=1, help="Delete what was answered more days ago, at start and daily."),
+]
 Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that an answer may take.")]
 
 
@@ -41,6 +45,7 @@ def serve(
     timeout: Seconds = 600.0,
     keep_secrets: Keeps = False,
     redact_pattern: Patterns = None,
+    keep_days: Days = None,
     policy: PolicySetting = None,
 ) -> None:
     from agro.cli.chat_command import run_of
@@ -56,7 +61,7 @@ def serve(
     privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
     with closing(listening(host, port)) as listener:
         engine = subject.rollout().engine
-        with opened(engine, batch, store, privacy, subject.name, timeout) as backend:
+        with opened(engine, batch, store, privacy, subject.name, timeout, keep_days) as backend:
             _run(backend, listener, host)
 
 
@@ -68,6 +73,7 @@ def proxy(
     timeout: Seconds = 600.0,
     keep_secrets: Keeps = False,
     redact_pattern: Patterns = None,
+    keep_days: Days = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Ask the server for ids and log-probs too (vLLM).")
     ] = False,
@@ -83,7 +89,7 @@ def proxy(
     privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
     with (
         closing(listening(host, port)) as listener,
-        closing(Proxy(to, os.environ.get(key), store, privacy, timeout, tokens=tokens)) as backend,
+        closing(Proxy(to, os.environ.get(key), store, privacy, timeout, keep_days, tokens=tokens)) as backend,
     ):
         _run(backend, listener, host)
 

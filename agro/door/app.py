@@ -175,7 +175,7 @@ class Serving:
     def measures(self) -> dict[str, float]:
         batch = self.door.batch
         counts = {"running": batch.running, "waiting": batch.waiting, "tokens_total": batch.tokens}
-        return {**counts, "stored_total": self.recorder.stored}
+        return counts | self.recorder.measures()
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
         wire = INTERFACES[path](object_in(body))
@@ -198,7 +198,13 @@ class Serving:
 
 @contextmanager
 def opened(
-    engine: Any, size: int, store: str | None, privacy: Privacy, model: str, seconds: float
+    engine: Any,
+    size: int,
+    store: str | None,
+    privacy: Privacy,
+    model: str,
+    seconds: float,
+    keep_days: int | None = None,
 ) -> Iterator[Serving]:
     """Raises `Refused` for an engine that isn't in this process, and for a store that can't be opened."""
     if not isinstance(engine, HF):
@@ -217,7 +223,7 @@ def opened(
         return recorder.submit(work)
 
     with (
-        closing(Recorder(store, privacy, sessions, model)) as recorder,
+        closing(Recorder(store, privacy, sessions, model, keep_days)) as recorder,
         closing(Batch(engine.policy, size, fused=engine.fused, version=engine.version)) as batch,
     ):
         yield Serving(Door(engine.policy, batch, sessions, keep=keep, seconds=seconds), model, recorder)

@@ -13,6 +13,7 @@ from typing import Any
 
 from agro.config import SamplerConfig
 from agro.door.batch import Batch, Job, Progress, Token
+from agro.door.records import kept
 from agro.door.sessions import Answered, Call, Sessions
 from agro.door.tool_calls import CallSyntax
 from agro.door.wire import Chat, Event, Outcome, Problem
@@ -132,9 +133,7 @@ class Door:
         if each.finish:
             answered = self.sessions.end(each.call, outcome.tokens, outcome.message)
             each.is_done = True
-            stored = self.keep(answered, outcome, each.job.sampler, each.job.number)
-            if stored is not None:
-                await asyncio.wrap_future(stored)
+            await kept(self.keep(answered, outcome, each.job.sampler, each.job.number))
             wire.outcomes[each.index] = outcome
         events = list[Event]()
         for kind, text in (("reasoning_content", outcome.reasoning), ("content", outcome.content)):

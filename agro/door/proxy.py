@@ -6,7 +6,6 @@ server returned them (vLLM: `return_token_ids` and `logprobs`, which `--tokens` 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import sys
@@ -20,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agro.door.app import object_in
-from agro.door.records import Recorder, meta_of, put_row
+from agro.door.records import Recorder, kept, meta_of, put_row
 from agro.door.sessions import Answered, Call, Memory, digests_of
 from agro.door.wire import INTERFACES, Problem, messages_in
 from agro.errors import Refused, remember_secret, without_secrets
@@ -29,7 +28,6 @@ from agro.logs import exchanges
 from agro.logs.model_calls import FINISH
 from agro.logs.privacy import Privacy
 from agro.rollout.episode import EpisodeRow
-from agro.store import Store
 from agro.types import ROUNDING, Messages, Sample, end_in
 from agro.types.conversation import normalized
 
@@ -48,7 +46,15 @@ class Proxy:
     """Passes requests on to the server at a URL, with its own key."""
 
     def __init__(
-        self, url: str, key: str | None, store: str | None, privacy: Privacy, seconds: float, *, tokens: bool
+        self,
+        url: str,
+        key: str | None,
+        store: str | None,
+        privacy: Privacy,
+        seconds: float,
+        keep_days: int | None = None,
+        *,
+        tokens: bool,
     ) -> None:
         """`tokens`: ask for ids and log-probs where the client doesn't."""
         address = httpx.URL(url)
@@ -57,7 +63,7 @@ class Proxy:
         remember_secret(key)
         self.url, self._key, self._tokens = url.rstrip("/").removesuffix("/v1") + "/v1", key, tokens
         self.memory = Memory()
-        self.recorder = Recorder(store, privacy, self.memory, f"proxy:{address.host}")
+        self.recorder = Recorder(store, privacy, self.memory, f"proxy:{address.host}", keep_days)
         self.feedback = self.recorder.feedback
         self.unstored = 0  # answers that couldn't be read
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=10))
@@ -66,7 +72,7 @@ class Proxy:
         self.recorder.close()
 
     def measures(self) -> dict[str, float]:
-        return {"stored_total": self.recorder.stored, "unstored_total": self.unstored}
+        return {**self.recorder.measures(), "unstored_total": self.unstored}
 
     async def names(self) -> list[str]:
         reply = await self._send("GET", "models", b"", {})
@@ -135,22 +141,25 @@ class Proxy:
 
     async def _keep(self, asked: dict[str, Any], reply: Any, session: str | None) -> None:
         """Store what was answered. `reply`: JSON, or what `merge_block` made of a stream."""
+        rows = list[tuple[Answered, Sample]]()
         try:
             reply = loads(reply) if isinstance(reply, bytes) else whole_of(reply)
             messages = messages_in(asked)
+            sampling = {name: asked[name] for name in SAMPLING if asked.get(name) is not None} or None
+            fields = {"sampling": sampling, "source": f"proxy:{reply.get('model') or asked.get('model')}"}
             for choice, answer in enumerate(exchanges.replies(reply, "reply")):
                 answered = self._answered(reply, choice, answer, messages, session)
-                sampling = {name: asked[name] for name in SAMPLING if asked.get(name) is not None} or None
-                source = f"proxy:{reply.get('model') or asked.get('model')}"
-                end = getattr(answer, "finish", None)
-                if isinstance(answer, dict):
-                    end = answer.get("finish_reason")
-                work = partial(self._store, answered=answered, end=end, sampling=sampling, source=source)
-                stored = self.recorder.submit(work)
-                if stored is not None:
-                    await asyncio.wrap_future(stored)
+                end = (
+                    answer.get("finish_reason")
+                    if isinstance(answer, dict)
+                    else getattr(answer, "finish", None)
+                )
+                rows.append((answered, _sample(answered, end, **fields)))
         except UNREADABLE as error:
             self._miss(error)
+        for answered, sample in rows:
+            work = partial(put_row, answered=answered, sample=sample, privacy=self.recorder.privacy)
+            await kept(self.recorder.submit(work))
 
     def _answered(
         self, reply: dict[str, Any], choice: int, answer: Any, messages: Messages, session: str | None
@@ -184,18 +193,19 @@ class Proxy:
         [message] = normalized([answer], "reply")
         return self.memory.remember(Answered(call, call.row, "", messages, message["content"]), message)
 
-    def _store(self, store: Store, answered: Answered, end: Any, **fields: Any) -> None:
-        call, row = answered.call, answered.row
-        meta = {"finish": FINISH.get(end_in(end) or ""), **meta_of(answered, answered.last_turn)}
-        fields["prompt"] = call.episode.prompt
-        if row.tokens:
-            fields |= {"tokens": row.tokens, "action": row.action, "behavior_logp": row.logp}
-            fields["context_tokens"] = row.tokens[: row.context] if call.number else None
-        elif call.number:  # nothing else knows what it was asked
-            fields["prompt"] = call.opened
-        meta = {name: value for name, value in meta.items() if value is not None}
-        sample = Sample(response=answered.last_turn, meta=meta, **fields)
-        put_row(store, answered, sample, self.recorder.privacy)
+
+def _sample(answered: Answered, end: Any, **fields: Any) -> Sample:
+    """The row of an answered call. `end`: how the answer ended."""
+    call, row = answered.call, answered.row
+    meta = {"finish": FINISH.get(end_in(end) or ""), **meta_of(answered, answered.last_turn)}
+    fields["prompt"] = call.episode.prompt
+    if row.tokens:
+        fields |= {"tokens": row.tokens, "action": row.action, "behavior_logp": row.logp}
+        fields["context_tokens"] = row.tokens[: row.context] if call.number else None
+    elif call.number:  # nothing else knows what it was asked
+        fields["prompt"] = call.opened
+    meta = {name: value for name, value in meta.items() if value is not None}
+    return Sample(response=answered.last_turn, meta=meta, **fields)
 
 
 async def _content(reply: httpx.Response) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,23 +14,30 @@ from typing import Any, TypeVar
 
 from agro.door.sessions import Answered, DoorEpisode, Memory
 from agro.door.wire import Problem
-from agro.errors import Refused
+from agro.errors import Refused, without_secrets
 from agro.logs.privacy import Privacy
 from agro.models.encoding import Encoder
 from agro.rollout.rollout import before_stop
 from agro.store import Origin, Pair, Store
 from agro.store.location import Location, location_of
+from agro.store.records import LedgerSample
 from agro.types import Messages, Sample, thought_in
 
 PAGE = 4096  # rows of an episode that are looked up at once
+DAY = 86400.0  # seconds
 THUMBS = {"up": 1.0, "down": 0.0}
+ANSWERED = "answered"  # in `meta`: when, in seconds since 1970
 T = TypeVar("T")
 
 
 class Writer:
-    """A thread with the store: what is submitted while it writes is written together, in one transaction."""
+    """A thread with the store: what is submitted while it writes is written together, in one transaction.
 
-    def __init__(self, location: Location) -> None:
+    With `keep_days` it deletes what was answered more days ago, before anything else and then once a day.
+    """
+
+    def __init__(self, location: Location, keep_days: int | None = None) -> None:
+        self.keep_days, self.expired = keep_days, 0  # rows that were deleted
         self._work: queue.Queue[tuple[Callable[[Store], Any], Future[Any]] | None] = queue.Queue()
         opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(location, opened), daemon=True)
@@ -50,23 +58,43 @@ class Writer:
     def _run(self, location: Location, opened: Future[None]) -> None:
         try:
             store = Store.open(location)
-        except BaseException as error:  # noqa: BLE001 raised where the writer is made
+            self._expire(store)
+        except BaseException as error:  # noqa: BLE001 it is raised in the thread that makes the writer
             opened.set_exception(error)
             return
         opened.set_result(None)
+        due = time.monotonic() + DAY
         with store:
             taken = list[Any]()
             while None not in taken:
-                taken = [self._work.get()]
+                try:
+                    taken = [self._work.get(timeout=max(due - time.monotonic(), 0.0))]
+                except queue.Empty:
+                    taken, due = [], time.monotonic() + DAY
+                    try:
+                        self._expire(store)
+                    except Exception as error:  # noqa: BLE001 answers are stored all the same
+                        print(without_secrets(f"agro: --keep-days: {error}; tomorrow again"), file=sys.stderr)
                 while not self._work.empty():
                     taken.append(self._work.get())
                 self._write(store, [item for item in taken if item is not None])
+
+    def _expire(self, store: Store) -> None:
+        """Delete what was answered too long ago for good. Raises `Refused` where others have a file open."""
+        if self.keep_days is None:
+            return
+        ids = store.experience.find_below(ANSWERED, time.time() - self.keep_days * DAY)
+        if ids:
+            runs = "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
+            store.imports.forget(ids)
+            self.expired += len(ids)
+            print(f"agro: deleted {len(ids)} rows, {self.keep_days} days old or more{runs}", file=sys.stderr)
 
     def _write(self, store: Store, together: list[tuple[Callable[[Store], Any], Future[Any]]]) -> None:
         try:
             with store.transaction():
                 results = [work(store) for work, _ in together]
-        except Exception as error:  # noqa: BLE001 one of them fails: the others are written alone
+        except Exception as error:  # noqa: BLE001 who submitted it gets it; the others are written alone
             if len(together) == 1:
                 together[0][1].set_exception(error)
             else:
@@ -75,6 +103,16 @@ class Writer:
             return
         for (_, future), result in zip(together, results, strict=True):
             future.set_result(result)
+
+
+async def kept(future: Future[None] | None) -> None:
+    """Wait until an answer is stored. Raises `Problem` where it can't be: then it isn't answered."""
+    try:
+        if future is not None:
+            await asyncio.wrap_future(future)
+    except Refused as error:
+        print(without_secrets(f"agro: an answer can't be stored, and isn't given: {error}"), file=sys.stderr)
+        raise Problem(503, "the answer can't be stored") from None
 
 
 def ledger_of(episode: str) -> str:
@@ -86,6 +124,7 @@ def meta_of(answered: Answered, last_turn: str) -> dict[str, Any]:
     """The `meta` of the row of an answered call."""
     call = answered.call
     meta = {
+        ANSWERED: time.time(),
         "session": call.episode.name,
         "row": call.number,
         "calls": list(call.ids),
@@ -146,18 +185,19 @@ def redacted(sample: Sample, privacy: Privacy, opened: Messages) -> Sample:
 
 def load_episode(store: Store, episode: DoorEpisode) -> None:
     """What the store has of an episode that an earlier process began."""
-    rows = _rows(store, episode.name)
+    rows, episode.rows = _rows(store, episode.name)
     if rows:
-        episode.rows = 1 + max(sample.meta["row"] for sample in rows)
         episode.prompt, episode.reward = rows[0].prompt, rows[0].reward
         episode.feedback = rows[0].meta.get("feedback", [])
 
 
-def _rows(store: Store, name: str) -> list[Sample]:
-    ids, start = list[int](), 0
-    while page := store.experience.find_in_ledger(ledger_of(name), range(start, start + PAGE)):
-        ids, start = ids + page, start + PAGE
-    return list(store.samples(ids=ids)) if ids else []
+def _rows(store: Store, name: str) -> tuple[list[Sample], int]:
+    """The rows of an episode, and how many it had with those that were deleted."""
+    found, start = list[LedgerSample](), 0
+    while page := store.experience.in_ledger(ledger_of(name), range(start, start + PAGE)):
+        found, start = found + page, start + PAGE
+    ids = [row.id for row in found]
+    return (list(store.samples(ids=ids)), 1 + found[-1].number) if found else ([], 0)
 
 
 def store_feedback(
@@ -167,11 +207,12 @@ def store_feedback(
 
     Raises `Problem` where nothing was answered under that name.
     """
-    rows = _rows(store, episode.name)
+    rows, count = _rows(store, episode.name)
     calls = {call for sample in rows for call in sample.meta["calls"]}
     if not rows or feedback["name"] not in {episode.name, *calls}:
-        expected = "feedback: expected the id of an answered call, or a session"
-        raise Problem(404, f"{expected}, got {feedback['name']!r:.80}")
+        got = f"feedback: expected the id of an answered call, or a session, got {feedback['name']!r:.80}"
+        gone = ", whose answers were deleted (--keep-days, agro forget)" if count > len(rows) else ""
+        raise Problem(410 if gone else 404, got + gone)
     names = ("reward", "thumb", "comment", "correction")
     entry = privacy.apply({key: feedback[key] for key in names if key in feedback})
     history = [*rows[0].meta.get("feedback", []), {**entry, "id": feedback["name"], "time": time.time()}]
@@ -195,7 +236,7 @@ def _correct(store: Store, rows: list[Sample], id: str, correction: str, source:
     answer = turns[places[turn]]["content"]
     if answer == correction:
         raise Refused("correction: expected another answer than the model's, got the same")
-    ledger, meta = f"door-correction:{id}", {"corrects": id}
+    ledger, meta = f"door-correction:{id}", {"corrects": id, ANSWERED: time.time()}
     store.experience.set_aside(ledger, [0, 1])
     pair = [
         Sample(before, correction, role="expert", source="correction", meta=meta),
@@ -208,9 +249,13 @@ def _correct(store: Store, rows: list[Sample], id: str, correction: str, source:
 class Recorder:
     """The store behind a door, and the sessions that it has."""
 
-    def __init__(self, location: str | None, privacy: Privacy, memory: Memory, source: str) -> None:
+    def __init__(
+        self, location: str | None, privacy: Privacy, memory: Memory, source: str, keep_days: int | None
+    ) -> None:
         """`source`: of the samples, where the answer doesn't say whose it is."""
-        self.writer = None if location is None else Writer(location_of(location))
+        if location is None and keep_days is not None:
+            raise Refused("--keep-days: expected --store, in which answers are kept")
+        self.writer = None if location is None else Writer(location_of(location), keep_days)
         self.privacy, self.memory, self.source = privacy, memory, source
         self.stored = 0  # answers
         self._lock = asyncio.Lock()
@@ -218,6 +263,9 @@ class Recorder:
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
+
+    def measures(self) -> dict[str, float]:
+        return {"stored_total": self.stored, "expired_total": self.writer.expired if self.writer else 0}
 
     def submit(self, work: Callable[[Store], None]) -> Future[None] | None:
         """`work` stores an answer."""

@@ -189,6 +189,7 @@ class Collector:
             self.name,
             maximum=min(at_once, config.train.groups),
             ahead=ahead(config),
+            enough=config.train.groups if config.data.max_age is None else 0,
             trained=trained,
             dead=[name for name in collectors if name not in alive],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
@@ -276,9 +276,8 @@ class Experience:
                 args.append(encode_text(value))
         fits = " AND ".join(terms)
         if meta is not None:
-            sql = f"SELECT id, meta FROM samples WHERE {fits} AND id > ? ORDER BY id LIMIT {PAGE_ENTRIES}"
-            rows = read_pages(lambda cursor: self._database.page(sql, [*args, cursor], rows=PAGE_ENTRIES))
-            ids = [i for i, text in rows if _has_value(text, *meta)]
+            key, text = meta
+            ids = self._with_meta(fits, args, key, lambda x: text == (x if type(x) is str else json.dumps(x)))
             fits, args = "id IN (SELECT value FROM json_each(?))", [self._database.listed(ids)]
         found = self._database.run(
             f"WITH fit AS (SELECT id, prompt_id, episode FROM samples WHERE {fits}) "
@@ -287,6 +286,15 @@ class Experience:
             args,
         )
         return [i for (i,) in found]
+
+    def find_below(self, key: str, limit: float) -> list[int]:
+        """Ids of all samples, redone ones included, whose `meta` has a float below `limit` at a key."""
+        return self._with_meta(queries.PRESENT, [], key, lambda x: isinstance(x, float) and x < limit)
+
+    def _with_meta(self, where: str, args: Sequence[Any], key: str, fits: Callable[[Any], bool]) -> list[int]:
+        sql = f"SELECT id, meta FROM samples WHERE {where} AND id > ? ORDER BY id LIMIT {PAGE_ENTRIES}"
+        rows = read_pages(lambda cursor: self._database.page(sql, [*args, cursor], rows=PAGE_ENTRIES))
+        return [i for i, text in rows if any(map(fits, _values(text, key)))]
 
     def in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[LedgerSample]:
         """The samples that are stored under these numbers of a ledger, by number."""
@@ -400,14 +408,13 @@ class Experience:
         return Page([Pair(*row) for row in rows], end if end < newest else None)
 
 
-def _has_value(text: Any, key: str, value: str) -> bool:
-    """Whether the JSON text of `meta` has a value at a key, which may be dotted; a damaged one has none."""
+def _values(text: Any, key: str) -> list[Any]:
+    """What the JSON text of `meta` has at a key, which may be dotted; a damaged one has nothing."""
     try:
         meta = loads(decode_text(text))
     except (TypeError, ValueError):
-        return False
+        return []
     nested: Any = meta
     for part in key.split("."):
         nested = nested.get(part) if isinstance(nested, dict) else None
-    found = [each for each in (meta.get(key), nested) if each is not None]
-    return value in [each if isinstance(each, str) else json.dumps(each) for each in found]
+    return [each for each in (meta.get(key), nested) if each is not None]

@@ -43,14 +43,41 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> HF:
 
 
 @pytest.fixture
+def says(engine, monkeypatch):
+    """A function: texts -> the model answers with them, one after the other. The log-probs stay its own."""
+    from agro.door import batch
+
+    original = batch.MixedRows._draw
+
+    def make(*texts: str) -> None:
+        tokenizer = engine.policy.tokenizer
+        answers = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
+        under_way: dict = {}
+
+        def draw(self, logits, noise):
+            tokens, logp = original(self, logits, noise)
+            for row, (job, token) in enumerate(self.drawn):
+                under_way.setdefault(job, answers.pop(0) if job not in under_way else None)
+                tokens[row] = under_way[job].pop(0)
+                self.drawn[row] = job, token._replace(id=int(tokens[row]))
+            return tokens, logp
+
+        monkeypatch.setattr(batch.MixedRows, "_draw", draw)
+
+    return make
+
+
+@pytest.fixture
 def serving(engine: HF):
     """A function: the file of a store, or None -> a context with the URL of a door on the tiny model."""
 
     @contextmanager
-    def serve(store: Path | None = None, *, redact: bool = True, seconds: float = 60.0, size: int = 8):
+    def serve(
+        store: Path | None = None, *, redact: bool = True, seconds: float = 60.0, size: int = 8, **more
+    ):
         privacy = Privacy(redact=redact)
         where = None if store is None else str(store)
-        with opened(engine, size, where, privacy, "tiny", seconds) as made, door(made) as url:
+        with opened(engine, size, where, privacy, "tiny", seconds, **more) as made, door(made) as url:
             yield url
 
     return serve

@@ -20,31 +20,6 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3}}\n</tool_call>'
 
 
 @pytest.fixture
-def says(engine, monkeypatch):
-    """A function: texts -> the model answers with them, one after the other. The log-probs stay its own."""
-    from agro.door import batch
-
-    original = batch.MixedRows._draw
-
-    def make(*texts: str) -> None:
-        tokenizer = engine.policy.tokenizer
-        answers = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
-        under_way: dict = {}
-
-        def draw(self, logits, noise):
-            tokens, logp = original(self, logits, noise)
-            for row, (job, token) in enumerate(self.drawn):
-                under_way.setdefault(job, answers.pop(0) if job not in under_way else None)
-                tokens[row] = under_way[job].pop(0)
-                self.drawn[row] = job, token._replace(id=int(tokens[row]))
-            return tokens, logp
-
-        monkeypatch.setattr(batch.MixedRows, "_draw", draw)
-
-    return make
-
-
-@pytest.fixture
 def both(serving, tmp_path):
     """The clients, and the file of the store."""
     with serving(tmp_path / "s.db") as url:

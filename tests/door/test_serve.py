@@ -19,6 +19,7 @@ from agro.door import app
 from agro.door.batch import Token
 from agro.door.records import Writer
 from agro.door.sessions import Sessions
+from agro.errors import Unwritable
 from agro.store import Store
 from agro.store.location import location_of
 
@@ -451,3 +452,55 @@ def test_loops_of_their_own(serving) -> None:
 
     with serving() as url:
         assert asyncio.run(run(url)) == [200] * 20
+
+
+def test_what_cannot_be_stored_is_not_answered(serving, monkeypatch, tmp_path, capfd) -> None:
+    def full(*args: object, **fields: object) -> None:
+        raise Unwritable("/somewhere/s.db: the disk is full")
+
+    with serving(tmp_path / "s.db") as url:
+        with monkeypatch.context() as patch:
+            patch.setattr("agro.door.app.store_row", full)
+            reply = post(url, max_tokens=3)
+            stream = post(url, max_tokens=3, stream=True)
+        ask(url)
+    assert reply.status_code == 503
+    assert "the answer can't be stored" in reply.text
+    assert "somewhere" not in reply.text
+    assert "the answer can't be stored" in stream.text
+    assert "[DONE]" not in stream.text
+    assert "the disk is full" in capfd.readouterr().err
+    assert len(stored(tmp_path / "s.db")) == 1
+
+
+def test_old_answers_are_deleted_and_feedback_on_them_says_so(serving, monkeypatch, tmp_path, capfd) -> None:
+    file, path = tmp_path / "s.db", "/s/work/v1/chat/completions"
+    with serving(file) as url, monkeypatch.context() as patch:
+        patch.setattr("agro.door.records.time.time", lambda: time.time_ns() / 1e9 - 40 * 86400)
+        first = ask(url, path=path)
+        ask(url, [*HI, turn(first), *HI], path=path)  # what the row was before is deleted too
+        assert feedback(url, id=first["id"], correction="Hello").status_code == 200
+    with serving(file) as url:
+        young = ask(url)
+    with serving(file, keep_days=30) as url:
+        assert "deleted 4 rows, 30 days old or more" in capfd.readouterr().err
+        assert "agro_door_expired_total 4" in httpx.get(f"{url}/metrics", headers=HEADERS).text
+        for name in ({"session": "work"}, {"id": first["id"]}):
+            reply = feedback(url, reward=1, **name)
+            assert (reply.status_code, "were deleted" in reply.text) == (410, True)
+        assert feedback(url, id=young["id"], reward=1).status_code == 200
+        again = ask(url, path=path)
+    assert again["id"] != first["id"]  # a late word on the first isn't taken for one on this
+    assert len(stored(file)) == 2
+    assert b"Hello" not in file.read_bytes()
+
+
+def test_a_row_is_deleted_while_it_serves(serving, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("agro.door.records.DAY", 0.2)
+    with serving(tmp_path / "s.db", keep_days=5) as url:
+        ask(url)
+        deadline = time.monotonic() + 30
+        while "agro_door_expired_total 0" in httpx.get(f"{url}/metrics", headers=HEADERS).text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        ask(url)
