@@ -252,10 +252,11 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 
 
 NOTE = """
-Minutes are processor time of training alone, to the first of ten measurements at or above .90; fewer is better, and
-`never` is a result. What the jobs and methods are, and how you add a row: the head of `run.py`. Accuracy is of one
-response at temperature 1 to each held-out prompt: 1,024 sums (standard error .01), 256 sorting prompts (.02). TRL's
-online trainers aren't made for logs: they take the log as if they had just sampled it.
+Minutes are processor time of training alone, to the first of ten measurements at or above .90; fewer is
+better, and `never` is a result. What the jobs and methods are, and how you add a row: the head of
+`run.py`. Accuracy is of one response at temperature 1 to each held-out prompt: 1,024 sums (standard error
+.01), 256 sorting prompts (.02). TRL's online trainers aren't made for logs: they take the log as if they
+had just sampled it.
 """
 
 
