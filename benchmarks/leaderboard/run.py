@@ -1,7 +1,8 @@
 """The leaderboard: CPU minutes of training on one log until 90 % of held-out prompts are answered right.
 
     make leaderboard                       # or make leaderboard TRL=/path/to/python-with-trl
-    python benchmarks/leaderboard/run.py [--jobs sums sorting] [--methods NAME …] [--seeds 3] [--trl-python P]
+    python benchmarks/leaderboard/run.py [--jobs sums sorting] [--methods NAME …] [--seeds 3]
+                                         [--trl-python P] [--trl-rates LR …]
     python benchmarks/leaderboard/run.py --row "my idea" [--jobs sorting] KEY=VALUE …
 
 Two jobs, each one log, one small model to begin with, and a number of updates:
@@ -195,17 +196,17 @@ def own(folder: Path, name: str, changes: Sequence[str], seeds: int) -> dict[str
     return row(folder.name, name, runs, " ".join(changes))
 
 
-def of_trl(folder: Path, name: str, python: Path, seeds: int) -> dict[str, Any]:
+def of_trl(folder: Path, name: str, python: Path, rates: Sequence[str], seeds: int) -> dict[str, Any]:
     """A row of TRL's, at the best of its rates by the accuracy at the end with seed 0."""
 
     def one(seed: int, rate: str) -> dict[str, Any]:
         command = [str(python), str(HERE / "trl_log.py"), str(folder), name.split()[-1], str(seed), rate]
         return measured(command, folder / f"{name}-{rate}-{seed}.json")
 
-    trials = {rate: one(0, rate) for rate in TRL_RATES}
+    trials = {rate: one(0, rate) for rate in rates}
     best = max(trials, key=lambda rate: last(trials[rate]))
     runs = [trials[best], *(one(seed, best) for seed in range(1, seeds))]
-    return row(folder.name, name, runs, f"{runs[0]['version']}, β = 0.1, lr {best} of {', '.join(TRL_RATES)}")
+    return row(folder.name, name, runs, f"{runs[0]['version']}, β = 0.1, lr {best} of {', '.join(rates)}")
 
 
 def row(job: str, name: str, runs: Sequence[dict[str, Any]], settings: str) -> dict[str, Any]:
@@ -238,13 +239,29 @@ def place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    heads = ("job", "method", "CPU minutes to .90, by seed", "accuracy at the end", "commit", "date")
+    heads = (
+        "job",
+        "method",
+        "settings",
+        "CPU minutes to .90, by seed",
+        "accuracy at the end",
+        "commit",
+        "date",
+    )
     lines = ["# Two CPU cores to .90 on one log", "", "    make leaderboard", ""]
     lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for each in sorted(rows, key=place):
         minutes = ", ".join(told(value).removesuffix(" min") for value in each["ours"])
         final = ", ".join(f"{value:.3f}" for value in each["final"])
-        cells = (each["job"], each["method"], minutes, final, f"`{each['commit']}`", each["date"])
+        cells = (
+            each["job"],
+            each["method"],
+            each["settings"],
+            minutes,
+            final,
+            f"`{each['commit']}`",
+            each["date"],
+        )
         lines.append(f"| {' | '.join(cells)} |")
     machines = "; ".join(dict.fromkeys(each["machine"] for each in rows))
     lines += [NOTE, f"Machine: {machines}. One thread a run, seeds 0, 1, 2.", ""]
@@ -272,10 +289,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=[*METHODS, *TRL], choices=[*METHODS, *TRL])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL 1.16")
+    parser.add_argument("--trl-rates", nargs="+", default=TRL_RATES, metavar="LR")
     parser.add_argument("--row", metavar="NAME", help="a row of your own: the recipe with KEY=VALUE")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     asked = parser.parse_args()
-    known = {row["name"]: row for row in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
     for job in asked.jobs:
         if job == "sums" and not PEER.is_dir():
             print(f"sums: skipped: {PEER} isn't there")
@@ -290,11 +307,16 @@ def main() -> None:
             elif asked.trl_python is None:
                 print(f"{job}, {name}: skipped: name an interpreter with TRL: --trl-python (make: TRL=…)")
             else:
-                rows.append(of_trl(folder, name, asked.trl_python, asked.seeds))
-        for found in rows:
-            known[found["name"]] = found
-        RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
-        (HERE / "README.md").write_text(page(list(known.values())), encoding="utf-8")
+                rows.append(of_trl(folder, name, asked.trl_python, asked.trl_rates, asked.seeds))
+        write(rows)
+
+
+def write(rows: Sequence[dict[str, Any]]) -> None:
+    """Results and page, with other rows as they were."""
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    known = {row["name"]: row for row in [*before, *rows]}
+    RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    (HERE / "README.md").write_text(page(list(known.values())), encoding="utf-8")
     print(page(list(known.values())))
 
 
