@@ -26,7 +26,6 @@ import gzip
 import importlib.util
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -41,6 +40,8 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE)]
 
 from clock import GOAL, Clock, load_job  # noqa: E402
+
+from benchmarks import recording  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/leaderboard.json"
 PEER = ROOT.parent / "shared/peers/trl"
@@ -210,25 +211,15 @@ def of_trl(folder: Path, name: str, python: Path, rates: Sequence[str], seeds: i
 
 
 def row(job: str, name: str, runs: Sequence[dict[str, Any]], settings: str) -> dict[str, Any]:
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    processor = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), processor)
-    return {
-        "name": f"{job}: {name}",
+    minutes, final = [run["minutes"] for run in runs], [last(run) for run in runs]
+    more = {
         "job": job,
         "method": name,
-        "goal": GOAL,
-        "ratio": None,
-        "ours": [result["minutes"] for result in runs],
-        "peer": [],
-        "final": [last(result) for result in runs],
+        "final": final,
         "settings": settings,
         "date": date.today().isoformat(),
-        "commit": git.stdout.strip() or None,
-        "machine": f"{processor}, {os.cpu_count()} cores, Python {platform.python_version()}",
     }
+    return recording.row(f"{job}: {name}", minutes, goal=GOAL, **more)
 
 
 def place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -315,7 +306,7 @@ def write(rows: Sequence[dict[str, Any]]) -> None:
     """Results and page, with other rows as they were."""
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     known = {row["name"]: row for row in [*before, *rows]}
-    RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    recording.write(RESULTS, known.values())
     (HERE / "README.md").write_text(page(list(known.values())), encoding="utf-8")
     print(page(list(known.values())))
 

@@ -36,8 +36,12 @@ from typing import Any
 import torch
 import transformers
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import recording  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/step.json"
 TINY = ROOT.parent / "shared/peers/trl/models/tiny"
 TOLERATED = 0.95  # of a recorded ratio
@@ -204,17 +208,7 @@ def measured(case: str, repeats: int, tiny: Path, ways: list[str], checkout: Pat
 
 
 def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{cpu}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, {versions}"
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    return f"{recording.machine()}, torch {torch.__version__}, transformers {transformers.__version__}"
 
 
 def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
@@ -233,7 +227,7 @@ def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
             "goal": CASES[case],
             "ratio": ratio,
             **found,
-            "commit": commit(),
+            "commit": recording.commit(),
             "machine": machine(),
         }
         for way in ("ours", "peer"):
