@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import sqlite3
 import subprocess
 import sys
@@ -24,6 +23,10 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import recording  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/check.json"
 GOAL = 60.0  # seconds
 SIZE, ALONE, PART = 8, 10, 2000
@@ -124,21 +127,11 @@ def main() -> None:
             f"{records:>9} {middle['cpu']:>7.1f} {middle['seconds']:>7.1f} {middle['megabytes']:>6.0f} "
             f"{path.stat().st_size / 1e9:>11.2f}"
         )
-        rows.append(
-            {
-                "name": f"{records} records",
-                "goal": GOAL,
-                "ratio": None,
-                "ours": cpu,
-                "peer": [],
-                "megabytes": middle["megabytes"],
-                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-                "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip(),
-            }
-        )
+        name, memory = f"{records} records", middle["megabytes"]
+        rows.append(recording.row(name, cpu, goal=GOAL, megabytes=memory))
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     of_name = {row["name"]: row for row in [*known, *rows]}
-    RESULTS.write_text(json.dumps(list(of_name.values()), indent=1) + "\n", encoding="utf-8")
+    recording.write(RESULTS, of_name.values())
 
 
 if __name__ == "__main__":

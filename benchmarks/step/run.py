@@ -1,18 +1,20 @@
 """The training part of a step: reference log-probs, gradient and update, and the output layer by itself.
 
     python benchmarks/step/run.py [--cases "mid mixed" …] [--repeats 5] [--before CHECKOUT] [--tiny FOLDER]
-    python benchmarks/step/run.py --check
+    python benchmarks/step/run.py --check [--before CHECKOUT]
 
-`tiny` is a trained model of 2.4M parameters (see --tiny; skipped where it isn't there), `mid` one of 34M with
-random weights. Measured is a step of RLOO with a reference on random tokens, on one thread: CPU seconds, the
-memory that it adds to the process at most, tokens per second, and the useful operations per second as a share
-of those of a matrix product measured in the same process. Its peer is the plain way, all logits of a pass and
-log_softmax, in turns with it; memory is that of a process of its own. --before measures another checkout of
-agro too.
+`tiny` is a trained model of 2.4M parameters (see --tiny; skipped where it isn't there), `mid` one of 34M
+with random weights. Measured is a step of RLOO with a reference on random tokens, on one thread: CPU
+seconds, the memory that it adds to the process at most, tokens per second, and the useful operations per
+second as a share of those of a matrix product measured in the same process. Its peer is the plain way,
+all logits of a pass and log_softmax, in turns with it; memory is that of a process of its own. --before
+measures another checkout of agro too.
 
-Replaces the rows of these cases in benchmarks/results/step.json, and writes step.md and step.svg beside this
-file. --check measures anew with fewer
-repeats, writes nothing, and fails where a ratio to the plain way is more than 10% below the recorded one.
+Replaces the rows of these cases on this kind of machine in benchmarks/results/step.json, and writes
+step.md and step.svg beside this file. --check writes nothing, and fails where the plain way's seconds
+over ours are more than 5% below what was recorded on this kind of machine: the median of pairs in turns,
+and where that is so, of twice as many. With --before it is compared with that checkout, measured in the
+same run. A kind of machine without a record is named, and nothing is compared.
 """
 
 from __future__ import annotations
@@ -34,11 +36,16 @@ from typing import Any
 import torch
 import transformers
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import recording  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/step.json"
 TINY = ROOT.parent / "shared/peers/trl/models/tiny"
-TOLERATED = 0.9  # of a recorded ratio
+TOLERATED = 0.95  # of a recorded ratio
+CHECKED = ("head float32", "tiny float32", "mid float32", "mid mixed")  # by --check: those of a few minutes
 SHAPES = {"tiny": (16, 4, 16, 64), "mid": (2, 4, 16, 256)}  # groups, responses, prompt and response tokens
 CASES = {  # goal: CPU seconds of the plain way over ours
     "head float32": 1.0,
@@ -201,17 +208,7 @@ def measured(case: str, repeats: int, tiny: Path, ways: list[str], checkout: Pat
 
 
 def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{cpu}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, {versions}"
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    return f"{recording.machine()}, torch {torch.__version__}, transformers {transformers.__version__}"
 
 
 def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
@@ -230,20 +227,18 @@ def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
             "goal": CASES[case],
             "ratio": ratio,
             **found,
-            "commit": commit(),
+            "commit": recording.commit(),
             "machine": machine(),
         }
-        if not asked.check:
-            for way in ("ours", "peer"):
-                row[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
-            row["memory"] = row["ours_memory"] / row["peer_memory"]
+        for way in ("ours", "peer"):
+            row[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
+        row["memory"] = row["ours_memory"] / row["peer_memory"]
         if asked.before:
             old = case.replace("mixed", "bfloat16")
             row["before"] = measured(old, asked.repeats, asked.tiny, ["ours"], asked.before.resolve())["ours"]
         rows.append(row)
         print(f"{case}: {ratio:.2f} of the plain way's speed", flush=True)
-        if not asked.check:
-            write(rows)
+        write(rows)
     return rows
 
 
@@ -262,9 +257,11 @@ def line(row: dict[str, Any]) -> str:
 
 def write(new: list[dict[str, Any]]) -> None:
     """Results, table and figure, with rows of other cases as they were."""
-    known = {row["name"]: row for row in [*json.loads(RESULTS.read_text()), *new]}
-    rows = [known[case] for case in CASES if case in known]
+    known = {(row["name"], kind(row["machine"])): row for row in [*json.loads(RESULTS.read_text()), *new]}
+    rows = sorted(known.values(), key=lambda row: (kind(row["machine"]), list(CASES).index(row["name"])))
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    here = kind(machine())
+    rows = [row for row in rows if kind(row["machine"]) == here]  # the table and the figure are of one kind
     heads = (
         "case",
         "CPU s",
@@ -294,38 +291,67 @@ def write(new: list[dict[str, Any]]) -> None:
     figure.savefig(HERE / "step.svg", metadata={"Date": None})
 
 
-def check(rows: list[dict[str, Any]]) -> int:
-    """1 where a ratio is below the recorded one by more than is tolerated, or nothing was recorded."""
-    recorded = {row["name"]: row["ratio"] for row in json.loads(RESULTS.read_text())}
-    failed = 0
-    for row in rows:
-        name, ratio = row["name"], row["ratio"]
-        if name not in recorded:
-            print(f"{name}: expected a row in {RESULTS}, got none; run this without --check first")
-            failed = 1
-        elif ratio < TOLERATED * recorded[name]:
-            print(f"{name}: expected a ratio of {recorded[name]:.2f}, got {ratio:.2f}")
-            failed = 1
-    return failed
+def kind(machine: str) -> str:
+    """Of machines whose ratios are compared: processor and cores, without versions."""
+    return ", ".join(machine.split(", ")[:2])
+
+
+def ratio_of(found: dict[str, Any]) -> float:
+    """The plain way over ours: the median of pairs in turns, which a machine that slows down leaves alone."""
+    return statistics.median(peer / ours for ours, peer in zip(found["ours"], found["peer"], strict=True))
+
+
+def is_slower(found: dict[str, Any], recorded: dict[str, Any]) -> bool:
+    return ratio_of(found) < TOLERATED * ratio_of(recorded)
+
+
+def check(asked: argparse.Namespace) -> int:
+    """1 where a case is slower than before beside the plain way, also when it is measured again."""
+    here, failed = kind(machine()), False
+    rows = [row for row in json.loads(RESULTS.read_text()) if row["ours"] and kind(row["machine"]) == here]
+    known = {row["name"]: row for row in rows}
+    for case in asked.cases:
+        if case.startswith("tiny") and not asked.tiny.is_dir():
+            print(f"{case}: not compared: {asked.tiny} isn't there; name the model's folder with --tiny")
+            continue
+        if asked.before:
+            known[case] = turns(case, asked, asked.before.resolve())
+        if case not in known:
+            print(f"{case}: not compared: {RESULTS.name} has no row of {here}; give --before CHECKOUT")
+            continue
+        found = turns(case, asked)
+        if is_slower(found, known[case]):
+            again = turns(case, asked)
+            found = {way: found[way] + again[way] for way in ("ours", "peer")}
+        slower = is_slower(found, known[case])
+        times = f"{ratio_of(found):.2f} times as fast as the plain way, before {ratio_of(known[case]):.2f}"
+        verdict = f": more than {1 - TOLERATED:.0%} slower" if slower else ""
+        print(f"{case}: {times}, {len(found['ours'])} turns{verdict}", flush=True)
+        failed |= slower
+    return int(failed)
+
+
+def turns(case: str, asked: argparse.Namespace, checkout: Path = ROOT) -> dict[str, Any]:
+    return measured(case, asked.repeats, asked.tiny, ["ours", "peer"], checkout)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), help="all, with --check those of minutes")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--tiny", type=Path, default=TINY)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--one", nargs="+")
     asked = parser.parse_args()
-    if asked.repeats is None:
-        asked.repeats = 2 if asked.check else 5
     if asked.one:
         print(json.dumps(measure(asked.one[0], asked.repeats, asked.tiny, asked.one[1:])))
         return 0
-    rows = rows_of(asked)
+    if asked.cases is None:
+        asked.cases = CHECKED if asked.check else list(CASES)
     if asked.check:
-        return check(rows)
+        return check(asked)
+    rows_of(asked)
     return 0
 
 

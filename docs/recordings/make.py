@@ -1,13 +1,13 @@
 """Recordings as text: commands and their real output, with the wheel of this checkout.
 
-    python docs/recordings/make.py [first log commands clone ratings trl] [--out docs/recordings]
+    python docs/recordings/make.py [first log commands ratings trl] [--out docs/recordings]
                                    [--environment DIR]
     python docs/recordings/make.py chat --model DIR
 
 `first`: a stranger's first ten minutes, from `pip install` in an empty environment to a rising curve
 (first.txt). `log`: from a JSONL log of another model to a better model, compared (log.txt). `chat`: the same
 of a real chat model, examples/chat_model (chat.txt); DIR is what reproductions/chat/model.py writes.
-`clone`: the README's first command in a fresh clone. `ratings`: from a table of ratings to a verdict. `trl`:
+`ratings`: from a table of ratings to a verdict. `trl`:
 a script for TRL's trainer, then with agro's, then its log; the environment has TRL.
 `commands`: the example of every command (commands.txt), which `python tools/docs/cli_docs.py` shows on the
 page of the commands.
@@ -66,12 +66,6 @@ CHAT = (
     "agro import log.jsonl --store log.db",
     "agro check log.db",
     "agro train examples/chat_model/laptop.toml --out runs/log",
-)
-CLONE = (
-    "git clone --quiet origin agro",
-    "cd agro",
-    "make demo",
-    "ls runs/demo",
 )
 RATINGS = (  # a form's export, of the task's log
     "agro init ratings --task own-log",
@@ -147,7 +141,7 @@ def examples() -> tuple[str, ...]:
     return tuple(commands)
 
 
-WALKS = {"first": FIRST, "log": LOG, "chat": CHAT, "clone": CLONE, "ratings": RATINGS, "trl": TRL}
+WALKS = {"first": FIRST, "log": LOG, "chat": CHAT, "ratings": RATINGS, "trl": TRL}
 
 
 class Shell:
@@ -259,7 +253,7 @@ def record(name: str, out: Path, environment: Path | None, model: Path | None) -
         commands = examples() if name == "commands" else WALKS[name]
         if name == "first":
             commands = (*installation(folder), *commands)
-        elif environment is None and name != "clone":
+        elif environment is None:
             for command in installation(folder):
                 Shell(folder, folder / "env", lambda line: None).run(command)
         for command in commands:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 
 from reproductions import harness
 from reproductions.arena import kinds
-from reproductions.arena.kinds import KINDS, RATE, betas, obstacle
+from reproductions.arena.kinds import KINDS
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]
@@ -68,15 +66,6 @@ def _settings(run: Run) -> tuple[float, float | None]:
     return run["rate"], run["beta"]
 
 
-def default_of(runs: Sequence[Run], cell: Cell) -> Run | None:
-    """The run with the default settings and seed 0."""
-    settings = (RATE, betas(cell[0])[0])
-    for run in runs:
-        if (run["objective"], run["kind"]) == cell and run["seed"] == 0 and _settings(run) == settings:
-            return run
-    return None
-
-
 def names_of(result: Run) -> list[str]:
     """All that took part somewhere, by family."""
     return by_family(list(dict.fromkeys(row["objective"] for row in (*result["runs"], *result["theory"]))))
@@ -88,38 +77,12 @@ def kinds_of(rows: Sequence[Run]) -> list[str]:
 
 
 def tables(result: Run) -> str:
-    """Accuracy, KL, default settings, CPU time and the ends in theory, and why an objective is missing."""
+    """How much was run, and a row for each kind of data. The figure has every objective."""
     best = of_cells(result["runs"])
-    parts = []
-    if best:
-        start = result["start"]["accuracy"]
-        parts += [
-            _extent(result),
-            f"The simple ones beside the best, by accuracy. Before training: {start:.3f}.",
-            _leaders(best, start),
-            "Accuracy with the best settings of the grid, mean of the seeds.",
-            _table(result, result["runs"], {cell: _accuracy(runs) for cell, runs in best.items()}),
-            "Accuracy with the default settings, seed 0.",
-            _table(result, result["runs"], _defaults(result["runs"], best)),
-            "KL(π ‖ π_ref) with the best settings, nats a response.",
-            _table(result, result["runs"], {cell: f"{mean(runs, 'kl'):.2f}" for cell, runs in best.items()}),
-            "The best settings: learning rate, and β where it was chosen.",
-            _table(result, result["runs"], {cell: _chosen(runs[0]) for cell, runs in best.items()}),
-            "CPU seconds of a run.",
-            _table(
-                result,
-                result["runs"],
-                {cell: f"{mean(runs, 'cpu_seconds'):.1f}" for cell, runs in best.items()},
-            ),
-        ]
-    known = {(e["objective"], e["kind"]): f"{e['kl']:.2g}" for e in result["theory"] if e["kl"] is not None}
-    if known:
-        parts += [
-            "In theory: KL(π ‖ π*) where exact descent ends, nats.",
-            _table(result, result["theory"], known),
-        ]
-    parts += ["Why an objective doesn't take part:", _reasons(result)]
-    return "\n\n".join(parts)
+    if not best:
+        return ""
+    start = result["start"]["accuracy"]
+    return f"{_extent(result)}\n\n{_leaders(best, start)}"
 
 
 def _extent(result: Run) -> str:
@@ -150,72 +113,8 @@ def _leaders(best: Mapping[Cell, Sequence[Run]], start: float) -> str:
     return "\n".join(lines)
 
 
-def _table(result: Run, rows: Sequence[Run], cells: Mapping[Cell, str]) -> str:
-    of = kinds_of(rows)
-    lines = [f"| family | objective | {' | '.join(of)} |", "|---" * (2 + len(of)) + "|"]
-    for name in names_of(result):
-        words = [cells.get((name, kind), "–") for kind in of]
-        if set(words) != {"–"}:
-            lines.append(f"| {family(name)} | `{name}` | {' | '.join(words)} |")
-    return "\n".join(lines)
-
-
-def _accuracy(runs: Sequence[Run]) -> str:
-    ends = [run["accuracy"] for run in runs]
-    if len(ends) == 1:
-        return f"{ends[0]:.3f}"
-    return f"{statistics.mean(ends):.3f} ± {statistics.stdev(ends) / math.sqrt(len(ends)):.3f}"
-
-
-def _defaults(runs: Sequence[Run], best: Mapping[Cell, Sequence[Run]]) -> dict[Cell, str]:
-    found = {cell: default_of(runs, cell) for cell in best}
-    return {cell: f"{run['accuracy']:.3f}" for cell, run in found.items() if run is not None}
-
-
-def _chosen(run: Run) -> str:
-    words = [f"{run['rate']:.0e}".replace("e-0", "e-")]
-    if run["beta"] is not None:
-        words.append(f"β {run['beta']:g}")
-    return ", ".join(words)
-
-
 def mean(runs: Sequence[Run], key: str) -> float:
     return statistics.mean(float(run[key]) for run in runs)
-
-
-def _reasons(result: Run) -> str:
-    """One row for each objective and reason."""
-    missing: dict[tuple[str, str], list[str]] = {}
-    for row in (*result["missing"], *_stopped(result)):
-        missing.setdefault((row["objective"], row["why"]), []).append(row["kind"])
-    lines = ["| objective | on | why |", "|---|---|---|"]
-    for name in by_family(list(dict.fromkeys(name for name, _ in missing))):
-        for (other, why), on in missing.items():
-            if other == name:
-                lines.append(f"| `{name}` | {', '.join(dict.fromkeys(on))} | {why} |")
-    return "\n".join(lines)
-
-
-def _stopped(result: Run) -> list[Run]:
-    """Runs that ended early, and ends in theory that weren't reached."""
-    rows: list[Run] = []
-    for run in result["runs"]:
-        if run["stopped"]:
-            why = f"a run with lr {run['rate']:g} was stopped: {run['stopped'].split('. What')[0]}"
-            rows.append({**run, "why": why})
-    for end in result["theory"]:
-        of_data = obstacle(end["objective"], KINDS[end["kind"]])  # is told of the runs
-        if end["kl"] is None and not of_data:
-            rows.append({**end, "why": f"in theory: {end['why']}"})
-    return rows
-
-
-def write(readme: Path, result: Run) -> None:
-    """Put the tables between the marks of the README."""
-    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    made = f"{BEGIN}\n\n{tables(result)}\n\n{END}"
-    readme.write_text(before + made + after, encoding="utf-8")
 
 
 def figure(result: Run) -> Figure:

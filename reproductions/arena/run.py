@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for folder in (args.out, *((HERE,) if args.record else ())):
         harness.record(folder, result, report.figure(result))
     if args.record:
-        report.write(HERE / "README.md", result)
+        harness.put(HERE / "README.md", report.tables(result), report.BEGIN, report.END)
     print(report.tables(result))
 
 

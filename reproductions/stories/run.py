@@ -207,11 +207,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs.append((seed, harness.train(config, args.out / f"agro-{seed}")))
     found = [measure(seed, args.out / f"agro-{seed}", run) for seed, run in runs]
     stories = tell({"before": MODEL, "after": args.out / "agro-0/model"}, config.sampler.max_new)
-    result = {"runs": found, "overrides": args.overrides, "machine": harness.machine()}
+    result = {
+        "runs": found,
+        "overrides": args.overrides,
+        "machine": harness.machine(),
+        "stories": stories.splitlines(),
+    }
     figure = draw(runs)
     for folder in [args.out, *([HERE] if args.record else [])]:
         harness.record(folder, result, figure)
-        (folder / "stories.md").write_text(stories + "\n")
     print(table(found), stories, sep="\n\n")
 
 

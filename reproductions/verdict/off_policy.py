@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.proof.enumerable import Space, Table
 from agro.rollout.off_policy import LEAST, compare_on_log
+from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent
-MARK = "<!-- off-policy -->"
+MARK, END = "<!-- begin: off-policy -->", "<!-- end: off-policy -->"
 SPACE = Space(vocabulary=3, length=3, prompts=200)
 SIZES = ((100, 4), (400, 4))  # prompts, responses to each
 MOVES = (1.0, 3.0, 6.0, 10.0)  # largest change of a logit, in nats
@@ -144,27 +145,34 @@ def rows(runs: int) -> list[dict[str, Any]]:
 
 
 def table(result: list[dict[str, Any]]) -> str:
+    """By author and direction: the extremes over settings in which a fifth of the logs has an estimate."""
     names = (
         "log of",
-        "direction",
-        "KL",
+        "moved",
         "true gain",
-        "log",
-        "effective",
-        "estimable",
-        "bias",
+        "settings",
+        "largest bias",
         "interval holds it",
+        '"better"',
+        '"worse"',
     )
-    lines = ["| " + " | ".join((*names, '"better"', '"worse"')) + " |", "|---" * 11 + "|"]
-    for row in result:
-        head = f"{row['log of']} | {row['direction']} | {row['kl']:.2f} | {row['gain']:+.3f}"
-        size = f"{row['prompts']} × {row['responses']} | {row['ess']:.0f} | {row['estimable']:.0%}"
-        rest = " – | – | – | –"
-        if row["bias"] is not None:
-            shares = " | ".join(f"{row[name]:.1%}" for name in ("covers", "better", "worse"))
-            rest = f"{row['bias']:+.4f} | {shares}"
-        lines.append(f"| {head} | {size} | {rest} |")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for author, toward in product(("start", "another"), DIRECTIONS):
+        of_kind = [r for r in result if (r["log of"], r["direction"]) == (author, toward)]
+        rows = [row for row in of_kind if row["estimable"] > 0.2]
+        gains = [row["gain"] for row in rows]
+        ranges = [_range([row[name] for row in rows]) for name in ("covers", "better", "worse")]
+        cells = (
+            *(author, toward, f"{min(gains):+.3f} to {max(gains):+.3f}", f"{len(rows)} of {len(of_kind)}"),
+            f"{max((row['bias'] for row in rows), key=abs):+.4f}",
+            *ranges,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _range(shares: list[float]) -> str:
+    return f"{min(shares):.1%} to {max(shares):.1%}"
 
 
 def main() -> None:
@@ -183,10 +191,7 @@ def main() -> None:
     if given.small:
         return
     (FOLDER / "off_policy.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    before, _, after = text.split(MARK)
-    page = f"{before}{MARK}\n{table(result)}\n{MARK}{after}"
-    (FOLDER / "README.md").write_text(page, encoding="utf-8")
+    harness.put(FOLDER / "README.md", table(result), MARK, END)
 
 
 if __name__ == "__main__":

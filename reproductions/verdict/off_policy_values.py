@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.rollout.off_policy import FEW, HEADLINE, LoggedResponses, OffPolicyValue, value_on_log
+from reproductions import harness
 from reproductions.verdict.off_policy import SPACE, Values, log_probs, policies
 
 FOLDER = Path(__file__).resolve().parent
-MARK = "<!-- off-policy values -->"
+MARK, END = "<!-- begin: off-policy values -->", "<!-- end: off-policy values -->"
 SIZES = ((100, 4), (400, 4))  # prompts, responses to each
 MOVES = (1.0, 3.0, 6.0)  # largest change of a logit, in nats
 LOGS = 1000  # a setting
@@ -110,41 +111,29 @@ def rows(runs: int) -> list[Row]:
 
 
 def table(result: list[Row]) -> str:
-    """Of each estimate apart: settings whose logs are nearly all estimable, and those of which some are."""
-    lines = [
-        "| estimable | rewards | estimate | settings | largest bias | mean sd | interval holds it |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for share, least, most in (("90 % or more", 0.9, 1.1), ("20 to 90 %", 0.2, 0.9)):
-        counted = [row for row in result if row["estimate"] and least <= row["estimable"] < most]
-        for by_token, name in sorted({(r["by token"], r["estimate"]) for r in counted}):
-            part = [r for r in counted if (r["by token"], r["estimate"]) == (by_token, name)]
-            largest = max((r["bias"] for r in part), key=abs)
-            covers = [r["covers"] for r in part]
-            cells = (
-                share,
-                "by token" if by_token else "at the end",
-                name.replace("_", " "),
-                str(len(part)),
-                f"{largest:+.4f}",
-                f"{np.mean([r['sd'] for r in part]):.4f}",
-                f"{min(covers):.1%} to {max(covers):.1%}",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| responses that count | settings | doubly robust interval holds it | in 93 to 97 % |"]
-    lines += ["|---|---|---|---|"]
+    """Of each estimate: the extremes over the settings in which a fifth of the logs is estimable."""
+    lines = ["| estimate | settings | largest bias | mean sd | interval holds it |", "|---|---|---|---|---|"]
+    counted = [row for row in result if row["estimate"] and row["estimable"] >= 0.2]
+    for name in sorted({row["estimate"] for row in counted}):
+        part = [row for row in counted if row["estimate"] == name]
+        covers = [row["covers"] for row in part]
+        cells = (
+            name.replace("_", " "),
+            str(len(part)),
+            f"{max((row['bias'] for row in part), key=abs):+.4f}",
+            f"{np.mean([row['sd'] for row in part]):.4f}",
+            f"{min(covers):.1%} to {max(covers):.1%}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     robust = [row for row in result if row["estimate"] == HEADLINE]
     for name, few in (("less than a tenth", True), ("a tenth or more", False)):
         part = [r for r in robust if (r["ess"] < FEW * r["prompts"] * r["responses"]) == few]
         covers = [row["covers"] for row in part]
         if covers:
             held = sum(0.93 <= share <= 0.97 for share in covers)
-            lines.append(f"| {name} | {len(part)} | {min(covers):.1%} to {max(covers):.1%} | {held} |")
-    names = ("log of", "direction", "move", "by token", "prompts")
-    seldom = {tuple(r[k] for k in names) for r in result if r["estimable"] < 0.2}
-    return "\n".join(
-        [*lines, "", f"Of {len(seldom)} further settings less than a fifth of the logs is estimable."]
-    )
+            lines += ["", f"Where {name} of the responses counts: {min(covers):.1%} to {max(covers):.1%}"]
+            lines[-1] += f" for the doubly robust one, in {held} of {len(part)} settings within 93 to 97 %."
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -159,10 +148,7 @@ def main() -> None:
     if given.small:
         return
     (FOLDER / "off_policy_values.json").write_text(document + "\n", encoding="utf-8")
-    text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    before, _, after = text.split(MARK)
-    page = f"{before}{MARK}\n{table(result)}\n{MARK}{after}"
-    (FOLDER / "README.md").write_text(page, encoding="utf-8")
+    harness.put(FOLDER / "README.md", table(result), MARK, END)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """How often the verdict is wrong: runs that learned nothing, and runs with a known gain, simulated.
 
-    python reproductions/verdict/run.py [--small] [--out FOLDER]
+    python reproductions/verdict/run.py [--small] [--out runs/verdict] [--record]
 
 Start and result answer the same prompts; their rewards are drawn and compared by the code that a run uses
 (`agro.rollout.paired.compare`). Prompts differ in difficulty, so that the two rewards of a prompt are
-correlated. Writes the tables of README.md and result.json.
+correlated. Writes result.json into --out, with --record beside this script, with the tables of README.md.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.rollout.paired import compare
+from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent
 PROMPTS, MEANS, SPREADS = (20, 50, 100, 300, 1000), (0.05, 0.2, 0.5, 0.8, 0.95), (0.0, 0.5, 0.9)
@@ -39,7 +40,7 @@ COPIES = {
     "5 + 95": (5,) + (1,) * 95,
 }
 ALIKE = 0.9  # share of the copies that are answered as the first of their cluster
-MARK = "<!-- tables -->"
+MARK, END = "<!-- begin: tables -->", "<!-- end: tables -->"
 
 Values = NDArray[np.float64]
 Kind = Literal["0/1", "graded"]
@@ -185,7 +186,8 @@ def largest_error(rows: Sequence[dict[str, Any]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, default=Path("runs/verdict"))
+    parser.add_argument("--record", action="store_true", help="write beside this script, and the page")
     given = parser.parse_args()
     exact, graded = (20, 2) if given.small else (400, 100)
     clock = time.process_time()
@@ -195,12 +197,11 @@ def main() -> None:
         "near-copies": near_copies(2 if given.small else 400),
     }
     result["cpu_seconds"] = time.process_time() - clock
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    before, _, after = text.split(MARK)
-    page = f"{before}{MARK}\n{tables(result)}\n{MARK}{after}"
-    (given.out / "README.md").write_text(page, encoding="utf-8")
+    out = FOLDER if given.record else given.out
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if given.record:
+        harness.put(FOLDER / "README.md", tables(result), MARK, END)
     print(tables(result))
     error = largest_error(result["nothing learned"])
     print(

@@ -83,26 +83,12 @@ def test_the_prompts_for_validation_choose() -> None:
     assert run.best_of(runs, ("grpo", "fresh")) is None
 
 
-def test_the_tables_have_the_mean_and_its_standard_error() -> None:
-    """.5 and .7: mean .6, standard deviation .1414, over √2 .1. The default is at lr 3e-4."""
+def test_the_table_has_the_mean_of_the_best_settings() -> None:
+    """.5 and .7: mean .6, above the start at .3; the default at lr 3e-4 has the lower validation."""
     runs = [measured(1e-3, 0.9, accuracy=0.5), measured(1e-3, 0.9, 1, accuracy=0.7)]
     runs.append(measured(3e-4, 0.1, accuracy=0.25))
-    missing = [{"objective": "dpo", "kind": "fresh", "why": "needs pairs"}]
-    result = {"runs": runs, "theory": [], "missing": missing, "start": {"accuracy": 0.3}}
-    text = report.tables(result)
-    assert "| clipped | `grpo` | 0.600 ± 0.100 |" in text
-    assert "| clipped | `grpo` | 0.250 |" in text
-    assert "| `dpo` | fresh | needs pairs |" in text
-
-
-def test_the_readme_keeps_what_is_around_the_tables(tmp_path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.write(readme, {"runs": [], "theory": [], "missing": []})
-    text = readme.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
+    text = report.tables({"runs": runs, "theory": [], "missing": [], "start": {"accuracy": 0.3}})
+    assert text.endswith("| – | – | – | – | 0.600 | – | – | – | 0.600 | 0 of 1 |")
 
 
 def test_all_prompts_differ(files) -> None:

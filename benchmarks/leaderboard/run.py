@@ -1,0 +1,315 @@
+"""The leaderboard: CPU minutes of training on one log until 90 % of held-out prompts are answered right.
+
+    make leaderboard                       # or make leaderboard TRL=/path/to/python-with-trl
+    python benchmarks/leaderboard/run.py [--jobs sums sorting] [--methods NAME …] [--seeds 3]
+                                         [--trl-python P] [--trl-rates LR …]
+    python benchmarks/leaderboard/run.py --row "my idea" [--jobs sorting] KEY=VALUE …
+
+Two jobs, each one log, one small model to begin with, and a number of updates:
+- sorting: four digits; the log of `agro init --task own-log`, made here, so anyone can run it;
+- sums: three or four numbers; TRL's log of ../shared/peers/trl, skipped where that isn't there.
+
+`agro` is its recipe `log`, at the rate of its page. Imitation is of the right responses. TRL's RLOO and
+GRPO are given the log as if they had sampled it (trl_log.py), at the best of three rates by the final
+accuracy of seed 0. A row of your own is the recipe with the settings that you give.
+
+A run has one thread and a process of its own. The clock counts its CPU seconds from the first update on,
+without loading, and without measuring the accuracy, at ten points of the run (clock.py). Writes the rows
+of these methods into benchmarks/results/leaderboard.json, and the table of all into README.md beside this
+file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(HERE)]
+
+from clock import GOAL, Clock, load_job  # noqa: E402
+
+from benchmarks import recording  # noqa: E402
+
+RESULTS = ROOT / "benchmarks/results/leaderboard.json"
+PEER = ROOT.parent / "shared/peers/trl"
+BUILD = ROOT / "build/leaderboard"
+POINTS = 10  # measurements of accuracy in a run
+JOBS: dict[str, dict[str, Any]] = {
+    "sorting": {"updates": 100, "groups": 64, "max_new": 5, "lr": 1e-3, "held_out": 256},
+    "sums": {"updates": 150, "groups": 16, "max_new": 64, "lr": 3e-4, "held_out": 1024},
+}
+IMITATION = ("objective.name=sft", "data.min_reward=1.0", "data.spread=false")
+METHODS: dict[str, tuple[str, ...]] = {  # what they change of the recipe log
+    "agro, recipe log": ("data.spread=true",),
+    "imitation of the right responses": IMITATION,
+}
+TRL = ("TRL RLOO", "TRL GRPO")
+TRL_RATES = ("1e-4", "3e-4", "1e-3")
+
+
+def prepare(name: str) -> Path:
+    """The folder of a job, made where it isn't there yet."""
+    folder = BUILD / name
+    if not (folder / "job.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        size = JOBS[name]
+        model, groups = {"sorting": sorting, "sums": sums}[name](folder)
+        lines = [json.dumps(group) + "\n" for group in groups]
+        (folder / "log.jsonl").write_text("".join(lines), encoding="utf-8")
+        columns = ("prompt=prompt", "response=responses", "reward=rewards")
+        maps = [word for column in columns for word in ("--map", column)]
+        command = [sys.executable, "-m", "agro", "import", str(folder / "log.jsonl")]
+        run([*command, "--store", str(folder / "log.db"), *maps])
+        job = {
+            "model": str(model),
+            "log": str(folder / "log.jsonl"),
+            "every": size["updates"] // POINTS,
+            **size,
+        }
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    return folder
+
+
+def sorting(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """The log that agro writes, and the model that its recipe's first phase makes of it."""
+    task = folder / "task"
+    shutil.rmtree(task, ignore_errors=True)
+    run([sys.executable, "-m", "agro", "init", str(task), "--task", "own-log"])
+    maps = ["--map", "prompt=question", "--map", "response=output", "--map", "reward=score"]
+    run([sys.executable, "-m", "agro", "import", "log.jsonl", "--store", "log.db", *maps], task)
+    only = 'phases=[{name="imitate",objective={name="sft"},train={steps=150,groups=64,lr=3e-3}}]'
+    run([sys.executable, "-m", "agro", "train", "recipe.toml", only, "--out", "start"], task)
+    shutil.copy(task / "held_out.jsonl", folder)
+    shutil.copy(task / "reward.py", folder)
+    groups: dict[str, dict[str, Any]] = {}
+    for line in (task / "log.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        group = groups.setdefault(
+            row["question"], {"prompt": row["question"], "responses": [], "rewards": []}
+        )
+        group["responses"].append(row["output"])
+        group["rewards"].append(row["score"])
+    return task / "start/model", list(groups.values())
+
+
+def sums(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """The log and the model of the peer's folder."""
+    spec = importlib.util.spec_from_file_location("task", PEER / "task.py")
+    assert spec is not None
+    assert spec.loader is not None
+    task = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(task)
+    prompts = task.make_prompts(JOBS["sums"]["held_out"], task.EVAL_SEED)
+    answers = [str(sum(int(number) for number in prompt.rstrip("=").split("+"))) for prompt in prompts]
+    lines = [json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True)]
+    (folder / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
+    reward = (ROOT / "reproductions/offline/reward.py").read_text(encoding="utf-8")
+    (folder / "reward.py").write_text(reward.replace("def right_sum", "def right"), encoding="utf-8")
+    with gzip.open(PEER / "logged.jsonl.gz", "rt", encoding="utf-8") as log:
+        rows = [json.loads(line) for line in log]
+    return PEER / "models/tiny", [
+        {key: row[key] for key in ("prompt", "responses", "rewards")} for row in rows
+    ]
+
+
+def run(command: Sequence[str], folder: Path | None = None) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+
+
+def train(folder: Path, seed: int, changes: Sequence[str], out: Path) -> None:
+    """One run of agro, in this process."""
+    from agro import RunConfig, Trainer
+    from agro.train.monitors import Monitor, View
+
+    job = load_job(folder)
+    config = RunConfig.load(
+        ROOT / "agro/config/recipes/log.toml",
+        [
+            f"policy.model={job['model']}",
+            "policy.device=cpu",
+            "policy.threads=1",
+            f"data.store={folder / 'log.db'}",
+            "data.hold_out=0",
+            f"train.steps={job['updates']}",
+            f"train.groups={job['groups']}",
+            f"train.lr={job['lr']}",
+            f"train.seed={seed}",
+            "evaluate.kl_samples=0",
+            "evaluate.side_by_side=0",
+            *changes,
+        ],
+    )
+    clock = Clock(job)
+
+    class Measured(Monitor):
+        def after(self, view: View) -> None:
+            policy = trainer.policy
+            clock.after(view.step, policy.model, policy.tokenizer)
+
+    shutil.rmtree(out.with_suffix(""), ignore_errors=True)
+    trainer = Trainer(config, out.with_suffix(""), monitors=[Measured()])
+    trainer.run()
+    out.write_text(json.dumps(clock.result()))
+
+
+def measured(command: Sequence[str], out: Path) -> dict[str, Any]:
+    """The result of a run in a process of its own; of one that is complete, its file."""
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        print(f"{out.relative_to(BUILD)}", flush=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment.pop("PYTHONPATH", None)
+        with out.with_suffix(".log").open("w") as log:
+            subprocess.run([*command, str(out)], env=environment, check=True, stdout=log, stderr=log)
+    result: dict[str, Any] = json.loads(out.read_text())
+    print(f"{out.relative_to(BUILD)}: {told(result['minutes'])}, at the end {last(result):.3f}", flush=True)
+    return result
+
+
+def last(result: dict[str, Any]) -> float:
+    return float(result["curve"][-1]["accuracy"])
+
+
+def told(minutes: float | None) -> str:
+    return "never" if minutes is None else f"{minutes:.2f} min"
+
+
+def own(folder: Path, name: str, changes: Sequence[str], seeds: int) -> dict[str, Any]:
+    """A row of agro's."""
+    runs = []
+    for seed in range(seeds):
+        command = [sys.executable, __file__, "--one", str(folder), str(seed), *changes, "--"]
+        runs.append(measured(command, folder / f"{name}-{seed}.json"))
+    return row(folder.name, name, runs, " ".join(changes))
+
+
+def of_trl(folder: Path, name: str, python: Path, rates: Sequence[str], seeds: int) -> dict[str, Any]:
+    """A row of TRL's, at the best of its rates by the accuracy at the end with seed 0."""
+
+    def one(seed: int, rate: str) -> dict[str, Any]:
+        command = [str(python), str(HERE / "trl_log.py"), str(folder), name.split()[-1], str(seed), rate]
+        return measured(command, folder / f"{name}-{rate}-{seed}.json")
+
+    trials = {rate: one(0, rate) for rate in rates}
+    best = max(trials, key=lambda rate: last(trials[rate]))
+    runs = [trials[best], *(one(seed, best) for seed in range(1, seeds))]
+    return row(folder.name, name, runs, f"{runs[0]['version']}, β = 0.1, lr {best} of {', '.join(rates)}")
+
+
+def row(job: str, name: str, runs: Sequence[dict[str, Any]], settings: str) -> dict[str, Any]:
+    minutes, final = [run["minutes"] for run in runs], [last(run) for run in runs]
+    more = {
+        "job": job,
+        "method": name,
+        "final": final,
+        "settings": settings,
+        "date": date.today().isoformat(),
+    }
+    return recording.row(f"{job}: {name}", minutes, goal=GOAL, **more)
+
+
+def place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Of a row in the table: by job, then seeds that never got there, minutes, accuracy at the end."""
+    known = [minutes for minutes in row["ours"] if minutes is not None]
+    missed = len(row["ours"]) - len(known)
+    return row["job"], missed, statistics.mean(known) if known else 0.0, -statistics.mean(row["final"])
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    heads = (
+        "job",
+        "method",
+        "settings",
+        "CPU minutes to .90, by seed",
+        "accuracy at the end",
+        "commit",
+        "date",
+    )
+    lines = ["# Two CPU cores to .90 on one log", "", "    make leaderboard", ""]
+    lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for each in sorted(rows, key=place):
+        minutes = ", ".join(told(value).removesuffix(" min") for value in each["ours"])
+        final = ", ".join(f"{value:.3f}" for value in each["final"])
+        cells = (
+            each["job"],
+            each["method"],
+            each["settings"],
+            minutes,
+            final,
+            f"`{each['commit']}`",
+            each["date"],
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    machines = "; ".join(dict.fromkeys(each["machine"] for each in rows))
+    lines += [NOTE, f"Machine: {machines}. One thread a run, seeds 0, 1, 2.", ""]
+    return "\n".join(lines)
+
+
+NOTE = """
+Minutes are processor time of training alone, to the first of ten measurements at or above .90; fewer is
+better, and `never` is a result. What the jobs and methods are, and how you add a row: the head of
+`run.py`. Accuracy is of one response at temperature 1 to each held-out prompt: 1,024 sums (standard error
+.01), 256 sorting prompts (.02). TRL's online trainers aren't made for logs: they take the log as if they
+had just sampled it.
+"""
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--one"]:
+        folder, seed, *changes, _, out = sys.argv[2:]
+        train(Path(folder), int(seed), changes, Path(out))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
+    parser.add_argument("--methods", nargs="+", default=[*METHODS, *TRL], choices=[*METHODS, *TRL])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL 1.16")
+    parser.add_argument("--trl-rates", nargs="+", default=TRL_RATES, metavar="LR")
+    parser.add_argument("--row", metavar="NAME", help="a row of your own: the recipe with KEY=VALUE")
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
+    asked = parser.parse_args()
+    for job in asked.jobs:
+        if job == "sums" and not PEER.is_dir():
+            print(f"sums: skipped: {PEER} isn't there")
+            continue
+        folder = prepare(job)
+        rows = []
+        if asked.row:
+            rows.append(own(folder, asked.row, asked.changes, asked.seeds))
+        for name in () if asked.row else asked.methods:
+            if name in METHODS:
+                rows.append(own(folder, name, METHODS[name], asked.seeds))
+            elif asked.trl_python is None:
+                print(f"{job}, {name}: skipped: name an interpreter with TRL: --trl-python (make: TRL=…)")
+            else:
+                rows.append(of_trl(folder, name, asked.trl_python, asked.trl_rates, asked.seeds))
+        write(rows)
+
+
+def write(rows: Sequence[dict[str, Any]]) -> None:
+    """Results and page, with other rows as they were."""
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    known = {row["name"]: row for row in [*before, *rows]}
+    recording.write(RESULTS, known.values())
+    (HERE / "README.md").write_text(page(list(known.values())), encoding="utf-8")
+    print(page(list(known.values())))
+
+
+if __name__ == "__main__":
+    main()
