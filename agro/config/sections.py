@@ -114,8 +114,9 @@ class PolicyConfig(Section):
     products in bfloat16 from float32 weights, which the optimizer updates and checkpoints keep; RUN/model is
     bfloat16"""
     quantize: Literal["4bit"] | None = field(None, shared=True)
-    """4bit: the model's own weights in 4 bits (NF4 of bitsandbytes) while an adapter is trained (QLoRA).
-    Needs peft, bitsandbytes and accelerate, a CUDA GPU, dtype = bfloat16 and lora with merge = false"""
+    """4bit: the model's own weights in 4 bits (NF4 of bitsandbytes) while an adapter is trained (QLoRA); vLLM
+    serves the same ones. Needs peft, bitsandbytes and accelerate, dtype = bfloat16 and lora with merge =
+    false"""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = field(
         "auto", shared=True
     )

@@ -241,16 +241,20 @@ class VLLM(Server):
 def command_of(settings: config.EngineConfig, policy: Policy, folder: Path) -> list[str]:
     """The command line of a server that reports and is given what a run needs, without its address.
 
-    A model that is neither on the hub nor in a folder any more is saved to `folder` first.
+    A model that is neither on the hub nor in a folder any more is saved to `folder` first, and one that was
+    quantized here too.
     """
     program, *further = shlex.split(settings.vllm)
     model = policy.model.config._name_or_path
-    if not model or (Path(model).is_absolute() and not Path(model).exists()):
-        policy.save(folder / "model")
+    quantized = getattr(policy.model, "is_quantized", False)
+    if quantized or not model or (Path(model).is_absolute() and not Path(model).exists()):
+        policy.save_base(folder / "model")
         model = str(folder / "model")
     dtype = str(policy.dtype).removeprefix("torch.")
     options = ["--served-model-name", MODEL, "--dtype", dtype, "--logprobs-mode", "processed_logprobs"]
     options += ["--max-model-len", str(policy.context)]
+    if quantized:
+        options += ["--quantization", "bitsandbytes"]
     if policy.device.type == "cuda":
         options += ["--gpu-memory-utilization", SHARE]
     if settings.api == "generate":
