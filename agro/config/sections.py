@@ -369,6 +369,11 @@ class EngineConfig(Section):
     """of another engine: keyword arguments of its class"""
     vllm: str = field("vllm", resume=True, shared=True)
     """vllm: the command, with further arguments of `vllm serve`, such as vllm --max-num-seqs 512"""
+    memory: Annotated[float, Field(gt=0, lt=1)] | None = field(None, resume=True, shared=True)
+    """vllm: share of the GPU's memory for the server; not set: what the trainer leaves of it, counted"""
+    sleep: bool = field(False, resume=True, shared=True)
+    """the server sleeps while nothing is sampled, so that sampling and training use the GPU's memory in turns
+    (vLLM: VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode). Each time it wakes it is probed"""
     fused: bool = field(True, shared=True)
     """hf: decode Llama, Mistral, Qwen2 and Qwen3 models on a CPU with fused products and packed weights, if a
     trial finds the same log-probs; a copy of the weights is in memory while responses are sampled"""

@@ -211,12 +211,17 @@ def _check_rules(config: RunConfig, prefix: str) -> None:
 def _check_engine(config: RunConfig, prefix: str) -> None:
     """Settings of a phase that the engine can't serve."""
     engine, can = config.engine, capabilities(config.engine.kind)
+    is_sglang = engine.dialect == "sglang"
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
+    if engine.sleep and (not engine.uses_servers or is_sglang or config.source.kind != "inline"):
+        raise Refused(
+            "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer. "
+            'What to do: engine.kind = "vllm" and source.kind = "inline", or engine.sleep = false'
+        )
     if not engine.uses_servers:
         return
     assert engine.starts_server or engine.servers
-    is_sglang = engine.dialect == "sglang"
     names_others = engine.url is not None or engine.urls or is_sglang
     if engine.starts_server and names_others:
         raise Refused(

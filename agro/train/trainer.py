@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from agro.config import RunConfig
 from agro.io.files import new_run_folder
+from agro.models.footprint import engine_settings
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.objectives.weights import MEASURED
@@ -273,7 +274,8 @@ class BaseTrainer:
 
     @cached_property
     def engine(self) -> Any:
-        return load_engine(self.config.engine, self.policy, self.progress.say)
+        settings = engine_settings(self.config, self.policy.device)
+        return load_engine(settings, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
         config = phase.config

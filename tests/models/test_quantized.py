@@ -1,4 +1,4 @@
-"""4-bit weights: what a server loads is what the trainer computes with. By bitsandbytes on a CPU: no GPU ran it."""
+"""4-bit weights: a server loads what the trainer computes with. By bitsandbytes on a CPU; on no GPU."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ import pytest
 from tiny_runs import tiny
 
 from agro.api.plan import fit as fitting
-from agro.api.plan import measure as memory
 from agro.api.plan import plan as planning
 from agro.api.plan.fit import Limits, fit
-from agro.api.plan.measure import Rates
+from agro.api.plan.measure import Rates, positions
 from agro.config import RunConfig
 from agro.config.override import merge
 from agro.errors import Refused
+from agro.models.footprint import activations
 from agro.models.policy import Policy
 
 # A token of a pass takes 1 ms, one that is sampled 2 ms; nothing else takes time. A step of `tiny` has
@@ -80,7 +80,12 @@ def test_an_adapter_is_chosen_for_many_weights(tmp_path: Path, monkeypatch: pyte
 def test_passes_go_by_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """256 responses of 8 tokens make a pass of 2,048. It computes 3 of each and 5 of each prompt of 8, 928,
     and keeps 1 kB of each, twice with the layer that goes backward: 1.9 MB, and half in one of 1,024."""
-    monkeypatch.setattr(planning, "peak", lambda *parts: memory._activations(*parts[:4]))
+
+    def peak(policy: Policy, config: RunConfig, step: Any, rate: Rates, loaded: int | None) -> float:
+        largest = max(positions(policy, rows) for rows in step.passes)
+        return sum(activations(policy.model.config, rate.saved, largest, config.train, 4))
+
+    monkeypatch.setattr(planning, "peak", peak)
     train = {"micro_tokens": 2048, "micro_batch": None, "groups": 60}
     config = tiny(tmp_path, train=train, sampler={"n": 8, "max_new": 3})
     assert chosen(config, Limits(bytes=1e6), ("train.lr",)) == {"train.micro_tokens": 1024}
