@@ -134,7 +134,8 @@ class PolicyConfig(Section):
     average of the policy's weights, a copy of them renewed every so often, or the earlier weights that sample
     (source.sync_every)"""
     reference_model: str | None = None
-    """model: the folder or hub name of the reference"""
+    """model: the folder or hub name of the reference, or the URL of vLLM, which serves a teacher that scores
+    the policy's samples"""
     reference_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """ema: share of the reference's weights that is kept at a step"""
     reference_every: Count | None = None
@@ -150,6 +151,11 @@ class PolicyConfig(Section):
     at a time"""
     trust_remote_code: bool = field(False, shared=True)
     """run the code that a model on the hub brings along"""
+
+    @property
+    def reference_is_served(self) -> bool:
+        """Whether a server has the reference."""
+        return "://" in (self.reference_model or "")
 
     @property
     def reference_moves(self) -> bool:

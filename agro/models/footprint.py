@@ -189,9 +189,9 @@ class Footprint:
     def of(cls, config: RunConfig) -> Footprint:
         policy, reward = config.policy, config.reward
         dtype = "float32" if policy.dtype == "float32" else "bfloat16"
-        others = [policy.reference_model] if policy.reference == "model" else []
+        others = [] if policy.reference_is_served else [policy.reference_model]
         others += [reward.options.get("path")] if reward.name == "model" else []
-        beside = [shape(name, None, dtype).weights for name in others if name and "://" not in name]
+        beside = [shape(name, None, dtype).weights for name in others if name]
         assert policy.model is not None
         return cls(
             config, shape(policy.model, policy.lora, dtype), sum(beside) * getattr(torch, dtype).itemsize
@@ -250,8 +250,8 @@ class Footprint:
         return round(left, 3)
 
     def longest(self, limit: float, sequences: int, most: int) -> int:
-        """Tokens of the longest sequences that fit, up to `most`, in hundreds; 0 where none do."""
-        fitting = [t for t in range(100, most + 1, 100) if self.peak(t, sequences) <= limit]
+        """Tokens of the longest sequences that fit, in hundreds or `most`; 0 where none do."""
+        fitting = [t for t in (*range(100, most, 100), most) if self.peak(t, sequences) <= limit]
         return max(fitting, default=0)
 
 

@@ -221,6 +221,10 @@ class BaseTrainer:
     def _load_reference(self, policy: Policy) -> Policy | None:
         """The reference, which stays in memory for the complete run where any phase needs it."""
         needed = any(phase.reads_reference for phase in self.phases)
+        if needed and self.config.policy.reference_is_served:
+            from agro.rollout.engines.teacher import ServedReference
+
+            return ServedReference(self.config, policy)
         return load_reference(self.phases[0].config.policy, policy) if needed else None
 
     def _train(self) -> None:

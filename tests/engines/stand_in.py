@@ -230,6 +230,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if self.path in self.state.without:
             return 404, {"detail": "Not Found"}
+        if self.path == "/tokenize":
+            tokenizer = self.state.engine.policy.tokenizer
+            return 200, {"tokens": tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]}
         try:
             path = self.path.partition("?")[0]
             return 200, {} if self.state.sleeps(path, self.path) else self.state.answer(path, body)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig
+from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig, RunConfig
+from agro.models.footprint import NF4, Footprint
 from agro.models.policy import Policy
 from agro.rollout.engines.server import command_of
 
@@ -67,3 +68,18 @@ def test_a_pass_without_gradient_leaves_the_packed_weights_as_they_are(tmp_path:
         policy.model(input_ids=tokens)
     assert torch.equal(layer.weight, before)
     assert torch.equal(layer.weight.quant_state.absmax, scales)
+
+
+def test_a_quantized_model_takes_what_was_counted(tmp_path: Path) -> None:
+    """Weights and scales; tables of 256 and 16 numbers beside each layer, which show in small ones, not."""
+    new = NewModel(alphabet="0123456789", hidden=512, layers=2, heads=8, context=64)
+    Policy.load(PolicyConfig(new=new), seed=0).save(tmp_path)
+    values = {"model": str(tmp_path), "dtype": "bfloat16", "quantize": "4bit", "device": "cpu"}
+    values["lora"] = {"rank": 4, "merge": False}
+    policy = Policy.load(PolicyConfig(**values))
+    state = policy.model.state_dict().items()
+    tables = ("quant_map", "nested_quant_map", "bitsandbytes__nf4")
+    real = sum(w.nbytes for name, w in state if ".lora_" not in name and not name.endswith(tables))
+    real -= policy.model.lm_head.weight.nbytes  # the embedding's, listed again
+    counted = Footprint.of(RunConfig.of({"policy": values})).weights(NF4)
+    assert counted == pytest.approx(real, rel=0.002)

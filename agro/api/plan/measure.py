@@ -233,6 +233,8 @@ def step_seconds(
     if REF_LOGP in needs:
         scored = count
     parts["reference"] = 0.0 if config.policy.cache_reference else scored * rates.scoring * relative
+    if config.policy.reference_is_served:
+        parts["reference"] = None
     again = (
         step.twice + len(provided_by("draw", needs)) + bool(config.train.gain_ratio or config.train.step_kl)
     )
