@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +56,7 @@ def train(
         _place(place, config, overrides, out, resume=resume, accept=tuple(accept or ()))
         return
     loaded = RunConfig.load(config, overrides or [])
+    _answer_by_count(config, loaded, overrides or [], fit if fit and dry_run else [], as_json=as_json)
     look_at_run(loaded, out, resume=resume, accept=accept or (), writes=not dry_run)
     from agro.api.reporting_trainer import Trainer
 
@@ -119,18 +120,40 @@ def _resumed(
     return run / "config.json", overrides, run
 
 
+def _changing(
+    config: Path, overrides: list[str]
+) -> tuple[set[str], Callable[[Mapping[str, Any]], RunConfig]]:
+    """The keys that are given, and the configuration with other settings besides."""
+    from agro.api.plan.fit import items
+    from agro.config import RunConfig
+    from agro.config.aliases import renamed
+
+    given = {item.partition("=")[0].strip() for item in renamed(overrides)}
+    return given, lambda settings: RunConfig.load(config, [*overrides, *items(settings)])
+
+
+def _answer_by_count(
+    config: Path, loaded: RunConfig, overrides: list[str], limits: list[str], *, as_json: bool
+) -> None:
+    """Say whether a model without weights here fits into the memory of `--fit`, and exit."""
+    if not limits:
+        return
+    from agro.api.plan.fit import Limits, answers
+
+    limit = Limits.parse(limits).bytes
+    said = answers(loaded, limit, *_changing(config, overrides)) if limit else []
+    if said:
+        print(json.dumps(said) if as_json else "\n".join(said))
+        raise typer.Exit
+
+
 def _fitted(
     config: Path, overrides: list[str], limits: list[str], out: Path | None
 ) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration with what `--fit` chose, which is printed, and the plan of the run."""
-    from agro.api.plan.fit import Limits, fit, items
-    from agro.config import RunConfig
-    from agro.config.aliases import renamed
+    from agro.api.plan.fit import Limits, fit
 
-    def changed(settings: Mapping[str, Any]) -> RunConfig:
-        return RunConfig.load(config, [*overrides, *items(settings)])
-
-    given = {item.partition("=")[0].strip() for item in renamed(overrides)}
+    given, changed = _changing(config, overrides)
     fitted = fit(changed({}), Limits.parse(limits), given, changed, out)
     for line in fitted.lines():
         print(line, file=sys.stderr, flush=True)

@@ -114,8 +114,9 @@ class PolicyConfig(Section):
     products in bfloat16 from float32 weights, which the optimizer updates and checkpoints keep; RUN/model is
     bfloat16"""
     quantize: Literal["4bit"] | None = field(None, shared=True)
-    """4bit: the model's own weights in 4 bits (NF4 of bitsandbytes) while an adapter is trained (QLoRA).
-    Needs peft, bitsandbytes and accelerate, a CUDA GPU, dtype = bfloat16 and lora with merge = false"""
+    """4bit: the model's own weights in 4 bits (NF4 of bitsandbytes) while an adapter is trained (QLoRA); vLLM
+    serves the same ones. Needs peft, bitsandbytes and accelerate, dtype = bfloat16 and lora with merge =
+    false"""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = field(
         "auto", shared=True
     )
@@ -133,7 +134,8 @@ class PolicyConfig(Section):
     average of the policy's weights, a copy of them renewed every so often, or the earlier weights that sample
     (source.sync_every)"""
     reference_model: str | None = None
-    """model: the folder or hub name of the reference"""
+    """model: the folder or hub name of the reference, or the URL of vLLM, which serves a teacher that scores
+    the policy's samples"""
     reference_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """ema: share of the reference's weights that is kept at a step"""
     reference_every: Count | None = None
@@ -149,6 +151,11 @@ class PolicyConfig(Section):
     at a time"""
     trust_remote_code: bool = field(False, shared=True)
     """run the code that a model on the hub brings along"""
+
+    @property
+    def reference_is_served(self) -> bool:
+        """Whether a server has the reference."""
+        return "://" in (self.reference_model or "")
 
     @property
     def reference_moves(self) -> bool:
@@ -368,6 +375,11 @@ class EngineConfig(Section):
     """of another engine: keyword arguments of its class"""
     vllm: str = field("vllm", resume=True, shared=True)
     """vllm: the command, with further arguments of `vllm serve`, such as vllm --max-num-seqs 512"""
+    memory: Annotated[float, Field(gt=0, lt=1)] | None = field(None, resume=True, shared=True)
+    """vllm: share of the GPU's memory for the server; not set: what the trainer leaves of it, counted"""
+    sleep: bool = field(False, resume=True, shared=True)
+    """the server sleeps while nothing is sampled, so that sampling and training use the GPU's memory in turns
+    (vLLM: VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode). Each time it wakes it is probed"""
     fused: bool = field(True, shared=True)
     """hf: decode Llama, Mistral, Qwen2 and Qwen3 models on a CPU with fused products and packed weights, if a
     trial finds the same log-probs; a copy of the weights is in memory while responses are sampled"""

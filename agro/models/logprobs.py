@@ -189,6 +189,7 @@ class _Streams(torch.autograd.Function):
                 if d_bias is not None:
                     d_bias[tile] += d.sum(0)
                 del d
+            block.logits.clear()  # half a GB that the layers' backward pass would have beside its own
         totals = (d_hidden, d_weight, d_bias)
         return *(None if d is None else d.to(weight.dtype) for d in totals), None, None
 

@@ -346,6 +346,19 @@ class Policy:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
 
+    def save_base(self, folder: Path) -> None:
+        """Write the model without its adapter. Quantized weights stay as they are packed, bit for bit, so a
+        server that loads the folder has the numbers of the trainer."""
+        from huggingface_hub import save_torch_state_dict
+
+        state = self.model.state_dict().items()
+        own = {name.replace(".base_layer.", "."): w for name, w in state if ".lora_" not in name}
+        for part in (self.model.config, self.model.generation_config, self.tokenizer):
+            part.save_pretrained(folder)
+        # Not the model's own save_pretrained, which asks bitsandbytes for the adapter's names too.
+        tied = list(self.model._tied_weights_keys or ())
+        save_torch_state_dict(own, folder, metadata={"format": "pt"}, shared_tensors_to_discard=tied)
+
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
         """Copy the weights of a model that was saved in `folder` into this one.

@@ -2,8 +2,8 @@
 
 transformers is imported where a model is loaded: its modeling takes seconds, and much of agro needs none.
 
-Flash attention, 4-bit weights and 8-bit optimizer states need a CUDA GPU and packages of their own. They were
-never run: there was no GPU.
+Flash attention and 8-bit optimizer states need a CUDA GPU and packages of their own, 4-bit weights their
+packages alone. On a GPU none of them was ever run: there was none. 4-bit weights were tried on a CPU.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _quantized(config: configuration.PolicyConfig, device: torch.device) -> dict
             f"{key}: expected [policy.lora] with merge = false, and policy.dtype = bfloat16: an adapter is "
             "trained beside the quantized weights, which can't take it in. Set them, or leave quantize out"
         )
-    _require(key, "bitsandbytes", EXTRA, device)
+    _require(key, "bitsandbytes", EXTRA)
     from transformers import BitsAndBytesConfig
 
     rules = BitsAndBytesConfig(
@@ -82,8 +82,9 @@ def adamw_8bit(groups: list[dict[str, Any]], device: torch.device, **settings: A
     return optimizer
 
 
-def _require(key: str, package: str, install: str, device: torch.device) -> None:
-    if device.type != "cuda":
+def _require(key: str, package: str, install: str, device: torch.device | None = None) -> None:
+    """`device`: of what runs on CUDA alone."""
+    if device is not None and device.type != "cuda":
         raise Refused(f"{key}: expected a CUDA GPU, got device {device}; leave it out, or use a GPU")
     if find_spec(package) is None:
         raise Refused(f"{key}: expected the package {package}, which isn't installed: {install}")
@@ -283,6 +284,9 @@ def pretrained(
             "the hub (pickled weights are not read: convert them with save_pretrained)"
             + _offline(name, local)
         ) from error
+    if getattr(model, "is_quantized", False):  # else a first pass on a CPU rounds and packs them once more
+        for module in model.modules():
+            module.support_avx512bf16_for_cpu = False
     for kind in ("missing_keys", "mismatched_keys"):
         names = _names(report, kind)
         if names:

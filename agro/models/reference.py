@@ -126,8 +126,10 @@ def fingerprint(policy: Policy) -> str:
     """Of all that its log-probs of a text depend on: tokenizer, shape, temperature, every weight.
 
     A second and a half for a GiB of weights on one core, in up to four threads: less than reading the weights
-    from a disk.
+    from a disk. Of a reference on a server it is the server's name of it.
     """
+    if hasattr(policy, "served"):
+        return f"{policy.fingerprint}/{policy.served}"
     replaced = policy.weights()
 
     def digest(named: tuple[str, Tensor]) -> bytes:

@@ -301,11 +301,11 @@ def load_engine(
         return embedded(policy, version, fused=settings.fused)
     if not settings.uses_servers:
         return _of_user(settings, policy, say, version)
-    from agro.rollout.engines.server import VLLM, Server
+    from agro.rollout.engines.server import VLLM, Server, sleep_level
 
     if settings.kind == "vllm":
         return VLLM(settings, policy, say)
-    return Server(settings, policy.encoder, say=say)
+    return Server(settings, policy.encoder, say=say, level=sleep_level(settings, policy))
 
 
 def _of_user(

@@ -77,6 +77,8 @@ def check_sharded(config: RunConfig) -> None:
         "to do: train in one process, or a second run from the first model with this run's store": any(
             phase.train.start == "first" for phase in phases
         ),
+        "policy.reference_model is a URL, and several ranks (torchrun) shard the reference. What to do: "
+        "train in one process, or give a folder": config.policy.reference_is_served,
         'policy.reference = "sampler" needs one process: several ranks (torchrun) have shards of the '
         'reference. What to do: policy.reference = "periodic", or train in one': (
             config.policy.reference == "sampler"
@@ -171,6 +173,12 @@ def _check_policy(config: RunConfig, phases: Sequence[Phase]) -> None:
         "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
         "remove it": policy.cache_reference and not needs_reference,
         f"policy.cache_reference keeps log-probs of one reference, but {moves}": moving_cache,
+        "policy.reference_model is a URL, whose model may change: leave policy.cache_reference out": (
+            policy.reference_is_served and policy.cache_reference
+        ),
+        "policy.reference_model is a URL, whose log-probs are those at policy.temperature = 1: set it": (
+            policy.reference_is_served and policy.temperature != 1
+        ),
         f"data.eval_store and data.hold_out are measured against one reference, but {moves}": moving_measure,
         'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '
         f'"{policy.dtype}" rounds away, so that it would not move; use float32, an adapter '
@@ -211,12 +219,17 @@ def _check_rules(config: RunConfig, prefix: str) -> None:
 def _check_engine(config: RunConfig, prefix: str) -> None:
     """Settings of a phase that the engine can't serve."""
     engine, can = config.engine, capabilities(config.engine.kind)
+    is_sglang = engine.dialect == "sglang"
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
+    if engine.sleep and (not engine.uses_servers or is_sglang or config.source.kind != "inline"):
+        raise Refused(
+            "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer. "
+            'What to do: engine.kind = "vllm" and source.kind = "inline", or engine.sleep = false'
+        )
     if not engine.uses_servers:
         return
     assert engine.starts_server or engine.servers
-    is_sglang = engine.dialect == "sglang"
     names_others = engine.url is not None or engine.urls or is_sglang
     if engine.starts_server and names_others:
         raise Refused(

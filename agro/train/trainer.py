@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from agro.config import RunConfig
 from agro.io.files import new_run_folder
+from agro.models.footprint import engine_settings
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.objectives.weights import MEASURED
@@ -220,6 +221,10 @@ class BaseTrainer:
     def _load_reference(self, policy: Policy) -> Policy | None:
         """The reference, which stays in memory for the complete run where any phase needs it."""
         needed = any(phase.reads_reference for phase in self.phases)
+        if needed and self.config.policy.reference_is_served:
+            from agro.rollout.engines.teacher import ServedReference
+
+            return ServedReference(self.config, policy)
         return load_reference(self.phases[0].config.policy, policy) if needed else None
 
     def _train(self) -> None:
@@ -273,7 +278,8 @@ class BaseTrainer:
 
     @cached_property
     def engine(self) -> Any:
-        return load_engine(self.config.engine, self.policy, self.progress.say)
+        settings = engine_settings(self.config, self.policy.device)
+        return load_engine(settings, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
         config = phase.config

@@ -49,14 +49,19 @@ class StandIn:
         self.adapters: dict[str, str] = {}  # folder by name
         self.labels = ["default"]  # versions of the model itself, the newest last
         self.announced: list[str] = []  # by /init_weight_transfer_engine
+        self.asleep = 0  # the level of its sleep
+        self.loses = False  # whether it serves the model alone after a wake, under the name of any adapter
+        self.lost = False
         self.base = {k: v.clone() for k, v in policy.model.state_dict().items()}
+        self.folder = policy.model.config._name_or_path
         self.lock = threading.Lock()
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if path in ("/v1/completions", "/inference/v1/generate", "/generate"):
             return self._sglang(body) if path == "/generate" else self._complete(path, body)
         if path in ("/collective_rpc", "/update_weights_from_disk"):
-            folder = body.get("model_path") or body["kwargs"]["weights_path"]
+            own = {"weights_path": self.folder}  # where the request names none
+            folder = body.get("model_path") or body.get("kwargs", own)["weights_path"]
             self._take(sorted(Path(folder).glob("*.safetensors")))
         elif path == "/init_weight_transfer_engine":
             self.announced = body["init_info"]["names"]
@@ -75,6 +80,20 @@ class StandIn:
             del self.adapters[body["lora_name"]]
         return {}
 
+    def sleeps(self, path: str, query: str) -> bool:
+        """Whether the request is of its sleep, of which level 2 forgets all weights."""
+        if path == "/sleep":
+            self.asleep = int(query[-1])
+            if self.asleep == 2:
+                for weight in [*self.engine.policy.model.state_dict().values(), *self.base.values()]:
+                    weight.zero_()
+        elif path == "/wake_up":
+            self.lost = self.loses
+            self.asleep *= query.endswith("weights")
+        elif self.asleep and path != "/collective_rpc":
+            raise BrokenPipeError
+        return path in ("/sleep", "/wake_up")
+
     def _take(self, files: list[Path]) -> None:
         """Load new weights, or what `push` makes of them."""
         weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -87,10 +106,14 @@ class StandIn:
             weights.pop("lm_head.weight", None)
             model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
         model.load_state_dict(weights, strict=False)
+        if self.asleep:
+            self.base = {k: v.clone() for k, v in model.state_dict().items()}
 
     def _choose(self, name: str | None) -> None:
         """Serve the adapter of this name, or else the model itself."""
-        if name in self.adapters:
+        if name in self.adapters and self.lost:
+            self.engine.policy.model.load_state_dict(self.base)
+        elif name in self.adapters:
             if self.push == "first adapter":
                 name = next(iter(self.adapters))
             model = self.engine.policy.model
@@ -207,8 +230,12 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if self.path in self.state.without:
             return 404, {"detail": "Not Found"}
+        if self.path == "/tokenize":
+            tokenizer = self.state.engine.policy.tokenizer
+            return 200, {"tokens": tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]}
         try:
-            return 200, self.state.answer(self.path.partition("?")[0], body)
+            path = self.path.partition("?")[0]
+            return 200, {} if self.state.sleeps(path, self.path) else self.state.answer(path, body)
         except BrokenPipeError:
             return 500, {"error": "weights are missing"}
         except ValueError as error:

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
@@ -107,6 +108,19 @@ def test_a_server_of_adapters_has_the_base_and_room_for_them(tmp_path: Path) -> 
     assert command[-5:] == ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
     merged = command_of(EngineConfig(kind="vllm", push="reload"), policy, tmp_path / "unused")
     assert "--enable-lora" not in merged
+
+
+def test_a_quantized_model_is_saved_once_and_served_from_there(tmp_path: Path) -> None:
+    """Not the model of `policy.model`, whose numbers are others. test_quantized.py has real ones."""
+    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
+    policy = Policy.load(PolicyConfig(model=str(tmp_path / "model"), lora=LoRA(rank=2, merge=False)))
+    policy.model.is_quantized = True
+    command = command_of(EngineConfig(kind="vllm"), policy, tmp_path / "engine")
+    assert command[2] == str(tmp_path / "engine" / "model")
+    assert command[command.index("--quantization") + 1] == "bitsandbytes"
+    assert "--enable-lora" in command
+    saved = load_file(tmp_path / "engine" / "model" / "model.safetensors")
+    assert saved.keys() == load_file(tmp_path / "model" / "model.safetensors").keys()
 
 
 def test_a_server_that_does_not_start_is_named_with_what_it_said(tmp_path: Path) -> None:

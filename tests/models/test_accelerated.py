@@ -22,7 +22,6 @@ ADAPTER = {"lora": {"merge": False}, "dtype": "bfloat16", "quantize": "4bit"}
 @pytest.mark.parametrize(
     ("given", "device", "message"),
     [
-        (ADAPTER, CPU, r"policy\.quantize = 4bit: expected a CUDA GPU, got device cpu"),
         (
             {"quantize": "4bit"},
             CUDA,
@@ -42,6 +41,8 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = [{"params": [torch.zeros(1)]}]
     with pytest.raises(Refused, match=r"train\.optimizer = adamw_8bit: expected the package bitsandbytes"):
         adamw_8bit(weights, CUDA, lr=1.0)
+    with pytest.raises(Refused, match=r"policy\.quantize = 4bit: expected the package bitsandbytes"):
+        loading_options(configuration.PolicyConfig(**ADAPTER), CPU)
     flash = configuration.PolicyConfig(attention="flash_attention_2", dtype="bfloat16")
     with pytest.raises(Refused, match=r"expected the package flash_attn.*pip install flash_attn"):
         loading_options(flash, CUDA)

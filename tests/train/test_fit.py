@@ -3,6 +3,7 @@ to take, and leaves alone what is given."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 from tiny_runs import tiny
 
 from agro.api.plan import fit as fitting
-from agro.api.plan import measure as memory
 from agro.api.plan import plan as planning
-from agro.api.plan.fit import Limits, fit
-from agro.api.plan.measure import Rates
+from agro.api.plan.fit import Limits, answers, fit
+from agro.api.plan.measure import Rates, positions
 from agro.config import RunConfig
 from agro.config.override import merge
 from agro.errors import Refused
+from agro.models.footprint import CONTEXT, SIZES, Footprint, activations
 from agro.models.policy import Policy
 
 # A token of a pass takes 1 ms, one that is sampled 2 ms; nothing else takes time. A step of `tiny` has
@@ -80,12 +81,84 @@ def test_an_adapter_is_chosen_for_many_weights(tmp_path: Path, monkeypatch: pyte
 def test_passes_go_by_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """256 responses of 8 tokens make a pass of 2,048. It computes 3 of each and 5 of each prompt of 8, 928,
     and keeps 1 kB of each, twice with the layer that goes backward: 1.9 MB, and half in one of 1,024."""
-    monkeypatch.setattr(planning, "peak", lambda *parts: memory._activations(*parts[:4]))
+
+    def peak(policy: Policy, config: RunConfig, step: Any, rate: Rates, loaded: int | None) -> float:
+        largest = max(positions(policy, rows) for rows in step.passes)
+        return sum(activations(policy.model.config, rate.saved, largest, config.train, 4))
+
+    monkeypatch.setattr(planning, "peak", peak)
     train = {"micro_tokens": 2048, "micro_batch": None, "groups": 60}
     config = tiny(tmp_path, train=train, sampler={"n": 8, "max_new": 3})
     assert chosen(config, Limits(bytes=1e6), ("train.lr",)) == {"train.micro_tokens": 1024}
     with pytest.raises(Refused, match=r"--fit 1 kB: the run needs .*train\.micro_tokens=256"):
         chosen(config, Limits(bytes=1e3))
+
+
+def card(overrides: list[str]) -> tuple[RunConfig, Any]:
+    """The recipe card24 with settings, and how `--fit` changes it."""
+
+    def changed(settings: Mapping[str, Any]) -> RunConfig:
+        return RunConfig.load("card24", [*overrides, *fitting.items(settings)])
+
+    return changed({}), changed
+
+
+@pytest.mark.parametrize(
+    ("model", "limit", "rungs"), [("0.6B", 16e9, 1), ("4B", 24e9, 3), ("8B", 24e9, 3), ("14B", 80e9, 2)]
+)
+def test_one_card_gets_the_first_settings_with_enough_tokens(model: str, limit: float, rungs: int) -> None:
+    """A hundred tokens more don't fit, and with the settings before it fewer than enough do."""
+    _, changed = card([f"policy.model={model}"])
+    choice = fitting.Choice(changed, set())
+    assert fitting.for_card(choice, limit) == ""
+    config, n = choice.config, choice.config.sampler.n
+    found, tokens = Footprint.of(config), config.train.max_length
+    assert tokens >= fitting.ENOUGH_TOKENS
+    assert found.peak(tokens, n) <= limit < found.peak(tokens + 100, n)
+    assert config.train.micro_tokens == tokens
+    assert config.engine.memory == round((limit - found.resting) / limit, 3)
+    before: dict[str, Any] = {}
+    for rung in fitting.RUNGS[: rungs - 1]:
+        before |= rung
+    if before:
+        assert Footprint.of(changed(before)).longest(limit, n, 32_000) < fitting.ENOUGH_TOKENS
+    assert (before | fitting.RUNGS[rungs - 1]).items() <= choice.settings.items()
+
+
+def test_what_is_given_for_one_card_stays() -> None:
+    _, changed = card(["policy.model=8B", "policy.lora.rank=64", "train.max_length=2000"])
+    choice = fitting.Choice(changed, {"policy.lora.rank", "train.max_length"})
+    assert fitting.for_card(choice, 24e9) == ""
+    assert (choice.config.policy.lora.rank, choice.config.train.max_length) == (64, 2000)
+    assert choice.config.policy.quantize == "4bit"
+
+
+def test_the_answers_are_words() -> None:
+    config, changed = card([])
+    found = answers(config, 24e9, set(), changed)
+    assert [line.partition(":")[0] for line in found] == list(SIZES)
+    assert re.match(r"8B: yes, \d,\d00 tokens, with policy\.dtype=bfloat16 policy\.lora\.rank=32 ", found[3])
+    no, here = found[4].split("; sampling in the process that trains: ")
+    assert re.match(r"14B: no, [\d.]+ GB short of 1,000 tokens: [\d.]+ GB for the trainer's weights and ", no)
+    assert re.match(r"yes, \d,\d00 tokens, with engine\.kind=hf engine\.sleep=false ", here)
+    [one] = answers(*card(["policy.model=14B"])[:1], 10e9, {"policy.model"}, card(["policy.model=14B"])[1])
+    assert one.count(": no, ") == 2
+
+
+def test_a_model_with_weights_is_loaded_and_not_counted_alone(tmp_path: Path) -> None:
+    Policy.load(tiny(tmp_path).policy).save(tmp_path / "model")
+    overrides = [f"policy.model={tmp_path / 'model'}"]
+    assert answers(*card(overrides)[:1], 24e9, set(), card(overrides)[1]) == []
+    config = tiny(tmp_path, policy={"new": None, "model": str(tmp_path / "model")}, engine={"kind": "vllm"})
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"sleep": True})})
+    found = chosen(config, Limits(bytes=24e9), ("train.lr",))
+    assert found["policy.dtype"] == "bfloat16"
+    assert found["train.max_length"] == 16  # all of its context
+    assert found["engine.memory"] == pytest.approx((24e9 - CONTEXT) / 24e9, abs=0.001)
+    with pytest.raises(
+        Refused, match=r"--fit 1 GB: .* GB short of .* What to do: a smaller model, or a larger"
+    ):
+        chosen(config, Limits(bytes=1e9))
 
 
 @pytest.mark.parametrize(

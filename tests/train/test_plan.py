@@ -10,10 +10,11 @@ import pytest
 import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
-from agro.api.plan.measure import StepSequence, _saved_for_backward, _within, peak, positions
+from agro.api.plan.measure import StepSequence, _within, peak, positions
 from agro.api.plan.plan import describe
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
+from agro.models.footprint import saved_for_backward
 from agro.models.policy import Policy
 from agro.models.pretrained import parameters
 from agro.store import Store
@@ -106,7 +107,7 @@ def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:
 def test_what_a_pass_keeps_is_counted_without_the_weights() -> None:
     """y = (x W)²: x [5,4] for the gradient of W, and x W [5,3] for that of the square, in float32."""
     linear = torch.nn.Linear(4, 3, bias=False)
-    with _saved_for_backward(linear) as kept:
+    with saved_for_backward(linear) as kept:
         (linear(torch.ones(5, 4)) ** 2).sum()
     assert sum(kept.values()) == 4 * (5 * 4 + 5 * 3)
 

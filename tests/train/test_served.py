@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
 from stand_in import serving
 from test_ranks import torchrun
-from tiny_runs import metrics, tiny, write_toml
+from tiny_runs import metrics, tiny, write_prompts, write_toml
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
@@ -24,6 +24,7 @@ from agro.place.collector import Collector
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.train.check import check_config
+from agro.train.learner import Learner
 from agro.train.publications import ProcessReport, Publications
 
 ROUNDED = 1e-5  # nats: float32 in batches of other shapes
@@ -55,6 +56,35 @@ def test_a_run_of_adapters(tmp_path: Path, start: str, push: str) -> None:
     names = [name.partition("-")[0] for name in loaded]
     assert names == (["agro@0", "agro@1", "agro@2", "agro@3"][: len(names)] if push == "adapter" else [])
     assert len(names) >= 3 or push == "reload"
+
+
+def test_a_server_sleeps_while_the_weights_move(
+    tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each gradient and move; and it samples what held-out prompts get, too."""
+    asleep: list[int] = []
+    for name in ("gradient", "move"):
+        method = getattr(Learner, name)
+
+        def seen(*given: Any, method: Any = method, **options: Any) -> Any:
+            asleep.append(state.asleep)
+            return method(*given, **options)
+
+        monkeypatch.setattr(Learner, name, seen)
+    with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
+        changes = {"policy": {"lora": {"rank": 2}}, "engine": {"sleep": True}, "train__steps": 3}
+        held = {
+            "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 64)),
+            "evaluate__every": 1,
+        }
+        run = Trainer(run_of(tmp_path, start, url, **changes, **held), tmp_path / "run").run()
+    assert asleep == [1] * 6
+    assert [row["staleness_max"] for row in metrics(run) if row["step"]] == [0, 0, 0]
+    order = [path for path, _ in state.asked if "completions" not in path]
+    assert order[:3] == ["/wake_up", "/v1/load_lora_adapter", "/sleep?level=1"]
+    assert order.count("/wake_up") == order.count("/sleep?level=1") >= 3
+    with pytest.raises(Refused, match=r"engine\.sleep needs a server of vLLM"):
+        check_config(run_of(tmp_path, start, url, engine={"kind": "hf", "url": None, "sleep": True}))
 
 
 @pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 2}}])

@@ -3,11 +3,14 @@
 An adapter comes first, where weights are many or memory asks for it. Then the run is loaded and measured.
 Passes and decoded batches go by memory, and steps by time. Where too few steps would fit, a step gets smaller
 first. The learning rate is found at the first step. What is given isn't changed.
+
+Where the run starts vLLM beside it (recipe card24), they share a GPU: settings follow from the model's shape,
+counted before anything is loaded (`agro.models.footprint`). Nothing of it was measured on a GPU.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +26,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.numbers import count, duration, size
 from agro.models.adapters import is_adapter
+from agro.models.footprint import SIZES, Footprint, has_weights, host_memory, on_meta
 from agro.models.pretrained import LARGE, cores, device_of, parameters
 from agro.train.phases import Phase
 from agro.types import Prompt
@@ -34,8 +38,18 @@ USED = 0.8  # of what is free
 MICRO_TOKENS = 2048  # where neither train.micro_tokens nor train.micro_batch is given
 ENOUGH, FEWEST = 40, 5  # steps for which a step gets smaller, and with which a run is refused
 EVALUATING, FEWEST_HELD_OUT = 0.25, 32  # of the time, and held-out prompts
+# Settings for one GPU: each rung needs less memory than those before. The first of enough tokens is taken.
+RUNGS: tuple[dict[str, Any], ...] = (
+    {"policy.dtype": "bfloat16", "policy.lora.rank": 32, "train.gradient_checkpointing": False},
+    {"train.gradient_checkpointing": True},
+    {"policy.quantize": "4bit", "policy.lora.merge": False},
+    {"policy.lora.rank": 8, "train.offload": ["activations"]},
+)
+ENOUGH_TOKENS, FEWEST_TOKENS, MOST_TOKENS, MOST_AT_ONCE = 4000, 1000, 32_000, 256
 CHOSEN = (
     *("policy.lora.rank", "policy.dtype", "policy.threads", "train.micro_tokens", "sampler.batch"),
+    *("policy.lora.merge", "policy.quantize", "train.gradient_checkpointing", "train.offload"),
+    *("train.max_length", "engine.memory"),
     *("evaluate.every", "data.hold_out_most", "train.groups", "sampler.max_new", "sampler.n"),
     *("data.group_size", "train.steps", "train.lr", "train.warmup"),
 )
@@ -82,7 +96,8 @@ class Fitted:
 
 def items(settings: Mapping[str, Any]) -> list[str]:
     """KEY=VALUE of the command line."""
-    return [f"{key}={value}" for key, value in settings.items()]
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    return [f"{key}={text}" for key, text in texts.items()]
 
 
 def fit(
@@ -108,7 +123,12 @@ def fit(
         )
     free = limits.bytes or USED * free_memory(config)
     choice = Choice(changed, set(given))
-    _for_model(config, choice, free)
+    if config.engine.starts_server and config.policy.model is not None:
+        short = for_card(choice, free)
+        if short:
+            raise Refused(f"--fit {size(free)}: {short}. What to do: a smaller model, or a larger GPU")
+    else:
+        _for_model(config, choice, free)
     trainer = Trainer(choice.config, out, rewards=rewards)
     with trainer.loaded() as machine:
         choice.machine, choice.steps = machine, trainer.config.train.steps or 1
@@ -175,6 +195,60 @@ def chosen_before(
         if value is not None:
             choice.put(key, value)
     return choice.config
+
+
+def for_card(choice: Choice, limit: float) -> str:
+    """Settings with which the run fits on a GPU of so many bytes; what is short where none do, else ""."""
+    for rung in RUNGS:
+        for key, value in rung.items():
+            choice.put(key, value)
+        config = choice.config
+        found, n = Footprint.of(config), config.sampler.n
+        most = min(MOST_TOKENS, found.shape.context, config.train.max_length or MOST_TOKENS)
+        tokens = found.longest(limit, n, most)
+        if tokens >= min(ENOUGH_TOKENS, most):
+            break
+    if tokens < min(FEWEST_TOKENS, most):
+        short, needs = found.peak(FEWEST_TOKENS, n) - limit, found.serving(FEWEST_TOKENS, n)
+        return (
+            f"{size(short)} short of {count(FEWEST_TOKENS)} tokens: {size(found.resting)} for the trainer's "
+            f"weights and {size(needs)} for {n} responses at once"
+        )
+    choice.put("train.max_length", tokens)
+    choice.put("train.micro_tokens", tokens)
+    choice.put("sampler.max_new", min(config.sampler.max_new, tokens * 3 // 4))
+    if config.engine.starts_server:
+        choice.put("engine.memory", found.share(tokens, limit, _card(config, limit)))
+    else:
+        at_once = int((limit - found.resting) / found.serving(tokens, 1))
+        choice.put("sampler.batch", min(MOST_AT_ONCE, at_once))
+    return ""
+
+
+def answers(
+    config: RunConfig, limit: float, given: Collection[str], changed: Callable[[Mapping[str, Any]], RunConfig]
+) -> list[str]:
+    """Whether a model without weights here fits, in words, or each of `SIZES` where none is given. Nothing
+    for one with weights, which a dry run loads."""
+    name, ways = config.policy.model, [dict[str, Any]()]
+    if config.policy.new is not None or (name is not None and has_weights(name)):
+        return []
+    if config.engine.starts_server:
+        ways.append({"engine.kind": "hf", "engine.sleep": False})
+    found = []
+    for model in list(SIZES) if name is None else [name]:
+        said = []
+        for way in ways:
+            choice = Choice(changed, set(given), {"policy.model": model, **way})
+            short = for_card(choice, limit)
+            tokens = choice.config.train.max_length
+            del choice.settings["policy.model"]
+            fits = f"yes, {count(tokens)} tokens, with {' '.join(items(choice.settings))}"
+            said.append(f"no, {short}" if short else fits)
+            if not short:
+                break
+        found.append(f"{model}: {'; sampling in the process that trains: '.join(said)}")
+    return found
 
 
 def _for_model(config: RunConfig, choice: Choice, free: float) -> None:
@@ -259,10 +333,13 @@ def _weights(config: RunConfig) -> int | None:
     name = config.policy.model
     if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
         return None
-    from transformers import AutoConfig, AutoModelForCausalLM
+    return parameters(on_meta(name, "float32"))
 
-    with torch.device("meta"):
-        return parameters(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name)))
+
+def _card(config: RunConfig, limit: float) -> float:
+    """Bytes of the GPU, or those that it is to have."""
+    device = device_of(config.policy.device)
+    return float(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else limit
 
 
 def free_memory(config: RunConfig) -> float:
@@ -270,6 +347,4 @@ def free_memory(config: RunConfig) -> float:
     device = device_of(config.policy.device)
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    file = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", file.read_text()) if file.exists() else None
-    return 1024.0 * int(found[1]) if found else math.inf
+    return host_memory()

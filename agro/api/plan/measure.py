@@ -18,13 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from agro.config import RunConfig
 from agro.models.encoding import InvalidSample
+from agro.models.footprint import activations, cached, logits, saved_for_backward
 from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, parameters
-from agro.models.tiles import KEPT, TILE, sum_dtype
+from agro.models.tiles import sum_dtype
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import Request
@@ -169,7 +170,7 @@ def measured(
         rows = _within(step.passes[0], int(3 * limit * few / first))
         count = sum(len(row.tokens) for row in rows)
         recomputes, policy.recompute = policy.recompute, False
-        with _saved_for_backward(policy.model) as saved:
+        with saved_for_backward(policy.model) as saved:
             second = seconds(partial(train, rows))
         policy.recompute = recomputes
         training, each_pass = second / count, 0.0
@@ -232,6 +233,8 @@ def step_seconds(
     if REF_LOGP in needs:
         scored = count
     parts["reference"] = 0.0 if config.policy.cache_reference else scored * rates.scoring * relative
+    if config.policy.reference_is_served:
+        parts["reference"] = None
     again = (
         step.twice + len(provided_by("draw", needs)) + bool(config.train.gain_ratio or config.train.step_kl)
     )
@@ -293,22 +296,6 @@ def _pass(
         if backward:
             torch.stack([s.nan_to_num().sum() for s in streams.values()]).sum().backward()
             policy.zero_grad()
-
-
-@contextmanager
-def _saved_for_backward(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes that autograd saves, by address, without the model's weights."""
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    saved: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        yield saved
 
 
 def _decoding(policy: Policy, config: RunConfig, step: Work, tokens: int) -> float | None:
@@ -385,12 +372,16 @@ def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, load
     head = policy.model.get_output_embeddings().weight
     head_gradient = head.numel() * sum_dtype(head).itemsize if head.requires_grad else 0
     learned = max((sum(row.learned for row in rows) for rows in step.passes), default=0)
-    logits = min(KEPT, learned * policy.vocab_size) + 4 * config.policy.chunk * min(TILE, policy.vocab_size)
-    sampling = _keys_and_values(policy, config, step) + _sampler_bytes(policy, config, step)
-    activations = _activations(policy, config, step, rate)
-    in_pass = activations + head_gradient + 4 * logits
+    batch, columns = _batch(config, step), max((len(row.tokens) for row in step.fresh), default=0)
+    if len(step.fresh) > batch:
+        columns += _SLACK
+    text, size = policy.model.config.get_text_config(), policy.dtype.itemsize
+    sampling = batch * columns * cached(text, size) + _sampler_bytes(policy, config, step)
+    largest = max(positions(policy, rows) for rows in step.passes)
+    saved = round(sum(activations(text, rate.saved / text.num_hidden_layers, largest, config.train, size)))
+    in_pass = saved + head_gradient + logits(learned, policy.vocab_size, config.policy.chunk)
     if policy.device.type == "cpu":
-        return constant + gradients + sampling + in_pass + activations
+        return constant + gradients + sampling + in_pass + saved
     if len(step.passes) > 1:
         in_pass += gradients
     return constant + max(gradients + sampling, in_pass)
@@ -402,17 +393,6 @@ def _batch(config: RunConfig, step: Work) -> int:
     if not shares or config.source.kind != "inline":
         return 0
     return min(config.sampler.batch, len(step.fresh))
-
-
-def _keys_and_values(policy: Policy, config: RunConfig, step: Work) -> int:
-    c = policy.model.config.get_text_config()
-    heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-    per_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    per_token: int = 2 * c.num_hidden_layers * heads * per_head * policy.dtype.itemsize
-    batch, columns = _batch(config, step), max((len(row.tokens) for row in step.fresh), default=0)
-    if len(step.fresh) > batch:
-        columns += _SLACK
-    return batch * columns * per_token
 
 
 def _sampler_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
@@ -430,17 +410,3 @@ def _sampler_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
             copies = 1 + (name.endswith(_JOINED) and policy.dtype == torch.float32)
             count += copies * module.weight.nbytes
     return count
-
-
-def _activations(policy: Policy, config: RunConfig, step: Work, rate: Rates) -> int:
-    """Of the largest pass, with one layer's more for its backward pass."""
-    largest = max(positions(policy, rows) for rows in step.passes)
-    layers: int = policy.model.config.get_text_config().num_hidden_layers
-    activations = rate.saved * largest
-    per_layer = activations / layers
-    if "activations" in config.train.offload and policy.device.type == "cuda":
-        return round(2 * per_layer)
-    if policy.recompute:
-        width: int = policy.model.config.get_text_config().hidden_size * policy.dtype.itemsize
-        return round(2 * per_layer + layers * largest * width)
-    return round(activations + per_layer)

@@ -19,7 +19,7 @@ from agro.objectives.options import described
 from agro.objectives.table import entries
 
 FOLDER = Path(__file__).parent
-FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "chat")  # in lists
+FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "card24", "chat")  # in lists
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Host:
         try:
             self.served = await self._push_repeatedly(self._push, weights, version) or self.served
             advice = ". What to do: set engine.model to the server's name of the run's model"
-            scores = await score(self.connection, self.dialect, probe, self.served)
+            scores = await score(self.connection, self.dialect, probe.ids, self.served)
             self.problem, self.is_away, self._probe = self._unfit(scores, probe), False, probe
         except (Lost, Refused) as error:
             self.drop(error, advice)
@@ -143,7 +143,7 @@ class Host:
             if not await self.connection.is_alive():
                 raise Broken("it doesn't answer since")
             try:
-                scores = await score(self.connection, self.dialect, self._probe, self.served)
+                scores = await score(self.connection, self.dialect, self._probe.ids, self.served)
             except (Missing, Refused) as error:
                 raise Away(str(error)) from error
             if self._unfit(scores, self._probe):
@@ -188,14 +188,16 @@ class Host:
         return await push.push(self.connection, weights, version)
 
 
-async def score(server: Connection, dialect: Dialect, probe: Probe, served: str | None) -> Scores:
-    """The server's log-probs. Raises `Lost`, and `Refused` where it doesn't answer with log-probs."""
+async def score(
+    server: Connection, dialect: Dialect, sequences: Sequence[list[int]], served: str | None
+) -> Scores:
+    """The server's log-probs of token ids. Raises `Lost`, and `Refused` for an answer without them."""
     try:
         return [
             await server.post(
                 dialect.scoring_path, dialect.scoring(ids, served), partial(dialect.scores, ids=ids)
             )
-            for ids in probe.ids
+            for ids in sequences
         ]
     except Refused:
         raise

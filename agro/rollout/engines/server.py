@@ -4,6 +4,9 @@ A server should report the log-probs of the distribution that it samples from (v
 processed_logprobs). Each push of new weights is followed by a probe of what the server then has. A server
 that dies, or doesn't pass its probe, isn't used until it passes one; where none is left, the run stops.
 
+With `engine.sleep` a server on the trainer's GPU sleeps whenever nothing is sampled. It gets new weights each
+time that it wakes, and is probed: vLLM may come back without its adapter (its issue 53888).
+
 Deviation from the embedded engine: the noise is the server's, so a run can't be repeated bit for bit.
 
 `engine.kind = "vllm"` starts vLLM's server beside the run, and ends it with the run.
@@ -26,12 +29,15 @@ from threading import Thread
 from typing import Any, ClassVar, TypeVar
 
 import httpx
+import torch
 
 from agro import config
 from agro.config import SamplerConfig, from_environment
 from agro.errors import Refused, remember_secret
 from agro.io.processes import LocalProcess, free_port
+from agro.models.adapters import is_adapter
 from agro.models.encoding import Encoder
+from agro.models.footprint import host_memory
 from agro.models.policy import Policy
 from agro.models.published import Probe
 from agro.rollout.engines.capabilities import ENGINES
@@ -41,6 +47,16 @@ from agro.rollout.engines.protocol import Capability, Continuation, NoServer, Re
 
 CHECKED = 0.2  # seconds after which an interruption is noticed
 T = TypeVar("T")
+
+
+def sleep_level(settings: config.EngineConfig, policy: Policy) -> int:
+    """0: never. 1: the server's weights wait in the host's memory, of which they may take half of what is
+    free. 2: they are dropped, as where each push brings all weights."""
+    if not settings.sleep:
+        return 0
+    if policy.adapter is None or settings.push not in (None, "adapter"):
+        return 2
+    return 1 if 2 * sum(p.nbytes for p in policy.model.parameters()) <= host_memory() else 2
 
 
 class Server:
@@ -58,10 +74,13 @@ class Server:
         version: int = -1,
         say: Callable[[str], None] = lambda text: None,
         key: str | None = None,
+        level: int = 0,
     ) -> None:
-        """`encoder`: of the policy that is served; `key`: in place of `engine.api_key`. Raises `Refused`
-        where no URL is given."""
-        self.version, self.say = version, say
+        """`encoder`: of the policy that is served; `key`: in place of `engine.api_key`; `level`: of its sleep
+        (see `sleep_level`). Raises `Refused` where no URL is given."""
+        self.version, self.say, self.level = version, say, level
+        self._weights: Path | None = None  # that a server gets when it wakes
+        self._awake = 0  # decodings under way
         self.hosts = [Host(url, settings, encoder, key) for url in settings.servers]
         self.proposed = self.accepted = 0  # unknown: a draft model is the server's own matter
         self.check: Callable[[], None] = lambda: None
@@ -93,6 +112,20 @@ class Server:
         Raises `Refused` where a request fails `engine.retries` times more at every server, and for a reply
         that isn't what was requested, once the other requests under way are served.
         """
+        if not self.level:
+            yield from self._decode(waiting, sampler, seed)
+            return
+        if not self._awake:
+            self._wake()
+        self._awake += 1
+        try:
+            yield from self._decode(waiting, sampler, seed)
+        finally:
+            self._awake -= 1
+        if not self._awake:
+            self.sleep()
+
+    def _decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         running: set[Future[Continuation]] = set()
         refused: BaseException | None = None
         try:
@@ -113,16 +146,51 @@ class Server:
             raise refused
 
     def load(self, weights: Path, version: int) -> None:
-        """Push the weights of a published folder, which each server can access, and probe each server.
+        """Push the weights of a published folder, which each server can access, and probe each server: one
+        that sleeps when it wakes.
 
         Raises `Refused` where no server has them then.
         """
+        self._weights = weights
+        if self.level and not self._awake:
+            self.version = version
+        else:
+            self._push(weights, version)
+
+    def _push(self, weights: Path, version: int) -> None:
         probe = Probe.read(weights)
         self._submit(self._renew(weights, version, probe)).result()
         self._say_changes()
         if not self.used:
             raise self._nothing_left()
         self.version = version
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the trainer. Raises `Refused` for a server that can't."""
+        self._command(f"/sleep?level={self.level}")
+
+    def _wake(self) -> None:
+        """With the newest weights, or the same ones again."""
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # memory that the trainer has freed, for the server
+        if self.level == 2 and self._weights is not None and is_adapter(str(self._weights)):
+            self._command("/wake_up?tags=weights")
+            self._command("/collective_rpc", method="reload_weights")  # of the model itself
+            self._command("/wake_up?tags=kv_cache")
+        else:
+            self._command("/wake_up")
+        if self._weights is not None:
+            self._push(self._weights, self.version)
+
+    def _command(self, path: str, **body: str) -> None:
+        try:
+            for host in self.hosts:
+                self._submit(host.connection.command(path, body)).result()
+        except Lost as error:
+            raise Refused(
+                f"engine.sleep: {error}. What to do: start the server with VLLM_SERVER_DEV_MODE=1 and "
+                "--enable-sleep-mode, on a GPU; or set engine.sleep = false"
+            ) from None
 
     def close(self) -> None:
         if self._loop.is_closed():
@@ -171,7 +239,7 @@ class Server:
 
 HOST, MODEL = "127.0.0.1", "policy"
 START_SECONDS, END_SECONDS = 900.0, 30.0
-SHARE = "0.4"  # of the GPU's memory, of which the trainer needs the rest
+SHARE = 0.4  # of the GPU's memory, where nobody counted what the trainer needs
 RANKS = (8, 16, 32, 64, 128, 256, 512)  # of adapters that it has room for
 VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}  # for new weights
 
@@ -208,7 +276,15 @@ class VLLM(Server):
             self._end()
             raise
         served = {"kind": "server", "url": f"http://{HOST}:{port}", "model": MODEL}
-        super().__init__(settings.model_copy(update=served), policy.encoder, say=say, key=key)
+        super().__init__(
+            settings.model_copy(update=served),
+            policy.encoder,
+            say=say,
+            key=key,
+            level=sleep_level(settings, policy),
+        )
+        if self.level:
+            self.sleep()
 
     def close(self) -> None:
         super().close()
@@ -241,18 +317,24 @@ class VLLM(Server):
 def command_of(settings: config.EngineConfig, policy: Policy, folder: Path) -> list[str]:
     """The command line of a server that reports and is given what a run needs, without its address.
 
-    A model that is neither on the hub nor in a folder any more is saved to `folder` first.
+    A model that is neither on the hub nor in a folder any more is saved to `folder` first, and one that was
+    quantized here too.
     """
     program, *further = shlex.split(settings.vllm)
     model = policy.model.config._name_or_path
-    if not model or (Path(model).is_absolute() and not Path(model).exists()):
-        policy.save(folder / "model")
+    quantized = getattr(policy.model, "is_quantized", False)
+    if quantized or not model or (Path(model).is_absolute() and not Path(model).exists()):
+        policy.save_base(folder / "model")
         model = str(folder / "model")
     dtype = str(policy.dtype).removeprefix("torch.")
     options = ["--served-model-name", MODEL, "--dtype", dtype, "--logprobs-mode", "processed_logprobs"]
     options += ["--max-model-len", str(policy.context)]
+    if quantized:
+        options += ["--quantization", "bitsandbytes"]
     if policy.device.type == "cuda":
-        options += ["--gpu-memory-utilization", SHARE]
+        options += ["--gpu-memory-utilization", f"{settings.memory or SHARE:.3g}"]
+    if settings.sleep:
+        options += ["--enable-sleep-mode"]
     if settings.api == "generate":
         options += ["--enable-scale-out"]
     if settings.push == "transfer":
