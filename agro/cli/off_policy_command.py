@@ -82,7 +82,11 @@ def off_policy(
     if as_json:
         print(json.dumps(document, ensure_ascii=False, allow_nan=False))
     elif checkpoints:
-        _print_ranking(document)
+        for row in document["candidates"]:
+            by_log = f"not estimable ({row['obstacle']})" if row["obstacle"] else fixed(row["estimated"])
+            print(f"{row['name']}: by the log {by_log}, measured {fixed(row['measured'])}")
+        for k, ratio in document["sharpe_ratio"].items():
+            print(f"SharpeRatio@{k}: {fixed(ratio)}")
     else:
         _print(document)
 
@@ -260,11 +264,3 @@ def _with_interval(row: dict[str, Any]) -> str:
     if row["low"] is None:
         return fixed(row["value"])
     return f"{fixed(row['value'])} [{fixed(row['low'])}, {fixed(row['high'])}]"
-
-
-def _print_ranking(document: dict[str, Any]) -> None:
-    for row in document["candidates"]:
-        by_log = f"not estimable ({row['obstacle']})" if row["obstacle"] else fixed(row["estimated"])
-        print(f"{row['name']}: by the log {by_log}, measured {fixed(row['measured'])}")
-    for k, ratio in document["sharpe_ratio"].items():
-        print(f"SharpeRatio@{k}: {fixed(ratio)}")

@@ -81,16 +81,12 @@ def train(
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
     if os.environ.get("RANK", "0") == "0":  # of torchrun: the first alone knows the folder
-        _name_rating(folder)
-
-
-def _name_rating(folder: Path) -> None:
-    """The way to a verdict where no reward measured held-out prompts."""
-    run = load_run(folder)
-    if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
-        own = run.set_aside or run.config.data.eval_prompts
-        command = f"agro rate {folder}" + ("" if own else " --prompts FILE")
-        print(f"did it get better? people can say, blind: {command}", file=sys.stderr)
+        # Where no reward measured held-out prompts, people can say whether it got better
+        run = load_run(folder)
+        if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
+            own = run.set_aside or run.config.data.eval_prompts
+            command = f"agro rate {folder}" + ("" if own else " --prompts FILE")
+            print(f"did it get better? people can say, blind: {command}", file=sys.stderr)
 
 
 def _resumed(
