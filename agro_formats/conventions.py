@@ -72,20 +72,17 @@ def read_genai(
     else:
         prompt, replies = _old(attributes)
     request = {name: attributes.get(f"gen_ai.request.{name}") for name in _SAMPLING}
+    extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
+    meta = {name: value for name, value in extras.items() if not name.startswith(_OLD)}
     common = {
         "reward": scored(scores, context),
         "model": attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model"),
         "sampling": settings(request, _SAMPLING),
-        "meta": _meta(attributes) | ({"scores": dict(scores)} if scores else {}),
+        "meta": meta | ({"scores": dict(scores)} if scores else {}),
     }
     if attributes.get(_TOOLS) is not None:
         common["tools"] = attributes[_TOOLS]
     return responses(prompt, replies, "output", common)
-
-
-def _meta(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
-    return {name: value for name, value in extras.items() if not name.startswith(_OLD)}
 
 
 def _messages(message: Mapping[str, Any], name: str) -> list[Message]:

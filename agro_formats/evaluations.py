@@ -72,9 +72,14 @@ def _openai_evals_read(row: Row, context: Context) -> list[Item]:
     models = a_list(spec.get("completion_fns"), "spec.completion_fns")
     parsed = [_span(i, data, models[0] if models else None) for i, data in enumerate(samplings)]
     answer = next((data["expected"] for data in judged if data.get("expected") is not None), None)
-    return spans.read(
-        parsed, _openai_evals_scores(judged), context, _meta(spec, events[0], [*samplings, *judged]), answer
-    )
+    # The flags, numbers and texts of the events, by name
+    scores: spans.Scores = {}
+    for data in judged:
+        for name, value in data.items():
+            is_text = isinstance(value, str) and name not in _OPENAI_EVALS_COLUMNS
+            if is_text or isinstance(value, bool | int | float):
+                scores.setdefault(name, []).append(value)
+    return spans.read(parsed, scores, context, _meta(spec, events[0], [*samplings, *judged]), answer)
 
 
 def _span(number: int, data: Row, model: Any) -> spans.TraceSpan:
@@ -83,17 +88,6 @@ def _span(number: int, data: Row, model: Any) -> spans.TraceSpan:
         sampled = {"choices": [{"text": one} for one in sampled]}
     model = data.get("model") or model
     return spans.TraceSpan(number, None, data.get("prompt"), sampled, is_call=True, model=model)
-
-
-def _openai_evals_scores(judged: list[Row]) -> spans.Scores:
-    """Flags, numbers and texts of the events, by name."""
-    scores: spans.Scores = {}
-    for data in judged:
-        for name, value in data.items():
-            is_text = isinstance(value, str) and name not in _OPENAI_EVALS_COLUMNS
-            if is_text or isinstance(value, bool | int | float):
-                scores.setdefault(name, []).append(value)
-    return scores
 
 
 def _meta(spec: Row, event: Row, data: list[Row]) -> dict[str, Any]:

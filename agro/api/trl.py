@@ -129,15 +129,12 @@ class AGROTrainer(GRPOTrainer):
             inputs["loss"], inputs["gradient"] = self._gradient(inputs, logp_BT)
         surrogate = (inputs["gradient"] * logp_BT.double()).sum()
         loss: Tensor = inputs["loss"] + surrogate - surrogate.detach()
-        self._log_parts(inputs, logp_BT.detach())
-        return loss / self.current_gradient_accumulation_steps if self.model.training else loss
-
-    def _log_parts(self, part: Mapping[str, Tensor], logp_BT: Tensor) -> None:
         metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["consistency"].append(self.accelerator.gather(part["loss"]).mean().item())
+        metrics["consistency"].append(self.accelerator.gather(inputs["loss"]).mean().item())
         if self.beta:
-            ratio_B = ((logp_BT - part["ref_per_token_logps"]) * _mask(part)).sum(1)
+            ratio_B = ((logp_BT.detach() - inputs["ref_per_token_logps"]) * _mask(inputs)).sum(1)
             metrics["kl"].append(self.accelerator.gather(ratio_B).mean().item())
+        return loss / self.current_gradient_accumulation_steps if self.model.training else loss
 
 
 def _mask(part: Mapping[str, Tensor]) -> Tensor:

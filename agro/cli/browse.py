@@ -15,19 +15,22 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text as RichText
 
 from agro.cli.common import Json, licenses, terminal
 from agro.errors import Refused
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.text import Text as RichText
-
-    from agro.store import Store
-    from agro.types import Sample
+from agro.io.terminal import cut as shorten
+from agro.io.terminal import plain, visible
+from agro.runs.side_by_side import Answer
+from agro.store import Store
+from agro.store.export import to_record
+from agro.types import Sample
 
 COLUMN = 26  # characters of a group's column at least
 
@@ -66,8 +69,6 @@ class BrowseFilter:
     prompt: str | None
 
     def fits(self, sample: Sample) -> bool:
-        from agro.io.terminal import plain
-
         values = (
             (self.reward, sample.reward),
             (self.characters, len(sample.response)),
@@ -110,8 +111,6 @@ def show(
     columns: Responses of a group at most, the best or the newest; 0 shows all.
     cut: Characters of each text; 0 shows all.
     """
-    from agro.store import Store
-
     wanted = BrowseFilter(
         Range.of(reward, "--reward"),
         Range.of(characters, "--characters"),
@@ -224,8 +223,6 @@ def _tokens(sample: Sample) -> int | None:
 
 
 def _record(s: Sample) -> dict[str, Any]:
-    from agro.store.export import to_record
-
     return {"id": s.id, **to_record(s)}
 
 
@@ -253,8 +250,6 @@ def _print_match(console: Console, match: Any, columns: int, limit: int) -> None
 
 def _facts(s: Sample) -> list[str]:
     """Reward, source, version, length and size of the kept sets, each short."""
-    from agro.io.terminal import visible
-
     version = s.oldest_version
     length = _tokens(s)
     kept_sets = []
@@ -271,39 +266,24 @@ def _facts(s: Sample) -> list[str]:
 
 
 def _sample(s: Sample, limit: int) -> Iterable[RenderableType]:
-    from rich.padding import Padding
-    from rich.text import Text as RichText
-
-    from agro.io.terminal import cut, plain, visible
-
     yield RichText(f"sample {s.id}  " + "  ".join(_facts(s)), "bold")
     yield RichText(f"prompt {visible(s.prompt_id)}", "dim")
-    yield Padding(RichText(cut(plain(s.prompt), limit), "cyan"), (0, 0, 0, 2), expand=False)
+    yield Padding(RichText(shorten(plain(s.prompt), limit), "cyan"), (0, 0, 0, 2), expand=False)
     yield Padding(_response(s, limit), (0, 0, 0, 2), expand=False)
     if s.meta.get("reward_error") is not None:
-        yield RichText("reward failed: " + cut(str(s.meta["reward_error"]), limit), "red")
+        yield RichText("reward failed: " + shorten(str(s.meta["reward_error"]), limit), "red")
 
 
 def _response(s: Sample, limit: int) -> RichText:
     """The response, in which the turns of an environment are dim."""
-    from rich.text import Text
-
-    from agro.io.terminal import cut
-    from agro.runs.side_by_side import Answer
-
     answer = Answer.of([s])
-    text = Text(cut(s.response, limit) or "(empty)")
+    text = RichText(shorten(s.response, limit) or "(empty)")
     for start, end in answer.observations:
         text.stylize("dim italic", start, end)
     return text
 
 
 def _group(console: Console, samples: list[Sample], columns: int, limit: int) -> Iterable[RenderableType]:
-    from rich.table import Table
-    from rich.text import Text as RichText
-
-    from agro.io.terminal import cut, plain, visible
-
     shown = samples[: columns or None]
     rewards = [s.reward for s in samples if s.reward is not None]
     spread = f", rewards {min(rewards):g} to {max(rewards):g}" if rewards else ""
@@ -313,7 +293,7 @@ def _group(console: Console, samples: list[Sample], columns: int, limit: int) ->
     yield RichText(
         f"prompt {visible(samples[0].prompt_id)}: {len(samples)} responses{spread}{hidden}", "bold"
     )
-    yield RichText(cut(plain(samples[0].prompt), limit), "cyan")
+    yield RichText(shorten(plain(samples[0].prompt), limit), "cyan")
     width = max(1, console.width // COLUMN)
     for start in range(0, len(shown), width):
         part = shown[start : start + width]

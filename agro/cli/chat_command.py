@@ -14,13 +14,13 @@ import typer
 
 from agro.cli.common import PolicySetting, Seed
 from agro.cli.run_models import START, MaxNew, MeasuredModel, model_path
+from agro.config import RunConfig, SamplerConfig
 from agro.errors import Refused
+from agro.store import Pair, Store
+from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
-    from agro.config import SamplerConfig
     from agro.rollout import Rollout
-    from agro.store import Store
-    from agro.types import Sample
 
 HELP = "/new begins a new conversation, /quit ends"
 ASKED = "better (1, 2, 0 for a tie, Enter to leave it out): "
@@ -57,9 +57,6 @@ def chat(
     if against is None:
         _talk(conversation, lambda answers: answers[0].sample)
         return
-    from agro.config import RunConfig
-    from agro.store import Store
-
     path = store or Path(model) / "chat.db"
     with Store.open(path) as judged:
         rating = Rating(judged)
@@ -105,8 +102,6 @@ class Conversation:
 
     def answer(self, line: str) -> list[Answer]:
         """A response of each model, in random order."""
-        from agro.types import Prompt
-
         text = [*self.messages, {"role": "user", "content": line}] if self.has_turns else line
         seed = self.random.getrandbits(31)
         answers = []
@@ -134,8 +129,6 @@ class Rating:
 
     def ask(self, answers: Sequence[Answer]) -> Sample:
         """Store the answers and the judgment; returns the response to continue with."""
-        from agro.store import Pair
-
         rated = input(ASKED).strip()
         while rated not in (*RATINGS, TIE, ""):
             rated = input(ASKED).strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +21,15 @@ from agro.cli.common import (
     options,
     policy_config,
 )
+from agro.cli.first_looks import look_at_model
+from agro.config import RewardConfig, RunConfig, override
 from agro.errors import Refused
+from agro.rewards import load_reward
+from agro.store import Store
 
 if TYPE_CHECKING:
-    from agro.config import RunConfig
     from agro.pages.store.check_report import Report
     from agro.pages.store.measurements import Measurements, OwnReward
-    from agro.store import Store
 
 
 def check(
@@ -59,8 +62,6 @@ def check(
     out: A folder for the page, check.html, and check.json.
     whole: Name all objectives that can or can't train on it, and why.
     """
-    from dataclasses import replace
-
     if model is None and (reference is not None or setting):
         raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
     if reward is None and option:
@@ -107,8 +108,6 @@ def _print(report: Report, out: Path | None, *, whole: bool, as_json: bool) -> N
 
 def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> RunConfig:
     """What the store is checked for: a recipe, or an objective with its defaults, and changed settings."""
-    from agro.config import RunConfig, override
-
     if recipe is not None and objective is not None:
         raise Refused("--objective: the recipe has one; give --recipe or --objective, not both")
     if recipe is not None:
@@ -121,8 +120,6 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
 
 def _look_at(*models: str | None) -> None:
     """Refuse models that aren't there."""
-    from agro.cli.first_looks import look_at_model
-
     for name in filter(None, models):
         look_at_model(name)
 
@@ -142,10 +139,8 @@ def _measured(
 
 def _own_reward(store: Store, name: str, option: list[str] | None, config: RunConfig) -> OwnReward:
     """`config`: its policy is the model that is asked."""
-    from agro.config import RewardConfig
     from agro.models.policy import Policy
     from agro.pages.store.measurements import own_reward
-    from agro.rewards import load_reward
 
     policy = Policy.load(config.policy)
     with closing(load_reward(RewardConfig(name=name, options=options(option)))) as reward:

@@ -21,13 +21,16 @@ from agro.cli.common import (
     terminal,
 )
 from agro.cli.run_models import MaxNew, MeasuredModel, Temperature, load_sets
+from agro.config import RewardConfig
 from agro.errors import Refused
+from agro.io.numbers import chance, fixed
+from agro.logs.results import Result, is_run, results_at
+from agro.rewards import load_reward
+from agro.store.location import url_of
+from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro.config import RewardConfig
-    from agro.logs.results import Result
     from agro.pages.run.paired_results import PairedSets
-    from agro.types import Prompt
 
 
 def compare(
@@ -53,7 +56,6 @@ def compare(
     prompts: A set of prompts, which the models (of runs: theirs) answer; again for each set.
     out: The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv.
     """
-    from agro.logs.results import is_run, results_at
     from agro.pages.run.paired_results import PairedSets
 
     paths = [Path(name) for name in results]
@@ -68,8 +70,6 @@ def compare(
     else:
         if reward is None:
             raise Refused("--prompts: expected --reward NAME beside it, which scores the responses")
-        from agro.config import RewardConfig
-
         sets, scoring = load_sets(prompts), RewardConfig(name=reward, options=options(option))
         sampling = Sampling(n, max_new, temperature, seed, policy)
         sides = [_answered(name, sets, scoring, sampling) for name in results]
@@ -85,8 +85,6 @@ def compare(
 
 
 def _check_are_results(paths: list[Path]) -> None:
-    from agro.store.location import url_of
-
     for path in [path for path in paths if not url_of(path)]:
         is_model = (path / "config.json").is_file() and not (path / "metrics.jsonl").is_file()
         if is_model or not path.exists():
@@ -102,8 +100,6 @@ def _answered(
     """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
     responses is read as it is."""
     from agro.cli.measuring import Measurement
-    from agro.logs.results import Result, is_run, results_at
-    from agro.rewards import load_reward
     from agro.rollout.rollout import EpisodeReward
 
     path = Path(name)
@@ -188,8 +184,6 @@ def _say(paired: PairedSets) -> None:
     console = terminal()
     if len(paired.pairs) > 1:
         shown = table("set", "prompts", "first", "other", "difference", "p", "verdict", wrap_names=True)
-        from agro.io.numbers import chance, fixed
-
         for pair in paired.pairs:
             x = pair.comparison
             difference = fixed(x.difference, signed=True)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from agro.cli.common import REWARD, Json, PolicySetting, Responses, RewardOption, Seed, end, options
 from agro.cli.run_models import (
@@ -27,20 +29,26 @@ from agro.cli.run_models import (
     load_sets,
     model_path,
 )
+from agro.config import DataConfig, RewardConfig, SamplerConfig
 from agro.errors import Refused
+from agro.io.near_copies import clusters
+from agro.io.terminal import plain
+from agro.rollout.blind import Test, answer, check_free, key_of, read_key, read_ratings, write_sheet
+from agro.rollout.evaluate import Heldout
+from agro.rollout.paired import compare, holm
+from agro.rollout.prompts import places
+from agro.rollout.sequential import fewest_more
+from agro.runs.card import write_cards
+from agro.runs.rundata import load_run
+from agro.runs.side_by_side import place
+from agro.runs.verdict import Ratings, Verdict
+from agro.store.location import url_of
+from agro.types import Prompt
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from agro.api.contamination import Contamination
     from agro.cli.measuring import Measurement
-    from agro.config import RewardConfig, SamplerConfig
-    from agro.rollout.blind import Test
-    from agro.rollout.evaluate import Heldout
     from agro.rollout.rollout import Rollout
-    from agro.runs.verdict import Verdict
-    from agro.types import Prompt
 
 HELD_OUT = "held-out prompts"
 SHOWN = 300  # characters of a response on the terminal
@@ -104,7 +112,6 @@ def eval_(
         return
 
     from agro.cli.measuring import Measurement
-    from agro.store.location import url_of
 
     scoring = subject.reward(reward, options(option))
     kept = None if store is None else url_of(store) or store.absolute()
@@ -142,7 +149,6 @@ class MeasuredSet:
     def measure(self, measurement: Measurement, rollout: Rollout, model: str) -> Heldout:
         """A model's responses. Refuses a prompt that the model can't be asked, with its FILE:LINE."""
         from agro.models.encoding import InvalidSample
-        from agro.rollout.prompts import places
 
         try:
             return measurement.of(rollout, model, self.prompts)
@@ -194,12 +200,6 @@ def _measure(
 
 def _compare(sets: list[MeasuredSet], subject: MeasuredModel) -> None:
     """Each set with its start, where it has one; of several p is adjusted (Holm)."""
-    from agro.config import DataConfig
-    from agro.io.near_copies import clusters
-    from agro.io.terminal import plain
-    from agro.rollout.paired import compare, holm
-    from agro.runs.verdict import Verdict
-
     least = (subject.ran.data if subject.ran else DataConfig()).near_copies
     comparisons = []
     for measured in sets:
@@ -249,9 +249,6 @@ def _report(
 
 def _show_ending(run: Path) -> None:
     """What the run said of before and after when it ended, where it measured that."""
-    from agro.runs.rundata import load_run
-    from agro.runs.verdict import Verdict
-
     verdict = Verdict.of(load_run(run))
     if verdict.answer != "not measured":
         print(f"before and after, at the run's end: {verdict.sentence} To measure both anew: --against start")
@@ -312,8 +309,6 @@ def given(context: typer.Context) -> list[str]:
 
 def check_blind(context: typer.Context, sheet: Path) -> None:
     """Before anything is sampled."""
-    from agro.rollout.blind import check_free
-
     names = given(context)
     if "against" not in names:
         raise Refused("--blind: expected --against start, or --against MODEL, beside it, got neither")
@@ -344,9 +339,6 @@ def write_blind(
 ) -> dict[str, Any]:
     """Returns what was written. `rollouts`: start and result. `names`: what they were called. `run`: whose
     result it is, if any's."""
-    from agro.rollout.blind import answer, key_of, write_sheet
-    from agro.runs.rundata import load_run
-
     answers = answer(*rollouts, prompts, sampler, seed)
     ran = None if run is None else load_run(run)
     about = {
@@ -381,12 +373,6 @@ def show_written(report: dict[str, Any], run: Path | None, as_json: bool) -> Non
 
 def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
     """Say what the ratings say, and keep those of a run's result against its start in the run's folder."""
-    import numpy as np
-
-    from agro.rollout.blind import read_key, read_ratings
-    from agro.runs.card import write_cards
-    from agro.runs.verdict import Ratings, Verdict
-
     key = read_key(sheet)
     values = read_ratings(sheet)
     if np.isnan(values).all():
@@ -412,8 +398,6 @@ def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
 
 def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:
     """Raise `Refused` where a sheet isn't of the run's result against its start."""
-    from agro.runs.rundata import load_run
-
     if key["against"] != "start" or key["run"] is None or load_run(run).values.get("run") != key["run"]:
         raise Refused(
             f"{sheet}: its ratings are of {key['model']} against {key['against']}, not of {run} against "
@@ -445,10 +429,6 @@ def rate(
     pairs: Prompts at most, chosen by a hash of their ids.
     """
     from agro.pages.run.rate import RateServer, Rating
-    from agro.rollout.blind import read_key
-    from agro.rollout.sequential import fewest_more
-    from agro.runs.rundata import load_run
-    from agro.runs.side_by_side import place
 
     sheet = run / SHEET
     if not sheet.exists():

@@ -13,9 +13,11 @@ import typer
 
 from agro.cli.common import Json, Whole, block, paragraph, show, table, terminal, width
 from agro.cli.common import names as side_by_side
+from agro.cli.tasks import TASKS, create
+from agro.logs.format_table import FORMATS
+from agro.objectives import Objective, describe
 
 if TYPE_CHECKING:
-    from agro.objectives import Objective
     from agro.proof.measuring import ProofRow
 
 COUPLES = {
@@ -34,7 +36,7 @@ def objectives(
     """Args:
     name: One of them, in full.
     """
-    from agro.objectives import describe, names
+    from agro.objectives import names
     from agro.objectives.table import entries
 
     if as_json:
@@ -96,7 +98,7 @@ def formats(
     """Args:
     name: One of them, in full.
     """
-    from agro.logs.format_table import FORMATS, get
+    from agro.logs.format_table import get
 
     chosen = [get(name)] if name else list(FORMATS.values())
     described: list[dict[str, Any]] = [
@@ -145,8 +147,6 @@ def init(
     folder: A new or empty folder.
     task: digits, own-log, chat or multi-turn.
     """
-    from agro.cli.tasks import create
-
     for path in create(folder, task):
         print(f"wrote {path}")
     print(f"\nnext:\n  cd {folder}")
@@ -182,7 +182,6 @@ def recipes(
 
 def _rows() -> list[dict[str, Any]]:
     """Tasks, then recipes. `minutes`: None where they depend on the model."""
-    from agro.cli.tasks import TASKS
     from agro.config.recipes import recipes
 
     rows: list[dict[str, Any]] = []

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from agro.config import RunConfig
 from agro.errors import Refused
-
-if TYPE_CHECKING:
-    from agro.config import RunConfig
+from agro.io.datasets import on_hub
+from agro.io.files import is_complete_folder
+from agro.io.record_files import read_records
+from agro.place.record import FILE
+from agro.rewards import check_name
+from agro.runs.folder import check_out
+from agro.store import Store
+from agro.store.location import check_made, location_of, url_of
+from agro.store.shared import LocalFolder
+from agro.train.phases import Phase, options_at
 
 
 def look_at_run(
@@ -22,7 +29,6 @@ def look_at_run(
     writes: bool,
 ) -> None:
     """Of `agro train`: the folder of the run, settings that contradict each other, and `look_at_inputs`."""
-    from agro.runs.folder import check_out
     from agro.train.check import check_config
 
     is_first = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
@@ -31,8 +37,6 @@ def look_at_run(
         check_config(config)
     else:  # data.hold_out is known later, and with it what the settings come to
         # Refuse wrong names and options, of each phase.
-        from agro.train.phases import Phase, options_at
-
         for phase in Phase.all(config):
             phase.resolved(options_at(phase.config.objective.options, 0))
     look_at_inputs(config)
@@ -45,19 +49,13 @@ def look_at_inputs(config: RunConfig) -> None:
     _look_at_store(config)
     if config.policy.model is not None and config.policy.new is None:
         look_at_model(config.policy.model)
-    if config.scores:
-        # Of one reward; several are told apart where they are loaded.
-        from agro.rewards import check_name
-
-        if config.reward.name is not None and not config.reward.functions and config.reward.meaning is None:
-            check_name(config.reward.name)
+    reward = config.reward  # of one; several are told apart where they are loaded
+    if config.scores and reward.name is not None and not reward.functions and reward.meaning is None:
+        check_name(reward.name)
 
 
 def look_at_prompts(paths: Sequence[str]) -> None:
     """Refuse unreadable files of prompts, and those that have none together."""
-    from agro.io.datasets import on_hub
-    from agro.io.record_files import read_records
-
     files = [path for path in map(Path, paths) if not on_hub(path)]
     found = [next(read_records(path), None) for path in files]
     if paths and len(files) == len(paths) and not any(found):
@@ -66,7 +64,6 @@ def look_at_prompts(paths: Sequence[str]) -> None:
 
 def look_at_model(name: str) -> None:
     """Refuse what is neither a folder of a model, an adapter or a checkpoint, nor a name of the hub."""
-    from agro.io.files import is_complete_folder
     from agro.models.adapters import is_adapter
 
     if not is_adapter(name) and not (Path(name) / "position.json").is_file():
@@ -76,9 +73,6 @@ def look_at_model(name: str) -> None:
 def look_at_begun(run: str) -> None:
     """Refuse what isn't the folder of a run. In a database, or where a placed run begins, it is waited
     for."""
-    from agro.place.record import FILE
-    from agro.store.location import url_of
-    from agro.store.shared import LocalFolder
     from agro.train.publications import Publications
 
     if url_of(run) is None and not (Path(run) / FILE).exists():
@@ -86,9 +80,6 @@ def look_at_begun(run: str) -> None:
 
 
 def _look_at_store(config: RunConfig) -> None:
-    from agro.store import Store
-    from agro.store.location import check_made, location_of, url_of
-
     if not config.data.store or config.phase(config.phase_names[0]).data.samples_fresh:
         return
     location = location_of(config.data.store)

@@ -13,12 +13,19 @@ import typer
 
 from agro.cli.common import Json, PolicySetting, Workers, pairs, policy_config
 from agro.errors import Refused
+from agro.io.strictjson import dumps
+from agro.io.terminal import visible
+from agro.logs.guessing import Proposal, propose, propose_unknown
+from agro.logs.import_report import ImportReport
+from agro.logs.importing import import_files
+from agro.logs.labels import parse_words
+from agro.logs.mapping import parse_map
+from agro.store import Store
+from agro.store.export import to_record
+from agro.store.location import exists, url_of
 
 if TYPE_CHECKING:
-    from agro.logs.guessing import Proposal
-    from agro.logs.import_report import ImportReport
     from agro.models.encoding import Encoder
-    from agro.store import Store
 
 SHOWN = 3  # records of each file in a preview
 
@@ -75,9 +82,6 @@ def import_(
         worst, and ask; without a terminal --yes, --reward COLUMN or --lower-is-better decide.
     yes: Take what --guess proposes, unseen.
     """
-    from agro.logs.labels import parse_words
-    from agro.logs.mapping import parse_map
-
     arguments: dict[str, Any] = {
         "mapping": parse_map(map_ or []),
         "prompts": prompts,
@@ -125,10 +129,6 @@ def _into(
     setting: list[str] | None,
 ) -> tuple[ImportReport, dict[str, int] | None]:
     """What came of the files, and with a tokenizer of the encoding. A refused import leaves no new store."""
-    from agro.logs.importing import import_files
-    from agro.store import Store
-    from agro.store.location import exists, url_of
-
     encoder = None
     if tokenizer is not None:
         from agro.models.policy import Policy
@@ -166,11 +166,6 @@ def _preview(files: list[Path], arguments: dict[str, Any]) -> None:
     """The first records of each file as they would be stored, one a line, and what is refused."""
     import tempfile
 
-    from agro.io.strictjson import dumps
-    from agro.logs.importing import import_files
-    from agro.store import Store
-    from agro.store.export import to_record
-
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
         report = import_files(store, files, limit=SHOWN, **arguments)
         for sample in store.samples():
@@ -179,8 +174,6 @@ def _preview(files: list[Path], arguments: dict[str, Any]) -> None:
 
 
 def _has_samples(path: Path) -> bool:
-    from agro.store import Store
-
     if not path.exists():
         return False
     with Store.open(path, read_only=True) as store:
@@ -218,9 +211,6 @@ def proposed(
 
     Raises `Refused` with the proposal where nobody says whether to take it, and where there is none.
     """
-    from agro.io.terminal import visible
-    from agro.logs.guessing import propose, propose_unknown
-
     decided = [name for name in DECIDED if arguments.get(name)]
     if decided and guess:
         flags = ", ".join("--map" if name == "mapping" else f"--{name.replace('_', '-')}" for name in decided)
@@ -248,9 +238,6 @@ def proposed(
 
 def _asked(proposal: Proposal, store: str) -> Proposal:
     """As the person at the terminal says."""
-    from agro.io.terminal import visible
-    from agro.logs.guessing import propose
-
     while True:
         print(proposal, file=sys.stderr)
         if proposal.undefined is not None:

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agro.cli.common import opened_log
-from agro.config import DataConfig
+from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
 from agro.io.numbers import duration
+from agro.io.record_files import fingerprint
 from agro.io.terminal import drawn, plain, visible
 from agro.rewards.function import RESERVED
 from agro.rollout.collect import SilentActivity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.off_policy import LoggedResponses, RankedPair, pairs_by_reward
-from agro.store import DrawnGroups, Pair
+from agro.store import DrawnGroups, Pair, Store
 from agro.store.location import Location
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid
@@ -36,7 +37,6 @@ from agro.types import Prompt, Sample
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from agro.config import SamplerConfig
     from agro.models.policy import Policy
     from agro.rollout.rollout import EpisodeReward, Rollout
 
@@ -221,8 +221,6 @@ class Measurement:
     def of(self, rollout: Rollout, model: str, prompts: Sequence[Prompt]) -> Heldout:
         """Of a model; those that the store has already from the same weights, prompts and settings aren't
         sampled again."""
-        from agro.store import Store
-
         progress = SamplingProgress(model)
         if self.store is None:
             samples = rollout.sample(prompts, self.sampler.n, self.sampler, seed=self.seed)
@@ -243,8 +241,6 @@ class Measurement:
 
     def _ledger(self, model: str, rollout: Rollout, prompts: Sequence[Prompt]) -> str:
         """A name for all that decides the responses."""
-        from agro.io.record_files import fingerprint
-
         played = rollout.environment
         decides = {
             "model": fingerprint(model) if Path(model).is_dir() else model,

@@ -8,20 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
 from agro.cli.run_models import START, MeasuredModel, ModelOfRun, model_path
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
+from agro.logs.results import results_at
+from agro.rollout.off_policy import (
+    HEADLINE,
+    WAY_OUT,
+    LoggedResponses,
+    RankingAccuracy,
+    sharpe_ratio,
+    value_on_log,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from agro.cli.measuring import Log, Measurement, RescoredLog
     from agro.models.policy import Policy
-    from agro.rollout.off_policy import LoggedResponses
 
 FITTED, CRITIC = "fitted", "critic"
 AUTHOR = "what wrote the log"
@@ -75,7 +82,11 @@ def off_policy(
     if as_json:
         print(json.dumps(document, ensure_ascii=False, allow_nan=False))
     elif checkpoints:
-        _print_ranking(document)
+        for row in document["candidates"]:
+            by_log = f"not estimable ({row['obstacle']})" if row["obstacle"] else fixed(row["estimated"])
+            print(f"{row['name']}: by the log {by_log}, measured {fixed(row['measured'])}")
+        for k, ratio in document["sharpe_ratio"].items():
+            print(f"SharpeRatio@{k}: {fixed(ratio)}")
     else:
         _print(document)
 
@@ -134,8 +145,6 @@ def _policy(subject: MeasuredModel, values: str) -> Policy:
 
 def _value(scored: RescoredLog, values: str, clip: float | None) -> dict[str, Any]:
     """As JSON; where nothing can be estimated the reason, and what to do instead."""
-    from agro.rollout.off_policy import WAY_OUT, value_on_log
-
     obstacle = scored.obstacle()
     if obstacle:
         return {"answer": "not estimable", "obstacle": obstacle, "instead": WAY_OUT}
@@ -145,10 +154,6 @@ def _value(scored: RescoredLog, values: str, clip: float | None) -> dict[str, An
 
 def _values(kind: str, scored: RescoredLog, logged: LoggedResponses) -> NDArray[np.float64] | None:
     """V [N,T]; None: fitted to the log."""
-    import numpy as np
-
-    from agro.logs.results import results_at
-
     if kind == FITTED:
         return None
     if kind == CRITIC:
@@ -175,8 +180,6 @@ def _ranking(
     log: Log, rescored: RescoredLog, reference: RescoredLog | None, beta: float | None
 ) -> dict[str, Any] | None:
     """None where the log has no pairs."""
-    from agro.rollout.off_policy import RankingAccuracy
-
     pairs = rescored.pairs(log)
     if not pairs:
         return None
@@ -190,10 +193,7 @@ def _rank_checkpoints(
 ) -> dict[str, Any]:
     """Of each checkpoint the estimate by the log, and the mean reward of its own responses to the log's
     prompts; of the ranking SharpeRatio@k. What wrote the log is a candidate too."""
-    import numpy as np
-
     from agro.cli.measuring import RescoredLog
-    from agro.rollout.off_policy import HEADLINE, sharpe_ratio
 
     if subject.run is None:
         raise Refused("--checkpoints: expected the folder of a run, got --model alone")
@@ -264,11 +264,3 @@ def _with_interval(row: dict[str, Any]) -> str:
     if row["low"] is None:
         return fixed(row["value"])
     return f"{fixed(row['value'])} [{fixed(row['low'])}, {fixed(row['high'])}]"
-
-
-def _print_ranking(document: dict[str, Any]) -> None:
-    for row in document["candidates"]:
-        by_log = f"not estimable ({row['obstacle']})" if row["obstacle"] else fixed(row["estimated"])
-        print(f"{row['name']}: by the log {by_log}, measured {fixed(row['measured'])}")
-    for k, ratio in document["sharpe_ratio"].items():
-        print(f"SharpeRatio@{k}: {fixed(ratio)}")

@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from agro.cli.common import REWARD, Json, Model, RewardOption, Seed, options
+from agro.config import DataConfig, RewardConfig
 from agro.errors import Refused
 from agro.io.files import write
+from agro.logs.interchange import read_samples
+from agro.rewards import load_reward
+from agro.rollout.evaluate import interval
+from agro.store import Pair, Store
+from agro.store.location import is_store
+from agro.types import Sample
 
 if TYPE_CHECKING:
     from agro.rewards.fitting import Comparison, Judged
     from agro.rewards.model import RewardModel
-    from agro.store import Pair
-    from agro.types import Sample
 
 KINDS = ("pairs", "ratings", "groups")
 PAGE = "reward.html"
@@ -123,9 +128,7 @@ class _Row(NamedTuple):
 
 def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
     """The store's pairs or ratings, split by prompts; near-copies of a prompt go with it."""
-    from agro.config import DataConfig
     from agro.rewards.fitting import Judged, by_rating
-    from agro.store import Store
 
     dropped: Counter[str] = Counter()
     ratings: list[tuple[int, float, str]] = []
@@ -180,7 +183,6 @@ def _compare(pairs: Iterable[Pair], rows: Sequence[_Row], dropped: Counter[str])
 def measured(model: RewardModel, held_out: Judged, batch: int) -> dict[str, Any] | None:
     """What the model is worth on the comparisons that were held out; None where there are none."""
     from agro.rewards.fitting import Ranked
-    from agro.rollout.evaluate import interval
 
     if not held_out.comparisons:
         return None
@@ -273,9 +275,6 @@ def judge_check(
     timeout: Seconds for one response.
     workers: Requests at a time.
     """
-    from agro.config import RewardConfig
-    from agro.rewards import load_reward
-
     samples = [sample for sample in _samples(labeled) if sample.reward is not None]
     if not samples:
         raise Refused(f"{labeled}: expected samples with rewards, which are the labels; got none")
@@ -344,10 +343,6 @@ def _described(report: dict[str, Any]) -> str:
 
 
 def _samples(path: Path) -> list[Sample]:
-    from agro.logs.interchange import read_samples
-    from agro.store import Store
-    from agro.store.location import is_store
-
     if is_store(path):
         with Store.open(path, read_only=True) as store:
             return list(store.samples())

@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import Model, PolicySetting, PromptFile, Responses, Seed, policy_config, sampler_config
+from agro.cli.first_looks import look_at_model
+from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
+from agro.rewards import load_reward
+from agro.rollout.prompts import load_prompts
+from agro.store import Store, write_samples
+from agro.train.phases import derive
+from agro.types import Prompt
 
 if TYPE_CHECKING:
     from agro import config
     from agro.api.contamination import Contamination
-    from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
     from agro.rollout.rollout import EpisodeReward, Rollout
-    from agro.types import Prompt
 
 EnvironmentName = Annotated[
     str | None,
@@ -63,10 +68,7 @@ def sample(
     max_new: Tokens a response at most.
     temperature: 1 where it isn't given.
     """
-    from agro.cli.first_looks import look_at_model
     from agro.rollout import Task, collect
-    from agro.rollout.prompts import load_prompts
-    from agro.store import Store, write_samples
 
     loaded = load_prompts(prompts)
     settings = policy_config(model, policy)
@@ -93,8 +95,6 @@ def sample(
 
 
 def environment_of(name: str | None, max_turns: int | None) -> config.EnvironmentConfig | None:
-    from agro.config import EnvironmentConfig
-
     if name is None:
         return None
     return EnvironmentConfig(name=name, max_turns=TURNS if max_turns is None else max_turns)
@@ -169,8 +169,6 @@ class MeasuredModel:
 
     def look_at(self, name: str | None) -> None:
         """Refuse what isn't there, before torch is imported: this model, or one to compare with."""
-        from agro.cli.first_looks import look_at_model
-
         if name in (None, START) or any(change.startswith("model=") for change in self.changes or ()):
             return
         assert name is not None
@@ -186,8 +184,6 @@ class MeasuredModel:
             return self._loaded(against)
         if self.ran is None:
             raise Refused("--against start: expected the folder of a run, got --model alone; name a model")
-        from agro.train.phases import derive
-
         start, seed = self.ran.policy.model or "random weights", derive(self.ran.train.seed, "weights")
         with working_in(self.started):
             return rollout_of(start, self.ran.policy, self.environment, seed)
@@ -229,8 +225,6 @@ class MeasuredModel:
 
     def reward(self, name: str | None, options: dict[str, Any]) -> RewardConfig:
         """The one that is named, or the run's."""
-        from agro.config import RewardConfig
-
         if name is not None:
             return RewardConfig(name=name, options=options)
         if self.ran is None:
@@ -253,8 +247,6 @@ class MeasuredModel:
     @contextmanager
     def scorer(self, reward: RewardConfig, name: str | None) -> Iterator[EpisodeReward]:
         """The reward, opened where its own paths begin: here, if it was named, else where the run began."""
-        from agro.rewards import load_reward
-
         with working_in(Path.cwd() if name else self.started):
             loaded = load_reward(reward)
         with closing(loaded):
@@ -270,8 +262,6 @@ def model_path(name: str) -> str:
 
 def load_sets(paths: list[Path]) -> dict[str, list[Prompt]]:
     """Sets of prompts, which their files name."""
-    from agro.rollout.prompts import load_prompts
-
     sets = {path.stem: load_prompts(path) for path in paths}
     if len(sets) < len(paths):
         raise Refused("--prompts: expected files of different names, which name the sets")
@@ -279,8 +269,6 @@ def load_sets(paths: list[Path]) -> dict[str, list[Prompt]]:
 
 
 def config_of(run: Path) -> RunConfig:
-    from agro.config import RunConfig
-
     file = run / "config.json"
     if not file.is_file() or "model_type" in json.loads(file.read_text(encoding="utf-8")):
         raise Refused(f"{run}: expected the folder of a run, with its config.json; give --model for a model")

@@ -7,16 +7,23 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agro.cli.common import Json, table, terminal
 from agro.cli.first_looks import look_at_begun, look_at_inputs, look_at_run
+from agro.config import RunConfig
+from agro.config.aliases import renamed
+from agro.config.run import race_config
 from agro.errors import Refused
-
-if TYPE_CHECKING:
-    from agro.config import RunConfig
+from agro.place.placement import Placement, TrainCommand
+from agro.place.status import TITLES, RunStatus
+from agro.runs.problems import problems
+from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
+from agro.runs.rundata import load_run
+from agro.runs.side_by_side import SideBySide
+from agro.runs.verdict import Verdict
 
 
 def train(
@@ -42,8 +49,6 @@ def train(
     place: Sample in other processes, and start again what dies: local:2 (two collectors beside the
         trainer), ray://HOST:PORT or ray:local.
     """
-    from agro.config import RunConfig
-
     if resume:
         config, overrides, out = _resumed(config, overrides or [], out)
     if config is None:
@@ -77,19 +82,12 @@ def train(
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
     if os.environ.get("RANK", "0") == "0":  # of torchrun: the first alone knows the folder
-        _name_rating(folder)
-
-
-def _name_rating(folder: Path) -> None:
-    """The way to a verdict where no reward measured held-out prompts."""
-    from agro.runs.rundata import load_run
-    from agro.runs.verdict import Verdict
-
-    run = load_run(folder)
-    if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
-        own = run.set_aside or run.config.data.eval_prompts
-        command = f"agro rate {folder}" + ("" if own else " --prompts FILE")
-        print(f"did it get better? people can say, blind: {command}", file=sys.stderr)
+        # Where no reward measured held-out prompts, people can say whether it got better
+        run = load_run(folder)
+        if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
+            own = run.set_aside or run.config.data.eval_prompts
+            command = f"agro rate {folder}" + ("" if own else " --prompts FILE")
+            print(f"did it get better? people can say, blind: {command}", file=sys.stderr)
 
 
 def _resumed(
@@ -162,10 +160,6 @@ def _fitted(
 
 def _result(folder: Path, ended_well: bool) -> str:
     """What a run left, whether its model got better, and what it writes, as JSON."""
-    from agro.runs.rundata import load_run
-    from agro.runs.side_by_side import SideBySide
-    from agro.runs.verdict import Verdict
-
     run, shown = load_run(folder), SideBySide.load(folder)
     result = {
         "run": str(folder),
@@ -181,7 +175,6 @@ def _result(folder: Path, ended_well: bool) -> str:
 
 def _place(where: str, config: Path, overrides: list[str] | None, out: Path | None, **options: Any) -> None:
     """Start the processes of a run, and end with its exit code."""
-    from agro.place.placement import Placement, TrainCommand
     from agro.place.run import place
 
     placement = Placement.parse(where)
@@ -199,8 +192,6 @@ def ps(
     """Args:
     run: A run folder, or the URL of its store.
     """
-    from agro.place.status import TITLES, RunStatus
-
     status = RunStatus.read(run)
     if as_json:
         print(json.dumps(status.to_json(), ensure_ascii=False, allow_nan=False))
@@ -224,7 +215,6 @@ def collect(
     """
     look_at_begun(run)
     from agro.place.collector import Collector
-    from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 
     interruption = Interruption()
     progress = Progress(0)
@@ -259,9 +249,6 @@ def report(
 
     page = write_report(run)
     if as_json:
-        from agro.runs.problems import problems
-        from agro.runs.rundata import load_run
-
         print(_result(run, not any(problem.serious for problem in problems(load_run(run)))))
         return
     print(page)
@@ -279,8 +266,6 @@ def race(
         data.prompts; data.eval_prompts; reward.name; train.steps.
     rate: A learning rate, again for each; train.lr, ⅓ and 3 times of it.
     """
-    from agro.config.run import race_config
-
     named = _named(given or [])
     overrides = [item for item in given or [] if "=" in item]
     look_at_inputs(race_config(named, overrides))

@@ -12,6 +12,7 @@ import typer
 
 from agro.cli.common import PolicySetting
 from agro.errors import Refused, remember_secret
+from agro.logs.privacy import Privacy
 
 if TYPE_CHECKING:
     from agro.door.app import Backend
@@ -56,7 +57,6 @@ def serve(
         run, None if run is not None else model, policy, "a model"
     ).without_environment()
     from agro.door.app import listening, opened
-    from agro.logs.privacy import Privacy
 
     privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
     with closing(listening(host, port)) as listener:
@@ -84,7 +84,6 @@ def proxy(
 ) -> None:
     from agro.door.app import listening
     from agro.door.proxy import Proxy
-    from agro.logs.privacy import Privacy
 
     privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
     with (

@@ -10,16 +10,19 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agro.cli.common import REWARD, Json, RewardOption, options, pairs, policy_config
 from agro.cli.run_models import MeasuredModel
+from agro.config import RewardConfig
 from agro.errors import Refused
-
-if TYPE_CHECKING:
-    from agro.types import Sample
+from agro.io.files import complete_folder
+from agro.rewards import check_name, load_reward
+from agro.store import Store
+from agro.store import recover as recover_
+from agro.types import Sample
 
 
 def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
@@ -59,8 +62,6 @@ def export(
         (write_gguf if gguf else write_merged)(store, file)
         print(json.dumps({"model": str(file)}) if as_json else f"wrote {file}")
         return
-    from agro.store import Store
-
     with Store.open(store, read_only=True) as opened:
         count = opened.export(file)
     print(json.dumps({"samples": count, "file": str(file)}) if as_json else f"{file}: {count} samples")
@@ -75,8 +76,6 @@ def recover(
     store: The damaged store.
     out: The new store.
     """
-    from agro.store import recover as recover_
-
     recovered = recover_(store, out)
     print(json.dumps(recovered.to_json(), ensure_ascii=False) if as_json else recovered)
 
@@ -96,12 +95,7 @@ def score(
     timeout: Seconds for one response.
     workers: Processes of a reward that has some: functions, math, regex.
     """
-    from agro.config import RewardConfig
-    from agro.store import Store
-
     Store.open(store, create=False).close()  # refused before torch is imported: that takes seconds
-    from agro.rewards import check_name, load_reward
-
     check_name(reward)
     from agro.rollout.rollout import EpisodeReward
 
@@ -147,7 +141,6 @@ def write_merged(run: Path, folder: Path) -> None:
     """Write the model of a run, or a model's folder, in bfloat16, an adapter merged into it."""
     import torch
 
-    from agro.io.files import complete_folder
     from agro.models.policy import Policy
 
     if folder.exists():
@@ -203,8 +196,6 @@ def forget(
     meta: All whose meta has this, such as user=alice.
     yes: Delete; without it, only what would be said.
     """
-    from agro.store import Store
-
     conditions = {"--source": source, "--prompt-id": prompt_id, "--meta": meta}
     flags = [flag for flag, value in conditions.items() if value is not None]
     if len(flags) != 1:

@@ -386,24 +386,8 @@ class ArrowBlock:
         for number, (value, error) in enumerate(records, self.numbers[0]):
             yield Line(f"{self.path}:{number}", number, value, error)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As a stream of Arrow: pickle would write all of a batch of which this is a slice."""
-        import pyarrow as pa
-
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.batch.schema) as stream:
-            stream.write_batch(self.batch)
-        return _arrow_block, (self.path, self.numbers, sink.getvalue().to_pybytes(), self.is_ours)
-
 
 Block = JsonBlock | RecordBlock | ArrowBlock  # with the `numbers` of its first and of its last record
-
-
-def _arrow_block(path: str, numbers: tuple[int, int], data: bytes, is_ours: bool) -> ArrowBlock:
-    import pyarrow as pa
-
-    with pa.ipc.open_stream(data) as stream:
-        return ArrowBlock(path, numbers, stream.read_next_batch(), is_ours)
 
 
 def json_blocks(path: str, lines: Iterable[bytes]) -> Iterator[JsonBlock]:

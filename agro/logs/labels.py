@@ -83,7 +83,13 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
         return word_rewards[key]
     share = share_in(value) if isinstance(value, str) else None
     if share is not None or isinstance(number_in(value), int | float):
-        _check_scale(value, context, name, is_share=share is not None)
+        is_share = share is not None
+        was_share, first = context.notes.setdefault(f"scale of {name}", [is_share, str(value)])
+        if was_share != is_share:
+            raise Refused(
+                f"{name}: expected one scale, got {value!r:.80}, and {first!r:.80} before it; say what each "
+                f"is worth: --reward-map '{_written(value)[:40]}=NUMBER', and so on"
+            )
     if share is not None:
         return share
     if not isinstance(value, str):
@@ -101,15 +107,6 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
     if word_rewards or plain not in WORDS:
         raise _unknown_word(value, word_rewards or WORDS, name)
     return WORDS[plain]
-
-
-def _check_scale(value: Any, context: Context, name: str, *, is_share: bool) -> None:
-    was_share, first = context.notes.setdefault(f"scale of {name}", [is_share, str(value)])
-    if was_share != is_share:
-        raise Refused(
-            f"{name}: expected one scale, got {value!r:.80}, and {first!r:.80} before it; say what each is "
-            f"worth: --reward-map '{_written(value)[:40]}=NUMBER', and so on"
-        )
 
 
 def scale_of(value: Any) -> str | None:

@@ -4,8 +4,7 @@ A reader knows neither the store nor the blocks that others read. What it must k
 file is its `State`: one that was read with another state than the blocks before it left is read again.
 
 With several processes blocks of files are read by some, and written in their order by one. What a process
-is sent and replies is bytes of this program on this machine: blocks as pickle, what came of them as marshal,
-which is three times as fast for rows.
+is sent and replies is pickled: both are this program, on this machine.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import marshal
 import os
 import pickle
 import subprocess
@@ -21,7 +19,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -431,7 +429,7 @@ class Readers:
     def _answer(self, asked: _Asked) -> tuple[LogFile, Block, Found]:
         current = self._state_for(asked.file)
         reply = self._receive(asked.child) if asked.child is not None else b""
-        found, state = _unpack(reply, asked.file) if reply else (None, current)
+        found, state = pickle.loads(reply) if reply else (None, current)
         if found is None or not _agrees(current, asked.state, state):
             self._reader.begin(asked.file, current)
             found, state = self._reader.read(asked.block), self._reader.state
@@ -472,64 +470,21 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     with contextlib.suppress(EOFError):  # the process that started this one has ended, or needs no more
-        _serve(channel)
+        options, prompts = pickle.loads(channel.receive())
+        reader = Reader(options, prompts)
+        gc.disable()
+        channel.send(b"ready")
+        while True:
+            file, state, block = pickle.loads(channel.receive())
+            try:
+                reader.begin(file, state)
+                reply = pickle.dumps((reader.read(block), reader.state))
+            except Exception:  # noqa: BLE001 the process that asked reads it, and meets the same error
+                reply = b""
+            channel.send(reply)
+            del block, reply
+            gc.collect(0)
     os._exit(0)
-
-
-def _serve(channel: Channel) -> None:
-    options, prompts = pickle.loads(channel.receive())
-    reader = Reader(options, prompts)
-    gc.disable()
-    channel.send(b"ready")
-    while True:
-        file, state, block = pickle.loads(channel.receive())
-        try:
-            reader.begin(file, state)
-            reply = _packed(reader.read(block), reader.state)
-        except Exception:  # noqa: BLE001 the process that asked reads it, and meets the same error
-            reply = b""
-        channel.send(reply)
-        del block, reply
-        gc.collect(0)
-
-
-_COUNTS = tuple(f.name for f in fields(Found) if f.name not in ("entries", "refused"))
-
-
-def _packed(found: Found, state: State) -> bytes:
-    repeats: dict[int, Repeat] = {id(e.same): e.same for e in found.entries if e.same is not None}
-    index = {key: i for i, key in enumerate(repeats)}
-    entries = [
-        (
-            entry.location,
-            entry.record[1],
-            [sample.values for sample in entry.samples],
-            entry.scored,
-            list(map(tuple, entry.judgments)),
-            index[id(entry.same)] if entry.same is not None else None,
-        )
-        for entry in found.entries
-    ]
-    refused = [(number, refusal.where, refusal.reason) for number, refusal in found.refused]
-    found.dropped = dict(found.dropped)
-    counts = [getattr(found, name) for name in _COUNTS]
-    repeated = [tuple(asdict(repeat).values()) for repeat in repeats.values()]
-    return marshal.dumps((entries, refused, counts, repeated, state.notes, state.known))
-
-
-def _unpack(reply: bytes, file: LogFile) -> tuple[Found, State]:
-    packed, refused, counts, repeated, notes, known = marshal.loads(reply)
-    repeats = [Repeat(*values) for values in repeated]
-    entries = []
-    for location, number, rows, scored, judgments, i in packed:
-        samples = tuple(map(SampleRow, rows))
-        judged: tuple[Any, ...] = tuple(Judgment(*judgment) for judgment in judgments) if judgments else ()
-        same = None if i is None else repeats[i]
-        entries.append(Entry(location, (file.digest, number), samples, scored, judged, same))
-    found = Found(entries, [(number, Refusal(where, reason)) for number, where, reason in refused])
-    for name, value in zip(_COUNTS, counts, strict=True):
-        setattr(found, name, value)
-    return found, State(notes, known)
 
 
 class Channel:

@@ -23,7 +23,7 @@ from agro.io.strictjson import loads
 from agro.logs.format_table import Recognizer, format_at, lines_of
 from agro.logs.importing import import_files
 from agro.logs.protocol import Format, ScoredDocument
-from agro.runs.rundata import FILE, HeldOutRewards, Rewards, RunData, check_reward, load_run, reward_of
+from agro.runs.rundata import FILE, HeldOutRewards, Rewards, RunData, check_number, load_run, reward_of
 from agro.store import Store
 from agro.store.location import is_store, url_of
 from agro.types import Text, conversation, prompt_hash
@@ -142,7 +142,7 @@ class Result:
                     raise Refused(f"{line.where}: expected each prompt once, got {key} again")
                 prompt = conversation(prompt, line.where)
                 for value in values:
-                    check_reward(value, f"{line.where}: rewards")
+                    check_number(value, f"{line.where}: rewards")
                 rewards[key], prompts[key] = values, prompt
                 scoring = line.value.get("scored_by") or {}
         return cls.of_prompts(str(path), rewards, prompts, scoring=scoring)

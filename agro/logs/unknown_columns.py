@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -176,7 +178,11 @@ def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, 
         for name, item in parsed.items():
             longer = f"{step}.{quoted(name)}"
             yield from _leaves(longer, longer, item, deep - 1)
-    elif _are_objects(parsed) and deep and not are_messages(parsed):
+    elif (
+        (isinstance(parsed, list) and bool(parsed) and all(isinstance(item, dict) for item in parsed))
+        and deep
+        and not are_messages(parsed)
+    ):
         for item in parsed:
             yield from _leaves(f"{step}[*]", f"{step}[*]", item, deep - 1)
     else:
@@ -203,10 +209,6 @@ def quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
 
 
-def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
 def as_literal(value: Any) -> str:
     """A value within an expression."""
     return f"`{json.dumps(value, ensure_ascii=False)}`"
@@ -224,76 +226,10 @@ def best_named(columns: Iterable[Column], role: str) -> Column | None:
     return max(named, key=lambda c: (c.named(role), c.is_spoken, c.type != "word", c.length), default=None)
 
 
-# Words in the names of columns and in judgments for a proposal that a person looks at before it is taken.
-# They needn't be complete: what they don't say, the content does, and what they say wrongly is shown. All
-# are in lower case and without accents, as `plain` makes them. One of up to four letters is a whole word,
-# also with an s at its end; a longer one may be a part of a word, such as frage in Kundenanfrage.
-words = str.split
-# The most telling first.
-NAMES: Mapping[str, Sequence[str]] = {
-    "prompt": words(
-        "prompt question instruction query frage pregunt domand pergunt vraag request problem task ask "
-        "asked consult demand richiest aufgab eingab anliegen user human customer kunde client usuario "
-        "entrada message nachricht mensaj messag utterance brief issue input title subject context q "
-        "chat conversation history dialog"
-    ),
-    "response": words(
-        "response completion answer reply replied antwort repons respuest rispost respost antwoord "
-        "generat assistant assistent output bot chatbot copilot predict pred candidate hypothesis "
-        "ausgab salida sortie suggestion draft entwurf vorschl ai ki ia llm model result solution text "
-        "content code sql a"
-    ),
-    "reward": words(
-        "reward score rating rated rate bewert wertung beurteil grade grading mark thumb feedback star "
-        "stern etoil estrell quality qualit gute note nota voto vote helpful useful hilfreich nutzl "
-        "util utile correct label punkt point punt verdict judge judgm urteil evalu valut valor "
-        "calific avali beoordel cijfer like accepted accuracy acc passed pass success csat nps "
-        "reaction assess review satisf zufrieden avis apprec approv resolved solved selected outcome "
-        "match f1 em rouge bleu"
-    ),
-    "preference": words(
-        "winner winning wins win prefer better best choice chosen pick picked select vote label "
-        "verdict judge judgm compar reject bevorzug besser gewinn sieger gagnant meilleur ganador "
-        "mejor miglior vincitor voorkeur melhor beter loser loses worse worst schlecht perdant "
-        "perdedor"
-    ),
-    "chosen": words(
-        "chosen prefer better best winner winning good accepted besser bevorzug meilleur mejor miglior melhor"
-    ),
-    "rejected": words(
-        "rejected refused dispref worse worst loser losing bad declined schlecht moins pire peor peggio"
-    ),
-    "messages": words("message conversation dialog chat turns history transcript"),
-    "answer": words("expected gold golden reference truth ideal target ground correct muster referenz"),
-}
-# Of something beside prompt, response and judgment.
-ASIDE = words(
-    "comment kommentar remark explan rationale reason justif why warum notes anmerk begrund "
-    "commentaire motivo tag category kategor categor topic theme language lang sprache langue country "
-    "team annotator reviewer rater name email mail id uuid url version type status source system date "
-    "datum zeit count anzahl nombre num number n nr token temperature year age turn step round "
-    "confidence agreement index position page length chars attempt retries size priority prio hours "
-    "total scale level threshold votes ratings retrieval similarity logprob seed file path"
-)
-# What is better where there is less of it; the costs are judgments only where there is nothing else.
-LOWER = words(
-    "toxic tossic fel bledy toxiz error erro fout fouten fehler erreur mistake errori wrong incorrect "
-    "inaccur irrelev harmful harms badness halluc violat complain penalt penalty defect flaw bug bias "
-    "rude offens spam severity unsafe unhelp rank ranking rang place schulnote perplex ppl loss wer "
-    "cer distance edits regret dislike churn misses rmse mae bounce abandon escalat mislead contradict "
-    "refusal verbos klacht quejas reclam beschwerd posizion fallos danger risk plagiar repetit fail "
-    "failu failed reject problematic"
-)
-COSTS = words(
-    "time latenc latenz delay duration dauer duree seconds sekunden secs ms cost kosten coste costo "
-    "custo cout price preis"
-)
-NOT = frozenset(
-    words("not nicht no non pas nie niet nao free without ohne sans sin senza never kein keine isn less")
-)
-WORSE = words(
-    "worse worst reject bad los loses loser lost lose schlecht pire peor peggio pior slecht verlier "
-    "perd inferior weaker"
+_WORDS = tomllib.loads(Path(__file__).with_name("unknown_words.toml").read_text("utf-8"))
+NAMES: Mapping[str, Sequence[str]] = {role: words.split() for role, words in _WORDS["names"].items()}
+ASIDE, LOWER, COSTS, NOT, WORSE = (
+    _WORDS["others"][kind].split() for kind in ("aside", "lower", "costs", "not", "worse")
 )
 
 
@@ -332,30 +268,16 @@ def is_negated(tokens: Collection[str], stems: Collection[str]) -> bool:
     return count % 2 == 1
 
 
-_GOOD = words(
-    "good great correct right pass passed helpful accepted accept approved success excellent perfect "
-    "useful solved resolved valid ja oui si sim gut richtig bon bonne correcto bueno buono bom "
-    "satisfied agree high t y fully best ✅ ✓ ✔ 😀 🙂 😊 😃"
-)
-_BAD = words(
-    "bad incorrect wrong fail failed unhelpful rejected reject denied poor terrible awful useless "
-    "unsolved unresolved invalid nein falsch schlecht faux mauvais incorrecto malo sbagliato cattivo "
-    "errado ruim dissatisfied unsatisfied disagree low worst f n ❌ ✗ ✘ 🙁 😞 😡"
-)
-_MIDDLE = words(
-    "neutral partial partially partly mixed average mediocre fair ok okay neither meh medium mittel 😐"
-)
-WORTH = dict.fromkeys(_GOOD, 1.0) | dict.fromkeys(_BAD, 0.0) | dict.fromkeys(_MIDDLE, 0.5)
-# Say nothing without the name of their column.
-PLAIN = frozenset(words("yes no y n t f true false ja nein oui non si sim high medium low"))
-_MISSING = frozenset(
-    words("null none nan nil na n/a k.a. - -- – — ? . unknown unsure skip skipped pending tbd")
-)
+_JUDGMENTS = {kind: words.split() for kind, words in _WORDS["judgments"].items()}
+WORTH = {
+    word: worth for kind, worth in (("good", 1.0), ("bad", 0.0), ("middle", 0.5)) for word in _JUDGMENTS[kind]
+}
+PLAIN = frozenset(_JUDGMENTS["plain"])
 
 
 def is_missing(text: str) -> bool:
     """Whether a text says that nothing is known, also in brackets."""
-    return plain(text).strip().strip("()[]<>") in _MISSING
+    return plain(text).strip().strip("()[]<>") in _JUDGMENTS["missing"]
 
 
 def worth_of(word: str) -> float | None:
@@ -375,20 +297,11 @@ def worth_of(word: str) -> float | None:
     if not said or len(others) > 1:
         raise KeyError(word)
     number = 0.5 if 0.5 in said else said[0]
-    return float(number == 0) if not NOT.isdisjoint(tokens[:-1]) else number
+    return float(number == 0) if not set(NOT).isdisjoint(tokens[:-1]) else number
 
 
-# What a column of preferences says where neither of two is better, and how it names the first and the second.
-TIES = frozenset(
-    words(
-        "tie ties tied both equal equally draw none neither same 0 egal gleich unentschieden pareggio "
-        "empate similar identical = difference preference"
-    )
-)
-SIDES: Sequence[frozenset[str]] = tuple(
-    frozenset(group.split())
-    for group in ("a 1 first left links erste premier primera prima x", "b 2 second right rechts zweite y")
-)
+_PREFERENCES = {kind: frozenset(words.split()) for kind, words in _WORDS["preferences"].items()}
+SIDES: Sequence[frozenset[str]] = (_PREFERENCES["first"], _PREFERENCES["second"])
 
 
 class Judged(NamedTuple):
@@ -544,7 +457,7 @@ def _side_of(text: str, sides: Mapping[str, Column]) -> str | None:
 
 
 def _is_tie(text: str) -> bool:
-    return not TIES.isdisjoint(re.findall(r"\w+|=", plain(text)))
+    return not _PREFERENCES["ties"].isdisjoint(re.findall(r"\w+|=", plain(text)))
 
 
 def _is_one_of(column: Column, values: Iterable[Any]) -> str:

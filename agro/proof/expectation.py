@@ -282,6 +282,9 @@ def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome
         extra["stored_value"] = data.stored_value[prompt]
         extra["stored_quantile"] = data.quantile(reference)[prompt, outcome]
     extra["hinted"] = torch.tensor(from_expert, dtype=torch.float64) * hinted
+    # The behavior policy's values of what comes before each token; index 0 is the prompt's
+    values_XYT = data.behavior.value.prefix.detach()[:, data.behavior.space.places]
+    known = torch.where(data.behavior.space.mask, values_XYT, math.nan)
     return {
         "mask": torch.cat([no_mask, space.mask[response]], 1),
         "reward": data.rewards[prompt, outcome],
@@ -289,18 +292,11 @@ def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome
         "ref_logp": _shifted(reference, prompt, response),
         "behavior_logp": behavior_logp,
         "old_logp": old_logp,
-        "old_value": _old_values(data, prompt, response),
+        "old_value": torch.nn.functional.pad(known, (1, 0), value=math.nan)[prompt, response],
         "tokens": torch.cat([prompt[:, None], space.tokens[response]], 1),
         "lengths": space.lengths[response] + 1,
         "extra": extra,
     }
-
-
-def _old_values(data: DataDistribution, prompt: Tensor, response: Tensor) -> Tensor:
-    """[B,T+1] the behavior policy's values of what comes before each token; index 0 is the prompt's."""
-    values_XYT = data.behavior.value.prefix.detach()[:, data.behavior.space.places]
-    known = torch.where(data.behavior.space.mask, values_XYT, math.nan)
-    return torch.nn.functional.pad(known, (1, 0), value=math.nan)[prompt, response]
 
 
 def _shifted(policy: Enumerable, prompt: Tensor, response: Tensor) -> Tensor:

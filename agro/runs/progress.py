@@ -137,9 +137,6 @@ class Display(Progress):
 
     def _render(self) -> Group:
         stage = Styled(self.stage_text, "cyan", no_wrap=True, overflow="ellipsis")
-        return Group(self._position(), self._numbers(), stage)
-
-    def _position(self) -> Table:
         step = self.metrics.get("step", 0)
         row = Table.grid(padding=(0, 2))
         for _ in range(4):
@@ -150,7 +147,7 @@ class Display(Progress):
             ProgressBar(self.final_step, step, width=max(10, min(40, self.console.width - 50))),
             Styled("" if self.remaining_seconds is None else f"{clock(self.remaining_seconds)} left", "dim"),
         )
-        return row
+        return Group(row, self._numbers(), stage)
 
     def _numbers(self) -> Styled:
         m = self.metrics

@@ -283,16 +283,16 @@ def _check(row: Any, previous: int, location: str) -> None:
     if reason is not None and not isinstance(reason, str):
         raise Refused(f"{location}: no_signal: expected text or null, got {reason!r:.80}")
     for key in NUMBERS:
-        _check_number(row.get(key), f"{location}: {key}")
+        check_number(row.get(key), f"{location}: {key}")
     for key in OF_PARTS:
         parts = row.get(key)
         if parts is not None and not isinstance(parts, dict):
             raise Refused(f"{location}: {key}: expected an object or null, got {parts!r:.80}")
         for name, value in (parts or {}).items():
-            _check_number(value, f"{location}: {key}: {name}")
+            check_number(value, f"{location}: {key}: {name}")
 
 
-def _check_number(value: Any, location: str) -> None:
+def check_number(value: Any, location: str) -> None:
     if value is not None and not _is_number(value):
         raise Refused(f"{location}: expected a number or null, got {value!r:.80}")
 
@@ -341,7 +341,7 @@ class HeldOutRewards:
         if not all(isinstance(table, dict) for key, table in complete.items() if key != "step"):
             raise Refused(f"{location}: expected {', '.join(keys - {'step'})} by prompt, got {values!r:.80}")
         for key, value in [*found.rewards.items(), *found.start.items()]:
-            check_reward(value, f"{location}: {key}")
+            check_number(value, f"{location}: {key}")
         if found.texts.keys() != found.rewards.keys():
             raise Refused(f"{location}: expected texts of the prompts that have rewards, got those of others")
         return found
@@ -362,8 +362,3 @@ def reward_of(run: RunData) -> dict[str, Any]:
         "environment": None if played is None else (played.name, played.options),
         "code": {key: code for key, code in inputs.items() if "reward." in key or "environment." in key},
     }
-
-
-def check_reward(value: Any, location: str) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise Refused(f"{location}: expected a number or null, got {value!r:.80}")

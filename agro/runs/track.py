@@ -6,6 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from agro.config import RunConfig, TrackConfig
@@ -40,19 +41,19 @@ class TensorBoard:
             self._writer.close()
 
 
-class WandB:
-    """A run at Weights & Biases, or in RUN/wandb with WANDB_MODE=offline; resuming continues it."""
+class Hosted:
+    """A run at Weights & Biases, or in RUN/wandb with WANDB_MODE=offline; or one in trackio's local database
+    (TRACKIO_DIR), which identifies runs by their names alone. Resuming continues it."""
 
-    def __init__(self, run: Run, config: RunConfig) -> None:
-        wandb = importlib.import_module("wandb")
-        self._run = wandb.init(
-            project=config.track.project,
-            name=_name(run, config),
-            id=run.id,
-            resume="allow",
-            dir=str(run.folder),
-            config=config.record(),
-            settings=wandb.Settings(console="off"),  # the terminal belongs to `Progress`
+    def __init__(self, module: str, run: Run, config: RunConfig) -> None:
+        hosted = importlib.import_module(module)
+        name = config.track.name or run.folder.resolve().name
+        settings: dict[str, Any] = {"name": f"{name}-{run.id[:8]}", "embed": False}
+        if module == "wandb":  # the terminal belongs to `Progress`
+            quiet = hosted.Settings(console="off")
+            settings = {"name": name, "id": run.id, "dir": str(run.folder), "settings": quiet}
+        self._run = hosted.init(
+            project=config.track.project, resume="allow", config=config.record(), **settings
         )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -62,30 +63,10 @@ class WandB:
         self._run.finish()
 
 
-class Trackio:
-    """A run in trackio's local database (TRACKIO_DIR). It identifies runs by their names alone."""
-
-    def __init__(self, run: Run, config: RunConfig) -> None:
-        self._trackio = importlib.import_module("trackio")
-        self._trackio.init(
-            project=config.track.project,
-            name=f"{_name(run, config)}-{run.id[:8]}",
-            resume="allow",
-            config=config.record(),
-            embed=False,
-        )
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._trackio.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
-
-
 TRACKERS: dict[str, tuple[str, Callable[[Run, RunConfig], Tracker]]] = {  # name: (module it needs, tracker)
     "tensorboard": ("torch.utils.tensorboard", TensorBoard),
-    "wandb": ("wandb", WandB),
-    "trackio": ("trackio", Trackio),
+    "wandb": ("wandb", partial(Hosted, "wandb")),
+    "trackio": ("trackio", partial(Hosted, "trackio")),
 }
 
 
@@ -140,10 +121,6 @@ def _reported(name: str, say: Callable[[str], None]) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001  # a tracker may fail in any way
         say(f"tracker {name} failed and is dropped; the run continues: {type(error).__name__}: {error}")
-
-
-def _name(run: Run, config: RunConfig) -> str:
-    return config.track.name or run.folder.resolve().name
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

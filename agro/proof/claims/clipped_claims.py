@@ -25,21 +25,19 @@ def first_response_loss(
     """E of the loss of the first response of all ordered groups: the mean over its tokens, the mean over the
     tokens of all responses, or the sum divided by a number."""
     mask_YT, first_K = s.policy.space.mask, s.groups[:, 0]
-    loss_XK = torch.where(mask_YT[first_K], term(_advantage(s, std), first_K), 0.0).sum(-1)
+    # r_1 − r̄ [X,K,1], standardized with `std`
+    r_XKn = s.reward[:, s.groups]
+    below_XKn = r_XKn - r_XKn.amax(-1, keepdim=True)  # exactly 0 where all are equal
+    A = (below_XKn[..., 0] - below_XKn.mean(-1))[..., None]
+    loss_XK = torch.where(
+        mask_YT[first_K], term((A / (r_XKn.std(-1)[..., None] + EPS) if std else A), first_K), 0.0
+    ).sum(-1)
     T_Y = mask_YT.sum(1).double()
     if average == "response":
         return s.mean_groups(loss_XK / T_Y[first_K])
     if average == "token":
         return s.mean_groups(loss_XK) / s.mean(T_Y.expand_as(s.p))
     return s.mean_groups(loss_XK) / float(average)
-
-
-def _advantage(s: Situation, std: bool) -> Tensor:
-    """[X,K,1] r_1 − r̄, standardized with `std`."""
-    r_XKn = s.reward[:, s.groups]
-    below_XKn = r_XKn - r_XKn.amax(-1, keepdim=True)  # exactly 0 where all are equal
-    A = (below_XKn[..., 0] - below_XKn.mean(-1))[..., None]
-    return A / (r_XKn.std(-1)[..., None] + EPS) if std else A
 
 
 def clipped_surrogate(log_ratio_XYT: Tensor, low: float, high: float, dual_clip: float | None = None) -> Term:
