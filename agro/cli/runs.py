@@ -124,7 +124,6 @@ def _changing(
     """The keys that are given, and the configuration with other settings besides."""
     from agro.api.plan.fit import items
     from agro.config import RunConfig
-    from agro.config.aliases import renamed
 
     given = {item.partition("=")[0].strip() for item in renamed(overrides)}
     return given, lambda settings: RunConfig.load(config, [*overrides, *items(settings)])

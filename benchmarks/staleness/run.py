@@ -38,7 +38,8 @@ sys.path.insert(0, str(HERE.parents[1]))
 from agro.api.reporting_trainer import Trainer  # noqa: E402
 from agro.config import RunConfig, SamplerConfig  # noqa: E402
 from agro.errors import Interrupted  # noqa: E402
-from agro.rollout.collect import CollectResult, Task as Sampled, collect  # noqa: E402
+from agro.rollout.collect import CollectResult, collect  # noqa: E402
+from agro.rollout.collect import Task as Sampled
 from agro.rollout.prompts import load_prompts  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.store.sample_rows import ledger_of  # noqa: E402
