@@ -153,16 +153,15 @@ def paired(runs: Sequence[Run], method: str, rate: float) -> dict[str, list[floa
 
 
 def _parts(runs: Sequence[Run], rate: float) -> str:
-    """A row for each part, a column for each of the main jobs."""
-    lines = [
-        f"| lr {rate:g}, without | {' | '.join(MAIN)} | mean | runs |",
-        "|---" * (len(MAIN) + 3) + "|",
-    ]
-    for part in PARTS:
-        by_job = {job: apart for job, apart in paired(runs, part, rate).items() if job in MAIN}
+    """A row for each part, a column for each of the main jobs that have a run of one."""
+    found = {part: paired(runs, part, rate) for part in PARTS}
+    jobs = [job for job in MAIN if any(job in by_job for by_job in found.values())]
+    lines = [f"| lr {rate:g}, without | {' | '.join(jobs)} | mean | runs |", "|---" * (len(jobs) + 3) + "|"]
+    for part, every in found.items():
+        by_job = {job: every[job] for job in jobs if job in every}
         if not by_job:
             continue
-        words = [f"{statistics.mean(by_job[job]):+.3f}" if job in by_job else "" for job in MAIN]
+        words = [f"{statistics.mean(by_job[job]):+.3f}" if job in by_job else "" for job in jobs]
         means = [statistics.mean(apart) for apart in by_job.values()]
         error = f" ± {statistics.stdev(means) / math.sqrt(len(means)):.3f}" if len(means) > 1 else ""
         words += [f"{statistics.mean(means):+.3f}{error}", str(sum(map(len, by_job.values())))]
