@@ -61,7 +61,9 @@ def store(postgres_url: str) -> Iterator[Store]:
 def test_others_go_on_where_a_client_is_stopped_inside_a_write(
     store: Store, postgres_url: str, how: str
 ) -> None:
-    """It has the lock, and the server waits for it; nothing of its write is stored."""
+    """It has the lock, and the server waits for it; nothing of its write is stored. 5 seconds for others, and
+    more where many processes want a core."""
+    crowd = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     command = [sys.executable, "-c", ELSEWHERE, postgres_url, how]
     stopped = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -70,10 +72,10 @@ def test_others_go_on_where_a_client_is_stopped_inside_a_write(
         stopped.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         store.append([sample("first")])
-        assert HOLD - 1 < time.monotonic() - began < 5.0
+        assert HOLD - 1 < time.monotonic() - began < 5.0 * crowd
         began = time.monotonic()
         store.append([sample("second")])
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 2.0 * crowd
     finally:
         stopped.kill()
         stopped.wait()
@@ -236,6 +238,37 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
             assert [p.winner for p in new.pairs()] == [ids[0], ids[1]]
     with pytest.raises(Refused, match="expected an empty store to copy into, but it has samples"):
         copy(first, postgres_url)
+
+
+KILLED = """
+import os, signal, sys
+from agro.store import copying
+copy, count = copying._copy, []
+def killed(old, new, table):
+    count.append(table)
+    copy(old, new, table)
+    if len(count) == 2:
+        print(new.run("SELECT count(*) FROM samples"), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+copying._copy = killed
+copying.copy(*sys.argv[1:])
+"""
+
+
+def test_a_copy_that_is_killed_leaves_nothing(tmp_path: Path, postgres_url: str) -> None:
+    """All is one transaction, so that it can be called again."""
+    first, second = tmp_path / "first.db", tmp_path / "second.db"
+    with Store.open(first) as old:
+        old.append(group("g", [0.0, 1.0]), run="r", step=1)
+    for source, target in ((first, postgres_url), (postgres_url, second)):
+        command = [sys.executable, "-c", KILLED, str(source), str(target)]
+        killed = subprocess.run(command, capture_output=True, text=True)
+        assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "[(2,)]\n")
+        with Store.open(target) as new:
+            assert new.counts().samples == 0
+        copy(source, target)
+        with Store.open(target, read_only=True) as new:
+            assert [s.reward for s in new.samples()] == [0.0, 1.0]
 
 
 def test_what_is_refused_by_name(postgres: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
