@@ -31,8 +31,7 @@ def store(
         given = " ".join(map(str, stores))
         raise Refused(f"agro store {action.value}: expected {expected}, got {given}")
     from agro.store import Store
-    from agro.store.copying import copy
-    from agro.store.join import join
+    from agro.store.copying import copy, join
 
     *old, out = stores
     if action is Action.copy:
