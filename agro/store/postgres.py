@@ -116,16 +116,26 @@ MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL
 # by which `long_ids` has it: indexes take 2,700 bytes of a row. `CONTENT` isn't compared; other columns have
 # no longer ones.
 LONG = 1000
-IDS = ("prompt_id", "episode", "source")
-CONTENT = ("prompt", "messages", "response", "sampling", "meta", "options", "license", "files", "clusters")
-LONG_IDS = "CREATE TABLE IF NOT EXISTS long_ids (digest TEXT PRIMARY KEY, id TEXT NOT NULL)"
+IDS = ("prompt_id", "episode")
+CONTENT = (
+    "text",
+    "prompt",
+    "messages",
+    "response",
+    "sampling",
+    "meta",
+    "options",
+    "license",
+    "files",
+    "clusters",
+)
+LONG_IDS = "CREATE TABLE IF NOT EXISTS long_ids (digest TEXT PRIMARY KEY, text TEXT NOT NULL)"
 _LONG = re.compile(f"{MARK}#([0-9a-f]{{64}})$")
 # Those that no sample has any more.
-UNUSED_IDS = f"""
+UNUSED_IDS = """
 DELETE FROM long_ids WHERE digest NOT IN (
-  SELECT right(prompt_id, 64) FROM samples WHERE prompt_id LIKE '%{MARK}#%'
-  UNION SELECT right(episode, 64) FROM samples WHERE episode LIKE '%{MARK}#%'
-  UNION SELECT right(source, 64) FROM samples WHERE source LIKE '%{MARK}#%'
+  SELECT right(prompt_id, 64) FROM samples UNION
+  SELECT right(episode, 64) FROM samples WHERE episode IS NOT NULL
 )
 """
 _UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
@@ -186,8 +196,8 @@ def checked(text: str | bytes) -> bytes:
     data = encoded(text)
     if len(data) > LONG:
         raise Refused(
-            f"{text[:40]!r}…: expected the name of a run, a file or a process to have at most {LONG} bytes, "
-            f"got {len(data)}. What to do: a shorter name, or a store in a file"
+            f"{text[:40]!r}…: expected the name of a run or a source to have at most {LONG} bytes, got "
+            f"{len(data)}. What to do: a shorter name, or a store in a file"
         )
     return data
 
@@ -267,7 +277,7 @@ _NUMBERS = {"BIGINT": "iq", "DOUBLE PRECISION": "id"}  # the number of bytes, an
 _KINDS = {"INTEGER": "BIGINT", "TEXT": "TEXT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA"}
 # A column has the same type in every table.
 TYPES = {"reward": "DOUBLE PRECISION", "key": "TEXT", "rowid": "BIGINT"}
-TYPES |= dict.fromkeys(("uses", "place", "count"), "BIGINT")
+TYPES |= dict.fromkeys(("uses", "place", "count"), "BIGINT") | dict.fromkeys(("digest", "text"), "TEXT")
 TYPES |= {name: _KINDS[kind] for name, kind in re.findall(r"(\w+) (INTEGER|TEXT|REAL|BLOB)\b", DDL)}
 
 _REWRITES = [
@@ -618,25 +628,16 @@ class PostgresDatabase(Database):
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
-        if table == "samples":
-            self._insert_ids(columns, rows)
+        if table == "samples":  # a character has up to 4 bytes
+            texts = {row[columns.index(name)] or "" for name in IDS for row in rows}
+            long = [text for text in texts if len(text) > LONG // 4 and len(encoded(text)) > LONG]
+            if long:
+                self.run(LONG_IDS)
+                ids = [(digest_of(text), text) for text in long]
+                self.insert("long_ids", ("digest", "text"), ids, key=("digest",))
         if rows:
             into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {_unnest(columns)}"
             self.run(f"{into}{in_place(columns, key)}", _columns(columns, rows))
-
-    def _insert_ids(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Add those to `long_ids` that rows of samples have in short."""
-        places = [columns.index(name) for name in IDS]
-        texts = {row[place] for row in rows for place in places if len(row[place] or "") > LONG // 4}
-        long = [text for text in texts if len(encoded(text)) > LONG]  # a character has up to 4 bytes
-        if long:
-            digests = [digest_of(text) for text in long]
-            self.run(LONG_IDS)
-            self.run(
-                "INSERT INTO long_ids SELECT * FROM unnest(CAST(? AS TEXT[]), CAST(? AS TEXT[])) "
-                "ON CONFLICT (digest) DO NOTHING",
-                [Column.of("TEXT", digests), Column.of("TEXT", long)],
-            )
 
     def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         if rows:
@@ -742,7 +743,7 @@ class PostgresDatabase(Database):
 
     def _read_ids(self) -> None:
         """Know the long ids that the loader has met, and no others."""
-        sql = "SELECT digest, id FROM long_ids WHERE digest = ANY($1)"
+        sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
         found = self._connection.execute(sql, [list(self._missing)], binary=True).fetchall()
         if len(self._ids) > AT_ONCE:
             self._ids.clear()

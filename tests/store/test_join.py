@@ -15,9 +15,9 @@ from agro.cli.store_command import store as store_command
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
+from agro.store.copying import join
 from agro.store.draw_rules import noise
 from agro.store.imports import ImportedFile
-from agro.store.join import join
 
 RULE = DrawRule(4, DataConfig(order="newest"), min_group=2)
 COUNT = 12  # more than SQLite attaches

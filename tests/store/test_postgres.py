@@ -61,7 +61,9 @@ def store(postgres_url: str) -> Iterator[Store]:
 def test_others_go_on_where_a_client_is_stopped_inside_a_write(
     store: Store, postgres_url: str, how: str
 ) -> None:
-    """It has the lock, and the server waits for it; nothing of its write is stored."""
+    """It has the lock, and the server waits for it; nothing of its write is stored. 5 seconds for others, and
+    more where many processes want a core."""
+    crowd = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     command = [sys.executable, "-c", ELSEWHERE, postgres_url, how]
     stopped = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -70,10 +72,10 @@ def test_others_go_on_where_a_client_is_stopped_inside_a_write(
         stopped.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         store.append([sample("first")])
-        assert HOLD - 1 < time.monotonic() - began < 5.0
+        assert HOLD - 1 < time.monotonic() - began < 5.0 * crowd
         began = time.monotonic()
         store.append([sample("second")])
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 2.0 * crowd
     finally:
         stopped.kill()
         stopped.wait()
@@ -186,7 +188,7 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
     names = [start + end for end in ("a", "b", "\0", "\ud800", "\uffff", "\uffff#" + "0" * 64)]
     rule, ids = DrawRule(len(names), DataConfig(), 2), list[int]()
     for name in names:
-        ids += store.append([sample(name[-1:], f"{i}", i, prompt_id=name, source=name) for i in (0.0, 1.0)])
+        ids += store.append([sample(name[-1:], f"{i}", i, prompt_id=name) for i in (0.0, 1.0)])
         ids += store.append([sample(name[-1:], "2", 1.0, prompt_id=name, episode=name) for _ in (0, 1)])
     assert store.append([sample("other")]) == [len(ids) + 1]
     for location in (tmp_path / "s.db", f"{postgres_url}_2"):
@@ -195,9 +197,8 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
         with Store.open(location) as each:
             stored = list(each.samples())[:-1]
             assert [s.prompt_id for s in stored] == [name for name in names for _ in range(4)]
-            assert [s.source for s in stored[::4]] == [s.episode for s in stored[2::4]] == names
+            assert [s.episode for s in stored[2::4]] == names
             assert [s.prompt_id for s in each.samples(prompt_id=names[1])] == [names[1]] * 4
-            assert len(list(each.samples(sources=[names[1]]))) == 2
             assert each.experience.find(prompt_id=names[2]) == ids[8:12]
             assert {group.prompt_id for group in each.groups()} >= {*names}
             with pytest.raises(OtherPrompt):
@@ -238,6 +239,37 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
         copy(first, postgres_url)
 
 
+KILLED = """
+import os, signal, sys
+from agro.store import copying
+copy, count = copying._copy, []
+def killed(old, new, table):
+    count.append(table)
+    copy(old, new, table)
+    if len(count) == 2:
+        print(new.run("SELECT count(*) FROM samples"), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+copying._copy = killed
+copying.copy(*sys.argv[1:])
+"""
+
+
+def test_a_copy_that_is_killed_leaves_nothing(tmp_path: Path, postgres_url: str) -> None:
+    """All is one transaction, so that it can be called again."""
+    first, second = tmp_path / "first.db", tmp_path / "second.db"
+    with Store.open(first) as old:
+        old.append(group("g", [0.0, 1.0]), run="r", step=1)
+    for source, target in ((first, postgres_url), (postgres_url, second)):
+        command = [sys.executable, "-c", KILLED, str(source), str(target)]
+        killed = subprocess.run(command, capture_output=True, text=True)
+        assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "[(2,)]\n")
+        with Store.open(target) as new:
+            assert new.counts().samples == 0
+        copy(source, target)
+        with Store.open(target, read_only=True) as new:
+            assert [s.reward for s in new.samples()] == [0.0, 1.0]
+
+
 def test_what_is_refused_by_name(postgres: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match="no such store"):
         Store.open(postgres_url, create=False)
@@ -256,7 +288,7 @@ def test_what_is_refused_by_name(postgres: str, postgres_url: str, monkeypatch: 
             Store.open(f"postgresql://{url}")
         assert "very-secret-1" not in str(refused.value)
     with Store.open(postgres_url) as store:
-        with pytest.raises(Refused, match=r"expected the name of a run, .* at most 1000 bytes, got 1001"):
+        with pytest.raises(Refused, match=r"expected the name of a run .* at most 1000 bytes, got 1001"):
             store.append([sample()], run="r" * 1001)
         store.append([sample("after it")])
         store._database.run("UPDATE about SET schema = 1")
