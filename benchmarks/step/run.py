@@ -38,7 +38,7 @@ import transformers
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # last, so that --before imports the agro of its checkout
 
 from benchmarks import recording  # noqa: E402
 
