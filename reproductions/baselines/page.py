@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from reproductions import harness
 from reproductions.baselines.enumerated import BASELINES
 
 Row = dict[str, Any]
@@ -104,12 +105,11 @@ def table(
 ) -> str:
     """A line for each of `names`, the values of `key`, and a column for each kind of row."""
     columns = list(dict.fromkeys(map(column, rows)))
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = []
     for name in names:
         of_name = [row for row in rows if row[key] == name]
-        cells = [cell([row for row in of_name if column(row) == each]) for each in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append([name, *(cell([row for row in of_name if column(row) == each]) for each in columns)])
+    return harness.markdown(["", *columns], lines) + "\n"
 
 
 def nats(value: float) -> str:

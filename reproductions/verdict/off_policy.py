@@ -146,29 +146,17 @@ def rows(runs: int) -> list[dict[str, Any]]:
 
 def table(result: list[dict[str, Any]]) -> str:
     """By author and direction: the extremes over settings in which a fifth of the logs has an estimate."""
-    names = (
-        "log of",
-        "moved",
-        "true gain",
-        "settings",
-        "largest bias",
-        "interval holds it",
-        '"better"',
-        '"worse"',
-    )
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    head = ["log of", "moved", "true gain", "settings", "largest bias", "interval holds it"]
+    lines = []
     for author, toward in product(("start", "another"), DIRECTIONS):
         of_kind = [r for r in result if (r["log of"], r["direction"]) == (author, toward)]
         rows = [row for row in of_kind if row["estimable"] > 0.2]
         gains = [row["gain"] for row in rows]
+        bias = max((row["bias"] for row in rows), key=abs)
+        about = [author, toward, f"{min(gains):+.3f} to {max(gains):+.3f}", f"{len(rows)} of {len(of_kind)}"]
         ranges = [_range([row[name] for row in rows]) for name in ("covers", "better", "worse")]
-        cells = (
-            *(author, toward, f"{min(gains):+.3f} to {max(gains):+.3f}", f"{len(rows)} of {len(of_kind)}"),
-            f"{max((row['bias'] for row in rows), key=abs):+.4f}",
-            *ranges,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([*about, f"{bias:+.4f}", *ranges])
+    return harness.markdown([*head, '"better"', '"worse"'], lines)
 
 
 def _range(shares: list[float]) -> str:

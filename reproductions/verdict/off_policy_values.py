@@ -112,28 +112,25 @@ def rows(runs: int) -> list[Row]:
 
 def table(result: list[Row]) -> str:
     """Of each estimate: the extremes over the settings in which a fifth of the logs is estimable."""
-    lines = ["| estimate | settings | largest bias | mean sd | interval holds it |", "|---|---|---|---|---|"]
+    lines = []
     counted = [row for row in result if row["estimate"] and row["estimable"] >= 0.2]
     for name in sorted({row["estimate"] for row in counted}):
         part = [row for row in counted if row["estimate"] == name]
-        covers = [row["covers"] for row in part]
-        cells = (
-            name.replace("_", " "),
-            str(len(part)),
-            f"{max((row['bias'] for row in part), key=abs):+.4f}",
-            f"{np.mean([row['sd'] for row in part]):.4f}",
-            f"{min(covers):.1%} to {max(covers):.1%}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+        covers, sd = [row["covers"] for row in part], np.mean([row["sd"] for row in part])
+        bias = max((row["bias"] for row in part), key=abs)
+        figures = [f"{bias:+.4f}", f"{sd:.4f}", f"{min(covers):.1%} to {max(covers):.1%}"]
+        lines.append([name.replace("_", " "), str(len(part)), *figures])
+    head = ["estimate", "settings", "largest bias", "mean sd", "interval holds it"]
+    text = harness.markdown(head, lines)
     robust = [row for row in result if row["estimate"] == HEADLINE]
     for name, few in (("less than a tenth", True), ("a tenth or more", False)):
         part = [r for r in robust if (r["ess"] < FEW * r["prompts"] * r["responses"]) == few]
         covers = [row["covers"] for row in part]
         if covers:
             held = sum(0.93 <= share <= 0.97 for share in covers)
-            lines += ["", f"Where {name} of the responses counts: {min(covers):.1%} to {max(covers):.1%}"]
-            lines[-1] += f" for the doubly robust one, in {held} of {len(part)} settings within 93 to 97 %."
-    return "\n".join(lines)
+            text += f"\n\nWhere {name} of the responses counts: {min(covers):.1%} to {max(covers):.1%}"
+            text += f" for the doubly robust one, in {held} of {len(part)} settings within 93 to 97 %."
+    return text
 
 
 def main() -> None:
