@@ -252,6 +252,12 @@ def record(folder: Path, result: dict[str, Any], figure: Figure) -> None:
     figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
 
 
+def keep(args: argparse.Namespace, beside: Path, result: dict[str, Any], figure: Figure) -> None:
+    """`record` into --out, with --record beside the script too."""
+    for folder in (args.out, *((beside,) if args.record else ())):
+        record(folder, result, figure)
+
+
 def guarded(main: Callable[[], None]) -> None:
     """Run a script: what the user can mend ends with a message and 2, an interruption with 130."""
     try:

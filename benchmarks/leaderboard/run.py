@@ -5,18 +5,15 @@
                                          [--trl-python P] [--trl-rates LR …]
     python benchmarks/leaderboard/run.py --row "my idea" [--jobs sorting] KEY=VALUE …
 
-Two jobs, each one log, one small model to begin with, and a number of updates:
-- sorting: four digits; the log of `agro init --task own-log`, made here, so anyone can run it;
-- sums: three or four numbers; TRL's log of ../shared/peers/trl, skipped where that isn't there.
+Two jobs, each one log, one small model to begin with, and a number of updates. `sorting` has the log of
+`agro init --task own-log` and is made here, so anyone can run it; `sums` that of ../shared/peers/trl.
 
-`agro` is its recipe `log`, at the rate of its page. Imitation is of the right responses. TRL's RLOO and
-GRPO are given the log as if they had sampled it (trl_log.py), at the best of three rates by the final
-accuracy of seed 0. A row of your own is the recipe with the settings that you give.
+`agro` is its recipe `log`; imitation is of the right responses. TRL's RLOO and GRPO are given the log as if
+they had sampled it (trl_log.py), at the best of the rates by the final accuracy of seed 0. A row of your own
+is the recipe with the settings that you give.
 
 A run has one thread and a process of its own. The clock counts its CPU seconds from the first update on,
-without loading, and without measuring the accuracy, at ten points of the run (clock.py). Writes the rows
-of these methods into benchmarks/results/leaderboard.json, and the table of all into README.md beside this
-file.
+without loading and without measuring the accuracy (clock.py).
 """
 
 from __future__ import annotations
@@ -50,10 +47,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "sorting": {"updates": 100, "groups": 64, "max_new": 5, "lr": 1e-3, "right": "right"},
     "sums": {"updates": 150, "groups": 16, "max_new": 64, "lr": 3e-4, "right": "right_sum"},
 }
-IMITATION = ("objective.name=sft", "data.min_reward=1.0", "data.spread=false")
-METHODS: dict[str, tuple[str, ...]] = {  # what they change of the recipe log
+METHODS = {  # what they change of the recipe log
     "agro, recipe log": ("data.spread=true",),
-    "imitation of the right responses": IMITATION,
+    "imitation of the right responses": ("objective.name=sft", "data.min_reward=1.0", "data.spread=false"),
 }
 TRL = ("TRL RLOO", "TRL GRPO")
 TRL_RATES = ("1e-4", "3e-4", "1e-3")
@@ -69,15 +65,9 @@ def prepare(name: str) -> Path:
         lines = [json.dumps(group) + "\n" for group in groups]
         (folder / "log.jsonl").write_text("".join(lines), encoding="utf-8")
         columns = ("prompt=prompt", "response=responses", "reward=rewards")
-        maps = [word for column in columns for word in ("--map", column)]
-        command = [sys.executable, "-m", "agro", "import", str(folder / "log.jsonl")]
-        run([*command, "--store", str(folder / "log.db"), *maps])
-        job = {
-            "model": str(model),
-            "log": str(folder / "log.jsonl"),
-            "every": size["updates"] // POINTS,
-            **size,
-        }
+        harness.import_log(folder / "log.jsonl", folder / "log.db", columns)
+        job = {"model": str(model), "log": str(folder / "log.jsonl"), **size}
+        job["every"] = size["updates"] // POINTS
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     return folder
 
@@ -96,9 +86,8 @@ def sorting(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     groups: dict[str, dict[str, Any]] = {}
     for line in (task / "log.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        group = groups.setdefault(
-            row["question"], {"prompt": row["question"], "responses": [], "rewards": []}
-        )
+        new = {"prompt": row["question"], "responses": [], "rewards": []}
+        group = groups.setdefault(row["question"], new)
         group["responses"].append(row["output"])
         group["rewards"].append(row["score"])
     return task / "start/model", list(groups.values())
@@ -124,9 +113,7 @@ def train(folder: Path, seed: int, changes: Sequence[str], out: Path) -> None:
 
     job = load_job(folder)
     stored = [f"policy.model={job['model']}", f"data.store={folder / 'log.db'}", "data.hold_out=0"]
-    steps = [
-        f"train.{key}={job[name]}" for key, name in (("steps", "updates"), ("groups", "groups"), ("lr", "lr"))
-    ]
+    steps = [f"train.steps={job['updates']}", f"train.groups={job['groups']}", f"train.lr={job['lr']}"]
     unmeasured = ["evaluate.kl_samples=0", "evaluate.side_by_side=0"]
     settings = [*stored, *steps, f"train.seed={seed}", "policy.device=cpu", "policy.threads=1", *unmeasured]
     config = RunConfig.load(ROOT / "agro/config/recipes/log.toml", [*settings, *changes])
@@ -146,7 +133,6 @@ def train(folder: Path, seed: int, changes: Sequence[str], out: Path) -> None:
 def measured(command: Sequence[str], out: Path) -> dict[str, Any]:
     """The result of a run in a process of its own; of one that is complete, its file."""
     if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
         print(f"{out.relative_to(BUILD)}", flush=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         environment.pop("PYTHONPATH", None)

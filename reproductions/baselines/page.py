@@ -70,7 +70,7 @@ def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
         count=count,
         seeds=seeds,
         updates=updates,
-        sizes=listed(sorted({row["n"] for row in noisy})),
+        sizes=", ".join(sorted({str(row["n"]) for row in noisy})),
         left_out=f"{left_out} of {sum(row['of'] for row in (*noisy, *single, *others))}",
         error=max(row["error"] for row in held),
         noisy=table(noisy, "baseline", BASELINES, lambda r: f"{r['data']}, ± {r['noise']:g}", spread_of),
@@ -90,10 +90,6 @@ def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
             spread_of,
         ),
     )
-
-
-def listed(sizes: Sequence[int]) -> str:
-    return " and ".join(filter(None, [", ".join(map(str, sizes[:-1])), str(sizes[-1])]))
 
 
 def table(

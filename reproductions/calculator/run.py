@@ -157,8 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(measure(way, seed, run, folder))
     rows.sort(key=lambda r: (WAYS.index(r["way"]), r["seed"]))
     result = {"runs": rows, "overrides": args.overrides, "machine": harness.machine()}
-    for folder in [args.out, *([HERE] if args.record else [])]:
-        harness.record(folder, result, draw(runs))
+    harness.keep(args, HERE, result, draw(runs))
     print(table(rows))
 
 

@@ -144,23 +144,12 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
             else:
                 ends[name].append(harness.held_out(axes, run, color))
         axes.axhline(best[part], color=harness.MUTED, linewidth=0.9, linestyle="--")
-        axes.annotate(
-            best["name"],
-            (1, best[part]),
-            (0, -3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            color=harness.MUTED,
-            fontsize=7,
-            ha="right",
-            va="top",
-        )
+        right = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top"}
+        axes.text(1, best[part] - 0.005, best["name"], color=harness.MUTED, fontsize=7, **right)
         axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
         harness.name_phases(axes, runs[0][1]["metrics"])
-        harness.name_lines(
-            axes,
-            {n: (float(np.mean(y)), harness.COLORS[list(OBJECTIVES).index(n)]) for n, y in ends.items()},
-        )
+        colors = dict(zip(OBJECTIVES, harness.COLORS))
+        harness.name_lines(axes, {n: (float(np.mean(y)), colors[n]) for n, y in ends.items()})
     return figure
 
 
@@ -213,9 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "overrides": args.overrides,
         "machine": harness.machine(),
     }
-    figure = draw([(name, run) for name, _, run in runs], base)
-    for folder in [args.out, *([HERE] if args.record else [])]:
-        harness.record(folder, result, figure)
+    harness.keep(args, HERE, result, draw([(name, run) for name, _, run in runs], base))
     print(table(result))
 
 

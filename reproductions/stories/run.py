@@ -22,11 +22,7 @@ from matplotlib.figure import Figure
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from agro.config import (  # noqa: E402
-    PolicyConfig,
-    RunConfig,
-    SamplerConfig,
-)
+from agro.config import PolicyConfig, RunConfig, SamplerConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
 from agro.rollout import Rollout  # noqa: E402
@@ -188,9 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": harness.machine(),
         "stories": stories.splitlines(),
     }
-    figure = draw(runs)
-    for folder in [args.out, *([HERE] if args.record else [])]:
-        harness.record(folder, result, figure)
+    harness.keep(args, HERE, result, draw(runs))
     print(table(found), stories, sep="\n\n")
 
 

@@ -1,6 +1,6 @@
 """How far off an off-policy estimate is: bias, and how often its interval holds the truth, by enumeration.
 
-    python reproductions/verdict/off_policy.py [--small]
+    python reproductions/verdict/off_policy.py
 
 Policies are tables over 27 responses to each of 200 prompts (`agro.proof.enumerable`), so that the true
 values are finite sums. The log is sampled by the start, or by somebody else. The trained policy is the start,
@@ -11,7 +11,6 @@ README.md and off_policy.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -164,10 +163,7 @@ def _range(shares: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--small", action="store_true")
-    given = parser.parse_args()
-    runs = 20 if given.small else 300
+    runs = 300
     result = rows(runs)
     print(table(result))
     covered = [row["covers"] for row in result if row["estimable"] > 0.2]
@@ -176,8 +172,6 @@ def main() -> None:
         f"{min(covered):.1%} to {max(covered):.1%}; a share of 5 % has an error of "
         f"{math.sqrt(0.05 * 0.95 / runs):.1%}"
     )
-    if given.small:
-        return
     (FOLDER / "off_policy.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     harness.put(FOLDER / "README.md", table(result), MARK, END)
 

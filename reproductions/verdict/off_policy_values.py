@@ -1,6 +1,6 @@
 """Bias of five off-policy estimates of a value, and how often their intervals hold it, by enumeration.
 
-    python reproductions/verdict/off_policy_values.py [--small] [--runs 1000] [--json]
+    python reproductions/verdict/off_policy_values.py [--runs 1000] [--json]
 
 The policies, prompts and logs are those of off_policy.py: tables over 27 responses to each of 200 prompts, so
 that the true value is a finite sum. Rewards come at the end of a response, or with each of its three tokens.
@@ -135,15 +135,12 @@ def table(result: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--small", action="store_true")
     parser.add_argument("--runs", type=int, default=LOGS, help="logs a setting")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    result = rows(20 if given.small else given.runs)
+    result = rows(given.runs)
     document = json.dumps({"rows": result}, indent=1)
     print(document if given.json else table(result))
-    if given.small:
-        return
     (FOLDER / "off_policy_values.json").write_text(document + "\n", encoding="utf-8")
     harness.put(FOLDER / "README.md", table(result), MARK, END)
 
