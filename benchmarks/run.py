@@ -160,7 +160,7 @@ def table() -> str:
     note = "`python benchmarks/run.py`; commits are in the JSON files. A ratio's spread is of pairs in turns."
     text = "\n".join([*lines, "", note, ""])
     machines = dict.fromkeys(line.split(" | ")[-1].removesuffix(" |") for line in lines[2:])
-    for letter, machine in zip("ABCDEFGHIJ", machines, strict=False):
+    for letter, machine in zip("ABCDEFGHIJKLMNOP", machines, strict=False):
         text = text.replace(f"| {machine} |", f"| {letter} |") + f"\n{letter}: {machine}\n"
     return text
 
