@@ -3,8 +3,7 @@
     python benchmarks/run.py [--only sampling step …] [--trl-python PYTHON] [--table]
 
 Each is a program of its own, which says what it measures and writes benchmarks/results/NAME.json. All of them
-take hours on two cores; --table measures nothing and makes the table of the results that are there. Writes
-benchmarks/results/table.md. A benchmark that fails or is skipped is named at the end.
+take hours on two cores; --table measures nothing. Writes benchmarks/results/table.md.
 """
 
 from __future__ import annotations
@@ -145,17 +144,8 @@ def line(name: str, row: dict[str, Any], figure: str, goal: float, unit: str) ->
 
 
 def table() -> str:
-    heads = (
-        "benchmark",
-        "case",
-        "goal",
-        "reached (median)",
-        "spread",
-        "n",
-        "met",
-        "limit of the machine, or note",
-        "machine",
-    )
+    heads = ["benchmark", "case", "goal", "reached (median)", "spread", "n", "met"]
+    heads += ["limit of the machine, or note", "machine"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for name, unit in PARTS.items():
         file = RESULTS / f"{name}.json"
@@ -167,11 +157,12 @@ def table() -> str:
         for of, case, *goal in FURTHER:
             if of == name and case in by_case:
                 lines.append(line(name, by_case[case], *goal))
-    note = (
-        "`python benchmarks/run.py`; commits are in the JSON files. The spread is of all measurements, a "
-        "ratio's that of pairs in turns, whose median need not be the ratio of the medians."
-    )
-    return "\n".join([*lines, "", note, ""])
+    note = "`python benchmarks/run.py`; commits are in the JSON files. A ratio's spread is of pairs in turns."
+    text = "\n".join([*lines, "", note, ""])
+    machines = dict.fromkeys(line.split(" | ")[-1].removesuffix(" |") for line in lines[2:])
+    for letter, machine in zip("ABCDEFGHIJKLMNOP", machines, strict=False):
+        text = text.replace(f"| {machine} |", f"| {letter} |") + f"\n{letter}: {machine}\n"
+    return text
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,54 @@ def put(readme: Path, text: str, begin: str, end: str) -> None:
     assert found, f"{readme} has no {begin}"
     after = rest.partition(end)[2]
     readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+
+
+def arguments(
+    doc: str | None, name: str, given: Sequence[str] | None = None, prepare: str = ""
+) -> argparse.Namespace:
+    """Of a reproduction with seeds. `prepare`: the help of --prepare FOLDER, where it has that."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs") / name)
+    parser.add_argument("--record", action="store_true", help="keep the result beside the script")
+    if prepare:
+        parser.add_argument("--prepare", type=Path, metavar="FOLDER", help=prepare)
+    args = parser.parse_args(given)
+    if args.seeds < 1:
+        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    return args
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def of_seeds(ends: Sequence[float]) -> str:
+    """The mean, of several with its standard error."""
+    if len(ends) == 1:
+        return f"{ends[0]:.3f}"
+    return between(float(np.mean(ends)), float(np.std(ends, ddof=1)) / len(ends) ** 0.5)
+
+
+def between(mean: float, error: float) -> str:
+    return f"{mean:.3f} ± {error:.3f}"
+
+
+def minutes(run: Mapping[str, Any]) -> list[str]:
+    """By the clock and of the CPU; – where it was interrupted."""
+    spent = [run[key] for key in ("seconds", "cpu_seconds")]
+    return ["–" if seconds is None else f"{seconds / 60:.1f}" for seconds in spent]
+
+
+def held_out(axes: Any, run: Mapping[str, Any], color: str) -> float:
+    """Draw the held-out rewards of a run with their standard errors, and return the last one."""
+    rows = [m for m in run["metrics"] if m["eval_reward"] is not None]
+    at, y, se = ([m[k] for m in rows] for k in ("step", "eval_reward", "eval_reward_se"))
+    axes.errorbar(at, y, se, color=color, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
+    return float(y[-1])
 
 
 def need(path: Path) -> Path:
@@ -202,6 +250,12 @@ def record(folder: Path, result: dict[str, Any], figure: Figure) -> None:
         json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     )
     figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
+
+
+def keep(args: argparse.Namespace, beside: Path, result: dict[str, Any], figure: Figure) -> None:
+    """`record` into --out, with --record beside the script too."""
+    for folder in (args.out, *((beside,) if args.record else ())):
+        record(folder, result, figure)
 
 
 def guarded(main: Callable[[], None]) -> None:

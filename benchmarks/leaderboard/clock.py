@@ -89,5 +89,5 @@ def load_job(folder: Path) -> dict[str, Any]:
         **job,
         "prompts": [row["prompt"] for row in rows],
         "answers": [row["answer"] for row in rows],
-        "right": module.right,
+        "right": getattr(module, job["right"]),
     }

@@ -5,25 +5,20 @@
                                          [--trl-python P] [--trl-rates LR …]
     python benchmarks/leaderboard/run.py --row "my idea" [--jobs sorting] KEY=VALUE …
 
-Two jobs, each one log, one small model to begin with, and a number of updates:
-- sorting: four digits; the log of `agro init --task own-log`, made here, so anyone can run it;
-- sums: three or four numbers; TRL's log of ../shared/peers/trl, skipped where that isn't there.
+Two jobs, each one log, one small model to begin with, and a number of updates. `sorting` has the log of
+`agro init --task own-log` and is made here, so anyone can run it; `sums` that of ../shared/peers/trl.
 
-`agro` is its recipe `log`, at the rate of its page. Imitation is of the right responses. TRL's RLOO and
-GRPO are given the log as if they had sampled it (trl_log.py), at the best of three rates by the final
-accuracy of seed 0. A row of your own is the recipe with the settings that you give.
+`agro` is its recipe `log`; imitation is of the right responses. TRL's RLOO and GRPO are given the log as if
+they had sampled it (trl_log.py), at the best of the rates by the final accuracy of seed 0. A row of your own
+is the recipe with the settings that you give.
 
 A run has one thread and a process of its own. The clock counts its CPU seconds from the first update on,
-without loading, and without measuring the accuracy, at ten points of the run (clock.py). Writes the rows
-of these methods into benchmarks/results/leaderboard.json, and the table of all into README.md beside this
-file.
+without loading and without measuring the accuracy (clock.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import importlib.util
 import json
 import os
 import shutil
@@ -42,19 +37,19 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 from clock import GOAL, Clock, load_job  # noqa: E402
 
 from benchmarks import recording  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.offline import logs  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/leaderboard.json"
-PEER = ROOT.parent / "shared/peers/trl"
 BUILD = ROOT / "build/leaderboard"
 POINTS = 10  # measurements of accuracy in a run
 JOBS: dict[str, dict[str, Any]] = {
-    "sorting": {"updates": 100, "groups": 64, "max_new": 5, "lr": 1e-3, "held_out": 256},
-    "sums": {"updates": 150, "groups": 16, "max_new": 64, "lr": 3e-4, "held_out": 1024},
+    "sorting": {"updates": 100, "groups": 64, "max_new": 5, "lr": 1e-3, "right": "right"},
+    "sums": {"updates": 150, "groups": 16, "max_new": 64, "lr": 3e-4, "right": "right_sum"},
 }
-IMITATION = ("objective.name=sft", "data.min_reward=1.0", "data.spread=false")
-METHODS: dict[str, tuple[str, ...]] = {  # what they change of the recipe log
+METHODS = {  # what they change of the recipe log
     "agro, recipe log": ("data.spread=true",),
-    "imitation of the right responses": IMITATION,
+    "imitation of the right responses": ("objective.name=sft", "data.min_reward=1.0", "data.spread=false"),
 }
 TRL = ("TRL RLOO", "TRL GRPO")
 TRL_RATES = ("1e-4", "3e-4", "1e-3")
@@ -70,15 +65,9 @@ def prepare(name: str) -> Path:
         lines = [json.dumps(group) + "\n" for group in groups]
         (folder / "log.jsonl").write_text("".join(lines), encoding="utf-8")
         columns = ("prompt=prompt", "response=responses", "reward=rewards")
-        maps = [word for column in columns for word in ("--map", column)]
-        command = [sys.executable, "-m", "agro", "import", str(folder / "log.jsonl")]
-        run([*command, "--store", str(folder / "log.db"), *maps])
-        job = {
-            "model": str(model),
-            "log": str(folder / "log.jsonl"),
-            "every": size["updates"] // POINTS,
-            **size,
-        }
+        harness.import_log(folder / "log.jsonl", folder / "log.db", columns)
+        job = {"model": str(model), "log": str(folder / "log.jsonl"), **size}
+        job["every"] = size["updates"] // POINTS
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     return folder
 
@@ -97,9 +86,8 @@ def sorting(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     groups: dict[str, dict[str, Any]] = {}
     for line in (task / "log.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        group = groups.setdefault(
-            row["question"], {"prompt": row["question"], "responses": [], "rewards": []}
-        )
+        new = {"prompt": row["question"], "responses": [], "rewards": []}
+        group = groups.setdefault(row["question"], new)
         group["responses"].append(row["output"])
         group["rewards"].append(row["score"])
     return task / "start/model", list(groups.values())
@@ -107,22 +95,10 @@ def sorting(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
 
 def sums(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     """The log and the model of the peer's folder."""
-    spec = importlib.util.spec_from_file_location("task", PEER / "task.py")
-    assert spec is not None
-    assert spec.loader is not None
-    task = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(task)
-    prompts = task.make_prompts(JOBS["sums"]["held_out"], task.EVAL_SEED)
-    answers = [str(sum(int(number) for number in prompt.rstrip("=").split("+"))) for prompt in prompts]
-    lines = [json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True)]
-    (folder / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
-    reward = (ROOT / "reproductions/offline/reward.py").read_text(encoding="utf-8")
-    (folder / "reward.py").write_text(reward.replace("def right_sum", "def right"), encoding="utf-8")
-    with gzip.open(PEER / "logged.jsonl.gz", "rt", encoding="utf-8") as log:
-        rows = [json.loads(line) for line in log]
-    return PEER / "models/tiny", [
-        {key: row[key] for key in ("prompt", "responses", "rewards")} for row in rows
-    ]
+    files = logs.prepare(folder / "task")
+    shutil.copy(files["held_out"], folder)
+    shutil.copy(ROOT / "reproductions/offline/reward.py", folder)
+    return logs.MODEL, logs.groups()
 
 
 def run(command: Sequence[str], folder: Path | None = None) -> None:
@@ -136,23 +112,11 @@ def train(folder: Path, seed: int, changes: Sequence[str], out: Path) -> None:
     from agro.train.monitors import Monitor, View
 
     job = load_job(folder)
-    config = RunConfig.load(
-        ROOT / "agro/config/recipes/log.toml",
-        [
-            f"policy.model={job['model']}",
-            "policy.device=cpu",
-            "policy.threads=1",
-            f"data.store={folder / 'log.db'}",
-            "data.hold_out=0",
-            f"train.steps={job['updates']}",
-            f"train.groups={job['groups']}",
-            f"train.lr={job['lr']}",
-            f"train.seed={seed}",
-            "evaluate.kl_samples=0",
-            "evaluate.side_by_side=0",
-            *changes,
-        ],
-    )
+    stored = [f"policy.model={job['model']}", f"data.store={folder / 'log.db'}", "data.hold_out=0"]
+    steps = [f"train.steps={job['updates']}", f"train.groups={job['groups']}", f"train.lr={job['lr']}"]
+    unmeasured = ["evaluate.kl_samples=0", "evaluate.side_by_side=0"]
+    settings = [*stored, *steps, f"train.seed={seed}", "policy.device=cpu", "policy.threads=1", *unmeasured]
+    config = RunConfig.load(ROOT / "agro/config/recipes/log.toml", [*settings, *changes])
     clock = Clock(job)
 
     class Measured(Monitor):
@@ -169,7 +133,6 @@ def train(folder: Path, seed: int, changes: Sequence[str], out: Path) -> None:
 def measured(command: Sequence[str], out: Path) -> dict[str, Any]:
     """The result of a run in a process of its own; of one that is complete, its file."""
     if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
         print(f"{out.relative_to(BUILD)}", flush=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         environment.pop("PYTHONPATH", None)
@@ -230,7 +193,7 @@ def place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    heads = (
+    head = (
         "job",
         "method",
         "settings",
@@ -239,24 +202,16 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "commit",
         "date",
     )
-    lines = ["# Two CPU cores to .90 on one log", "", "    make leaderboard", ""]
-    lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines = []
     for each in sorted(rows, key=place):
         minutes = ", ".join(told(value).removesuffix(" min") for value in each["ours"])
         final = ", ".join(f"{value:.3f}" for value in each["final"])
-        cells = (
-            each["job"],
-            each["method"],
-            each["settings"],
-            minutes,
-            final,
-            f"`{each['commit']}`",
-            each["date"],
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+        about = (each["job"], each["method"], each["settings"])
+        lines.append((*about, minutes, final, f"`{each['commit']}`", each["date"]))
     machines = "; ".join(dict.fromkeys(each["machine"] for each in rows))
-    lines += [NOTE, f"Machine: {machines}. One thread a run, seeds 0, 1, 2.", ""]
-    return "\n".join(lines)
+    table = harness.markdown(head, lines)
+    title = "# Two CPU cores to .90 on one log\n\n    make leaderboard"
+    return f"{title}\n\n{table}\n{NOTE}\nMachine: {machines}. One thread a run, seeds 0, 1, 2.\n"
 
 
 NOTE = """
@@ -285,8 +240,8 @@ def main() -> None:
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     asked = parser.parse_args()
     for job in asked.jobs:
-        if job == "sums" and not PEER.is_dir():
-            print(f"sums: skipped: {PEER} isn't there")
+        if job == "sums" and not logs.FOLDER.is_dir():
+            print(f"sums: skipped: {logs.FOLDER} isn't there")
             continue
         folder = prepare(job)
         rows = []

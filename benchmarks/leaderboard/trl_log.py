@@ -89,32 +89,14 @@ def main() -> None:
     }
     config_class, trainer_class, more = ways[method]
     size = len(next(iter(log.responses.values())))
-    config = config_class(
-        output_dir=tempfile.mkdtemp(),
-        max_steps=job["updates"],
-        seed=int(seed),
-        per_device_train_batch_size=job["groups"] * size,
-        gradient_accumulation_steps=1,
-        num_generations=size,
-        max_completion_length=job["max_new"],
-        temperature=1.0,
-        beta=BETA,
-        num_iterations=1,
-        learning_rate=float(rate),
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=10,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        bf16=False,
-        gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32"},
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-        report_to=[],
-        logging_steps=10**9,
-        disable_tqdm=True,
-    )
+    batch = {"per_device_train_batch_size": job["groups"] * size, "gradient_accumulation_steps": 1}
+    batch |= {"num_generations": size, "max_completion_length": job["max_new"], "num_iterations": 1}
+    rates = {"learning_rate": float(rate), "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 10}
+    plain = {"bf16": False, "gradient_checkpointing": False, "model_init_kwargs": {"dtype": "float32"}}
+    plain |= {"use_cpu": True, "dataloader_pin_memory": False, "weight_decay": 0.0, "max_grad_norm": 1.0}
+    quiet = {"save_strategy": "no", "report_to": [], "logging_steps": 10**9, "disable_tqdm": True}
+    run = {"output_dir": tempfile.mkdtemp(), "max_steps": job["updates"], "seed": int(seed)}
+    config = config_class(temperature=1.0, beta=BETA, **run, **batch, **rates, **plain, **quiet)
     clock = Clock(job)
     trainer = trainer_class(
         model=job["model"],

@@ -1,20 +1,19 @@
 """The training part of a step: reference log-probs, gradient and update, and the output layer by itself.
 
-    python benchmarks/step/run.py [--cases "mid mixed" …] [--repeats 5] [--before CHECKOUT] [--tiny FOLDER]
+    python benchmarks/step/run.py [--cases "mid mixed" …] [--repeats 5] [--tiny FOLDER]
     python benchmarks/step/run.py --check [--before CHECKOUT]
 
 `tiny` is a trained model of 2.4M parameters (see --tiny; skipped where it isn't there), `mid` one of 34M
 with random weights. Measured is a step of RLOO with a reference on random tokens, on one thread: CPU
 seconds, the memory that it adds to the process at most, tokens per second, and the useful operations per
 second as a share of those of a matrix product measured in the same process. Its peer is the plain way,
-all logits of a pass and log_softmax, in turns with it; memory is that of a process of its own. --before
-measures another checkout of agro too.
+all logits of a pass and log_softmax, in turns with it; memory is that of a process of its own.
 
-Replaces the rows of these cases on this kind of machine in benchmarks/results/step.json, and writes
-step.md and step.svg beside this file. --check writes nothing, and fails where the plain way's seconds
-over ours are more than 5% below what was recorded on this kind of machine: the median of pairs in turns,
-and where that is so, of twice as many. With --before it is compared with that checkout, measured in the
-same run. A kind of machine without a record is named, and nothing is compared.
+Replaces the rows of these cases on this kind of machine in benchmarks/results/step.json. --check writes
+nothing, and fails where the plain way's seconds over ours are more than 5% below what was recorded on this
+kind of machine: the median of pairs in turns, and where that is so, of twice as many. With --before it is
+compared with that checkout, measured in the same run. A kind of machine without a record is named, and
+nothing is compared.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ import transformers
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # last, so that --before imports the agro of its checkout
 
 from benchmarks import recording  # noqa: E402
 
@@ -211,84 +210,29 @@ def machine() -> str:
     return f"{recording.machine()}, torch {torch.__version__}, transformers {transformers.__version__}"
 
 
-def rows_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every case that can be measured here."""
-    rows = []
+def is_missing(case: str, asked: argparse.Namespace) -> bool:
+    if case.startswith("tiny") and not asked.tiny.is_dir():
+        print(f"{case}: skipped: {asked.tiny} isn't there; name the model's folder with --tiny", flush=True)
+        return True
+    return False
+
+
+def record(asked: argparse.Namespace) -> None:
+    """Measure every case that can be measured here. Rows of other cases and kinds of machines stay."""
     for case in asked.cases:
-        if case.startswith("tiny") and not asked.tiny.is_dir():
-            print(
-                f"{case}: skipped: {asked.tiny} isn't there; name the model's folder with --tiny", flush=True
-            )
+        if is_missing(case, asked):
             continue
-        found = measured(case, asked.repeats, asked.tiny, ["ours", "peer"])
-        ratio = statistics.median(found["peer"]) / statistics.median(found["ours"])
-        row = {
-            "name": case,
-            "goal": CASES[case],
-            "ratio": ratio,
-            **found,
-            "commit": recording.commit(),
-            "machine": machine(),
-        }
+        found = turns(case, asked)
+        ours, peer = found.pop("ours"), found.pop("peer")
         for way in ("ours", "peer"):
-            row[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
-        row["memory"] = row["ours_memory"] / row["peer_memory"]
-        if asked.before:
-            old = case.replace("mixed", "bfloat16")
-            row["before"] = measured(old, asked.repeats, asked.tiny, ["ours"], asked.before.resolve())["ours"]
-        rows.append(row)
+            found[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
+        found["memory"] = found["ours_memory"] / found["peer_memory"]
+        ratio = statistics.median(peer) / statistics.median(ours)
+        row = recording.row(case, ours, goal=CASES[case], ratio=ratio, peer=peer, **found)
+        row["machine"] = machine()
         print(f"{case}: {ratio:.2f} of the plain way's speed", flush=True)
-        write(rows)
-    return rows
-
-
-def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
-    before = "–"
-    if "before" in row:
-        before = f"{statistics.median(row['before']):.2f}"
-    return (
-        f"| {row['name']} | {statistics.median(row['ours']):.2f} | {before} | "
-        f"{statistics.median(row['peer']):.2f} | {row['ratio']:.2f} | {row['ours_memory'] / 2**20:.0f} | "
-        f"{row['peer_memory'] / 2**20:.0f} | {row['tokens_per_second']:,.0f} | "
-        f"{row['share_of_product_rate']:.0%} |"
-    )
-
-
-def write(new: list[dict[str, Any]]) -> None:
-    """Results, table and figure, with rows of other cases as they were."""
-    known = {(row["name"], kind(row["machine"])): row for row in [*json.loads(RESULTS.read_text()), *new]}
-    rows = sorted(known.values(), key=lambda row: (kind(row["machine"]), list(CASES).index(row["name"])))
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-    here = kind(machine())
-    rows = [row for row in rows if kind(row["machine"]) == here]  # the table and the figure are of one kind
-    heads = (
-        "case",
-        "CPU s",
-        "before",
-        "plain",
-        "plain / ours",
-        "MiB added",
-        "plain",
-        "tokens/s",
-        "of the product",
-    )
-    timed = [row for row in rows if row["ours"]]
-    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *map(line, timed)]
-    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
-    machines = "; ".join(dict.fromkeys(row["machine"] for row in rows))
-    note = f"`python benchmarks/step/run.py`, commits {commits}, {machines}"
-    (HERE / "step.md").write_text("\n".join([*table, "", note, ""]))
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 2.5), layout="constrained")
-    axes.barh([row["name"] for row in timed], [row["ratio"] for row in timed])
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlabel("CPU seconds of the plain way / ours")
-    figure.savefig(HERE / "step.svg", metadata={"Date": None})
+        known = {(row["name"], kind(row["machine"])): row for row in [*json.loads(RESULTS.read_text()), row]}
+        recording.write(RESULTS, known.values())
 
 
 def kind(machine: str) -> str:
@@ -311,8 +255,7 @@ def check(asked: argparse.Namespace) -> int:
     rows = [row for row in json.loads(RESULTS.read_text()) if row["ours"] and kind(row["machine"]) == here]
     known = {row["name"]: row for row in rows}
     for case in asked.cases:
-        if case.startswith("tiny") and not asked.tiny.is_dir():
-            print(f"{case}: not compared: {asked.tiny} isn't there; name the model's folder with --tiny")
+        if is_missing(case, asked):
             continue
         if asked.before:
             known[case] = turns(case, asked, asked.before.resolve())
@@ -351,7 +294,7 @@ def main() -> int:
         asked.cases = CHECKED if asked.check else list(CASES)
     if asked.check:
         return check(asked)
-    rows_of(asked)
+    record(asked)
     return 0
 
 

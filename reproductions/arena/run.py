@@ -234,8 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "theory": ends,
         "missing": [*missing, *refusals(arena.refused)],
     }
-    for folder in (args.out, *((HERE,) if args.record else ())):
-        harness.record(folder, result, report.figure(result))
+    harness.keep(args, HERE, result, report.figure(result))
     if args.record:
         harness.put(HERE / "README.md", report.tables(result), report.BEGIN, report.END)
     print(report.tables(result))

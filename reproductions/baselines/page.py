@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from reproductions import harness
 from reproductions.baselines.enumerated import BASELINES
 
 Row = dict[str, Any]
@@ -69,7 +70,7 @@ def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
         count=count,
         seeds=seeds,
         updates=updates,
-        sizes=listed(sorted({row["n"] for row in noisy})),
+        sizes=", ".join(sorted({str(row["n"]) for row in noisy})),
         left_out=f"{left_out} of {sum(row['of'] for row in (*noisy, *single, *others))}",
         error=max(row["error"] for row in held),
         noisy=table(noisy, "baseline", BASELINES, lambda r: f"{r['data']}, ± {r['noise']:g}", spread_of),
@@ -91,10 +92,6 @@ def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
     )
 
 
-def listed(sizes: Sequence[int]) -> str:
-    return " and ".join(filter(None, [", ".join(map(str, sizes[:-1])), str(sizes[-1])]))
-
-
 def table(
     rows: Sequence[Row],
     key: str,
@@ -104,12 +101,11 @@ def table(
 ) -> str:
     """A line for each of `names`, the values of `key`, and a column for each kind of row."""
     columns = list(dict.fromkeys(map(column, rows)))
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = []
     for name in names:
         of_name = [row for row in rows if row[key] == name]
-        cells = [cell([row for row in of_name if column(row) == each]) for each in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append([name, *(cell([row for row in of_name if column(row) == each]) for each in columns)])
+    return harness.markdown(["", *columns], lines) + "\n"
 
 
 def nats(value: float) -> str:

@@ -11,12 +11,11 @@ writes result.json and figure.png into --out, with --record beside this script t
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
-from agro.errors import Refused  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
 from agro.rollout.demonstrate import demonstrate  # noqa: E402
 from agro.rollout.envs import load_environment  # noqa: E402
@@ -123,10 +121,7 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
     ends = defaultdict(list)
     for way, run in runs:
         color = harness.COLORS[WAYS.index(way)]
-        rows = [m for m in run["metrics"] if m["eval_reward"] is not None]
-        at, y, se = ([m[k] for m in rows] for k in ("step", "eval_reward", "eval_reward_se"))
-        axes.errorbar(at, y, se, color=color, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
-        ends[way].append(y[-1])
+        ends[way].append(harness.held_out(axes, run, color))
     axes.set_ylim(-0.02, 1.05)
     harness.name_phases(axes, runs[0][1]["metrics"])
     harness.name_lines(axes, {w: (float(np.mean(y)), harness.COLORS[WAYS.index(w)]) for w, y in ends.items()})
@@ -135,38 +130,18 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The result in Markdown."""
-    lines = [
-        "| calculator | seed | after `sft` | after `episodes` | calls in the last step | KL (nats) "
-        "| minutes | CPU minutes |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    shown: Callable[[float | None], str] = lambda x: "–" if x is None else f"{x / 60:.1f}"  # noqa: E731
+    head = ["calculator", "seed", "after `sft`", "after `episodes`", "calls in the last step", "KL (nats)"]
+    lines = []
     for r in rows:
-        lines.append(
-            f"| {r['way']} | {r['seed']} | {r['after_sft']:.3f} ± {r['after_sft_se']:.3f} | "
-            f"{r['after_episodes']:.3f} ± {r['after_episodes_se']:.3f} | {r['calls_last_step']:.2f} | "
-            f"{r['kl_ref']:.1f} | "
-            f"{shown(r['seconds'])} | {shown(r['cpu_seconds'])} |"
-        )
-    return "\n".join(lines)
+        ends = [harness.between(r[f"after_{p}"], r[f"after_{p}_se"]) for p in ("sft", "episodes")]
+        last = [f"{r['calls_last_step']:.2f}", f"{r['kl_ref']:.1f}"]
+        lines.append([r["way"], str(r["seed"]), *ends, *last, *harness.minutes(r)])
+    return harness.markdown([*head, "minutes", "CPU minutes"], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as objective.beta=0.1"
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/calculator"))
-    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
-    parser.add_argument(
-        "--prepare", type=Path, metavar="FOLDER", help="only write prompts and the teacher's episodes"
-    )
-    args = parser.parse_args(arguments)
-    if args.seeds < 1:
-        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    episodes = "only write prompts and the teacher's episodes"
+    args = harness.arguments(__doc__, "calculator", arguments, prepare=episodes)
     if args.prepare:
         prepare(args.prepare, 0, configure(WAYS[0], 0, args.overrides))
         return
@@ -182,8 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(measure(way, seed, run, folder))
     rows.sort(key=lambda r: (WAYS.index(r["way"]), r["seed"]))
     result = {"runs": rows, "overrides": args.overrides, "machine": harness.machine()}
-    for folder in [args.out, *([HERE] if args.record else [])]:
-        harness.record(folder, result, draw(runs))
+    harness.keep(args, HERE, result, draw(runs))
     print(table(rows))
 
 

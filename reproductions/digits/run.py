@@ -10,7 +10,6 @@ script too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import defaultdict
@@ -25,7 +24,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
-from agro.errors import Refused  # noqa: E402
 from agro.rollout.prompts import load_prompts  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.digits.reward import prefix  # noqa: E402
@@ -144,82 +142,43 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
                 axes.plot(np.arange(1, len(values) + 1), values, color=color, linewidth=1.3)
                 ends[name].append(values[-1])
             else:
-                rows = [m for m in run["metrics"] if m["eval_reward"] is not None]
-                at, y, se = ([m[k] for m in rows] for k in ("step", "eval_reward", "eval_reward_se"))
-                axes.errorbar(at, y, se, color=color, linewidth=1.3, elinewidth=0.8, marker="o", markersize=3)
-                ends[name].append(y[-1])
+                ends[name].append(harness.held_out(axes, run, color))
         axes.axhline(best[part], color=harness.MUTED, linewidth=0.9, linestyle="--")
-        axes.annotate(
-            best["name"],
-            (1, best[part]),
-            (0, -3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            color=harness.MUTED,
-            fontsize=7,
-            ha="right",
-            va="top",
-        )
+        right = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top"}
+        axes.text(1, best[part] - 0.005, best["name"], color=harness.MUTED, fontsize=7, **right)
         axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
         harness.name_phases(axes, runs[0][1]["metrics"])
-        harness.name_lines(
-            axes,
-            {n: (float(np.mean(y)), harness.COLORS[list(OBJECTIVES).index(n)]) for n, y in ends.items()},
-        )
+        colors = dict(zip(OBJECTIVES, harness.COLORS))
+        harness.name_lines(axes, {n: (float(np.mean(y)), colors[n]) for n, y in ends.items()})
     return figure
 
 
 def table(result: dict[str, Any]) -> str:
     """The result in Markdown."""
-    d = result["data"]
-    lines = [
-        f"{d['train']} training prompts "
-        f"({d['train_rows']} rows, {d['train_duplicates']} duplicates removed); "
-        f"{d['test']} test prompts ({d['test_rows']} rows, {d['test_duplicates']} duplicates and "
-        f"{d['test_in_train']} that stand in the training set removed).",
-        "",
-        "| without training | on training prompts | on test prompts |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| {b['name']} | {b['train']:.3f} ± {b['train_se']:.3f} | {b['test']:.3f} ± {b['test_se']:.3f} |"
+    between = harness.between
+    base = [
+        [b["name"], between(b["train"], b["train_se"]), between(b["test"], b["test_se"])]
         for b in result["baselines"]
     ]
-    lines += [
-        "",
-        f"| objective | seed | training, first {WINDOW} steps | last {WINDOW} steps | above {GOAL} at | test "
-        "| KL (nats) | minutes | CPU minutes |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["objective", "seed", f"training, first {WINDOW} steps", f"last {WINDOW} steps"]
+    head += [f"above {GOAL} at", "test", "KL (nats)", "minutes", "CPU minutes"]
+    rows = []
     for r in result["runs"]:
-        reached = (
-            "never"
-            if r["passed_at_step"] is None
-            else f"step {r['passed_at_step']}, {r['seconds_until_passed']:.0f} s"
+        reached = "never"
+        if r["passed_at_step"] is not None:
+            reached = f"step {r['passed_at_step']}, {r['seconds_until_passed']:.0f} s"
+        ends = [f"{r[f'{part}_training_reward']:.3f}" for part in ("first", "last")]
+        test = between(r["test_reward"], r["test_reward_se"])
+        rows.append(
+            [r["objective"], str(r["seed"]), *ends, reached, test, f"{r['kl_ref']:.1f}", *harness.minutes(r)]
         )
-        took = " | ".join("–" if r[k] is None else f"{r[k] / 60:.1f}" for k in ("seconds", "cpu_seconds"))
-        lines.append(
-            f"| {r['objective']} | {r['seed']} | {r['first_training_reward']:.3f} "
-            f"| {r['last_training_reward']:.3f} | "
-            f"{reached} | {r['test_reward']:.3f} ± {r['test_reward_se']:.3f} | {r['kl_ref']:.1f} | {took} |"
-        )
-    return "\n".join(lines)
+    counts = ", ".join(f"{name} {count}" for name, count in result["data"].items())
+    without = harness.markdown(["without training", "on training prompts", "on test prompts"], base)
+    return "\n\n".join([f"Prompts: {counts}", without, harness.markdown(head, rows)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as train.steps=20"
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/digits"))
-    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
-    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="only write the prompt files")
-    args = parser.parse_args(arguments)
-    if args.seeds < 1:
-        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    args = harness.arguments(__doc__, "digits", arguments, prepare="only write the prompt files")
     counts = prepare(args.prepare or args.out / "data")
     if args.prepare:
         return
@@ -243,9 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "overrides": args.overrides,
         "machine": harness.machine(),
     }
-    figure = draw([(name, run) for name, _, run in runs], base)
-    for folder in [args.out, *([HERE] if args.record else [])]:
-        harness.record(folder, result, figure)
+    harness.keep(args, HERE, result, draw([(name, run) for name, _, run in runs], base))
     print(table(result))
 
 

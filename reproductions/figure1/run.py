@@ -129,14 +129,10 @@ def figure(found: dict[str, Any], path: Path) -> None:
     out = Figure(figsize=(13, 3.9), layout="constrained")
     axes = out.subplots(1, len(BEHAVIORS), sharey=True)
     for row in found["rows"]:
-        axis, color = (
-            axes[BEHAVIORS.index(row["behavior"])],
-            harness.COLORS[OBJECTIVES.index(row["objective"])],
-        )
+        axis, label = axes[BEHAVIORS.index(row["behavior"])], f"{row['objective']}, β = {row['beta']:g}"
         style = dict(zip(BETAS, (":", "-", "--")))[row["beta"]]
-        draw(
-            axis, row, np.array(row["updates"]) + 1, style, f"{row['objective']}, β = {row['beta']:g}", color
-        )
+        color = harness.COLORS[OBJECTIVES.index(row["objective"])]
+        draw(axis, row, np.array(row["updates"]) + 1, style, label, color)
     for axis, behavior in zip(axes, BEHAVIORS):
         axis.set(title=f"data: {behavior}", xlabel="updates")
     axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {found['instances']}")
@@ -152,17 +148,14 @@ def figure_sampled(found: dict[str, Any], path: Path) -> None:
     for row in found["sampled"]:
         if row["behavior"] == "mixture":
             style = dict(zip(SIZES, (":", "-.", "--", "-")))[row["n"]]
-            color, updates = (
-                harness.COLORS[OBJECTIVES.index(row["objective"])],
-                np.array(row["updates"]) + 1,
-            )
+            color = harness.COLORS[OBJECTIVES.index(row["objective"])]
+            updates = np.array(row["updates"]) + 1
             for axis, x in zip(axes, (updates, updates * row["n"])):
                 draw(axis, row, x, style, f"{row['objective']}, n = {row['n']}", color)
     axes[0].set(xlabel="updates", title=f"sampled groups of a mixture, β = {found['beta of sampled']:g}")
     axes[1].set(xlabel="samples a prompt")
-    axes[0].set_ylabel(
-        f"KL(π ‖ π*), nats\nmedian and quartiles of {found['instances']} × {found['seeds']} seeds"
-    )
+    instances = f"{found['instances']} × {found['seeds']} seeds"
+    axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {instances}")
     out.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     out.savefig(path, dpi=130)
 

@@ -235,8 +235,7 @@ def main() -> None:
     for result in results.values():
         print(table(result))
     record = {"machine": harness.machine(), **results}
-    for folder in (out, *([HERE] if args.record else [])):
-        harness.record(folder, record, draw(results))
+    harness.keep(args, HERE, record, draw(results))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ def table(result: dict[str, Any]) -> str:
         "",
         "| | AUC | standard error | errors above 0.5 | ½Var(R) at π_ref | after | fall | its error |",
         "|---|---|---|---|---|---|---|---|",
+        *(row(f"seed {seed['seed']}", seed) for seed in result["seeds"]),
+        *(row(f"shuffled rewards, seed {seed['seed']}", seed) for seed in result["control"]),
+        *(row(name, found) for name, found in result["baselines"].items()),
     ]
-    lines += [row(f"seed {seed['seed']}", seed) for seed in result["seeds"]]
-    lines += [row(f"shuffled rewards, seed {seed['seed']}", seed) for seed in result["control"]]
-    lines += [row(name, found) for name, found in result["baselines"].items()]
     lowest, goal = result["over_seeds"]["lowest"], result["goal"]
     lines += [
         "",

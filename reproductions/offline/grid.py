@@ -187,31 +187,32 @@ def compare(log: str, method: str, seeds: int, files: Files, out: Path) -> dict[
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| log | method | lr, option | accuracy by seed | mean | KL, nats | worst trial | 600 updates |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for found in sorted(results, key=_place):
         short, longer = found["ends"]["150 updates"], found["ends"]["600 updates"]
         chosen = f"{short['lr']:g}"
         if short["value"] is not None:
             chosen += f", {OPTIONS[found['method']][0]} {short['value']:g}"
         cells = [found["log"], found["method"].partition(", β")[0].partition(", b")[0], chosen]
-        cells += [" ".join(f"{end:.3f}" for end in short["accuracy"]), mean(short["accuracy"])]
+        cells += [" ".join(f"{end:.3f}" for end in short["accuracy"]), harness.of_seeds(short["accuracy"])]
         worst = min(m["accuracy"] for m in found["trials"] if m["updates"] == UPDATES)
-        cells += [f"{statistics.mean(short['kl']):.2f}", f"{worst:.3f}", mean(longer["accuracy"])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells += [f"{statistics.mean(short['kl']):.2f}", f"{worst:.3f}", harness.of_seeds(longer["accuracy"])]
+        lines.append(cells)
+    head = [
+        "log",
+        "method",
+        "lr, option",
+        "accuracy by seed",
+        "mean",
+        "KL, nats",
+        "worst trial",
+        "600 updates",
+    ]
+    return harness.markdown(head, lines)
 
 
 def _place(found: dict[str, Any]) -> tuple[str, float]:
     return found["log"], -statistics.mean(found["ends"]["150 updates"]["accuracy"])
-
-
-def mean(ends: Sequence[float]) -> str:
-    if len(ends) == 1:
-        return f"{ends[0]:.3f}"
-    return f"{statistics.mean(ends):.3f} ± {statistics.stdev(ends) / len(ends) ** 0.5:.3f}"
 
 
 def main() -> None:

@@ -114,21 +114,14 @@ def measure(length: int, weight: str, out: Path) -> dict[str, Any]:
 
 
 def table(found: list[Mapping[str, Any]]) -> str:
-    lines = [
-        "| tokens at most | weight | held-out reward before | after | KL "
-        "| ρ of the log: 10 %, median, 90 % | weights below 0.01 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for run in found:
-        before, after = (
-            f"{mean:.3f} ± {se:.3f}" for mean, se in zip(run["held_out"], run["held_out_se"], strict=True)
-        )
+        ends = [harness.between(*each) for each in zip(run["held_out"], run["held_out_se"], strict=True)]
         rho = ", ".join(f"{q:.1f}" for q in run["rho"])
-        lines.append(
-            f"| {run['length']} | {run['weight']} | {before} | {after} | {run['kl_ref']:.1f} "
-            f"| {rho} | {run['below']:.0%} |"
-        )
-    return "\n".join(lines)
+        figures = [f"{run['kl_ref']:.1f}", rho, f"{run['below']:.0%}"]
+        lines.append([str(run["length"]), run["weight"], *ends, *figures])
+    head = ["tokens", "weight", "held-out reward before", "after", "KL", "ρ: 10, 50, 90 %", "below 1 %"]
+    return harness.markdown(head, lines)
 
 
 def main() -> None:

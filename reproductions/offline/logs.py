@@ -50,7 +50,7 @@ def prepare(out: Path) -> dict[str, Path]:
     harness.import_log(mixture, files["mixture"], COLUMNS)
     made = task()
     _write(files["held_out"], made.make_prompts(HELD_OUT, made.EVAL_SEED))
-    _write(files["prompts"], [group["prompt"] for group in _groups()])
+    _write(files["prompts"], [group["prompt"] for group in groups()])
     return files
 
 
@@ -60,7 +60,7 @@ def _write(file: Path, prompts: Sequence[str]) -> None:
     file.write_text("".join(lines))
 
 
-def _groups() -> list[dict[str, Any]]:
+def groups() -> list[dict[str, Any]]:
     with gzip.open(harness.need(LOG), "rt", encoding="utf-8") as log:
         return [json.loads(line) for line in log]
 
@@ -71,7 +71,7 @@ def _mixture() -> str:
     The reward is 1/(1 + |error|), 0 without a number. Nothing says who wrote what.
     """
     made, rng, lines = task(), random.Random(0), []
-    for group in _groups():
+    for group in groups():
         prompt = group["prompt"]
         others = [made.solve(prompt, SLIP, rng) for _ in range(2)]
         responses = [*group["responses"][:2], *others]

@@ -35,21 +35,16 @@ def tables(runs: Sequence[Run]) -> str:
     The accuracies of its seeds, their mean and its standard error, the KL on samples; of the batches at the
     end the log-ratios of the best and the worst responses and the mean of π/π_ref.
     """
-    head = (
-        "| section | method | settings | accuracy by seed | mean | KL, nats | ρ best | ρ worst | mean e^ρ |"
-    )
-    lines = [head, "|---|---|---|---|---|---|---|---|---|"]
+    lines = []
     for (section, method, changes), same in settings_of(runs).items():
         ends = [run["accuracy"][-1] for run in same]
         kl = statistics.mean(run["kl_ref"][-1] for run in same)
         of_batches = [_mean_known(same, name) for name in ("log_ratio_best", "log_ratio_worst", "ratio_mean")]
-        mean = f"{statistics.mean(ends):.3f}"
-        if len(ends) > 1:
-            mean += f" ± {statistics.stdev(ends) / len(ends) ** 0.5:.3f}"
+        mean = harness.of_seeds(ends)
         seeds = " ".join(f"{end:.3f}" for end in ends)
-        cells = (section, method, " ".join(changes), seeds, mean, f"{kl:.2f}", *of_batches)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([section, method, " ".join(changes), seeds, mean, f"{kl:.2f}", *of_batches])
+    head = ["section", "method", "settings", "accuracy by seed", "mean", "KL, nats", "ρ best", "ρ worst"]
+    return harness.markdown([*head, "mean e^ρ"], lines)
 
 
 def fresh_table(runs: Sequence[Run], peers: Sequence[Run]) -> str:
@@ -58,7 +53,7 @@ def fresh_table(runs: Sequence[Run], peers: Sequence[Run]) -> str:
     `peers`: the recorded runs of TRL's trainers on the same task, without a table of its samples' KL.
     """
     rates = ("1e-4", "3e-4")
-    lines = ["| method | lr 1e-4 | lr 3e-4 | KL at 3e-4 |", "|---|---|---|---|"]
+    lines = []
     fresh = [run for run in runs if run["section"] == "fresh"]
     for method in dict.fromkeys(run["method"] for run in fresh):
         own = [run for run in fresh if run["method"] == method]
@@ -66,22 +61,13 @@ def fresh_table(runs: Sequence[Run], peers: Sequence[Run]) -> str:
         cells = [_by_seed([run["accuracy"][-1] for run in same]) for same in by_rate]
         last = by_rate[-1]
         cells.append(f"{statistics.mean(run['kl_ref'][-1] for run in last):.2f}" if last else "–")
-        lines.append(f"| {method.removeprefix('fresh, ')} | {' | '.join(cells)} |")
+        lines.append([method.removeprefix("fresh, "), *cells])
     for trainer in ("rloo", "grpo"):
         own = [run for run in peers if run["settings"]["trainer"] == trainer]
-        cells = [
-            _by_seed(
-                [
-                    run["held_out_accuracy"][-1]["accuracy"]
-                    for run in own
-                    if run["settings"]["lr"] == float(rate)
-                ]
-            )
-            for rate in rates
-        ]
-        words = f"TRL 1.16 itself, {trainer.upper()} (512 held-out sums)"
-        lines.append(f"| {words} | {' | '.join(cells)} | – |")
-    return "\n".join(lines)
+        ends = [(run["settings"]["lr"], run["held_out_accuracy"][-1]["accuracy"]) for run in own]
+        cells = [_by_seed([end for lr, end in ends if lr == float(rate)]) for rate in rates]
+        lines.append([f"TRL 1.16 itself, {trainer.upper()} (512 held-out sums)", *cells, "–"])
+    return harness.markdown(["method", "lr 1e-4", "lr 3e-4", "KL at 3e-4"], lines)
 
 
 def _by_seed(ends: Sequence[float]) -> str:

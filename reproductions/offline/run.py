@@ -339,8 +339,7 @@ def main() -> None:
     if args.recorded:
         measured += recorded_beside(measured)
     result = {"held_out": logs.HELD_OUT, "machine": harness.machine(), "runs": measured}
-    for folder in (args.out, *((HERE,) if args.record else ())):
-        harness.record(folder, result, report.figure(measured))
+    harness.keep(args, HERE, result, report.figure(measured))
     if args.record:
         harness.put(HERE / "README.md", report.fresh_table(measured, peers()), BEGIN, END)
     print(report.tables(measured))

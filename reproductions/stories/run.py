@@ -3,13 +3,12 @@
     python reproductions/stories/run.py [--seeds 3] [--out runs/stories] [--record] [KEY=VALUE …]
 
 The reward (reward.py) counts the different animals that a story names, so that repetition doesn't pay. Trains
-recipe.toml with each seed (an interrupted run continues), prints the table and writes result.json, figure.png
-and stories.md into --out, with --record beside this script too.
+recipe.toml with each seed (an interrupted run continues), prints the table and writes result.json and
+figure.png into --out, with --record beside this script too.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,11 +22,7 @@ from matplotlib.figure import Figure
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from agro.config import (  # noqa: E402
-    PolicyConfig,
-    RunConfig,
-    SamplerConfig,
-)
+from agro.config import PolicyConfig, RunConfig, SamplerConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
 from agro.rollout import Rollout  # noqa: E402
@@ -156,48 +151,24 @@ def draw(runs: Sequence[tuple[int, dict[str, Any]]]) -> Figure:
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """The result in Markdown."""
-    lines = [
-        "| seed | reward, first tenth | last tenth | standard errors apart | KL, last tenth (nats) "
-        "| held-out before | held-out after | minutes | CPU minutes |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["seed", "reward, first tenth", "last tenth", "standard errors apart", "KL, last tenth (nats)"]
+    head += ["held-out before", "held-out after", "minutes", "CPU minutes"]
+    rows, texts = [], []
     for r in runs:
-        a, b, h = r["first_tenth"], r["last_tenth"], r["held_out"]
-        took = " | ".join("–" if r[k] is None else f"{r[k] / 60:.1f}" for k in ("seconds", "cpu_seconds"))
-        lines.append(
-            f"| {r['seed']} | {a['reward']:.3f} ± {a['se']:.3f} | {b['reward']:.3f} ± {b['se']:.3f} | "
-            f"{r['standard_errors_apart']:.1f} | {r['kl_ref']:.1f} | "
-            + " | ".join(f"{h[k]['reward']:.3f} ± {h[k]['se']:.3f}" for k in ("before", "after"))
-            + f" | {took} |"
-        )
-    lines += [
-        "",
-        "| seed | tenth | animals | words | different words | repeated three-word sequences |",
-        "|---|---|---|---|---|---|",
-    ]
-    for r in runs:
+        parts = [r["first_tenth"], r["last_tenth"], r["held_out"]["before"], r["held_out"]["after"]]
+        first, last, before, after = (harness.between(part["reward"], part["se"]) for part in parts)
+        apart = [f"{r['standard_errors_apart']:.1f}", f"{r['kl_ref']:.1f}"]
+        rows.append([str(r["seed"]), first, last, *apart, before, after, *harness.minutes(r)])
         for name in ("first_tenth", "last_tenth"):
             d = r[name]
-            lines.append(
-                f"| {r['seed']} | {name.removesuffix('_tenth')} | {d['animals']:.2f} | {d['words']:.1f} | "
-                f"{d['different_words']:.2f} | {d['repeated']:.3f} |"
-            )
-    return "\n".join(lines)
+            figures = [f"{d['animals']:.2f}", f"{d['words']:.1f}", f"{d['different_words']:.2f}"]
+            texts.append([str(r["seed"]), name.removesuffix("_tenth"), *figures, f"{d['repeated']:.3f}"])
+    of_texts = ["seed", "tenth", "animals", "words", "different words", "repeated three-word sequences"]
+    return "\n\n".join([harness.markdown(head, rows), harness.markdown(of_texts, texts)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe, such as train.steps=20"
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/stories"))
-    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
-    args = parser.parse_args(arguments)
-    if args.seeds < 1:
-        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    args = harness.arguments(__doc__, "stories", arguments)
     place = [f'policy.model="{harness.need(MODEL)}"', f'reward.name="{HERE / "reward.py"}:fauna"']
     place += [f'data.prompts="{HERE / "prompts.jsonl"}"', f'data.eval_prompts="{HERE / "heldout.jsonl"}"']
     runs = []
@@ -213,9 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": harness.machine(),
         "stories": stories.splitlines(),
     }
-    figure = draw(runs)
-    for folder in [args.out, *([HERE] if args.record else [])]:
-        harness.record(folder, result, figure)
+    harness.keep(args, HERE, result, draw(runs))
     print(table(found), stories, sep="\n\n")
 
 

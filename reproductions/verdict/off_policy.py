@@ -1,6 +1,6 @@
 """How far off an off-policy estimate is: bias, and how often its interval holds the truth, by enumeration.
 
-    python reproductions/verdict/off_policy.py [--small]
+    python reproductions/verdict/off_policy.py
 
 Policies are tables over 27 responses to each of 200 prompts (`agro.proof.enumerable`), so that the true
 values are finite sums. The log is sampled by the start, or by somebody else. The trained policy is the start,
@@ -11,7 +11,6 @@ README.md and off_policy.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -146,29 +145,17 @@ def rows(runs: int) -> list[dict[str, Any]]:
 
 def table(result: list[dict[str, Any]]) -> str:
     """By author and direction: the extremes over settings in which a fifth of the logs has an estimate."""
-    names = (
-        "log of",
-        "moved",
-        "true gain",
-        "settings",
-        "largest bias",
-        "interval holds it",
-        '"better"',
-        '"worse"',
-    )
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    head = ["log of", "moved", "true gain", "settings", "largest bias", "interval holds it"]
+    lines = []
     for author, toward in product(("start", "another"), DIRECTIONS):
         of_kind = [r for r in result if (r["log of"], r["direction"]) == (author, toward)]
         rows = [row for row in of_kind if row["estimable"] > 0.2]
         gains = [row["gain"] for row in rows]
+        bias = max((row["bias"] for row in rows), key=abs)
+        about = [author, toward, f"{min(gains):+.3f} to {max(gains):+.3f}", f"{len(rows)} of {len(of_kind)}"]
         ranges = [_range([row[name] for row in rows]) for name in ("covers", "better", "worse")]
-        cells = (
-            *(author, toward, f"{min(gains):+.3f} to {max(gains):+.3f}", f"{len(rows)} of {len(of_kind)}"),
-            f"{max((row['bias'] for row in rows), key=abs):+.4f}",
-            *ranges,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([*about, f"{bias:+.4f}", *ranges])
+    return harness.markdown([*head, '"better"', '"worse"'], lines)
 
 
 def _range(shares: list[float]) -> str:
@@ -176,10 +163,7 @@ def _range(shares: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--small", action="store_true")
-    given = parser.parse_args()
-    runs = 20 if given.small else 300
+    runs = 300
     result = rows(runs)
     print(table(result))
     covered = [row["covers"] for row in result if row["estimable"] > 0.2]
@@ -188,8 +172,6 @@ def main() -> None:
         f"{min(covered):.1%} to {max(covered):.1%}; a share of 5 % has an error of "
         f"{math.sqrt(0.05 * 0.95 / runs):.1%}"
     )
-    if given.small:
-        return
     (FOLDER / "off_policy.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     harness.put(FOLDER / "README.md", table(result), MARK, END)
 

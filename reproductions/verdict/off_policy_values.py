@@ -1,6 +1,6 @@
 """Bias of five off-policy estimates of a value, and how often their intervals hold it, by enumeration.
 
-    python reproductions/verdict/off_policy_values.py [--small] [--runs 1000] [--json]
+    python reproductions/verdict/off_policy_values.py [--runs 1000] [--json]
 
 The policies, prompts and logs are those of off_policy.py: tables over 27 responses to each of 200 prompts, so
 that the true value is a finite sum. Rewards come at the end of a response, or with each of its three tokens.
@@ -112,41 +112,35 @@ def rows(runs: int) -> list[Row]:
 
 def table(result: list[Row]) -> str:
     """Of each estimate: the extremes over the settings in which a fifth of the logs is estimable."""
-    lines = ["| estimate | settings | largest bias | mean sd | interval holds it |", "|---|---|---|---|---|"]
+    lines = []
     counted = [row for row in result if row["estimate"] and row["estimable"] >= 0.2]
     for name in sorted({row["estimate"] for row in counted}):
         part = [row for row in counted if row["estimate"] == name]
-        covers = [row["covers"] for row in part]
-        cells = (
-            name.replace("_", " "),
-            str(len(part)),
-            f"{max((row['bias'] for row in part), key=abs):+.4f}",
-            f"{np.mean([row['sd'] for row in part]):.4f}",
-            f"{min(covers):.1%} to {max(covers):.1%}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+        covers, sd = [row["covers"] for row in part], np.mean([row["sd"] for row in part])
+        bias = max((row["bias"] for row in part), key=abs)
+        figures = [f"{bias:+.4f}", f"{sd:.4f}", f"{min(covers):.1%} to {max(covers):.1%}"]
+        lines.append([name.replace("_", " "), str(len(part)), *figures])
+    head = ["estimate", "settings", "largest bias", "mean sd", "interval holds it"]
+    text = harness.markdown(head, lines)
     robust = [row for row in result if row["estimate"] == HEADLINE]
     for name, few in (("less than a tenth", True), ("a tenth or more", False)):
         part = [r for r in robust if (r["ess"] < FEW * r["prompts"] * r["responses"]) == few]
         covers = [row["covers"] for row in part]
         if covers:
             held = sum(0.93 <= share <= 0.97 for share in covers)
-            lines += ["", f"Where {name} of the responses counts: {min(covers):.1%} to {max(covers):.1%}"]
-            lines[-1] += f" for the doubly robust one, in {held} of {len(part)} settings within 93 to 97 %."
-    return "\n".join(lines)
+            text += f"\n\nWhere {name} of the responses counts: {min(covers):.1%} to {max(covers):.1%}"
+            text += f" for the doubly robust one, in {held} of {len(part)} settings within 93 to 97 %."
+    return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--small", action="store_true")
     parser.add_argument("--runs", type=int, default=LOGS, help="logs a setting")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    result = rows(20 if given.small else given.runs)
+    result = rows(given.runs)
     document = json.dumps({"rows": result}, indent=1)
     print(document if given.json else table(result))
-    if given.small:
-        return
     (FOLDER / "off_policy_values.json").write_text(document + "\n", encoding="utf-8")
     harness.put(FOLDER / "README.md", table(result), MARK, END)
 

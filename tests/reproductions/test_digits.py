@@ -117,7 +117,7 @@ def test_the_reproduction_runs_and_learns_where_to_end(tmp_path, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "| repeat the last number n times |" in printed
-    assert "29 that stand in the training set removed" in printed
+    assert "test_in_train 29" in printed
 
 
 def test_without_the_data_it_says_what_is_missing(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -71,6 +72,15 @@ def test_a_machine_that_is_twice_as_slow_passes(benchmark) -> None:
 def test_another_checkout_is_measured_in_the_same_run(benchmark, monkeypatch, tmp_path) -> None:
     """It first: ours took 1.8 s there, 2 here."""
     assert checked(benchmark, monkeypatch, [1.8], [2.0], [2.0], more=("--before", str(tmp_path))) == 1
+
+
+@pytest.mark.nightly
+def test_the_other_checkout_is_what_is_imported(benchmark, tmp_path) -> None:
+    (tmp_path / "agro").mkdir()
+    (tmp_path / "agro/__init__.py").write_text("raise SystemExit(7)")
+    with pytest.raises(subprocess.CalledProcessError) as stopped:
+        benchmark.measured(CASE, 1, tmp_path, ["ours"], tmp_path)
+    assert stopped.value.returncode == 7
 
 
 def test_an_unknown_kind_of_machine_is_said(benchmark, monkeypatch, capsys) -> None:
