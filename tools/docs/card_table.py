@@ -18,13 +18,13 @@ def changed(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def cell(model: str, gigabytes: int) -> str:
-    """Tokens, and whether weights have 4 bits; what is short where none fit."""
+    """Tokens, with a star where weights have 4 bits; what is short where none fit."""
     choice = Choice(changed, set(), {"policy.model": model})
     short = for_card(choice, gigabytes * 1e9)
     if short:
-        return f"no, {short.partition(' of ')[0]}"
+        return short.partition(" of ")[0]
     config = choice.config
-    return f"{config.train.max_length:,}" + (", 4 bits" if config.policy.quantize else "")
+    return f"{config.train.max_length:,}" + ("*" if config.policy.quantize else "")
 
 
 def main() -> int:
