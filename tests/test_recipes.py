@@ -41,6 +41,7 @@ OWN = {  # instead of these
         *("phases.restart.data.min_reward=0", "phases.restart.train.groups=1", "objective.low=0"),
         *("train.groups=2", "sampler.max_new=2", "objective.high=1", "train.warmup=1"),
     ],
+    "card24": [*SMALL, "engine.kind=hf", "engine.sleep=false"],  # no vLLM is here
     "dapo": [*SMALL, "data.spread=false"],  # the rewards of a random model don't differ
     "mbrcsl": [
         *(f"phases.{name}.train.steps=1" for name in ("imitate", "stitch")),

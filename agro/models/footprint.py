@@ -74,35 +74,29 @@ def shape(name: str, lora: LoRA | None, dtype: str) -> Shape:
     return Shape(text, context_of(model), weights, sum(linear), max(linear), trains, saved[1] - saved[0])
 
 
-def has_weights(name: str) -> bool:
-    """Whether a model isn't a shape alone: a size of `SIZES`, or a folder without weights."""
+def is_shape(name: str) -> bool:
+    """Whether a model has no weights: it is a size of `SIZES`, or a folder without them."""
     folder = Path(name).expanduser()
-    return name not in SIZES and not (folder.is_dir() and not any(folder.glob("*.safetensors")))
+    return name in SIZES or (folder.is_dir() and not any(folder.glob("*.safetensors")))
 
 
 def on_meta(name: str, dtype: str, layers: int | None = None) -> Any:
     """A causal language model without numbers, with all of its layers or the first ones."""
-    from transformers import (
-        AttentionInterface,
-        AttentionMaskInterface,
-        AutoConfig,
-        AutoModelForCausalLM,
-        Qwen3Config,
-    )
+    import transformers as hf
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register("agro_counted", _attend)
-    AttentionMaskInterface.register("agro_counted", sdpa_mask)
+    hf.AttentionInterface.register("agro_counted", _attend)
+    hf.AttentionMaskInterface.register("agro_counted", sdpa_mask)
     if name in SIZES:
         hidden, inner, count, heads, ties = SIZES[name]
-        config = Qwen3Config(
+        config = hf.Qwen3Config(
             vocab_size=151_936, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=count,
             num_attention_heads=heads, num_key_value_heads=8, head_dim=128, tie_word_embeddings=ties,
             max_position_embeddings=40_960,
         )  # fmt: skip
     else:
         try:
-            config = AutoConfig.from_pretrained(name)
+            config = hf.AutoConfig.from_pretrained(name)
         except (OSError, ValueError) as error:
             known = f"{', '.join(SIZES)} or a model with a config.json"
             raise Refused(f"policy.model: {name}: expected {known}: {error}") from None
@@ -112,7 +106,7 @@ def on_meta(name: str, dtype: str, layers: int | None = None) -> Any:
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[:layers]
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
+        model = hf.AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, dtype), attn_implementation="agro_counted"
         )
     without_randomness(model.eval())

@@ -227,6 +227,8 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
             "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer. "
             'What to do: engine.kind = "vllm" and source.kind = "inline", or engine.sleep = false'
         )
+    if engine.memory is not None and not engine.starts_server:
+        raise Refused(f'engine.memory is of engine.kind = "vllm", got "{engine.kind}"; leave it out')
     if not engine.uses_servers:
         return
     assert engine.starts_server or engine.servers

@@ -3,7 +3,9 @@
 Models have random weights in bfloat16. Activations are recomputed. MFU counts six operations per weight and
 token (four with an adapter, whose frozen weights need no gradient) and those of attention, not those of
 recomputation, over the dense bfloat16 rate of `common.RATES`; it is unknown for other devices. To beat are
-the baselines that prime-rl commits for one H100, in PEERS. A row says why Liger and vLLM were skipped.
+the baselines that prime-rl commits for one H100, in PEERS. LOSSES and ABLATIONS are kernels of others in
+place of ours: agro uses none of them before it has paid here. A row says "not there" of those that aren't
+installed or can't be compiled, and why vLLM was skipped. None of it has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import gc
 import shutil
 import sys
 from collections import deque
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +28,7 @@ from agro.config import LoRA, RunConfig, SamplerConfig
 from agro.models.adapters import adapted
 from agro.models.logprobs import Outputs, token_streams
 from agro.models.policy import Masters, Policy
+from agro.models.pretrained import decoder_layers
 from agro.models.tiles import Head
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
@@ -86,9 +90,12 @@ def operations(policy: Policy, sequences: int, width: int) -> float:
     return sequences * (width * (6 * trained + 4 * frozen) + 3 * attention)
 
 
-def training(name: str, asked: Asked) -> dict[str, Any]:
-    """A step of RLOO over 16,384 tokens in 16 sequences."""
+def training(
+    name: str, asked: Asked, change: Callable[[Policy], None] = lambda policy: None
+) -> dict[str, Any]:
+    """A step of RLOO over 16,384 tokens in 16 sequences, of a policy that `change` has changed."""
     policy = model_of(name, asked.device, asked.small)
+    change(policy)
     tokens = 128 if asked.small else TOKENS
     width = tokens // SEQUENCES
     config = RunConfig.of(
@@ -184,17 +191,80 @@ def logps(asked: Asked) -> dict[str, Any]:
     }
 
 
+def liger_logps(hidden: Any, weight: Any, tokens: Any) -> Any:
+    from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+
+    return LigerFusedLinearCrossEntropyLoss(reduction="sum")(weight, hidden, tokens)
+
+
+def cut_logps(hidden: Any, weight: Any, tokens: Any) -> Any:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return linear_cross_entropy(hidden, weight, tokens, reduction="sum")
+
+
+LOSSES = {"liger_kernel": liger_logps, "cut_cross_entropy": cut_logps}  # of the sum of all log-probs, negated
+
+
+def other_logps(package: str, asked: Asked) -> dict[str, Any]:
+    """The log-probs of `logps` by a fused loss of another package, forward and backward."""
+    if find_spec(package) is None:
+        return {"not there": f"pip install {package.replace('_', '-')}"}
+    vocabulary, positions, width = (512, 64, 16) if asked.small else (VOCABULARY, 8192, 1024)
+    random = torch.Generator(asked.device).manual_seed(0)
+    settings: dict[str, Any] = {"generator": random, "device": asked.device, "dtype": torch.bfloat16}
+    hidden = torch.randn((positions, width), **settings).requires_grad_()
+    weight = torch.randn((vocabulary, width), **settings).mul_(0.05).requires_grad_()
+    tokens = torch.randint(0, vocabulary, (positions,), generator=random, device=asked.device)
+
+    def theirs() -> float:
+        hidden.grad = weight.grad = None
+        loss = LOSSES[package](hidden, weight, tokens)
+        loss.backward()
+        return -float(loss)
+
+    row = measured(theirs, asked.device, 1 if asked.small else 5)
+    expected = -float(cross_entropy(linear(hidden, weight).float(), tokens, reduction="sum"))
+    found = theirs()
+    return {**row, "sums": (found, expected), "within": abs(found - expected) < 1e-2 * abs(expected)}
+
+
+def compiled(policy: Policy) -> None:
+    """torch.compile of each layer, for passes of one length."""
+    for layer in decoder_layers(policy.model):
+        layer.compile(dynamic=False)
+
+
+def flash(policy: Policy) -> None:
+    """flash-attn's kernel in place of torch's, for padded rows: ours packs by torch's alone."""
+    policy.packs = False
+    policy.model.set_attn_implementation("flash_attention_2")
+
+
+ABLATIONS: dict[
+    str, tuple[str, Callable[[Policy], None]]
+] = {  # the package that it needs, and what it changes
+    "torch.compile of the layers": ("triton", compiled),
+    "flash attention": ("flash_attn", flash),
+}
+
+
+def ablation(name: str, asked: Asked) -> dict[str, Any]:
+    """`training` of the first shape with one kernel changed."""
+    package, change = ABLATIONS[name]
+    if find_spec(package) is None:
+        return {"not there": f"{package} isn't installed"}
+    try:
+        return training(next(iter(SHAPES)), asked, change)
+    except (ImportError, RuntimeError, ValueError) as error:  # such as no compiler for Triton
+        return {"not there": f"{type(error).__name__}: {error}"[:500]}
+
+
 def peers_that_are_missing() -> dict[str, Any]:
-    """Why there are no numbers of Liger and vLLM here."""
-    liger = "not measured: its kernels are compiled by Triton, which starts a C compiler"
-    if find_spec("liger_kernel") is None:
-        liger = "not installed; " + liger
-    elif any(map(shutil.which, ("cc", "gcc", "clang"))):
-        liger = "installed, and a compiler too: measure it by hand"
-    vllm = "not installed: with the packages that it brings it is some GB, more than can be carried along"
+    """Why there are no numbers of vLLM here."""
     if find_spec("vllm") is not None or shutil.which("vllm"):
-        vllm = "installed: measure it by hand (engine.kind = vllm)"
-    return {"liger": liger, "vllm": vllm}
+        return {"vllm": "installed: measure it by hand (engine.kind = vllm)"}
+    return {"vllm": "not installed: with the packages that it brings it is some GB, too much to carry along"}
 
 
 def main() -> int:
@@ -207,11 +277,15 @@ def main() -> int:
         if asked.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    results.measure("Liger and vLLM", peers_that_are_missing)
+    results.measure("vLLM", peers_that_are_missing)
     measure("log-probs, V = 151,936", lambda: logps(asked), 3)
+    for package in LOSSES:
+        measure(f"log-probs by {package}", lambda package=package: other_logps(package, asked), 3)
     for name in SHAPES:
         measure(f"training, {name}", lambda name=name: training(name, asked), 12)
     measure(f"decoding, batch {BATCH}", lambda: decoding(asked), 15)
+    for name in ABLATIONS:
+        measure(f"training with {name}", lambda name=name: ablation(name, asked), 12)
     return int(results.failed)
 
 

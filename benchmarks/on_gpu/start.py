@@ -32,7 +32,7 @@ MODULES = (
 )
 LISTED = (
     *("torch", "transformers", "tokenizers", "numpy", "peft", "pydantic", "safetensors", "triton"),
-    *("liger_kernel", "vllm", "flash_attn", "bitsandbytes"),
+    *("liger_kernel", "cut_cross_entropy", "vllm", "flash_attn", "bitsandbytes"),
 )
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig, RunConfig, SamplerConfig
@@ -88,6 +89,7 @@ def test_a_server_is_started_gets_weights_samples_and_ends_with_the_engine(tmp_p
         ({"api": "generate"}, ("--enable-scale-out",)),
         ({"push": "transfer"}, ("--weight-transfer-config", '{"backend": "agro_files"}')),
         ({"vllm": "vllm --max-num-seqs 512"}, ("--max-num-seqs", "512")),
+        ({"sleep": True}, ("--enable-sleep-mode",)),
     ],
 )
 def test_the_command_has_what_the_settings_need(tmp_path: Path, settings, expected) -> None:
@@ -123,6 +125,15 @@ def test_a_quantized_model_is_saved_once_and_served_from_there(tmp_path: Path) -
     assert saved.keys() == load_file(tmp_path / "model" / "model.safetensors").keys()
 
 
+def test_its_share_of_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
+    policy = Policy.load(PolicyConfig(model=str(tmp_path / "model")))
+    monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    for memory, expected in ((None, "0.4"), (0.6125, "0.613")):
+        command = command_of(EngineConfig(kind="vllm", memory=memory), policy, tmp_path)
+        assert command[command.index("--gpu-memory-utilization") + 1] == expected
+
+
 def test_a_server_that_does_not_start_is_named_with_what_it_said(tmp_path: Path) -> None:
     policy = Policy.load(PolicyConfig(new=NEW), seed=0)
     fails = program(tmp_path, "#!/bin/sh\necho no kernel image is available\nexit 3\n")
@@ -144,5 +155,7 @@ def test_a_server_of_ones_own_has_no_other_address(engine) -> None:
         "engine": {"kind": "vllm"},
     }
     check_config(RunConfig.of(values))
+    with pytest.raises(Refused, match=r'engine\.memory is of engine\.kind = "vllm", got "hf"'):
+        check_config(RunConfig.of({**values, "engine": {"memory": 0.5}}))
     with pytest.raises(Refused, match=r"starts a server of its own: expected no engine\.url"):
         check_config(RunConfig.of({**values, "engine": {"kind": "vllm", **engine}}))

@@ -21,7 +21,11 @@ def test_the_commands_of_the_notebook_exist() -> None:
     commands = [
         line.strip().removeprefix("!agro ") for line in text.splitlines() if line.startswith("!agro ")
     ]
+    assert "hasn't been" in (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert "!python benchmarks/gpu.py --within 540" in text
     assert [command.split()[0] for command in commands] == [
+        "train",
+        "train",
         "sample",
         "score",
         "check",
@@ -32,11 +36,13 @@ def test_the_commands_of_the_notebook_exist() -> None:
     names: dict[str, str] = {}
     [setting] = [cell["source"] for cell in notebook["cells"] if "OPTIONS = (\n" in cell["source"]]
     exec("MODEL =" + "".join(setting).split("MODEL =")[1], names)
+    [fresh] = [cell["source"] for cell in notebook["cells"] if cell["source"][0].startswith("SETTINGS = ")]
+    exec(fresh[0], names)
     program = get_command(app)
     context = program.make_context("agro", [], resilient_parsing=True)
     for command in commands:
         name, *arguments = shlex.split(command.format(**names))
         program.get_command(context, name).make_context(name, list(arguments))  # type: ignore[attr-defined]
         if name == "train":
-            recipe, *overrides = arguments[: arguments.index("--out")]
+            recipe, *overrides = arguments[: next(i for i, each in enumerate(arguments) if each[:2] == "--")]
             RunConfig.load(recipe, overrides)

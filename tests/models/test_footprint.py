@@ -21,7 +21,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models import footprint
 from agro.models.adapters import adapted
-from agro.models.footprint import CONTEXT, SIZES, SPARE, Footprint, has_weights, on_meta, states_on_meta
+from agro.models.footprint import CONTEXT, SIZES, SPARE, Footprint, is_shape, on_meta, states_on_meta
 from agro.models.logprobs import Outputs, token_streams
 from agro.models.policy import recomputing
 from agro.models.tiles import Head
@@ -122,7 +122,7 @@ def test_sizes_are_those_of_qwen3() -> None:
 def test_a_config_alone_is_enough(tmp_path: Path) -> None:
     values = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
     LlamaConfig(vocab_size=500, num_key_value_heads=2, **values).save_pretrained(tmp_path)
-    assert not has_weights(str(tmp_path))
+    assert is_shape(str(tmp_path))
     found = Footprint.of(run(str(tmp_path)))
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
     assert found.shape.weights == 3 * layer + 2 * 500 * 64 + 64

@@ -26,7 +26,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.numbers import count, duration, size
 from agro.models.adapters import is_adapter
-from agro.models.footprint import SIZES, Footprint, has_weights, host_memory, on_meta
+from agro.models.footprint import SIZES, Footprint, host_memory, is_shape, on_meta
 from agro.models.pretrained import LARGE, cores, device_of, parameters
 from agro.train.phases import Phase
 from agro.types import Prompt
@@ -231,7 +231,7 @@ def answers(
     """Whether a model without weights here fits, in words, or each of `SIZES` where none is given. Nothing
     for one with weights, which a dry run loads."""
     name, ways = config.policy.model, [dict[str, Any]()]
-    if config.policy.new is not None or (name is not None and has_weights(name)):
+    if config.policy.new is not None or (name is not None and not is_shape(name)):
         return []
     if config.engine.starts_server:
         ways.append({"engine.kind": "hf", "engine.sleep": False})

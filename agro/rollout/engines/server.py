@@ -283,8 +283,12 @@ class VLLM(Server):
             key=key,
             level=sleep_level(settings, policy),
         )
-        if self.level:
-            self.sleep()
+        try:
+            if self.level:
+                self.sleep()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         super().close()

@@ -1,0 +1,39 @@
+"""The table of docs/guide/servers.md: what one GPU holds, counted. `python tools/docs/card_table.py`"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from agro.api.plan.fit import Choice, for_card, items
+from agro.config import RunConfig
+from agro.models.footprint import SIZES
+
+CARDS = (16, 24, 80)  # GB
+
+
+def changed(settings: Mapping[str, Any]) -> RunConfig:
+    return RunConfig.load("card24", items(settings))
+
+
+def cell(model: str, gigabytes: int) -> str:
+    """Tokens, with a star where weights have 4 bits; what is short where none fit."""
+    choice = Choice(changed, set(), {"policy.model": model})
+    short = for_card(choice, gigabytes * 1e9)
+    if short:
+        return short.partition(" of ")[0]
+    config = choice.config
+    return f"{config.train.max_length:,}" + ("*" if config.policy.quantize else "")
+
+
+def main() -> int:
+    print("| model | " + " | ".join(f"{card} GB" for card in CARDS) + " |")
+    print("|---" * (len(CARDS) + 1) + "|")
+    for model in SIZES:
+        print(f"| {model} | " + " | ".join(cell(model, card) for card in CARDS) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
