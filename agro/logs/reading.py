@@ -34,7 +34,7 @@ from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.io.record_files import Block
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
-from agro.logs.import_report import Options, Refusal
+from agro.logs.import_report import Counts, Options, Refusal, add
 from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
@@ -96,39 +96,16 @@ class State:
 
 
 @dataclass
-class Found:
+class Found(Counts):
     """What came of records: entries, and counts for the report."""
 
     entries: list[Entry] = field(default_factory=list)
     refused: list[tuple[int, Refusal]] = field(default_factory=list)  # with the number of the record
-    left_out: dict[str, int] = field(default_factory=dict)
-    without_column: dict[str, int] = field(default_factory=dict)
-    columns_left: dict[str, None] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    redacted: dict[str, int] = field(default_factory=dict)
-    unknown_ends: dict[str, int] = field(default_factory=dict)  # by what is said
-    cut: int = 0
-    tokens_dropped: int = 0
     parts: int = 0
     kinds: set[str] = field(default_factory=set)
 
     def refuse(self, line: Line, reason: str) -> None:
         self.refused.append((line.number, Refusal(line.where, reason)))
-
-    def count(self, other: Found) -> None:
-        """Add the counts of records that follow; not their entries and refusals."""
-        for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
-            _add(getattr(self, name), getattr(other, name))
-        self.columns_left |= other.columns_left
-        self.tokens_dropped += other.tokens_dropped
-        self.parts += other.parts
-        self.cut += other.cut
-        self.kinds |= other.kinds
-
-
-def _add(counts: dict[str, int], others: Mapping[str, int]) -> None:
-    for name, count in others.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 class Reader:
@@ -190,7 +167,7 @@ class Reader:
     def _read_part(self, part: Part, line: Line, found: Found) -> None:
         found.parts += 1
         for name in part.missing:
-            _add(found.without_column, {name: 1})
+            add(found.without_column, {name: 1})
         try:
             if part.problem:
                 raise Refused(part.problem)
@@ -209,7 +186,7 @@ class Reader:
                 )
             found.entries += new
         except SkipRecord as rule:
-            _add(found.left_out, {str(rule): 1})
+            add(found.left_out, {str(rule): 1})
         except RECORD_ERRORS as error:
             column = part.columns.get("response") or part.columns.get("chosen")
             reason = reason_of(error)
@@ -222,7 +199,8 @@ class Reader:
         if not self._mapping:
             return (Part(line.value),)
         for name in unmapped(line.value, self._mapping):
-            self._found.columns_left.setdefault(name)
+            if name not in self._found.columns_left:
+                self._found.columns_left.append(name)
         return expand(line.value, self._mapping)
 
     def _format(self, part: Part) -> Format:
@@ -294,7 +272,7 @@ class Reader:
             is_json=line.is_json,
         )
         if (said := settle(sample.meta)) is not None:
-            _add(self._found.unknown_ends, {f"{said!r:.40}": 1})
+            add(self._found.unknown_ends, {f"{said!r:.40}": 1})
         self._found.cut += sample.end == "cut"
         return sample
 
