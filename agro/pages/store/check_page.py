@@ -13,11 +13,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from agro.errors import Refused
 from agro.io.files import write
-from agro.io.numbers import count, fixed, percent, short, tick, with_error
+from agro.io.numbers import count, fixed, percent, tick
 from agro.pages.run.figures import COLORS, FIRST, SHARE, css, is_beside, name_axes, share_axes, svg
 from agro.pages.run.page import present
 from agro.pages.run.render import Fact, Panel, render
-from agro.pages.store.check_report import Report
+from agro.pages.store.check_report import Report, model_lines, own_reward_lines, survey_lines
 from agro.pages.store.check_survey import BINS, Spread
 
 ROWS = 12  # sources in the table
@@ -36,38 +36,19 @@ def write_page(report: Report, folder: Path) -> Path:
 
 def page(report: Report) -> str:
     """The page as text."""
+    of_model = [*model_lines(report), *own_reward_lines(report)]
     return render(
         "check.html",
         report=report,
-        facts=list(_facts(report)),
+        facts=[Fact(name, value) for name, value in survey_lines(report)],
         groups=present(_groups(report)),
         sources=[_row(report, name) for name in report.sources[:ROWS]],
         more=max(0, len(report.sources) - ROWS),
         texts=present(_texts(report)),
-        model_facts=list(_model_facts(report)),
+        model_facts=[Fact(name.strip(), value) for name, value in of_model],
         model=list(_model(report)),
         json=json.dumps(report.to_json(), ensure_ascii=False, indent=1),
     )
-
-
-def _facts(report: Report) -> Iterator[Fact]:
-    counts, survey = report.counts, report.survey
-    yield Fact("responses", count(survey.responses), f"in {count(counts.groups)} groups, one a prompt")
-    yield Fact("groups of one", count(survey.sizes[1]), bad=survey.sizes[1] > survey.groups / 2)
-    if survey.scored_groups:
-        share = survey.equal / survey.scored_groups
-        yield Fact("groups of equal rewards", count(survey.equal), percent(share), bad=share > 0.5)
-    yield Fact("groups with several sources", count(survey.mixed))
-    ties = f"and {count(counts.ties)} ties" if counts.ties else ""
-    yield Fact("judged pairs", count(counts.pairs), ties)
-    yield Fact("without a reward", count(counts.unscored + counts.failed), f"{count(counts.failed)} failed")
-    for name, part in (("tokens", counts.with_tokens), ("log-probs", counts.with_behavior)):
-        yield Fact(f"{name} known", _share(part, counts.samples))
-    yield Fact("version known", _share(survey.total("with_version"), counts.samples), "sampled by agro")
-
-
-def _share(part: int, total: int) -> str:
-    return percent(part / total) if total else "–"
 
 
 def _row(report: Report, name: str) -> dict[str, Any]:
@@ -79,7 +60,7 @@ def _row(report: Report, name: str) -> dict[str, Any]:
         "rewards": source.rewards,
         "length": source.lengths.mean,
         "truncated": percent(source.truncated / source.ended) if source.ended else None,
-        "behavior": _share(source.with_behavior, source.rows),
+        "behavior": percent(source.with_behavior / source.rows),
         "license": report.licenses.get(name),
     }
 
@@ -146,37 +127,6 @@ def _panel(title: str, text: str, series: dict[str, Spread], unit: str, *, log: 
     return Panel(title, text, spreads(series, unit, title, log=log), key(series))
 
 
-def _model_facts(report: Report) -> Iterator[Fact]:
-    if report.measured is None:
-        return
-    values = report.measured.to_json()
-    of = f"{count(values['measured_groups'])} of {count(report.measured.total)} prompts"
-    for reason, number in values["invalid"].items():
-        yield Fact("left out", count(number), f"responses: {reason}")
-    for kind, how in (values["template"] or {}).items():
-        yield Fact(f"the chat template shows {kind}", how, "")
-    yield Fact("log π of a token", short(values["logp_per_token"]), f"nats, {of}")
-    if report.measured.against_reference:
-        yield Fact("log π_ref of a token", short(values["ref_logp_per_token"]), "nats")
-    auc = None if values["auc"] is None else with_error(values["auc"], values["auc_se"], 2)
-    yield Fact(
-        f"ranking (AUC of {values['auc_of']})", auc, f"{count(values['auc_groups'])} groups; 0.5 is chance"
-    )
-    coverage = short(values["policy_coverage"])
-    yield Fact("coverage of π", coverage, "its probability on the stored responses to a prompt")
-    ess = None if values["ess"] is None else percent(values["ess"], 1)
-    yield Fact("effective sample size", ess, "of the responses with log-probs, weighted by π/μ")
-    beta = values["beta"]
-    if beta["groups"]:
-        yield Fact(
-            "balanced β", f"{beta['low']:.2g} to {beta['high']:.2g}", f"with {beta['of']}, middle half"
-        )
-    if values["ranked_pairs"]:
-        yield Fact(
-            "pairs ranked right", fixed(values["ranked_share"], 2), f"of {count(values['ranked_pairs'])}"
-        )
-
-
 def _model(report: Report) -> Iterator[Panel]:
     measured = report.measured
     if measured is None or not measured.groups:
@@ -227,7 +177,13 @@ def spreads(series: Mapping[str, Spread], unit: str, title: str, *, log: bool = 
     shown = list(series.values())[:MOST]
     values = sorted({value for spread in shown for value in spread.values})
     if values and len(values) <= 2 * MOST and all(spread.values for spread in shown):
-        _bars(axes, shown, values)
+        width = 0.8 / len(shown)
+        for i, (spread, color) in enumerate(zip(shown, COLORS, strict=False)):
+            heights = [spread.values[value] / spread.count for value in values]
+            positions = np.arange(len(values)) + (i - (len(shown) - 1) / 2) * width
+            axes.bar(positions, heights, 0.95 * width, color=color)
+        axes.set_xticks(range(len(values)), [f"{value:.4g}" for value in values])
+        axes.set_xlim(-0.6, max(len(values), 2) - 0.4)
     else:
         _stairs(axes, shown, log=log)
     axes.set_ylim(bottom=0)
@@ -270,16 +226,6 @@ def densities(series: Mapping[str, Any], unit: str, title: str, *, log: bool = F
     axes.set_ylim(bottom=0)
     name_axes(axes, unit, "share")
     return svg(figure, title)
-
-
-def _bars(axes: Any, shown: Sequence[Spread], values: Sequence[float]) -> None:
-    width = 0.8 / len(shown)
-    for i, (spread, color) in enumerate(zip(shown, COLORS, strict=False)):
-        heights = [spread.values[value] / spread.count for value in values]
-        positions = np.arange(len(values)) + (i - (len(shown) - 1) / 2) * width
-        axes.bar(positions, heights, 0.95 * width, color=color)
-    axes.set_xticks(range(len(values)), [f"{value:.4g}" for value in values])
-    axes.set_xlim(-0.6, max(len(values), 2) - 0.4)
 
 
 def _stairs(axes: Any, shown: Sequence[Spread], *, log: bool) -> None:
