@@ -7,85 +7,16 @@ Standard library only.
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 
 ROUNDED = 6  # a decimal with so many digits after the point stands for every number that rounds to it
 LARGEST_EXPONENT = 400  # of 10 in scientific notation
 
-# Units that are compared and converted within a quantity: a name, its size, and its other names. Other words
-# after a number, such as "apples", are ignored.
-_TABLE = {
-    "length": """
-        nm 1/1000000000 nanometer nanometre; μm 1/1000000 micrometer micrometre micron
-        mm 1/1000 millimeter millimetre; cm 1/100 centimeter centimetre; dm 1/10 decimeter decimetre
-        m 1 meter metre; km 1000 kilometer kilometre
-        in 127/5000 inch inches; ft 381/1250 foot feet; yd 1143/1250 yard; mi 201168/125 mile
-        furlong 25146/125; nmi 1852; ly 9460730472580800 lightyear""",
-    "length^2": "ha 10000 hectare; acre 316160658/78125",
-    "length^3": """
-        ml 1/1000000 milliliter millilitre cc; cl 1/100000 centiliter centilitre
-        dl 1/10000 deciliter decilitre
-        l 1/1000 liter litre; kl 1 kiloliter kilolitre; gallon 473176473/125000000000 gal
-        quart 473176473/500000000000 qt; pint 473176473/1000000000000; cup 473176473/2000000000000
-        floz 473176473/16000000000000; tbsp 473176473/32000000000000 tablespoon
-        tsp 473176473/96000000000000 teaspoon; barrel 9936705933/62500000000 bbl
-        bushel 220244188543/6250000000000""",
-    "mass": """
-        mcg 1/1000000 microgram; mg 1/1000 milligram; g 1 gram; kg 1000 kilogram kilo; tonne 1000000
-        grain 6479891/100000000; oz 45359237/1600000 ounce; lb 45359237/100000; pound 45359237/100000
-        stone 317514659/50000; ton 45359237/50""",
-    "time": """
-        ns 1/1000000000 nanosecond; μs 1/1000000 microsecond; ms 1/1000 millisecond; s 1 sec second
-        min 60 minute; h 3600 hr hour; day 86400; week 604800; fortnight 1209600""",
-    "months": "month 1; year 12 yr; decade 120; century 1200 centuries",
-    "degrees": """
-        degree 1; gradian 9/10 gon; arcmin 1/60 arcminute; arcsec 1/3600 arcsecond; turn 360 revolution""",
-    "radians": "radian 1 rad",
-    "dollars": "$ 1 dollar; usd 1; ¢ 1/100 cent penny pennies",
-    "canadian dollars": "cad 1",
-    "australian dollars": "aud 1",
-    "euros": "€ 1 euro eur",
-    "pounds": "£ 1 gbp; pence 1/100",
-    "yen": "¥ 1 yen jpy",
-    "rupees": "₹ 1 rupee inr",
-    "yuan": "yuan 1 rmb renminbi cny",
-    "pesos": "peso 1 mxn",
-    "francs": "franc 1 chf",
-    "won": "won 1 krw",
-    "rubles": "ruble 1 rouble rub",
-    "count": "pair 2; dozen 12; gross 144",
-    "share": "% 1/100; bp 1/10000 bps; ppm 1/1000000; ppb 1/1000000000",
-    "force": "N 1 newton; kN 1000 kilonewton; lbf 8896443230521/2000000000000; dyne 1/100000",
-    "energy": """
-        J 1 joule; kJ 1000 kilojoule; MJ 1000000 megajoule; Wh 3600; kWh 3600000; cal 523/125 calorie
-        kcal 4184 kilocalorie; eV 801088317/5000000000000000000000000000 electronvolt; erg 1/10000000
-        BTU 52752792631/50000000 btu""",
-    "power": """
-        mW 1/1000 milliwatt; W 1 watt; kW 1000 kilowatt; MW 1000000 megawatt; GW 1000000000 gigawatt
-        hp 37284993579113511/50000000000000 horsepower""",
-    "frequency": "Hz 1 hertz; kHz 1000 kilohertz; MHz 1000000 megahertz; GHz 1000000000 gigahertz",
-    "pressure": """
-        Pa 1 pascal; kPa 1000 kilopascal; bar 100000; atm 101325 atmosphere; torr 20265/152
-        mmHg 26664477483/200000000; psi 8896443230521/1290320000""",
-    "voltage": "mV 1/1000 millivolt; V 1 volt; kV 1000 kilovolt",
-    "current": "mA 1/1000 milliamp milliampere; A 1 amp ampere",
-    "resistance": "Ω 1 ohm; kΩ 1000 kiloohm kilohm",
-    "charge": "C 1 coulomb",
-    "capacitance": "farad 1",
-    "magnetic field": "tesla 1",
-    "inductance": "henry 1",
-    "amount": "mol 1 mole",
-    "data": """
-        bit 1; byte 8; KB 8000 kB kilobyte; MB 8000000 megabyte; GB 8000000000 gigabyte
-        TB 8000000000000 terabyte; KiB 8192 kibibyte; MiB 8388608 mebibyte; GiB 8589934592 gibibyte
-        TiB 8796093022208 tebibyte; Kb 1000 kilobit; Mb 1000000 megabit; Gb 1000000000 gigabit""",
-    "celsius": "celsius 1",
-    "fahrenheit": "fahrenheit 1",
-    "kelvin": "K 1 kelvin",
-}
 # What a unit's name may mean as well.
 _AMBIGUOUS = {
     "$": ("cad", "aud"), "pound": ("£",), "oz": ("floz",), "ton": ("tonne",),
@@ -109,7 +40,7 @@ _PHRASES = [
 ]
 _UNITS: dict[str, str] = {}  # each name, and the short one
 _SIZES: dict[str, tuple[str, Fraction]] = {}  # the short name, its quantity and its size
-for _quantity, _rows in _TABLE.items():
+for _quantity, _rows in tomllib.loads(Path(__file__).with_name("units.toml").read_text("utf-8")).items():
     for _row in re.split("[;\n]", _rows.strip()):
         _short, _size, *_names = _row.split()
         _SIZES[_short] = (_quantity, Fraction(_size))
