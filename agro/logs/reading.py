@@ -96,7 +96,7 @@ class State:
 
 
 @dataclass
-class Found(Counts):
+class BlockResult(Counts):
     """What came of records: entries, and counts for the report."""
 
     entries: list[Entry] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Reader:
         self._privacy = Privacy(
             options.get("drop") or (), options.get("redact", False), options.get("redact_patterns") or ()
         )
-        self._found = Found()
+        self._found = BlockResult()
         self._file: LogFile | None = None
         self._file_format: Format | None = None
         self._context = self._text_context = Context(Path())
@@ -150,9 +150,9 @@ class Reader:
         source = self._options.get("source")
         self._source = default if source is None else source
 
-    def read(self, block: Block) -> Found:
+    def read(self, block: Block) -> BlockResult:
         """The entries of the next records of the file, and which of them are refused."""
-        self._found = found = Found()
+        self._found = found = BlockResult()
         for line in block.lines():
             try:
                 parts = self._parts(line)
@@ -164,7 +164,7 @@ class Reader:
         found.dropped, found.redacted, found.tokens_dropped = self._privacy.take_counts()
         return found
 
-    def _read_part(self, part: Part, line: Line, found: Found) -> None:
+    def _read_part(self, part: Part, line: Line, found: BlockResult) -> None:
         found.parts += 1
         for name in part.missing:
             add(found.without_column, {name: 1})
@@ -370,7 +370,7 @@ class Readers:
         for child in [*self._starting, *self._ready]:
             child.end()
 
-    def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, Found]]:
+    def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, BlockResult]]:
         """What came of each block. Where `blocks` raises an error, that follows what came of those before."""
         asked: deque[_Asked] = deque()
         error: Exception | None = None
@@ -404,7 +404,7 @@ class Readers:
         child.channel.send(pickle.dumps((file, state, block)))
         return _Asked(file, block, state, child)
 
-    def _answer(self, asked: _Asked) -> tuple[LogFile, Block, Found]:
+    def _answer(self, asked: _Asked) -> tuple[LogFile, Block, BlockResult]:
         current = self._state_for(asked.file)
         reply = self._receive(asked.child) if asked.child is not None else b""
         found, state = pickle.loads(reply) if reply else (None, current)
