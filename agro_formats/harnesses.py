@@ -18,7 +18,7 @@ benchmark/metrics/metric.py (PerInstanceStats), common/request.py. Nulls are lef
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,7 @@ def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float |
         elif count == 1:
             columns[name] = [value]
     if count > 1 and not columns:
-        _refuse_weights(weights, count, "responses")
-        return [None] * count
+        return [_reward({}, (), weights, count, "responses")] * count
     parts = [{name: values[index] for name, values in columns.items()} for index in range(count)]
     return [total(part, list(part), weights) for part in parts]
 
@@ -136,13 +135,18 @@ def _as_text(value: Any) -> str:
     return "\n".join(map(_as_text, value)) if isinstance(value, list) else str(value)
 
 
-def _refuse_weights(weights: Mapping[str, float], count: int, noun: str) -> None:
-    """Raise `Refused` where --reward is given for several responses that share their metrics."""
+def _reward(
+    metrics: Row, known: Collection[str], weights: Mapping[str, float], count: int, noun: str
+) -> float | None:
+    """Of metrics that are of a document: of several responses it is unknown, and --reward is refused."""
+    if count == 1:
+        return total(metrics, known, weights) if known or weights else None
     if weights:
         raise Refused(
             f"--reward {next(iter(weights))}: one number for {count} {noun}; leave --reward out and score "
             "each (agro score)"
         )
+    return None
 
 
 declared("lm-eval", _samples, scored=_lm_eval_scored)
@@ -159,7 +163,9 @@ def _details(row: Row, context: Context) -> list[Item]:
     prompt = output.get("input")
     if not prompt:
         prompt = text(doc.get("query"), "doc.query")
-    reward = _lighteval_reward(entry(row["metric"], "metric"), len(texts), context.rewards)
+    metric = entry(row["metric"], "metric")
+    known = [name for name, value in metric.items() if value is not None]
+    reward = _reward(metric, known, context.rewards, len(texts), "responses")
     meta = omit(row, ("model_response",)) | {"model_response": _output_meta(output)}
     items = []
     for index, response in enumerate(texts):
@@ -172,14 +178,6 @@ def _details(row: Row, context: Context) -> list[Item]:
         }
         items.append(Item.of(record | _tokens(output, index, len(texts)), f"text[{index}]"))
     return items
-
-
-def _lighteval_reward(metric: dict[str, Any], count: int, weights: Mapping[str, float]) -> float | None:
-    values = {name: value for name, value in metric.items() if value is not None}
-    if count == 1:
-        return total(metric, list(values), weights) if values or weights else None
-    _refuse_weights(weights, count, "responses")
-    return None
 
 
 def _output_meta(response: Row) -> dict[str, Any]:
@@ -290,10 +288,11 @@ def _state(row: Row, context: Context) -> list[Item]:
         raise Refused(f"result.success: expected true, got {result.get('success')}: {result.get('error')}")
     completions = objects(result.get("completions"), "result.completions")
     prompt = request.get("messages") or text(request.get("prompt"), "request.prompt")
-    reward = _helm_reward(row, len(completions), context)
+    values = _values(row)
+    reward = _reward(values, values, context.rewards, len(completions), "completions")
     instance = entry(row["instance"], "instance")
     meta = omit(row, ("request", "result", "stats"))
-    meta["stats"] = {name: value for name, value in _values(row).items() if value is not None}
+    meta["stats"] = {name: value for name, value in values.items() if value is not None}
     items = []
     for index, completion in enumerate(completions):
         record = {
@@ -324,14 +323,6 @@ def _values(row: Row) -> dict[str, float | None]:
         name = text(entry(stat.get("name"), "stats.name").get("name"), "stats.name.name")
         values[name] = number(stat.get("mean"), f"stats.{name}.mean")
     return values
-
-
-def _helm_reward(row: Row, count: int, context: Context) -> float | None:
-    values = _values(row)
-    if count == 1:
-        return total(values, list(values), context.rewards) if values or context.rewards else None
-    _refuse_weights(context.rewards, count, "completions")
-    return None
 
 
 def _helm_gold(instance: Row) -> Any:

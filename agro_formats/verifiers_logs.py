@@ -93,18 +93,12 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-def _calls_by_node(calls: list[dict[str, Any]], location: str) -> dict[int, dict[str, Any]]:
-    """The calls of the model by the node that each made."""
-    node_calls = {}
-    for i, call in enumerate(calls):
-        if call.get("node") is not None:
-            node_calls[integer(call["node"], f"{location}.calls[{i}].node")] = call
-    return node_calls
-
-
 def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
     values = objects(trace.get("nodes"), f"{location}.nodes")
-    calls = _calls_by_node(objects(trace.get("calls") or [], f"{location}.calls"), location)
+    calls: dict[int, dict[str, Any]] = {}  # of the model, by the node that each made
+    for i, call in enumerate(objects(trace.get("calls") or [], f"{location}.calls")):
+        if call.get("node") is not None:
+            calls[integer(call["node"], f"{location}.calls[{i}].node")] = call
     return [_node(value, i, calls.get(i), f"{location}.nodes[{i}]") for i, value in enumerate(values)]
 
 

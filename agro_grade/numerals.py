@@ -17,17 +17,36 @@ from pathlib import Path
 ROUNDED = 6  # a decimal with so many digits after the point stands for every number that rounds to it
 LARGEST_EXPONENT = 400  # of 10 in scientific notation
 
-_DATA = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding="utf-8"))
-_AMBIGUOUS: dict[str, list[str]] = _DATA["ambiguous"]  # what a unit's name may mean as well
-_PHRASES = [(re.compile(rf"{p}\b\.?", re.IGNORECASE), name) for name, p in _DATA["phrases"].items()]
+# What a unit's name may mean as well.
+_AMBIGUOUS = {
+    "$": ("cad", "aud"), "pound": ("£",), "oz": ("floz",), "ton": ("tonne",),
+    "degree": ("celsius", "fahrenheit"),
+}  # fmt: skip
+_PHRASES = [
+    (re.compile(rf"{pattern}\b\.?", re.IGNORECASE), name)
+    for pattern, name in (
+        (r"fl(?:uid|\.)?\s*(?:ounces?|oz)", "floz"),
+        (r"nautical\s+miles?", "nmi"),
+        (r"light[\s-]+years?", "ly"),
+        (r"metric\s+tons?|metric\s+tonnes?", "tonne"),
+        (r"(?:short|US)\s+tons?", "ton"),
+        (r"pounds?\s+sterling|british\s+pounds?", "£"),
+        (r"US\s+dollars?|american\s+dollars?", "usd"),
+        (r"canadian\s+dollars?", "cad"),
+        (r"australian\s+dollars?", "aud"),
+        (r"basis\s+points?", "bp"),
+        (r"pounds?\s+of\s+force|pound[\s-]force", "lbf"),
+    )
+]
 _UNITS: dict[str, str] = {}  # each name, and the short one
 _SIZES: dict[str, tuple[str, Fraction]] = {}  # the short name, its quantity and its size
-for _quantity, _rows in _DATA["quantities"].items():
-    for _row in _rows:
+for _quantity, _rows in tomllib.loads(Path(__file__).with_name("units.toml").read_text("utf-8")).items():
+    for _row in re.split("[;\n]", _rows.strip()):
         _short, _size, *_names = _row.split()
         _SIZES[_short] = (_quantity, Fraction(_size))
         _UNITS |= dict.fromkeys((_short, *_names), _short)
-_UNITS |= _DATA["compound"]
+_UNITS |= {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "knot": "nmi/h", "rpm": "turn/min"}
+_UNITS |= {"Kbps": "Kb/s", "kbps": "Kb/s", "Mbps": "Mb/s", "Gbps": "Gb/s", "MBps": "MB/s"}
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "²": "2", "³": "3"}
 
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"

@@ -25,6 +25,7 @@ from agro.config.run import is_log, race_config
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.near_copies import clusters
+from agro.io.numbers import none_if_nan
 from agro.io.terminal import plain
 from agro.logs.importing import import_files
 from agro.models.policy import Policy
@@ -211,7 +212,7 @@ class Race:
         labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
         comparison = compare(start, result, labels.tolist())
         values = asdict(comparison) | {"verdict": comparison.verdict}
-        self.record["judged"] = {name: None if x != x else x for name, x in values.items()}
+        self.record["judged"] = {name: none_if_nan(x) for name, x in values.items()}
 
     def _answers(self, config: RunConfig, of: RunConfig) -> Heldout:
         """Responses of the policy of a configuration to the judging prompts, scored."""

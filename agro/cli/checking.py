@@ -21,7 +21,7 @@ from agro.cli.common import (
     options,
     policy_config,
 )
-from agro.cli.first_looks import look_at_model
+from agro.cli.preflight import look_at_model
 from agro.config import RewardConfig, RunConfig, override
 from agro.errors import Refused
 from agro.rewards import load_reward

@@ -23,7 +23,7 @@ from agro.cli.common import (
 from agro.cli.run_models import MaxNew, MeasuredModel, Temperature, load_sets
 from agro.config import RewardConfig
 from agro.errors import Refused
-from agro.io.numbers import chance, fixed
+from agro.io.numbers import chance, fixed, none_if_nan
 from agro.logs.results import Result, is_run, results_at
 from agro.rewards import load_reward
 from agro.store.location import url_of
@@ -119,7 +119,7 @@ def _answered(
                     f"{name}: none of the responses to {task} could be scored: "
                     f"{measured.errors[0] if measured.errors else 'the reward is unknown'}"
                 )
-            rows = [[None if x != x else x for x in row] for row in measured.rewards.tolist()]
+            rows = [list(map(none_if_nan, row)) for row in measured.rewards.tolist()]
             rewards = dict(zip((p.id for p in prompts), rows, strict=True))
             texts = {prompt.id: prompt.text for prompt in prompts}
             found.append(Result.of_prompts(name, rewards, texts, task=task, scoring=scoring))

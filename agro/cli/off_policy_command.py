@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
 from agro.cli.run_models import START, MeasuredModel, ModelOfRun, model_path
 from agro.errors import Refused
-from agro.io.numbers import chance, fixed
+from agro.io.numbers import chance, fixed, none_if_nan
 from agro.logs.results import results_at
 from agro.rollout.off_policy import (
     HEADLINE,
@@ -217,8 +217,8 @@ def _rank_checkpoints(
     author = len(ranked) - 1
     ratios = {k: sharpe_ratio(estimated, measured, author, k) for k in range(2, len(ranked) + 1)}
     return {
-        "candidates": [{k: None if x != x else x for k, x in row.items()} for row in candidates],
-        "sharpe_ratio": {str(k): None if math.isnan(ratio) else ratio for k, ratio in ratios.items()},
+        "candidates": [{k: none_if_nan(x) for k, x in row.items()} for row in candidates],
+        "sharpe_ratio": {str(k): none_if_nan(ratio) for k, ratio in ratios.items()},
     }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import Model, PolicySetting, PromptFile, Responses, Seed, policy_config, sampler_config
-from agro.cli.first_looks import look_at_model
+from agro.cli.preflight import look_at_model
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import load_reward

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from agro.cli.common import Json, table, terminal
-from agro.cli.first_looks import look_at_begun, look_at_inputs, look_at_run
+from agro.cli.preflight import look_at_begun, look_at_inputs, look_at_run
 from agro.config import RunConfig
 from agro.config.aliases import renamed
 from agro.config.run import race_config

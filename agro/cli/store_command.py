@@ -31,7 +31,6 @@ def store(
     if len(stores) < least or (action is Action.copy and len(stores) > least):
         given = " ".join(map(str, stores))
         raise Refused(f"agro store {action.value}: expected {expected}, got {given}")
-    from agro.store import Store
     from agro.store.copying import copy, join
 
     *old, out = stores

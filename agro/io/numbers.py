@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 UNKNOWN = "–"
 Number = float | int | None
@@ -10,6 +11,11 @@ Number = float | int | None
 
 def is_known(value: Number) -> bool:
     return value is not None and math.isfinite(value)
+
+
+def none_if_nan(value: Any) -> Any:
+    """As JSON has a number that may be unknown."""
+    return None if value != value else value
 
 
 def short(value: Number) -> str:

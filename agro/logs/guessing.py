@@ -25,7 +25,7 @@ from agro.logs.format_table import Recognizer, format_at, lines_of
 from agro.logs.import_report import Options
 from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number, written_words
 from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import Found, LogFile, Reader, State
+from agro.logs.reading import BlockResult, LogFile, Reader, State
 from agro.logs.unknown_columns import (
     ASIDE,
     COSTS,
@@ -312,7 +312,7 @@ def _tried(path: Path, options: Options) -> _Trial | None:
         lines = list(islice(lines_of(path, format), ROWS))
         reader = Reader(options, {})
         reader.begin(LogFile(str(path), "", None if format is None else format.name), State())
-        found: Found = reader.read(RecordBlock(lines))
+        found: BlockResult = reader.read(RecordBlock(lines))
     except Refused:
         return None
     if found.parts in found.without_column.values():

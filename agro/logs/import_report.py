@@ -26,7 +26,34 @@ class Refusal:
 
 
 @dataclass
-class ImportReport:
+class Counts:
+    """What readers count, each of some of the records."""
+
+    left_out: dict[str, int] = field(default_factory=dict)  # records by the rule of their format
+    without_column: dict[str, int] = field(default_factory=dict)  # records, by the field of --map
+    columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
+    dropped: dict[str, int] = field(default_factory=dict)  # records that had the field
+    redacted: dict[str, int] = field(default_factory=dict)  # by kind
+    unknown_ends: dict[str, int] = field(default_factory=dict)  # samples, by what is said of their end
+    cut: int = 0  # samples whose record says so
+    tokens_dropped: int = 0  # samples without their tokens, since their text was changed
+
+    def count(self, other: Counts) -> None:
+        """Add those of records that follow."""
+        for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
+            add(getattr(self, name), getattr(other, name))
+        self.columns_left = list(dict.fromkeys(self.columns_left + other.columns_left))
+        self.cut += other.cut
+        self.tokens_dropped += other.tokens_dropped
+
+
+def add(counts: dict[str, int], others: Mapping[str, int]) -> None:
+    for name, count in others.items():
+        counts[name] = counts.get(name, 0) + count
+
+
+@dataclass
+class ImportReport(Counts):
     """samples, groups, scored, pairs and ties count what is new in the store."""
 
     samples: int = 0
@@ -40,19 +67,11 @@ class ImportReport:
     replaced: int = 0  # samples of an earlier import that were erased for this one
     before: dict[str, int] = field(default_factory=dict)  # samples of other files of the same names
     forgotten: int = 0  # samples that were deleted by `agro forget`
-    dropped: dict[str, int] = field(default_factory=dict)  # records that had the field
-    redacted: dict[str, int] = field(default_factory=dict)  # by kind
-    cut: int = 0  # samples whose record says so
-    unknown_ends: dict[str, int] = field(default_factory=dict)  # samples, by what is said of their end
-    tokens_dropped: int = 0  # samples without their tokens, since their text was changed
     recognized: str = ""
     lower_is_better: bool = False
     encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't in UTF-8
     unused: list[str] = field(default_factory=list)  # where no sample has a reward: columns of numbers
     normalized: str = ""  # which rewards were, by --group-by or --center-by
-    left_out: dict[str, int] = field(default_factory=dict)  # records by the rule of their format
-    without_column: dict[str, int] = field(default_factory=dict)  # records, by the field of --map
-    columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
     refused: list[Refusal] = field(default_factory=list)  # the first `LISTED` of them
     refused_count: int = 0
     refused_file: str = ""  # where all are written, one JSON object a line, if they are more than `LISTED`

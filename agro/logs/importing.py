@@ -17,7 +17,7 @@ from agro.logs.import_report import SHOWN, ImportReport, Options, Reading, Refus
 from agro.logs.labels import scale_of
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import normalize
-from agro.logs.reading import Entry, Found, LogFile, Reader, Readers
+from agro.logs.reading import Entry, LogFile, Reader, Readers
 from agro.rollout.prompts import load_prompts
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair
@@ -61,7 +61,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     # Other processes read, but where it takes one that has seen all records before, or few.
     workers = options.get("workers", 1)
     others = 0 if workers == 1 or join is not None or limit is not None else workers
-    total, current = Found(), LogFile("", "", None)
+    kinds, parts, current = set[str](), 0, LogFile("", "", None)
     with (
         _uncollected(),
         store.transaction() if is_whole else nullcontext(),
@@ -74,22 +74,17 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             refused = found.refused + writer.write(found.entries, block.numbers)
             for _, refusal in sorted(refused, key=lambda each: each[0]):
                 report.refuse(refusal)
-            total.count(found)
+            report.count(found)
+            kinds |= found.kinds
+            parts += found.parts
             del block, found
             gc.collect(0)
         writer.finish([digest for _, digest in files])
-        # Set what the records of all files were recognized as and counted by.
-        mapped = bool(options.get("mapping"))
-        kinds = " and ".join(f"{kind} records" for kind in sorted(total.kinds))
-        report.recognized = kinds + (", mapped" if mapped else "")
-        report.left_out, report.without_column = total.left_out, total.without_column
-        report.columns_left = list(total.columns_left)
-        report.dropped, report.redacted = total.dropped, total.redacted
-        report.tokens_dropped = total.tokens_dropped
-        report.cut, report.unknown_ends = total.cut, total.unknown_ends
+        report.recognized = " and ".join(f"{kind} records" for kind in sorted(kinds))
+        report.recognized += ", mapped" if options.get("mapping") else ""
         report.unused = _unused(report, paths, options.get("mapping") or {})
         if limit is None:
-            _check_used(options, total, has_words=readers.has_words)
+            _check_used(options, report, parts, has_words=readers.has_words)
         _check_taken(report, paths, strict=strict)
         if relative_to and limit is None:
             digests = [digest for _, digest in files]
@@ -149,15 +144,15 @@ def _unused(report: ImportReport, paths: Sequence[str | Path], mapping: Mapping[
     return [name for name in names if name not in mapping.values()]
 
 
-def _check_used(options: Options, total: Found, *, has_words: bool) -> None:
+def _check_used(options: Options, report: ImportReport, parts: int, *, has_words: bool) -> None:
     """Raise `Refused` where no record has a mapped column, or a reward that is a word of --reward-map."""
     mapping, word_rewards = options.get("mapping") or {}, options.get("reward_map")
-    for name, count in total.without_column.items():
-        if count == total.parts:
+    for name, count in report.without_column.items():
+        if count == parts:
             raise Refused(
                 f"--map {name}={mapping[name]}: no record has this column; correct it, or leave {name} out"
             )
-    if word_rewards and total.parts and not has_words:
+    if word_rewards and parts and not has_words:
         raise Refused(
             f"--reward-map: no record has a reward that is {' or '.join(word_rewards)}; name its column "
             "with --map reward=COLUMN, or leave --reward-map out"

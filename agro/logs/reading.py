@@ -34,7 +34,7 @@ from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.io.record_files import Block
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
-from agro.logs.import_report import Options, Refusal
+from agro.logs.import_report import Counts, Options, Refusal, add
 from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
@@ -96,39 +96,16 @@ class State:
 
 
 @dataclass
-class Found:
+class BlockResult(Counts):
     """What came of records: entries, and counts for the report."""
 
     entries: list[Entry] = field(default_factory=list)
     refused: list[tuple[int, Refusal]] = field(default_factory=list)  # with the number of the record
-    left_out: dict[str, int] = field(default_factory=dict)
-    without_column: dict[str, int] = field(default_factory=dict)
-    columns_left: dict[str, None] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    redacted: dict[str, int] = field(default_factory=dict)
-    unknown_ends: dict[str, int] = field(default_factory=dict)  # by what is said
-    cut: int = 0
-    tokens_dropped: int = 0
     parts: int = 0
     kinds: set[str] = field(default_factory=set)
 
     def refuse(self, line: Line, reason: str) -> None:
         self.refused.append((line.number, Refusal(line.where, reason)))
-
-    def count(self, other: Found) -> None:
-        """Add the counts of records that follow; not their entries and refusals."""
-        for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
-            _add(getattr(self, name), getattr(other, name))
-        self.columns_left |= other.columns_left
-        self.tokens_dropped += other.tokens_dropped
-        self.parts += other.parts
-        self.cut += other.cut
-        self.kinds |= other.kinds
-
-
-def _add(counts: dict[str, int], others: Mapping[str, int]) -> None:
-    for name, count in others.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 class Reader:
@@ -143,7 +120,7 @@ class Reader:
         self._privacy = Privacy(
             options.get("drop") or (), options.get("redact", False), options.get("redact_patterns") or ()
         )
-        self._found = Found()
+        self._found = BlockResult()
         self._file: LogFile | None = None
         self._file_format: Format | None = None
         self._context = self._text_context = Context(Path())
@@ -173,9 +150,9 @@ class Reader:
         source = self._options.get("source")
         self._source = default if source is None else source
 
-    def read(self, block: Block) -> Found:
+    def read(self, block: Block) -> BlockResult:
         """The entries of the next records of the file, and which of them are refused."""
-        self._found = found = Found()
+        self._found = found = BlockResult()
         for line in block.lines():
             try:
                 parts = self._parts(line)
@@ -187,10 +164,10 @@ class Reader:
         found.dropped, found.redacted, found.tokens_dropped = self._privacy.take_counts()
         return found
 
-    def _read_part(self, part: Part, line: Line, found: Found) -> None:
+    def _read_part(self, part: Part, line: Line, found: BlockResult) -> None:
         found.parts += 1
         for name in part.missing:
-            _add(found.without_column, {name: 1})
+            add(found.without_column, {name: 1})
         try:
             if part.problem:
                 raise Refused(part.problem)
@@ -209,7 +186,7 @@ class Reader:
                 )
             found.entries += new
         except SkipRecord as rule:
-            _add(found.left_out, {str(rule): 1})
+            add(found.left_out, {str(rule): 1})
         except RECORD_ERRORS as error:
             column = part.columns.get("response") or part.columns.get("chosen")
             reason = reason_of(error)
@@ -222,7 +199,8 @@ class Reader:
         if not self._mapping:
             return (Part(line.value),)
         for name in unmapped(line.value, self._mapping):
-            self._found.columns_left.setdefault(name)
+            if name not in self._found.columns_left:
+                self._found.columns_left.append(name)
         return expand(line.value, self._mapping)
 
     def _format(self, part: Part) -> Format:
@@ -294,7 +272,7 @@ class Reader:
             is_json=line.is_json,
         )
         if (said := settle(sample.meta)) is not None:
-            _add(self._found.unknown_ends, {f"{said!r:.40}": 1})
+            add(self._found.unknown_ends, {f"{said!r:.40}": 1})
         self._found.cut += sample.end == "cut"
         return sample
 
@@ -392,7 +370,7 @@ class Readers:
         for child in [*self._starting, *self._ready]:
             child.end()
 
-    def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, Found]]:
+    def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, BlockResult]]:
         """What came of each block. Where `blocks` raises an error, that follows what came of those before."""
         asked: deque[_Asked] = deque()
         error: Exception | None = None
@@ -426,7 +404,7 @@ class Readers:
         child.channel.send(pickle.dumps((file, state, block)))
         return _Asked(file, block, state, child)
 
-    def _answer(self, asked: _Asked) -> tuple[LogFile, Block, Found]:
+    def _answer(self, asked: _Asked) -> tuple[LogFile, Block, BlockResult]:
         current = self._state_for(asked.file)
         reply = self._receive(asked.child) if asked.child is not None else b""
         found, state = pickle.loads(reply) if reply else (None, current)

@@ -176,15 +176,12 @@ class _Documents:
             self.values.setdefault(metric, {}).setdefault(scored.id, []).append(value)
 
     def result(self, name: str, task: str, unreadable: Sequence[str]) -> Result:
-        means = {
-            metric: _means({key: of_metric.get(key, ()) for key in self.documents})
-            for metric, of_metric in self.values.items()
-        }
-        scores, unscored = ({metric: both[i] for metric, both in means.items()} for i in (0, 1))
+        scores: dict[str, Rewards] = {}
+        unscored: dict[str, Mapping[str, float]] = {}
+        for metric, values in self.values.items():
+            scores[metric], unscored[metric] = _means({key: values.get(key, ()) for key in self.documents})
         found = Result.of_prompts(name, {}, self.documents, task=task, prompted=self.prompted)
-        return Result(
-            **{**vars(found), "scores": scores, "unscored": unscored, "unreadable": tuple(unreadable)}
-        )
+        return replace(found, scores=scores, unscored=unscored, unreadable=tuple(unreadable))
 
 
 def _means(values: Mapping[str, Iterable[float | None]]) -> tuple[dict[str, float | None], dict[str, float]]:
@@ -224,7 +221,7 @@ def results_at(path: Path) -> list[Result]:
         report = import_files(store, [path])
         found = Result.of_store(str(path), store)
     refused = tuple(f"{each.where}: {each.reason}" for each in report.refused)
-    return [Result(**{**vars(found), "unreadable": refused})]
+    return [replace(found, unreadable=refused)]
 
 
 def is_run(path: Path) -> bool:

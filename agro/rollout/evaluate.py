@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.io.numbers import none_if_nan
 from agro.rewards import Reward, maker_of
 from agro.types import Prompt, Sample
 
@@ -79,7 +80,7 @@ def _lowest(k: int, n: int) -> float:
 def bootstrap(values: NDArray[np.float64]) -> Interval:
     """Studentized bootstrap: quantiles of `studentized` times the values' standard error. Unlike the plain
     percentiles it isn't too short for skewed values."""
-    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
+    mean, error = float(values.mean()), standard_error(values)
     if error == 0:
         return mean, mean
     low, high = np.quantile(studentized(values), (0.025, 0.975))
@@ -142,7 +143,7 @@ class Heldout:
     @property
     def se(self) -> float:
         """Standard error of `mean` over prompts."""
-        return _standard_error(self._by_prompt())
+        return standard_error(self._by_prompt())
 
     @property
     def unscored(self) -> int:
@@ -249,32 +250,29 @@ class Heldout:
                 {
                     "prompt_id": members[0].prompt_id,
                     "prompt": members[0].prompt,
-                    "rewards": [_or_none(reward) for reward in rewards],
+                    "rewards": [none_if_nan(reward) for reward in rewards],
                     "responses": [sample.response for sample in members],
-                    "lengths": [_or_none(length) for length in lengths],
+                    "lengths": [none_if_nan(length) for length in lengths],
                     "truncated": [bool(is_cut) for is_cut in truncated],
                 }
             )
         return records
 
 
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _standard_error(values: NDArray[np.float64]) -> float:
+def standard_error(values: NDArray[np.float64]) -> float:
+    """Of the mean of independent values; NaN of fewer than two."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 def described(values: NDArray[np.float64]) -> dict[str, float | None]:
     """Mean, standard error and 95 % interval over prompts; None where unknown: equal values have no error."""
     low, high = interval(values)
-    row = {"value": _mean(values), "se": _standard_error(values) or math.nan, "low": low, "high": high}
-    return {name: _or_none(x) for name, x in row.items()}
+    row = {"value": _mean(values), "se": standard_error(values) or math.nan, "low": low, "high": high}
+    return {name: none_if_nan(x) for name, x in row.items()}
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:

@@ -30,6 +30,7 @@ from agro.objectives import Objective
 from agro.objectives.methods.consistency import regularized_reward
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
+from agro.rollout.evaluate import standard_error
 from agro.train.collate import staleness, total_reward
 from agro.train.feed import Valid, one_each
 from agro.train.phases import Phase
@@ -244,13 +245,6 @@ def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> d
     if unequal(Groups.of(batch)).any():
         means |= summary("eval_regret", regret)
     return means
-
-
-def standard_error(x: NDArray[np.float64]) -> float:
-    """Of the mean of independent values; NaN for a single one."""
-    if len(x) < 2:
-        return math.nan
-    return float(x.std(ddof=1) / math.sqrt(len(x)))
 
 
 def spreads(step: Step, entry: Objective, options: Mapping[str, Any]) -> tuple[float, float] | None:

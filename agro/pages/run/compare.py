@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from agro.config import deciding
 from agro.errors import Refused
 from agro.io.nearest import nearest
-from agro.io.numbers import fixed
+from agro.io.numbers import fixed, none_if_nan
 from agro.io.terminal import csv_cell
 from agro.logs.results import Result
 from agro.pages.run.figures import (
@@ -47,7 +47,7 @@ from agro.pages.run.figures import (
 )
 from agro.pages.run.paired_results import PairedSets
 from agro.pages.run.render import render
-from agro.rollout.evaluate import t_quantile
+from agro.rollout.evaluate import standard_error, t_quantile
 from agro.runs.metrics import METRICS
 from agro.runs.rundata import RunData, Values, load_run, reward_of, to_array
 
@@ -70,9 +70,8 @@ class Interval:
 
     @classmethod
     def of(cls, values: Values) -> Interval:
-        n, mean, half = len(values), float(values.mean()), math.nan
-        if n > 1:
-            half = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
+        mean = float(values.mean())
+        half = t_quantile(len(values) - 1) * standard_error(values) if len(values) > 1 else math.nan
         return cls(mean, mean - half, mean + half, tuple(map(float, values)))
 
     @property
@@ -470,10 +469,10 @@ def to_json(comparison: RunComparison, paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _line_json(comparison: RunComparison, line: Curve) -> dict[str, Any]:
-    runs = []
-    for run, final, se in zip(line.runs, line.finals, line.se, strict=True):
-        seed = run.config.train.seed
-        runs.append({"run": str(run.folder), "seed": seed, "final": float(final), "se": _or_none(se)})
+    runs = [
+        {"run": str(run.folder), "seed": run.config.train.seed, "final": final, "se": none_if_nan(se)}
+        for run, final, se in zip(line.runs, line.finals.tolist(), line.se.tolist(), strict=True)
+    ]
     return {
         "label": line.label,
         "seeds": line.seeds,
@@ -487,11 +486,7 @@ def _line_json(comparison: RunComparison, line: Curve) -> dict[str, Any]:
 def _interval_json(x: Interval | None) -> dict[str, Any] | None:
     if x is None:
         return None
-    return {"mean": x.mean, "low": _or_none(x.low), "high": _or_none(x.high), "seeds": x.n}
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    return {"mean": x.mean, "low": none_if_nan(x.low), "high": none_if_nan(x.high), "seeds": x.n}
 
 
 def page(comparison: RunComparison) -> str:

@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from agro.io.numbers import percent, percent_tick, power_tick, short, tick
@@ -458,23 +458,48 @@ def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -
     values = np.unique(np.concatenate([begin, end]))
     parts = ((begin, MUTED), (end, FIRST))
     if len(values) <= SINGLE and not integer:
-        for side, (part, color) in enumerate(parts):
-            heights = [(part == v).mean() for v in values]
-            axes.bar(np.arange(len(values)) + (side - 0.5) * 0.38, heights, 0.36, color=color)
-        axes.set_xticks(range(len(values)), [f"{v:.4g}" for v in values])
-        axes.set_xlim(-0.6, max(len(values), 2) - 0.4)
+        names = [f"{v:.4g}" for v in values]
+        draw_bars(axes, names, [([(part == v).mean() for v in values], color) for part, color in parts])
     else:
         edges = bin_edges(values, integer)
-        for part, color in parts:
-            share = np.histogram(part, edges)[0] / len(part)
-            axes.stairs(share, edges, fill=True, color=color, alpha=0.22)
-            axes.stairs(share, edges, color=color, linewidth=1.3)
-        axes.set_xlim(edges[0], edges[-1])
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
-        axes.xaxis.set_major_formatter(FuncFormatter(tick))
-    axes.set_ylim(bottom=0)
+        shares = [(np.histogram(part, edges)[0] / len(part), color) for part, color in parts]
+        draw_bins(axes, edges, shares, integer=integer)
     name_axes(axes, unit, SHARE)
     return figure
+
+
+def draw_bars(axes: Any, names: Sequence[str], parts: Sequence[tuple[Any, str]]) -> None:
+    """Bars side by side at each name: of each part its height there, and its color."""
+    width = 0.8 / len(parts)
+    for i, (heights, color) in enumerate(parts):
+        positions = np.arange(len(names)) + (i - (len(parts) - 1) / 2) * width
+        axes.bar(positions, heights, 0.95 * width, color=color)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.6, max(len(names), 2) - 0.4)
+    axes.set_ylim(bottom=0)
+
+
+def draw_bins(
+    axes: Any,
+    edges: Values,
+    parts: Sequence[tuple[Values, str]],
+    *,
+    log: bool = False,
+    integer: bool = False,
+) -> None:
+    """Filled outlines: of each part its height between two edges, and its color."""
+    for heights, color in parts:
+        axes.stairs(heights, edges, fill=True, color=color, alpha=0.22)
+        axes.stairs(heights, edges, color=color, linewidth=1.3)
+    axes.set_xlim(edges[0], edges[-1])
+    if log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick))
+    axes.set_ylim(bottom=0)
 
 
 def bin_edges(values: Values, integer: bool) -> Values:

@@ -18,7 +18,7 @@ from agro.io.terminal import plain
 from agro.pages.local_server import LocalHandler, LocalServer
 from agro.pages.run.held_out_samples import LONGEST
 from agro.pages.run.page import page, prompt_text, summarize
-from agro.pages.run.render import render, with_script
+from agro.pages.run.render import render, script, with_script
 from agro.place.status import TITLES, RunStatus
 from agro.runs.folder import STAGE
 from agro.runs.rundata import load_run
@@ -139,28 +139,6 @@ def _find(store: Store, query: SampleQuery) -> tuple[list[Sample], int | None]:
 
 
 REST = 10.0  # a new page waits this many times as long as the last one took, so that training isn't slowed
-# Replaces the contents where the page has changed; what was chosen, opened and scrolled to stays.
-SCRIPT = """
-let seen = null;
-const kept = () => [[...document.querySelectorAll('input:checked')].map(e => e.id),
-                    [...document.querySelectorAll('details')].map(e => e.open)];
-const look = async () => {
-  try {
-    const answer = await fetch('/', {headers: seen ? {'If-None-Match': seen} : {}, cache: 'no-store'});
-    if (answer.status === 200) {
-      const next = new DOMParser().parseFromString(await answer.text(), 'text/html');
-      const [chosen, opened] = kept();
-      document.body.replaceChildren(...next.body.children);
-      chosen.forEach(id => { const e = document.getElementById(id); if (e) e.checked = true; });
-      document.querySelectorAll('details').forEach((e, i) => { e.open = !!opened[i]; });
-      document.dispatchEvent(new Event('replaced'));
-      seen = answer.headers.get('ETag');
-    }
-  } catch (error) { /* the server has ended: the page stays as it is */ }
-  setTimeout(look, 2000);
-};
-look();
-"""
 
 
 @dataclass
@@ -222,7 +200,7 @@ class LivePage:
             shown = {"titles": list(TITLES), "rows": status.rows(), "sentence": status.sentence()}
             text = text.replace("<main>", f"<main>\n{render('processes.html', **shown)}", 1)
         text = text.replace("<main>", '<main>\n<p><a href="/samples">All samples of the run</a></p>', 1)
-        return with_script(text.replace("style-src ", "connect-src 'self'; style-src ", 1), SCRIPT)
+        return with_script(text.replace("style-src ", "connect-src 'self'; style-src ", 1), script("live.js"))
 
 
 class PageServer(LocalServer):

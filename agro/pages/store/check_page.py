@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from agro.errors import Refused
 from agro.io.files import write
-from agro.io.numbers import count, fixed, percent, short, tick, with_error
-from agro.pages.run.figures import COLORS, FIRST, SHARE, css, is_beside, name_axes, share_axes, svg
+from agro.io.numbers import count, fixed, percent
+from agro.pages.run.figures import (
+    COLORS,
+    FIRST,
+    SHARE,
+    css,
+    draw_bars,
+    draw_bins,
+    is_beside,
+    name_axes,
+    share_axes,
+    svg,
+)
 from agro.pages.run.page import present
 from agro.pages.run.render import Fact, Panel, render
-from agro.pages.store.check_report import Report
+from agro.pages.store.check_report import Report, model_lines, own_reward_lines, survey_lines
 from agro.pages.store.check_survey import BINS, Spread
 
 ROWS = 12  # sources in the table
@@ -36,38 +46,19 @@ def write_page(report: Report, folder: Path) -> Path:
 
 def page(report: Report) -> str:
     """The page as text."""
+    of_model = [*model_lines(report), *own_reward_lines(report)]
     return render(
         "check.html",
         report=report,
-        facts=list(_facts(report)),
+        facts=[Fact(name, value) for name, value in survey_lines(report)],
         groups=present(_groups(report)),
         sources=[_row(report, name) for name in report.sources[:ROWS]],
         more=max(0, len(report.sources) - ROWS),
         texts=present(_texts(report)),
-        model_facts=list(_model_facts(report)),
+        model_facts=[Fact(name.strip(), value) for name, value in of_model],
         model=list(_model(report)),
         json=json.dumps(report.to_json(), ensure_ascii=False, indent=1),
     )
-
-
-def _facts(report: Report) -> Iterator[Fact]:
-    counts, survey = report.counts, report.survey
-    yield Fact("responses", count(survey.responses), f"in {count(counts.groups)} groups, one a prompt")
-    yield Fact("groups of one", count(survey.sizes[1]), bad=survey.sizes[1] > survey.groups / 2)
-    if survey.scored_groups:
-        share = survey.equal / survey.scored_groups
-        yield Fact("groups of equal rewards", count(survey.equal), percent(share), bad=share > 0.5)
-    yield Fact("groups with several sources", count(survey.mixed))
-    ties = f"and {count(counts.ties)} ties" if counts.ties else ""
-    yield Fact("judged pairs", count(counts.pairs), ties)
-    yield Fact("without a reward", count(counts.unscored + counts.failed), f"{count(counts.failed)} failed")
-    for name, part in (("tokens", counts.with_tokens), ("log-probs", counts.with_behavior)):
-        yield Fact(f"{name} known", _share(part, counts.samples))
-    yield Fact("version known", _share(survey.total("with_version"), counts.samples), "sampled by agro")
-
-
-def _share(part: int, total: int) -> str:
-    return percent(part / total) if total else "–"
 
 
 def _row(report: Report, name: str) -> dict[str, Any]:
@@ -79,7 +70,7 @@ def _row(report: Report, name: str) -> dict[str, Any]:
         "rewards": source.rewards,
         "length": source.lengths.mean,
         "truncated": percent(source.truncated / source.ended) if source.ended else None,
-        "behavior": _share(source.with_behavior, source.rows),
+        "behavior": percent(source.with_behavior / source.rows),
         "license": report.licenses.get(name),
     }
 
@@ -146,37 +137,6 @@ def _panel(title: str, text: str, series: dict[str, Spread], unit: str, *, log: 
     return Panel(title, text, spreads(series, unit, title, log=log), key(series))
 
 
-def _model_facts(report: Report) -> Iterator[Fact]:
-    if report.measured is None:
-        return
-    values = report.measured.to_json()
-    of = f"{count(values['measured_groups'])} of {count(report.measured.total)} prompts"
-    for reason, number in values["invalid"].items():
-        yield Fact("left out", count(number), f"responses: {reason}")
-    for kind, how in (values["template"] or {}).items():
-        yield Fact(f"the chat template shows {kind}", how, "")
-    yield Fact("log π of a token", short(values["logp_per_token"]), f"nats, {of}")
-    if report.measured.against_reference:
-        yield Fact("log π_ref of a token", short(values["ref_logp_per_token"]), "nats")
-    auc = None if values["auc"] is None else with_error(values["auc"], values["auc_se"], 2)
-    yield Fact(
-        f"ranking (AUC of {values['auc_of']})", auc, f"{count(values['auc_groups'])} groups; 0.5 is chance"
-    )
-    coverage = short(values["policy_coverage"])
-    yield Fact("coverage of π", coverage, "its probability on the stored responses to a prompt")
-    ess = None if values["ess"] is None else percent(values["ess"], 1)
-    yield Fact("effective sample size", ess, "of the responses with log-probs, weighted by π/μ")
-    beta = values["beta"]
-    if beta["groups"]:
-        yield Fact(
-            "balanced β", f"{beta['low']:.2g} to {beta['high']:.2g}", f"with {beta['of']}, middle half"
-        )
-    if values["ranked_pairs"]:
-        yield Fact(
-            "pairs ranked right", fixed(values["ranked_share"], 2), f"of {count(values['ranked_pairs'])}"
-        )
-
-
 def _model(report: Report) -> Iterator[Panel]:
     measured = report.measured
     if measured is None or not measured.groups:
@@ -205,18 +165,14 @@ Key = tuple[tuple[str, str], ...]
 
 def sizes(groups: Mapping[int, int]) -> Markup:
     """The share of groups by their number of responses."""
-    total = sum(groups.values())
     figure, axes = share_axes(below=1)
-    if len(groups) <= MOST_BARS:
-        names = sorted(groups)
-        axes.bar(range(len(names)), [groups[n] / total for n in names], 0.7, color=FIRST)
-        axes.set_xticks(range(len(names)), [str(n) for n in names])
-        axes.set_xlim(-0.8, max(len(names), 2) - 0.2)
+    numbers = sorted(groups)
+    shares = np.array([groups[n] for n in numbers]) / sum(groups.values())
+    if len(numbers) <= MOST_BARS:
+        draw_bars(axes, list(map(str, numbers)), [(shares, FIRST)])
     else:
-        values, weights = np.array(sorted(groups)), np.array([groups[n] / total for n in sorted(groups)])
-        edges = np.linspace(values[0] - 0.5, values[-1] + 0.5, BINS + 1)
-        axes.stairs(np.histogram(values, edges, weights=weights)[0], edges, fill=True, color=FIRST, alpha=0.6)
-    axes.set_ylim(bottom=0)
+        edges = np.linspace(numbers[0] - 0.5, numbers[-1] + 0.5, BINS + 1)
+        draw_bins(axes, edges, [(np.histogram(numbers, edges, weights=shares)[0], FIRST)])
     name_axes(axes, "responses in a group", "share of groups")
     return svg(figure, "group sizes")
 
@@ -224,13 +180,16 @@ def sizes(groups: Mapping[int, int]) -> Markup:
 def spreads(series: Mapping[str, Spread], unit: str, title: str, *, log: bool = False) -> Markup:
     """Shares of each of the series, which have the same edges; bars where all have few distinct values."""
     figure, axes = share_axes(below=int(not is_beside(unit)))
-    shown = list(series.values())[:MOST]
-    values = sorted({value for spread in shown for value in spread.values})
-    if values and len(values) <= 2 * MOST and all(spread.values for spread in shown):
-        _bars(axes, shown, values)
+    shown = list(zip(series.values(), COLORS[:MOST]))
+    values = sorted({value for spread, _ in shown for value in spread.values})
+    if values and len(values) <= 2 * MOST and all(spread.values for spread, _ in shown):
+        bars = [([spread.values[v] / spread.count for v in values], color) for spread, color in shown]
+        draw_bars(axes, [f"{value:.4g}" for value in values], bars)
     else:
-        _stairs(axes, shown, log=log)
-    axes.set_ylim(bottom=0)
+        used = np.flatnonzero(np.sum([spread.bins for spread, _ in shown], axis=0))
+        begin, end = used[0], used[-1] + 1
+        bins = [(np.array(spread.bins[begin:end]) / max(spread.count, 1), color) for spread, color in shown]
+        draw_bins(axes, np.array(shown[0][0].edges[begin : end + 1], np.float64), bins, log=log)
     name_axes(axes, unit, SHARE)
     return svg(figure, title)
 
@@ -238,10 +197,8 @@ def spreads(series: Mapping[str, Spread], unit: str, title: str, *, log: bool = 
 def group_shares(spread: Spread, unit: str) -> Markup:
     """Shares of groups by a number from 0 to 1."""
     figure, axes = share_axes()
-    _fill(axes, np.array(spread.bins) / spread.count, np.array(spread.edges), FIRST)
+    draw_bins(axes, np.array(spread.edges), [(np.array(spread.bins) / spread.count, FIRST)])
     axes.set_xlim(0, 1)
-    axes.set_ylim(bottom=0)
-    _scale(axes, log=False)
     name_axes(axes, unit, "share of groups")
     return svg(figure, unit)
 
@@ -263,49 +220,10 @@ def densities(series: Mapping[str, Any], unit: str, title: str, *, log: bool = F
     else:
         edges = np.histogram_bin_edges(every, BINS)
     figure, axes = share_axes(below=int(not is_beside(unit)))
-    for color, values in zip(COLORS, finite.values(), strict=False):
-        _fill(axes, np.histogram(values, edges)[0] / max(len(values), 1), edges, color)
-    axes.set_xlim(edges[0], edges[-1])
-    _scale(axes, log=log)
-    axes.set_ylim(bottom=0)
+    bins = [np.histogram(values, edges)[0] / max(len(values), 1) for values in finite.values()]
+    draw_bins(axes, edges, list(zip(bins, COLORS)), log=log)
     name_axes(axes, unit, "share")
     return svg(figure, title)
-
-
-def _bars(axes: Any, shown: Sequence[Spread], values: Sequence[float]) -> None:
-    width = 0.8 / len(shown)
-    for i, (spread, color) in enumerate(zip(shown, COLORS, strict=False)):
-        heights = [spread.values[value] / spread.count for value in values]
-        positions = np.arange(len(values)) + (i - (len(shown) - 1) / 2) * width
-        axes.bar(positions, heights, 0.95 * width, color=color)
-    axes.set_xticks(range(len(values)), [f"{value:.4g}" for value in values])
-    axes.set_xlim(-0.6, max(len(values), 2) - 0.4)
-
-
-def _stairs(axes: Any, shown: Sequence[Spread], *, log: bool) -> None:
-    edges = np.array(shown[0].edges, np.float64)
-    bins = np.array([spread.bins for spread in shown], np.float64)
-    used = np.flatnonzero(bins.sum(0))
-    start, end = used[0], used[-1] + 1
-    for spread, counts, color in zip(shown, bins, COLORS, strict=False):
-        _fill(axes, counts[start:end] / max(spread.count, 1), edges[start : end + 1], color)
-    axes.set_xlim(edges[start], edges[end])
-    _scale(axes, log=log)
-
-
-def _fill(axes: Any, share: Any, edges: Any, color: str) -> None:
-    axes.stairs(share, edges, fill=True, color=color, alpha=0.22)
-    axes.stairs(share, edges, color=color, linewidth=1.3)
-
-
-def _scale(axes: Any, *, log: bool) -> None:
-    if log:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_locator(NullLocator())
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(tick))
 
 
 def names(series: Mapping[str, Any]) -> Key:

@@ -113,7 +113,7 @@ class Report:
 
     def __str__(self) -> str:
         """A summary of some lines, then the verdicts, without what can train on it."""
-        lines = [*_survey_lines(self), *_source_lines(self), *_model_lines(self), *_own_reward_lines(self)]
+        lines = [*survey_lines(self), *_source_lines(self), *model_lines(self), *own_reward_lines(self)]
         width = max(len(name) for name, _ in lines)
         text = [f"{name:<{width}}  {value}" for name, value in lines]
         text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
@@ -458,7 +458,8 @@ def check_store(
     )
 
 
-def _survey_lines(report: Report) -> Iterator[tuple[str, str]]:
+def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
+    """What is known of the store: names and values, for terminal and page."""
     counts, survey = report.counts, report.survey
     yield "samples", f"{count(counts.samples)} of {count(counts.groups)} prompts"
     yield "groups", _sizes(survey)
@@ -508,7 +509,8 @@ def _source_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "  …", f"and {count(len(report.sources) - SHOWN)} more sources"
 
 
-def _model_lines(report: Report) -> Iterator[tuple[str, str]]:
+def model_lines(report: Report) -> Iterator[tuple[str, str]]:
+    """What a model says of it."""
     if report.measured is None:
         return
     values = report.measured.to_json()
@@ -532,7 +534,7 @@ def _model_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "ESS", f"{percent(values['ess'], 1)} of {count(values['ess_responses'])} responses"
 
 
-def _own_reward_lines(report: Report) -> Iterator[tuple[str, str]]:
+def own_reward_lines(report: Report) -> Iterator[tuple[str, str]]:
     own = report.own_reward
     if own is not None:
         means = (

@@ -22,7 +22,7 @@ from agro.models.policy import Policy
 from agro.objectives.needs import PAIRS
 from agro.objectives.reduce import Groups, Pairs
 from agro.rewards import Reward
-from agro.rollout.evaluate import heldout
+from agro.rollout.evaluate import heldout, standard_error
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.store import DrawnGroups, Store
 from agro.store.draw_rules import noise
@@ -313,7 +313,7 @@ def own_reward(store: Store, policy: Policy, reward: Reward, config: RunConfig) 
     log = np.array([logged[i].mean() for i in known])
     own = np.array([_known(result.rewards[i]).mean() for i in known])
     every = np.concatenate([np.concatenate([logged[i], _known(result.rewards[i])]) for i in known])
-    errors = [_error(values) for values in (log, own, log - own)]
+    errors = [standard_error(values) for values in (log, own, log - own)]
     return OwnReward(
         float(log.mean()), errors[0], float(own.mean()), errors[1], errors[2], float(every.std()), len(known)
     )
@@ -343,8 +343,3 @@ def _scores(store: Store, prompt: Prompt, scorer: EpisodeReward, *, keep: bool) 
 
 def _known(values: Values) -> Values:
     return values[~np.isnan(values)]
-
-
-def _error(values: Values) -> float:
-    """The standard error of a mean; NaN of fewer than two values."""
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan

@@ -21,7 +21,7 @@ from agro.objectives.reduce import Groups
 from agro.rewards import Reward
 from agro.rewards.shaping import shares
 from agro.rollout import Activity, Rollout
-from agro.rollout.evaluate import Heldout, heldout
+from agro.rollout.evaluate import Heldout, heldout, standard_error
 from agro.rollout.off_policy import compare_on_log
 from agro.rollout.paired import compare
 from agro.runs.metrics import GAIN, LOGGED
@@ -248,7 +248,7 @@ class HeldOutPrompts(Monitor):
         batch = batch.to(logp.device).replace(ref_logp=ref_logp)
         metrics["eval_kl_ref"] = kl_of(batch, logp)
         kl_M = measure.log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
-        metrics["eval_kl_ref_se"] = measure.standard_error(kl_M)
+        metrics["eval_kl_ref_se"] = standard_error(kl_M)
         beta = self.phase.diagnostic_beta(options)
         if beta:
             metrics |= measure.fresh_metrics(batch, logp, beta, options.get("average", "sum"))
@@ -282,7 +282,7 @@ class MeasuredShift(Monitor):
             self.say("objective.baseline_shift: the log's rewards and the policy's can't be compared: none")
             return None
         gain = float(log.mean() - policy.mean())
-        error = math.hypot(*(x.std(ddof=1) / math.sqrt(len(x)) for x in (log, policy)))
+        error = math.hypot(standard_error(log), standard_error(policy))
         shift = gain if gain > 2 * error else 0.0
         self.say(
             f"objective.baseline_shift = {shift:.3f}, falling to 0 over the phase: the log's mean reward is "
@@ -376,7 +376,7 @@ class RewardParts(Monitor):
         for name, of_prompts in values.items():
             by_prompt = np.array([np.mean(of_prompt) for of_prompt in of_prompts.values()])
             means[name] = float(by_prompt.mean())
-            errors[name] = measure.standard_error(by_prompt) if len(by_prompt) > 1 else None
+            errors[name] = standard_error(by_prompt) if len(by_prompt) > 1 else None
         view.metrics |= {"eval_reward_parts": means, "eval_reward_parts_se": errors}
 
 
