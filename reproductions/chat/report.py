@@ -36,7 +36,6 @@ TRAINED_BY = {
     ("log", "imitation"): "imitation of the right ones (`sft`)",
     ("thumbs", "recipe"): "recipe `feedback`",
     ("thumbs", "imitation"): "imitation of the liked ones (`sft`)",
-    ("thumbs", "filtered"): "negative token filtering",
 }
 Record = dict[str, Any]  # of a run
 

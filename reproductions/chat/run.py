@@ -1,7 +1,8 @@
 """A real chat model learns to answer with one word: from fresh samples, from a log, from thumbs.
 
-    python reproductions/chat/run.py --model DIR [--job log …] [--method recipe] [--rates 1e-3 3e-3 9e-3]
-                                     [--seeds 0 1 2] [--steps 16] [--recorded] [--record] [KEY=VALUE …]
+    python reproductions/chat/run.py [KEY=VALUE …] --model DIR [--job log …] [--method recipe]
+                                     [--rates 1e-3 3e-3] [--seeds 0 1] [--steps 16] [--recorded] [--measured]
+                                     [--record]
 
 DIR is what model.py writes. Each job trains an adapter with its recipe and, with as many updates, the
 simplest alternative; KEY=VALUE changes a setting of either, and the run is kept as one of its own. A run that
@@ -35,8 +36,7 @@ TRAINED, HELD_OUT = 60, 30  # questions of each kind, at most
 LAYERS = range(20, 30)  # of 30: below the lowest layer that is trained there is no backward pass
 PLACES = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
 RATE, STEPS = 3e-3, 16
-METHODS = ("recipe", "imitation", "filtered")
-FILTERED = HERE.parent / "panel" / "single_responses.py"
+METHODS = ("recipe", "imitation")
 
 COMMON: dict[str, Any] = {
     "policy": {
@@ -71,14 +71,6 @@ JOBS: dict[str, dict[str, tuple[str | None, dict[str, Any]]]] = {
     "thumbs": {
         "recipe": ("feedback", {"train": {"groups": 32}}),
         "imitation": (None, {**IMITATION, "train": {"groups": 32}}),
-        "filtered": (
-            None,
-            {
-                "objective": {"name": f"{FILTERED}:NTF", "threshold": 0.5},
-                "data": {"replay": 1.0},
-                "train": {"groups": 32, "gain_ratio": 0.75, "step_kl": 0.005},
-            },
-        ),
     },
 }
 
@@ -214,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/chat"))
     parser.add_argument("--recorded", action="store_true", help="other runs as they were recorded")
+    parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
     parser.add_argument("--record", action="store_true", help="keep the result beside this script")
     args = parser.parse_args(arguments)
     if not (args.model / "config.json").is_file():
@@ -223,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = [
         Row(job, method, rate, args.steps, seed, tuple(args.changes))
         for seed, job, method, rate in product(args.seeds, args.job, args.method, args.rates)
-        if method in JOBS[job]
+        if not args.measured
     ]
     if args.recorded:
         restore(args.out, set(asked))
