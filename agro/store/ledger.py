@@ -155,7 +155,7 @@ class Ledger:
         self._tables.put("commits", [(encode_text(run), c.step, c.digest, c.cursor, files)])
 
 
-WAITING = "count(CASE WHEN (step IS NULL OR step > ?) THEN 1 END)"
+WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
 
 
 class SamplingRequest(NamedTuple):
@@ -181,15 +181,13 @@ class Requests:
         *,
         maximum: int,
         ahead: int,
-        enough: int = 0,
         trained: int = 0,
         dead: Collection[str] = (),
     ) -> list[int]:
         """Up to `maximum` numbers for `collector` to sample: those that it hasn't finished, so that a claim
         can be repeated, those of the `dead` ones among `collectors`, then new ones.
 
-        There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them;
-        more only while fewer than `enough` of them are done, since slow ones may take long.
+        There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them.
         """
         name = encode_text(run)
         with self._database.transaction():
@@ -198,12 +196,10 @@ class Requests:
             unfinished = [claim for claim in claims if claim.collector == collector]
             abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
             reclaimed = (unfinished + abandoned)[:maximum]
-            ready = WAITING.replace("WHEN", "WHEN done = 1 AND")
-            [(newest, waiting, done)] = self._database.run(
-                f"SELECT coalesce(max(number), -1), {WAITING}, {ready} FROM requests WHERE run = ?",
-                [trained, trained, name],
+            [(newest, waiting)] = self._database.run(
+                f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, name]
             )
-            room = max(ahead - waiting, enough - done)
+            room = ahead - waiting
             count = max(0, min(maximum - len(reclaimed), room))
             new = [SamplingRequest(name, newest + 1 + i, collector) for i in range(count)]
             claimed = [claim._replace(collector=collector) for claim in reclaimed] + new
