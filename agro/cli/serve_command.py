@@ -14,7 +14,6 @@ from agro.cli.common import PolicySetting
 from agro.errors import Refused, remember_secret
 
 if TYPE_CHECKING:
-    from agro.door.app import Backend
     from agro.door.records import Keeping
 
 TOKEN = "AGRO_TOKEN"
@@ -102,7 +101,7 @@ def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *,
     return Keeping(store, Privacy(redact=not secrets, patterns=patterns or ()), days)
 
 
-def _run(backend: Backend, listener: Any, host: str) -> None:
+def _run(backend: Any, listener: Any, host: str) -> None:
     from agro.door.app import Application, serve
 
     token = os.environ.get(TOKEN)

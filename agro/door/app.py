@@ -10,11 +10,11 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing, closing, contextmanager
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,22 +55,11 @@ class Feedback(BaseModel):
     correction: str | None = None
 
 
-class Backend(Protocol):
-    """What answers: `serve`'s model, or the server behind `proxy`."""
-
-    def names(self) -> Awaitable[list[str]]: ...
-
-    def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Awaitable[Response]: ...
-
-    def feedback(self, feedback: dict[str, Any]) -> Awaitable[dict[str, Any]]: ...
-
-    def measures(self) -> dict[str, float]: ...
-
-
 class Application:
     """The requests of all clients."""
 
-    def __init__(self, backend: Backend, host: str, token: str) -> None:
+    def __init__(self, backend: Any, host: str, token: str) -> None:
+        """`backend`: what answers, such as `Serving` or `agro.door.proxy.Proxy`."""
         self.backend, self._host, self._token = backend, host, token
         self._answered: Counter[tuple[str, int]] = Counter()
         routes = [Route("/health", self.health), Route("/metrics", self.metrics)]
@@ -173,7 +162,7 @@ class Serving:
 
     def measures(self) -> dict[str, float]:
         batch = self.door.batch
-        counts = {"running": batch.running, "waiting": batch.waiting, "tokens_total": batch.tokens}
+        counts = {"running": batch.running, "waiting": len(batch.waiting), "tokens_total": batch.tokens}
         return counts | self.recorder.measures()
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:

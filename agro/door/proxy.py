@@ -53,12 +53,9 @@ class Proxy:
         self.url, self._key, self._tokens = url.rstrip("/").removesuffix("/v1") + "/v1", key, tokens
         self.memory = Memory()
         self.recorder = Recorder(keeping, self.memory, f"proxy:{address.host}")
-        self.feedback = self.recorder.feedback
+        self.feedback, self.close = self.recorder.feedback, self.recorder.close
         self.unstored = 0  # answers that couldn't be read
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=10))
-
-    def close(self) -> None:
-        self.recorder.close()
 
     def measures(self) -> dict[str, float]:
         return {**self.recorder.measures(), "unstored_total": self.unstored}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
+from inspect_ai.scorer import includes, value_to_float
 from inspect_ai.solver import generate
 
 answer = json.loads(os.environ["AGRO_COLUMNS"])["answer"]
@@ -18,4 +18,4 @@ task = Task([Sample(os.environ["AGRO_PROMPT"], target=answer)], solver=generate(
 result = Path(os.environ["AGRO_RESULT"])
 [log] = eval(task, model="openai/policy", display="none", log_dir=str(result.parent / "inspect"))
 [score] = log.samples[0].scores.values()
-result.write_text(json.dumps({"reward": score.as_float()}))
+result.write_text(json.dumps({"reward": value_to_float()(score.value)}))
