@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INTEGRATIONS := .venv-integrations
 VLLM := .venv-vllm
+CLIENTS := .venv-clients
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test nightly lint types tests tests-check tests-nightly test-integrations test-vllm mutants torture bench \
+.PHONY: help setup demo check test nightly lint types tests tests-check tests-nightly test-integrations test-vllm test-clients mutants torture bench \
   bench-check leaderboard budgets gpu release-check docs pictures clean
 # The workers must collect the same tests, and some names have the order of a set. Tests start some dozen
 # processes, so bytecode is kept whatever the environment says.
@@ -83,6 +84,15 @@ $(VLLM)/installed: examples/vllm_weights/pyproject.toml examples/vllm_weights/ag
 test-vllm: setup $(VLLM)/installed ## tests against vLLM's server on the CPU, in .venv-vllm (3.5 GB; 10 minutes)
 	AGRO_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm_server
 
+$(CLIENTS)/installed:
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet langchain-openai openai-agents mini-swe-agent \
+	  inspect-ai 'lm_eval[api]'
+	@touch $@
+
+test-clients: setup $(CLIENTS)/installed ## LangChain, agents and evaluations against agro serve, in .venv-clients (3 minutes)
+	AGRO_CLIENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest tests/door/test_other_clients.py
+
 mutants: setup ## change the code of objectives, step, sampler and draw in one place at a time: does a test fail?
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[mutation]'
 	$(BIN)/python benchmarks/mutation/run.py
@@ -118,4 +128,4 @@ pictures: setup ## the guide's pictures, from a small run (needs Chromium)
 	$(BIN)/python site/pictures.py
 
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf $(VENV) $(INTEGRATIONS) $(VLLM) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+	rm -rf $(VENV) $(INTEGRATIONS) $(VLLM) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

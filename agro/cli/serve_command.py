@@ -15,7 +15,7 @@ from agro.errors import Refused, remember_secret
 from agro.logs.privacy import Privacy
 
 if TYPE_CHECKING:
-    from agro.door.app import Backend
+    from agro.door.records import Keeping
 
 TOKEN = "AGRO_TOKEN"
 Port = Annotated[int, typer.Option("--port", min=0, help="0: a free one.")]
@@ -58,10 +58,10 @@ def serve(
     ).without_environment()
     from agro.door.app import listening, opened
 
-    privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
+    keeping = _keeping(store, redact_pattern, keep_days, secrets=keep_secrets)
     with closing(listening(host, port)) as listener:
         engine = subject.rollout().engine
-        with opened(engine, batch, store, privacy, subject.name, timeout, keep_days) as backend:
+        with opened(engine, batch, keeping, subject.name, timeout) as backend:
             _run(backend, listener, host)
 
 
@@ -85,15 +85,24 @@ def proxy(
     from agro.door.app import listening
     from agro.door.proxy import Proxy
 
-    privacy = Privacy(redact=not keep_secrets, patterns=redact_pattern or ())
+    keeping = _keeping(store, redact_pattern, keep_days, secrets=keep_secrets)
     with (
         closing(listening(host, port)) as listener,
-        closing(Proxy(to, os.environ.get(key), store, privacy, timeout, keep_days, tokens=tokens)) as backend,
+        closing(Proxy(to, os.environ.get(key), keeping, timeout, tokens=tokens)) as backend,
     ):
         _run(backend, listener, host)
 
 
-def _run(backend: Backend, listener: Any, host: str) -> None:
+def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *, secrets: bool) -> Keeping:
+    from agro.door.records import Keeping
+    from agro.logs.privacy import Privacy
+
+    if store is None and days is not None:
+        raise Refused("--keep-days: expected --store, in which answers are kept")
+    return Keeping(store, Privacy(redact=not secrets, patterns=patterns or ()), days)
+
+
+def _run(backend: Any, listener: Any, host: str) -> None:
     from agro.door.app import Application, serve
 
     token = os.environ.get(TOKEN)

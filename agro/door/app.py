@@ -10,10 +10,11 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing, closing, contextmanager
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,16 +26,14 @@ from starlette.routing import Route
 from agro.config import SamplerConfig
 from agro.door.batch import Batch
 from agro.door.door import Door
-from agro.door.records import Recorder, store_row
+from agro.door.records import Keeping, Recorder, store_row
 from agro.door.sessions import Answered, Sessions, check_name
 from agro.door.wire import INTERFACES, Chat, Event, Outcome, Problem, validated
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
-from agro.logs.privacy import Privacy
 from agro.pages.local_server import is_name_of
 from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import recorded
-from agro.store import Store
 
 BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0  # in which a body has to arrive
@@ -56,22 +55,11 @@ class Feedback(BaseModel):
     correction: str | None = None
 
 
-class Backend(Protocol):
-    """What answers: `serve`'s model, or the server behind `proxy`."""
-
-    def names(self) -> Awaitable[list[str]]: ...
-
-    def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Awaitable[Response]: ...
-
-    def feedback(self, feedback: dict[str, Any]) -> Awaitable[dict[str, Any]]: ...
-
-    def measures(self) -> dict[str, float]: ...
-
-
 class Application:
     """The requests of all clients."""
 
-    def __init__(self, backend: Backend, host: str, token: str) -> None:
+    def __init__(self, backend: Any, host: str, token: str) -> None:
+        """`backend`: what answers, such as `Serving` or `agro.door.proxy.Proxy`."""
         self.backend, self._host, self._token = backend, host, token
         self._answered: Counter[tuple[str, int]] = Counter()
         routes = [Route("/health", self.health), Route("/metrics", self.metrics)]
@@ -174,7 +162,7 @@ class Serving:
 
     def measures(self) -> dict[str, float]:
         batch = self.door.batch
-        counts = {"running": batch.running, "waiting": batch.waiting, "tokens_total": batch.tokens}
+        counts = {"running": batch.running, "waiting": len(batch.waiting), "tokens_total": batch.tokens}
         return counts | self.recorder.measures()
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
@@ -197,15 +185,7 @@ class Serving:
 
 
 @contextmanager
-def opened(
-    engine: Any,
-    size: int,
-    store: str | None,
-    privacy: Privacy,
-    model: str,
-    seconds: float,
-    keep_days: int | None = None,
-) -> Iterator[Serving]:
+def opened(engine: Any, size: int, keeping: Keeping, model: str, seconds: float) -> Iterator[Serving]:
     """Raises `Refused` for an engine that isn't in this process, and for a store that can't be opened."""
     if not isinstance(engine, HF):
         raise Refused("agro serve samples in this process; for a server of its own use agro proxy --to URL")
@@ -215,15 +195,12 @@ def opened(
         answered: Answered, outcome: Outcome, sampler: SamplerConfig, number: int
     ) -> Future[None] | None:
         meta = {"finish": outcome.finish, "tool_calls": len(outcome.calls)}
-        sampling = recorded(sampler, number)
-
-        def work(store: Store) -> None:
-            store_row(store, answered, sessions.encoder, privacy, meta, sampling=sampling, source=model)
-
-        return recorder.submit(work)
+        fields = {"meta": meta, "sampling": recorded(sampler, number), "source": model}
+        of_ours: dict[str, Any] = {"encoder": sessions.encoder, "privacy": keeping.privacy, **fields}
+        return recorder.submit(partial(store_row, answered=answered, **of_ours))
 
     with (
-        closing(Recorder(store, privacy, sessions, model, keep_days)) as recorder,
+        closing(Recorder(keeping, sessions, model)) as recorder,
         closing(Batch(engine.policy, size, fused=engine.fused, version=engine.version)) as batch,
     ):
         yield Serving(Door(engine.policy, batch, sessions, keep=keep, seconds=seconds), model, recorder)

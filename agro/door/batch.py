@@ -127,20 +127,16 @@ class Batch:
         self.policy, self.size, self.fused, self.version = policy, size, fused, version
         self.lock = threading.Lock()
         self.running = self.tokens = 0  # requests in the batch; tokens drawn so far
-        self._waiting: deque[Job] = deque()
+        self.waiting: deque[Job] = deque()
         self._left: set[Job] = set()
         self._changed = threading.Condition()
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
         self._thread.start()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def submit(self, job: Job) -> None:
         with self._changed:
-            self._waiting.append(job)
+            self.waiting.append(job)
             self._changed.notify()
 
     def leave(self, job: Job) -> None:
@@ -159,14 +155,14 @@ class Batch:
         rows: MixedRows | None = None
         while True:
             with self._changed:
-                while not (self._waiting or self.running) and self._is_open:
+                while not (self.waiting or self.running) and self._is_open:
                     self._changed.wait()
                 if not self._is_open:
                     return
                 left, self._left = self._left, set()
-                self._waiting = deque(job for job in self._waiting if job not in left)
+                self.waiting = deque(job for job in self.waiting if job not in left)
                 free = self.size if rows is None else rows.free
-                wave = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+                wave = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
             try:
                 with self.lock:
                     if rows is None:

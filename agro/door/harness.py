@@ -31,6 +31,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from agro.config import EnvironmentConfig, SamplerConfig
+from agro.config.override import explain
 from agro.config.secrets import redacted
 from agro.config.sections import Count, Positive, Section
 from agro.config.sections import field as setting
@@ -87,11 +88,7 @@ class Harness:
         try:
             self.options = Options.model_validate(options)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise Refused(
-                f"environment.options.{where}: {first['msg']}, got {first['input']!r:.80}"
-            ) from None
+            raise Refused(explain(error.errors()[0], Options, "environment.options")) from None
         with suppress(ValueError):  # quotes without an end: nothing is left
             self.command = shlex.split(command)
         if not self.command or shutil.which(self.command[0]) is None:

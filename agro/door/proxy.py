@@ -19,14 +19,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agro.door.app import object_in
-from agro.door.records import Recorder, kept, meta_of, put_row
+from agro.door.records import Keeping, Recorder, kept, meta_of, put_row
 from agro.door.sessions import Answered, Call, Memory, digests_of
 from agro.door.wire import INTERFACES, Problem, messages_in
 from agro.errors import Refused, remember_secret, without_secrets
 from agro.io.strictjson import loads
 from agro.logs import exchanges
 from agro.logs.model_calls import FINISH
-from agro.logs.privacy import Privacy
 from agro.rollout.episode import EpisodeRow
 from agro.types import ROUNDING, Messages, Sample, end_in
 from agro.types.conversation import normalized
@@ -45,17 +44,7 @@ UNREADABLE = (Refused, ValueError, LookupError, TypeError, AttributeError)  # of
 class Proxy:
     """Passes requests on to the server at a URL, with its own key."""
 
-    def __init__(
-        self,
-        url: str,
-        key: str | None,
-        store: str | None,
-        privacy: Privacy,
-        seconds: float,
-        keep_days: int | None = None,
-        *,
-        tokens: bool,
-    ) -> None:
+    def __init__(self, url: str, key: str | None, keeping: Keeping, seconds: float, *, tokens: bool) -> None:
         """`tokens`: ask for ids and log-probs where the client doesn't."""
         address = httpx.URL(url)
         if address.scheme not in ("http", "https") or not address.host:
@@ -63,13 +52,10 @@ class Proxy:
         remember_secret(key)
         self.url, self._key, self._tokens = url.rstrip("/").removesuffix("/v1") + "/v1", key, tokens
         self.memory = Memory()
-        self.recorder = Recorder(store, privacy, self.memory, f"proxy:{address.host}", keep_days)
-        self.feedback = self.recorder.feedback
+        self.recorder = Recorder(keeping, self.memory, f"proxy:{address.host}")
+        self.feedback, self.close = self.recorder.feedback, self.recorder.close
         self.unstored = 0  # answers that couldn't be read
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=10))
-
-    def close(self) -> None:
-        self.recorder.close()
 
     def measures(self) -> dict[str, float]:
         return {**self.recorder.measures(), "unstored_total": self.unstored}

@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agro.door.sessions import Answered, DoorEpisode, Memory
 from agro.door.wire import Problem
@@ -30,14 +31,22 @@ ANSWERED = "answered"  # in `meta`: when, in seconds since 1970
 T = TypeVar("T")
 
 
+class Keeping(NamedTuple):
+    """What is stored, where and how long."""
+
+    store: str | None = None
+    privacy: Privacy = Privacy(redact=True)
+    days: int | None = None
+
+
 class Writer:
     """A thread with the store: what is submitted while it writes is written together, in one transaction.
 
-    With `keep_days` it deletes what was answered more days ago, before anything else and then once a day.
+    With `days` it deletes what was answered more days ago, at its start and once a day.
     """
 
-    def __init__(self, location: Location, keep_days: int | None = None) -> None:
-        self.keep_days, self.expired = keep_days, 0  # rows that were deleted
+    def __init__(self, location: Location, days: int | None = None) -> None:
+        self.days, self.expired = days, 0  # rows that were deleted
         self._work: queue.Queue[tuple[Callable[[Store], Any], Future[Any]] | None] = queue.Queue()
         opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(location, opened), daemon=True)
@@ -58,37 +67,38 @@ class Writer:
     def _run(self, location: Location, opened: Future[None]) -> None:
         try:
             store = Store.open(location)
-            self._expire(store)
         except BaseException as error:  # noqa: BLE001 it is raised in the thread that makes the writer
             opened.set_exception(error)
             return
-        opened.set_result(None)
-        due = time.monotonic() + DAY
         with store:
-            taken = list[Any]()
+            self._expire(store)
+            opened.set_result(None)
+            due, taken = time.monotonic() + DAY, list[Any]()
             while None not in taken:
-                try:
-                    taken = [self._work.get(timeout=max(due - time.monotonic(), 0.0))]
-                except queue.Empty:
-                    taken, due = [], time.monotonic() + DAY
-                    try:
-                        self._expire(store)
-                    except Exception as error:  # noqa: BLE001 answers are stored all the same
-                        print(without_secrets(f"agro: --keep-days: {error}; tomorrow again"), file=sys.stderr)
-                while not self._work.empty():
-                    taken.append(self._work.get())
+                taken = []
+                with suppress(queue.Empty):
+                    taken.append(self._work.get(timeout=max(due - time.monotonic(), 0.0)))
+                    while True:
+                        taken.append(self._work.get_nowait())
                 self._write(store, [item for item in taken if item is not None])
+                if time.monotonic() >= due:
+                    due = time.monotonic() + DAY
+                    self._expire(store)
 
     def _expire(self, store: Store) -> None:
-        """Delete what was answered too long ago for good. Raises `Refused` where others have a file open."""
-        if self.keep_days is None:
+        """Delete for good what was answered too long ago, and say so."""
+        if self.days is None:
             return
-        ids = store.experience.find_below(ANSWERED, time.time() - self.keep_days * DAY)
-        if ids:
-            runs = "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
-            store.imports.forget(ids)
+        try:
+            ids = store.experience.find_below(ANSWERED, time.time() - self.days * DAY)
+            said = f"deleted {len(ids)} rows, {self.days} days old or more"
+            said += "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
+            if ids:
+                store.imports.forget(ids)
             self.expired += len(ids)
-            print(f"agro: deleted {len(ids)} rows, {self.keep_days} days old or more{runs}", file=sys.stderr)
+        except Exception as error:  # noqa: BLE001 such as others that have the file: answers are stored all the same
+            said = f"--keep-days: nothing was deleted, and it is tried again in a day: {error}"
+        print(without_secrets(f"agro: {said}"), file=sys.stderr)
 
     def _write(self, store: Store, together: list[tuple[Callable[[Store], Any], Future[Any]]]) -> None:
         try:
@@ -249,14 +259,10 @@ def _correct(store: Store, rows: list[Sample], id: str, correction: str, source:
 class Recorder:
     """The store behind a door, and the sessions that it has."""
 
-    def __init__(
-        self, location: str | None, privacy: Privacy, memory: Memory, source: str, keep_days: int | None
-    ) -> None:
+    def __init__(self, keeping: Keeping, memory: Memory, source: str) -> None:
         """`source`: of the samples, where the answer doesn't say whose it is."""
-        if location is None and keep_days is not None:
-            raise Refused("--keep-days: expected --store, in which answers are kept")
-        self.writer = None if location is None else Writer(location_of(location), keep_days)
-        self.privacy, self.memory, self.source = privacy, memory, source
+        self.writer = None if keeping.store is None else Writer(location_of(keeping.store), keeping.days)
+        self.privacy, self.memory, self.source = keeping.privacy, memory, source
         self.stored = 0  # answers
         self._lock = asyncio.Lock()
 

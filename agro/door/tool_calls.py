@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from agro.errors import Refused
@@ -47,7 +48,7 @@ class CallSyntax:
         before = one[at + len(NAME) : one.index(KEYS[0])]
         after_key = one[one.index(KEYS[0]) + len(KEYS[0]) : one.index(VALUES[0])]
         between = two[two.index(VALUES[0]) + len(VALUES[0]) : two.index(KEYS[1])]
-        opening_of_key = _common_end(before, between)
+        opening_of_key = commonprefix([before[::-1], between[::-1]])[::-1]  # noqa: RUF071 of characters
         after_value = between.removesuffix(opening_of_key)
         closing = one[one.index(VALUES[0]) + len(VALUES[0]) :].removeprefix(after_value).strip()
         opening = one[:at].strip()
@@ -132,8 +133,3 @@ def _json_or_text(value: str) -> Any:
         return json.loads(value)
     except ValueError:
         return value
-
-
-def _common_end(a: str, b: str) -> str:
-    count = next((i for i, (x, y) in enumerate(zip(a[::-1], b[::-1])) if x != y), min(len(a), len(b)))
-    return a[len(a) - count :]

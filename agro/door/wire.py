@@ -407,19 +407,15 @@ INTERFACES: dict[str, type[Chat]] = {
 
 def _forced(kind: Any, choice: Any, tools: list[dict[str, Any]]) -> str:
     """The tool that `tool_choice` demands. Raises `Problem` for one that isn't declared."""
-    expected = ""
-    if not tools:
-        expected = "tools with it"
-    elif kind not in ("required", "any"):
-        named = choice if isinstance(choice, dict) else {}
-        function = named.get("function")
-        name = named.get("name", function.get("name") if isinstance(function, dict) else None)
-        if name in [tool["function"]["name"] for tool in tools]:
-            return str(name)
-        expected = "a declared tool"
-    if expected:
-        raise Problem(400, f"tool_choice: expected {expected}, got {choice!r:.80}", "tool_choice")
-    return ""
+    named = choice if isinstance(choice, dict) else {}
+    function = named.get("function")
+    name = named.get("name", function.get("name") if isinstance(function, dict) else None)
+    if tools and kind in ("required", "any"):
+        return ""
+    if name in [tool["function"]["name"] for tool in tools]:
+        return str(name)
+    expected = "a declared tool" if tools else "tools with it"
+    raise Problem(400, f"tool_choice: expected {expected}, got {choice!r:.80}", "tool_choice")
 
 
 def _ending(outcome: Outcome) -> Event:

@@ -184,12 +184,14 @@ class Collector:
         at_once = max(1, config.sampler.batch // config.sampler.n)
         collectors = store.requests.collectors(self.id)
         alive = set(store.leases.alive(collectors))
+        groups, room = config.train.groups, ahead(config)
+        if config.data.max_age is None and len(store.requests.ready(self.id, groups)) < groups:
+            room += store.requests.backlog(self.id, trained)  # slow ones under way let nobody wait
         return store.requests.claim(
             self.id,
             self.name,
-            maximum=min(at_once, config.train.groups),
-            ahead=ahead(config),
-            enough=config.train.groups if config.data.max_age is None else 0,
+            maximum=min(at_once, groups),
+            ahead=room,
             trained=trained,
             dead=[name for name in collectors if name not in alive],
         )

@@ -129,7 +129,7 @@ def _changes(config: RunConfig) -> list[str]:
 def _notes(placement: Placement, config: RunConfig, changes: Sequence[str], count: int) -> list[str]:
     if not changes:
         return []
-    allowed = "1 step" if config.data.max_age is None else f"{config.data.max_age} optimizer steps"
+    allowed = "some steps" if config.data.max_age is None else f"{config.data.max_age} optimizer steps"
     processes = "another process samples" if count == 1 else f"{count} other processes sample"
     fresh = "" if config.data.max_age == 0 else "; data.max_age=0 lets each step wait for fresh ones"
     return [

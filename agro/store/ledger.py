@@ -156,8 +156,7 @@ class Ledger:
 
 
 UNFINISHED = "run = ? AND done = 0"
-WAITING = "count(CASE WHEN (step IS NULL OR step > ?) THEN 1 END)"
-READY = "count(CASE WHEN (step IS NULL OR step > ?) AND done = 1 THEN 1 END)"
+WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
 
 
 class SamplingRequest(NamedTuple):
@@ -183,29 +182,26 @@ class Requests:
         *,
         maximum: int,
         ahead: int,
-        enough: int = 0,
         trained: int = 0,
         dead: Collection[str] = (),
     ) -> list[int]:
         """Up to `maximum` numbers for `collector` to sample: those that it hasn't finished, so that a claim
         can be repeated, those of the `dead` ones among `collectors`, then new ones.
 
-        There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them;
-        more only while fewer than `enough` of them are done, since slow ones may take long.
+        There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them.
         """
         name = encode_text(run)
         with self._database.transaction():
             self._tables.check_once("structure", "requests")
-            counts = f"SELECT coalesce(max(number), -1), {WAITING}, {READY} FROM requests WHERE run = ?"
-            rows, [(newest, waiting, done)] = self._database.run_all(
+            rows, [(newest, waiting)] = self._database.run_all(
                 self._tables.entries_query("requests", UNFINISHED, [name]),
-                (counts, [trained, trained, name]),
+                (f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, name]),
             )
             claims = _by_number(self._tables.checked("requests", rows))
             unfinished = [claim for claim in claims if claim.collector == collector]
             abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
             reclaimed = (unfinished + abandoned)[:maximum]
-            room = max(ahead - waiting, enough - done)
+            room = ahead - waiting
             count = max(0, min(maximum - len(reclaimed), room))
             new = [SamplingRequest(name, newest + 1 + i, collector) for i in range(count)]
             claimed = [claim._replace(collector=collector) for claim in reclaimed] + new

@@ -366,7 +366,8 @@ LOOK_SECONDS = 5.0
 
 
 def ahead(config: RunConfig) -> int:
-    """Prompts that may wait for training: a step's, and more as `data.max_age` allows (a step's if unset)."""
+    """Prompts that may wait for training: a step's, and more as `data.max_age` allows (a step's if unset, and
+    then a collector goes on as long as fewer than a step's are done)."""
     steps = 1 if config.data.max_age is None else config.data.max_age // config.train.updates
     return config.train.groups * (1 + steps)
 

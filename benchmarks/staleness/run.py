@@ -11,6 +11,7 @@ agro's own store and rules (`Requests`, `ahead`).
 
     wait       data.max_age = 0: each step waits for responses of the present weights
     drop       what is more than 2 updates old is discarded, and never asked again
+    drop, busy the same, and collectors wait only while a step's prompts are done
     ask again  data.max_age = 2: what is older is discarded, and its prompt is asked again
     pace       at most two steps of prompts are under way, nothing is discarded (agro's default before 0.9)
     keep       the default: collectors wait only while a step's prompts are done; nothing is discarded
@@ -35,11 +36,10 @@ from matplotlib.figure import Figure
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from agro import rollout  # noqa: E402
 from agro.api.reporting_trainer import Trainer  # noqa: E402
 from agro.config import RunConfig, SamplerConfig  # noqa: E402
 from agro.errors import Interrupted  # noqa: E402
-from agro.rollout.collect import CollectResult, collect  # noqa: E402
-from agro.rollout.collect import Task as Sampled
 from agro.rollout.prompts import load_prompts  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.store.sample_rows import ledger_of  # noqa: E402
@@ -61,9 +61,9 @@ HARDEST = "*"
 SIGMA = 0.8  # of the logarithm of a rollout's time
 GROUPS, RESPONSES, COLLECTORS = 8, 8, 24
 STEP_SECONDS = 1.0
-ARMS = {"wait": 0, "drop": 2, "ask again": 2, "pace": None, "keep": None}  # data.max_age
-SECONDS, LOOK_SECONDS, LOOK_PROMPTS, LAST = 600.0, 20.0, 200, 5
-COLORS = dict(zip(ARMS, ("#6b6f76", "#d55e00", "#cc79a7", "#0072b2", "#009e73")))
+ARMS = {"wait": 0, "drop": 2, "drop, busy": 2, "ask again": 2, "pace": None, "keep": None}  # data.max_age
+SECONDS, LOOK_SECONDS, LOOK_PROMPTS, LAST = 400.0, 20.0, 200, 5
+COLORS = dict(zip(ARMS, ("#6b6f76", "#d55e00", "#e69f00", "#cc79a7", "#0072b2", "#009e73")))
 OUT = HERE.parents[1] / "runs/staleness"
 
 
@@ -121,8 +121,8 @@ class Timed:
         config = inline.config
         data = config.data.model_copy(update={"max_age": ARMS[arm]})
         self.ahead = ahead(config.model_copy(update={"data": data}))
-        self.enough = GROUPS if arm == "keep" else 0
-        self.bound = None if ARMS[arm] is None else ARMS[arm]
+        self.is_busy = arm in ("keep", "drop, busy")
+        self.bound = ARMS[arm]
         self.now, self.looked, self.version, self.step = 0.0, -LOOK_SECONDS, 0, 0
         self.idle = list(range(COLLECTORS))
         self.ends: list[tuple[float, int, int]] = []  # heap: time, request, collector
@@ -144,7 +144,7 @@ class Timed:
         if self.now >= SECONDS:
             raise Interrupted("the clock")
 
-    def fill(self, wanted: FillRequest) -> CollectResult:
+    def fill(self, wanted: FillRequest) -> rollout.CollectResult:
         skipped = 0
         store = self.inline.store
         while True:
@@ -157,7 +157,7 @@ class Timed:
                 skipped += len(stale)
                 self.discarded += sum(s.actions for s in stale)
                 old = sorted({s.number for s in stale})
-                if old and self.arm == "drop":
+                if old and self.arm != "ask again":
                     self.requests.take(self.run, wanted.step, old)
                 elif old:
                     self.requests.reopen(self.run, old)
@@ -171,7 +171,7 @@ class Timed:
         self.requests.take(self.run, wanted.step, numbers)
         self.step = wanted.step
         tokens = sum(sample.actions for sample in samples)
-        return CollectResult(tuple(s.id for s in samples), 0, tokens, too_stale=skipped)
+        return rollout.CollectResult(tuple(s.id for s in samples), 0, tokens, too_stale=skipped)
 
     def _until(self, time: float) -> None:
         """What ends until then is finished, and its collector goes on."""
@@ -184,8 +184,11 @@ class Timed:
 
     def _claim(self) -> None:
         for collector in list(self.idle):
-            room = {"maximum": 1, "ahead": self.ahead, "enough": self.enough, "trained": self.step}
-            for number in self.requests.claim(self.run, f"collector {collector}", **room):
+            room = self.ahead
+            if self.is_busy and len(self.requests.ready(self.run, GROUPS)) < GROUPS:  # as `Collector` does
+                room += self.requests.backlog(self.run, self.step)
+            name, trained = f"collector {collector}", self.step
+            for number in self.requests.claim(self.run, name, maximum=1, ahead=room, trained=trained):
                 text = str(self.inline.prompts.take(number, 1)[0].text)
                 spread = random.Random(f"{self.seed} {number} {self.attempts[number]}")
                 self.attempts[number] += 1
@@ -201,8 +204,9 @@ class Timed:
         inline, numbers = self.inline, tuple(sorted(self.claimed))
         prompts = [inline.prompts.take(number, 1)[0] for number in numbers]
         seed = derive(self.seed, "collect", self.version)
-        task = Sampled(self.run, None, seed, numbers, ledger_of(self.run))
-        collect(inline.rollout, prompts, inline.config.sampler, inline.store, task, inline.reward)
+        task = rollout.Task(self.run, None, seed, numbers, ledger_of(self.run))
+        sampler = inline.config.sampler
+        rollout.collect(inline.rollout, prompts, sampler, inline.store, task, inline.reward)
         self.claimed = []
 
     def _look(self) -> None:
@@ -233,7 +237,7 @@ class Simulated(Trainer):
 
 def run(arm: str, seed: int) -> dict[str, Any]:
     """What came of a run; made once."""
-    folder = OUT / f"{arm.replace(' ', '-')}-{seed}"
+    folder = OUT / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}"
     result = folder / "result.json"
     if not result.exists():
         folder.mkdir(parents=True)  # delete what an earlier one that was stopped has left

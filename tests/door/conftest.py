@@ -9,6 +9,7 @@ import pytest
 
 from agro.config import ChatConfig, NewModel
 from agro.door.app import Application, behind_a_port, opened
+from agro.door.records import Keeping
 from agro.logs.privacy import Privacy
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
@@ -72,12 +73,9 @@ def serving(engine: HF):
     """A function: the file of a store, or None -> a context with the URL of a door on the tiny model."""
 
     @contextmanager
-    def serve(
-        store: Path | None = None, *, redact: bool = True, seconds: float = 60.0, size: int = 8, **more
-    ):
-        privacy = Privacy(redact=redact)
-        where = None if store is None else str(store)
-        with opened(engine, size, where, privacy, "tiny", seconds, **more) as made, door(made) as url:
+    def serve(store: Path | None = None, *, redact=True, seconds: float = 60.0, size: int = 8, days=None):
+        keeping = Keeping(store and str(store), Privacy(redact=redact), days)
+        with opened(engine, size, keeping, "tiny", seconds) as made, door(made) as url:
             yield url
 
     return serve

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from agro.config import EnvironmentConfig, SamplerConfig
+from agro.door.harness import Harness
+from agro.rollout.rollout import Rollout
 from agro.store import Store
+from agro.types import Prompt
 
 pytestmark = pytest.mark.nightly
 HERE = Path(__file__).parent / "clients"
@@ -85,8 +90,9 @@ def test_mini_swe_agent(run) -> None:
     assert "hi" in rows[0].meta["continuation"][1]["content"]
 
 
-def test_inspect(run) -> None:
-    asked = ("eval", str(HERE / "inspect_task.py"), "--model", "openai/m", "--log-dir", "logs")
+def test_inspect(run, tmp_path) -> None:
+    shutil.copy(HERE / "inspect_task.py", tmp_path)  # it takes relative paths alone
+    asked = ("eval", "inspect_task.py", "--model", "openai/m", "--log-dir", "logs")
     said, rows = run("inspect_ai", ["four"] * 2, "inspect", *asked, "--display", "plain")
     assert "0.500" in said
     assert turns(rows) == [["assistant"]] * 2
@@ -102,3 +108,19 @@ def test_lm_evaluation_harness(run, tmp_path) -> None:
     )
     assert "0.5" in said
     assert [row.response for row in rows] == ["four", "four"]
+
+
+def test_a_task_of_inspect_is_an_environment(engine, says) -> None:
+    python = CLIENTS / "bin/python"
+    if not list(CLIENTS.glob("lib/*/site-packages/inspect_ai")):
+        pytest.skip("AGRO_CLIENTS names no environment with inspect_ai: make test-clients")
+    file = Path(__file__).parents[2] / "examples/agents/inspect_episode.py"
+    options = {"reward": "file", "seconds": 240, "workers": 1}
+    config = EnvironmentConfig(name=f"harness:{python} {file}", options=options)
+    harness = Harness(config.name.removeprefix("harness:"), options, config)
+    says("it is four", "no")
+    asked = [Prompt("2 + 2?", f"p{i}", {"answer": "four"}) for i in range(2)]
+    rollout = Rollout(engine.policy.encoder, engine, harness, 8)
+    samples = list(rollout.sample(asked, 1, SamplerConfig(max_new=16, batch=2), seed=0))
+    assert [(s.reward, s.meta.get("reward_error")) for s in samples] == [(1.0, None), (0.0, None)]
+    assert [s.response for s in samples] == ["it is four", "no"]

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from agro.door.app import behind_a_port
 from agro.door.proxy import Proxy
+from agro.door.records import Keeping
 from agro.errors import Refused
-from agro.logs.privacy import Privacy
 from agro.store import Store
 
 TOKEN, KEY = "the-token-of-tests", "sk-the-key-of-the-server-behind"
@@ -29,8 +29,7 @@ def proxy(behind):
 
     @contextlib.contextmanager
     def make(url: str, store=None, key: str | None = KEY, *, tokens: bool = False):
-        where = None if store is None else str(store)
-        made = Proxy(url, key, where, Privacy(redact=True), 20, tokens=tokens)
+        made = Proxy(url, key, Keeping(store and str(store)), 20, tokens=tokens)
         with contextlib.closing(made), behind(made) as address:
             yield address
 
@@ -133,7 +132,7 @@ def test_errors_pass_and_keys_are_nowhere(vllm, proxy, tmp_path, capfd) -> None:
     assert KEY not in (tmp_path / "s.db").read_bytes().decode("latin-1")
     assert KEY not in "".join(capfd.readouterr())
     with pytest.raises(Refused, match="expected the URL"):
-        Proxy("ftp://x", None, None, Privacy(), 1, tokens=False)
+        Proxy("ftp://x", None, Keeping(), 1, tokens=False)
 
 
 def feedback_of(url: str, **fields):

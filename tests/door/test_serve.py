@@ -482,7 +482,7 @@ def test_old_answers_are_deleted_and_feedback_on_them_says_so(serving, monkeypat
         assert feedback(url, id=first["id"], correction="Hello").status_code == 200
     with serving(file) as url:
         young = ask(url)
-    with serving(file, keep_days=30) as url:
+    with serving(file, days=30) as url:
         assert "deleted 4 rows, 30 days old or more" in capfd.readouterr().err
         assert "agro_door_expired_total 4" in httpx.get(f"{url}/metrics", headers=HEADERS).text
         for name in ({"session": "work"}, {"id": first["id"]}):
@@ -497,7 +497,7 @@ def test_old_answers_are_deleted_and_feedback_on_them_says_so(serving, monkeypat
 
 def test_a_row_is_deleted_while_it_serves(serving, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("agro.door.records.DAY", 0.2)
-    with serving(tmp_path / "s.db", keep_days=5) as url:
+    with serving(tmp_path / "s.db", days=5) as url:
         ask(url)
         deadline = time.monotonic() + 30
         while "agro_door_expired_total 0" in httpx.get(f"{url}/metrics", headers=HEADERS).text:

@@ -94,7 +94,7 @@ def test_a_resumed_run(tmp_path: Path) -> None:
 def test_what_a_placement_changes_is_said(tmp_path: Path) -> None:
     [note] = plan(command(tmp_path)).notes
     assert "2 other processes sample" in note
-    assert "may be 1 step stale; data.max_age=0 lets each step wait" in note
+    assert "may be some steps stale; data.max_age=0 lets each step wait" in note
     [note] = plan(command(tmp_path, "max_age = 3"), "local").notes
     assert "another process samples" in note
     assert "3 optimizer steps stale" in note

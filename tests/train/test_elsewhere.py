@@ -134,6 +134,26 @@ def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
     check(run, 12)
 
 
+def test_slow_prompts_let_no_collector_wait(tmp_path: Path) -> None:
+    """It waits where a step's prompts are done. With data.max_age all count: what comes late is dropped."""
+    made = Collector.__new__(Collector)
+    with Store.open(tmp_path / "store.db") as store:
+
+        def claim(name: str, max_age: int | None) -> list[int]:
+            made.id, made.name = f"run {max_age}", name
+            store.leases.renew(name, 60.0)
+            source = {"source__kind": "elsewhere", "sampler__batch": 2 * N, "data__max_age": max_age}
+            return made._claim(store, tiny(tmp_path, **source), 0)
+
+        for max_age, more in ((None, [8, 9]), (1, [])):
+            assert [number for name in "abcd" for number in claim(name, max_age)] == list(
+                range(8)
+            )  # two steps
+            assert claim("e", max_age) == more
+            store.requests.finish(made.id, range(GROUPS))
+            assert claim("f", max_age) == []
+
+
 def test_waiting_has_a_limit_that_names_what_is_waited_for(tmp_path: Path) -> None:
     config = tiny(tmp_path, source__kind="elsewhere", source__wait_seconds=0.3)
     with pytest.raises(Refused, match=r"source\.wait_seconds.*4 prompts.*agro collect"):
