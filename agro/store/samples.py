@@ -166,7 +166,11 @@ class Experience:
 
         Raises `Refused` for one of them that isn't as it was written.
         """
-        return read_pages(self.pairs_page) if ids is None else iter(self.pairs_between(list(ids)))
+        if ids is None:
+            return self._each_pair()
+        chosen = "(SELECT value FROM json_each(?1))"
+        clause, args = f"winner IN {chosen} AND loser IN {chosen}", [self._database.listed(ids)]
+        return iter([Pair(*row) for row in self._tables.entries("pairs", clause, args)])
 
     def find_in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[int]:
         """Ids of the samples that are stored under these numbers of a ledger, by number."""
@@ -394,18 +398,11 @@ class Experience:
             self._tables.put("pairs", rows)
             self._tables.note_changes(p.winner for p in pairs)
 
-    def pairs_between(self, ids: list[int]) -> list[Pair]:
-        """The judgments that join two of these samples."""
-        chosen = "(SELECT value FROM json_each(?1))"
-        clause = f"winner IN {chosen} AND loser IN {chosen}"
-        return [Pair(*row) for row in self._tables.entries("pairs", clause, [self._database.listed(ids)])]
-
-    def pairs_page(self, cursor: int) -> Page[Pair]:
-        """Judgments as `pairs` has them, those after the row `cursor`."""
+    def _each_pair(self) -> Iterator[Pair]:
         [(newest,)] = self._database.run("SELECT coalesce(max(rowid), 0) FROM pairs")
-        end = cursor + PAGE_ENTRIES
-        rows = self._tables.entries("pairs", "rowid > ? AND rowid <= ?", [cursor, end])
-        return Page([Pair(*row) for row in rows], end if end < newest else None)
+        for start in range(0, newest, PAGE_ENTRIES):
+            page = [start, start + PAGE_ENTRIES]
+            yield from (Pair(*row) for row in self._tables.entries("pairs", "rowid > ? AND rowid <= ?", page))
 
 
 def _values(text: Any, key: str) -> list[Any]:

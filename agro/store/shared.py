@@ -11,9 +11,9 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
@@ -21,46 +21,14 @@ from agro.store.database import BUSY_TIMEOUT
 from agro.store.store import opened
 
 PIECE_BYTES = 1 << 20
-LOOK_SECONDS = 0.1  # between two looks at a file that is waited for
 WITHIN = "(name > ? AND name < ?)"
 MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
 
 
-class SharedFolder(Protocol):
-    """Names are relative paths, such as `weights/latest.json`."""
-
-    def read(self, name: str) -> bytes | None:
-        """The content of a small file; None where it isn't there."""
-        ...
-
-    def write(self, name: str, content: bytes) -> None:
-        """Put a small file in place, as a whole."""
-        ...
-
-    def names(self, folder: str) -> list[str]:
-        """The files and the complete folders in `folder`, sorted."""
-        ...
-
-    def add(self, name: str, write: Callable[[Path], None]) -> None:
-        """Let `write` make the folder `name`, unless it is there. `write` is given the path of one that
-        doesn't exist yet."""
-        ...
-
-    def open(self, name: str) -> AbstractContextManager[Path]:
-        """The folder `name` as files of this host. Raises `Refused` where it isn't there (any more)."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Remove a file or a folder, if it is there."""
-        ...
-
-    def wait(self, name: str, known: bytes | None, seconds: float) -> None:
-        """Return as soon as a small file isn't what is known, at the latest after so many seconds."""
-        ...
-
-
 class LocalFolder:
-    """A folder of this host's file system."""
+    """A folder of this host's file system. Names are relative paths, such as `weights/latest.json`."""
+
+    look_seconds = 0.1  # between two looks at a file that is waited for
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,12 +37,14 @@ class LocalFolder:
         return str(self.path)
 
     def read(self, name: str) -> bytes | None:
+        """The content of a small file; None where it isn't there."""
         try:
             return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
+        """Put a small file in place, as a whole."""
         file = self.path / name
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,36 +52,44 @@ class LocalFolder:
                 new.write(content)
 
     def names(self, folder: str) -> list[str]:
+        """The files and the complete folders in `folder`, sorted."""
         path = self.path / folder
         if not path.is_dir():
             return []
         return sorted(f"{folder}/{entry.name}" for entry in path.iterdir() if not entry.name.startswith("."))
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
+        """Let `write` make the folder `name`, unless it is there. `write` is given the path of one that
+        doesn't exist yet."""
         if not (self.path / name).exists():
             write(self.path / name)
 
     @contextmanager
     def open(self, name: str) -> Iterator[Path]:
+        """The folder `name` as files of this host. Raises `Refused` where it isn't there (any more)."""
         folder = self.path / name
         if not folder.is_dir():
             raise Refused(f"{folder}: expected a folder; it was removed, or never there")
         yield folder
 
     def remove(self, name: str) -> None:
+        """Remove a file or a folder, if it is there."""
         remove(self.path / name)
 
     def wait(self, name: str, known: bytes | None, seconds: float) -> None:
+        """Return as soon as a small file isn't what is known, at the latest after so many seconds."""
         deadline = time.monotonic() + seconds
         while self.read(name) == known and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(self.look_seconds)
 
 
-class DatabaseFolder:
-    """The shared folder of a run, in the database of its store.
+class DatabaseFolder(LocalFolder):
+    """The shared folder of a run, in the database of its store: the methods of `LocalFolder`.
 
     Each method is a statement, or several, outside of the turns of those who write to the store.
     """
+
+    look_seconds = 0.2
 
     def __init__(self, url: str, run: str) -> None:
         """`run`: its id."""
@@ -181,11 +159,6 @@ class DatabaseFolder:
         for table in ("shared", "pieces"):
             sql = f"DELETE FROM {table} WHERE run = ? AND (name = ? OR {WITHIN})"
             self._database.run(sql, [self._run, name, *_within(name)])
-
-    def wait(self, name: str, known: bytes | None, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self.read(name) == known and time.monotonic() < deadline:
-            time.sleep(2 * LOOK_SECONDS)
 
     def _manifest(self, name: str) -> dict[str, dict[str, Any]] | None:
         content = self._piece(f"{name}/{MANIFEST}", 0)

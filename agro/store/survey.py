@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 from agro.errors import Refused
 from agro.io.strictjson import loads
 from agro.store import queries
-from agro.store.paging import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES, Page, read_pages
+from agro.store.paging import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES, read_pages
 from agro.store.queries import Filter
 from agro.store.records import Counts, Group, SampleSummary
 from agro.store.sample_rows import STATES, decode_text
@@ -79,15 +79,28 @@ class Survey:
 
     def each_group_rows(self) -> Iterator[list[SurveyRow]]:
         """The rows of each group, by prompt_id, without checking that they are as they were written."""
-        return read_pages(self.group_rows_page)
+        self._tables.check_once("structure")
+        for cursor, ids in self._each_page():
+            rows = self._database.run(GROUP_ROWS, [cursor, ids[-1]])
+            groups = groupby(map(_to_survey_row, rows), key=attrgetter("prompt_id"))
+            yield from (list(group) for _, group in groups)
 
     def each_prompt(self) -> Iterator[tuple[str, Text]]:
         """The id and the prompt of each group."""
-        return read_pages(self.prompts_page)
+        for _, ids in self._each_page():
+            rows = self._database.run(PROMPTS, [self._database.listed(ids)])
+            prompts: dict[int, tuple[str, Text]] = {}
+            for i, name, prompt, messages in rows:
+                text = decode_text(prompt) if messages is None else loads(decode_text(messages))
+                prompts[i] = decode_text(name), text
+            yield from (prompts[i] for i in ids)
 
     def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
         """The groups of the chosen samples by prompt_id."""
-        return read_pages(lambda cursor: self.groups_page(cursor, **chosen))
+        clause, args = queries.build_condition(**chosen)
+        sql = queries.GROUPS.format(where=f"{queries.BETWEEN_GROUPS} AND {clause}", order="prompt_id")
+        for cursor, ids in self._each_page(**chosen):
+            yield from map(_to_group, self._database.run(sql, [cursor, ids[-1], *args]))
 
     def summaries(self, **chosen: Unpack[Filter]) -> list[SampleSummary]:
         """What is known of each of the chosen samples, without reading it."""
@@ -95,7 +108,13 @@ class Survey:
 
     def each_summary(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
         """The same one by one, in constant memory."""
-        return read_pages(lambda cursor: self.summaries_page(cursor, **chosen))
+        clause, args = queries.build_condition(**chosen)
+        sql = (
+            f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior, sampling, knows_kept, episode, "
+            f"role FROM samples WHERE {clause} AND id > ? ORDER BY id LIMIT {PAGE_ENTRIES}"
+        )
+        rows = read_pages(lambda cursor: self._database.page(sql, [*args, cursor], rows=PAGE_ENTRIES))
+        return map(_to_summary, rows)
 
     def spread_of_rewards(self) -> tuple[float, float] | None:
         """The lowest and the highest known reward."""
@@ -104,58 +123,37 @@ class Survey:
             return None
         return min(s.lowest for s in scales), max(s.highest for s in scales)
 
-    def group_rows_page(self, cursor: int) -> Page[list[SurveyRow]]:
-        """Groups as `each_group_rows` has them, those after the group of the sample `cursor`."""
-        self._tables.check_once("structure")
-        ids, following = self._next_groups(cursor)
-        rows = self._database.run(GROUP_ROWS, [cursor, ids[-1]]) if ids else []
-        groups = groupby(map(_to_survey_row, rows), key=attrgetter("prompt_id"))
-        return Page([list(group) for _, group in groups], following)
-
-    def prompts_page(self, cursor: int) -> Page[tuple[str, Text]]:
-        """The prompts of groups after that of the sample `cursor`."""
-        ids, following = self._next_groups(cursor)
-        rows = self._database.run(PROMPTS, [self._database.listed(ids)])
-        prompts: dict[int, tuple[str, Text]] = {}
-        for i, name, prompt, messages in rows:
-            text = decode_text(prompt) if messages is None else loads(decode_text(messages))
-            prompts[i] = decode_text(name), text
-        return Page([prompts[i] for i in ids], following)
-
     def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
         """The groups of the chosen samples in the order in which they began."""
         clause, args = queries.build_condition(**chosen)
         rows = self._database.run(queries.GROUPS.format(where=clause, order="min(first)"), args)
         return list(map(_to_group, rows))
 
-    def groups_page(self, cursor: int, **chosen: Unpack[Filter]) -> Page[Group]:
-        """Groups as `each_group` has them, those after the group of the sample `cursor`."""
-        ids, following = self._next_groups(cursor, **chosen)
-        if not ids:
-            return Page([], None)
-        clause, args = queries.build_condition(**chosen)
-        sql = queries.GROUPS.format(where=f"{queries.BETWEEN_GROUPS} AND {clause}", order="prompt_id")
-        return Page([_to_group(row) for row in self._database.run(sql, [cursor, ids[-1], *args])], following)
+    def _each_page(self, **chosen: Unpack[Filter]) -> Iterator[tuple[int, list[int]]]:
+        """A sample of each of the next groups, by prompt_id, and one of the group before them. Nothing is
+        open meanwhile.
 
-    def _next_groups(self, cursor: int, **chosen: Unpack[Filter]) -> tuple[list[int], int | None]:
-        """A sample of each of the next groups, by prompt_id, and the cursor of those after them.
-
-        Raises `Refused` where the sample of the cursor was erased meanwhile.
+        Raises `Refused` where that one was erased meanwhile.
         """
-        if self._database.run("SELECT 1 FROM samples WHERE id = ? AND prompt_id = ''", [cursor]):
-            raise Refused(
-                f"{self._database.path}: samples were replaced or forgotten while the store was read. What "
-                "to do: start again"
-            )
         clause, args = queries.build_condition(**chosen)
-        sql = queries.NEXT_GROUPS.format(where=clause)
-        ids, responses = list[int](), 0
-        for i, count in self._database.run(sql, [cursor, *args, PAGE_GROUPS]):
-            ids.append(i)
-            responses += count
-            if responses >= PAGE_RESPONSES:
-                return ids, i
-        return ids, ids[-1] if len(ids) == PAGE_GROUPS else None
+        sql, before = queries.NEXT_GROUPS.format(where=clause), 0
+        while True:
+            if self._database.run("SELECT 1 FROM samples WHERE id = ? AND prompt_id = ''", [before]):
+                raise Refused(
+                    f"{self._database.path}: samples were replaced or forgotten while the store was read. "
+                    "What to do: start again"
+                )
+            ids, responses = list[int](), 0
+            for i, count in self._database.run(sql, [before, *args, PAGE_GROUPS]):
+                ids.append(i)
+                responses += count
+                if responses >= PAGE_RESPONSES:
+                    break
+            if ids:
+                yield before, ids
+            if len(ids) < PAGE_GROUPS and responses < PAGE_RESPONSES:
+                return
+            before = ids[-1]
 
     def counts(self) -> Counts:
         self._tables.check_once("structure")
@@ -182,16 +180,6 @@ class Survey:
             roles=counts["role"],
             **{name: counts["state"].get(i, 0) for i, name in enumerate(STATES)},
         )
-
-    def summaries_page(self, cursor: int, **chosen: Unpack[Filter]) -> Page[SampleSummary]:
-        """Summaries of samples with higher ids than `cursor`."""
-        clause, args = queries.build_condition(**chosen)
-        sql = (
-            f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior, sampling, knows_kept, episode, "
-            f"role FROM samples WHERE {clause} AND id > ? ORDER BY id LIMIT {PAGE_ENTRIES}"
-        )
-        page = self._database.page(sql, [*args, cursor], rows=PAGE_ENTRIES)
-        return Page([_to_summary(row) for row in page.items], page.cursor)
 
     def scales(self) -> list[Scale]:
         """The range of the known rewards of each source that has any."""

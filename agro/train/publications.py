@@ -27,7 +27,7 @@ from typing import Any, Literal
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store.location import Location, url_of
-from agro.store.shared import DatabaseFolder, LocalFolder, SharedFolder
+from agro.store.shared import DatabaseFolder, LocalFolder
 from agro.types import Prompt
 
 RECORD, PROMPTS, WEIGHTS, PROCESSES = "config.json", "prompts.jsonl", "weights", "processes"
@@ -70,10 +70,10 @@ class ProcessReport:
 class Publications:
     """What a trainer publishes, and collectors read."""
 
-    def __init__(self, shared: SharedFolder, weights: Path | None = None) -> None:
+    def __init__(self, shared: LocalFolder, weights: Path | None = None) -> None:
         """`weights`: a folder for these alone, where they aren't among the others."""
         self.shared = shared
-        self._folder: SharedFolder = shared if weights is None else LocalFolder(weights)
+        self._folder = shared if weights is None else LocalFolder(weights)
 
     @classmethod
     def of(cls, store: Location, run: str, folder: Path) -> Publications:
