@@ -211,7 +211,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     machines = "; ".join(dict.fromkeys(each["machine"] for each in rows))
     table = harness.markdown(head, lines)
     title = "# Two CPU cores to .90 on one log\n\n    make leaderboard"
-    return f"{title}\n\n{table}\n{NOTE}\nMachine: {machines}. One thread a run, seeds 0, 1, 2.\n"
+    return f"{title}\n\n{table}\n{NOTE}\nMachine: {machines}. One thread a run; seeds from 0 on, in order.\n"
 
 
 NOTE = """
