@@ -94,7 +94,7 @@ def allocated(config: RunConfig, tokens: int) -> int:
 
 @pytest.mark.parametrize(
     ("model", "checkpointing", "tokens"),
-    [("0.6B", False, 1000), ("0.6B", True, 4000), ("8B", True, 1000), ("8B", True, 4000)]
+    [("0.6B", False, 1000), ("0.6B", True, 4000), ("8B", True, 4000)]
     + [
         pytest.param(model, checkpointing, tokens, marks=pytest.mark.nightly)
         for model in SIZES

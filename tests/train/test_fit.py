@@ -3,18 +3,22 @@ to take, and leaves alone what is given."""
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_runs import tiny
+from typer.testing import CliRunner
 
 from agro.api.plan import fit as fitting
 from agro.api.plan import plan as planning
 from agro.api.plan.fit import Limits, answers, fit
 from agro.api.plan.measure import Rates, positions
+from agro.cli import app
 from agro.config import RunConfig
 from agro.config.override import merge
 from agro.errors import Refused
@@ -143,6 +147,23 @@ def test_the_answers_are_words() -> None:
     assert re.match(r"yes, \d,\d00 tokens, with engine\.kind=hf engine\.sleep=false ", here)
     [one] = answers(*card(["policy.model=14B"])[:1], 10e9, {"policy.model"}, card(["policy.model=14B"])[1])
     assert one.count(": no, ") == 2
+
+
+def test_the_command_answers_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", "card24", "policy.model=8B", "--fit", "24GB", "--dry-run"]
+    said = CliRunner().invoke(app, arguments)
+    assert (said.exit_code, said.stdout.count("\n")) == (0, 1)
+    assert said.stdout.startswith("8B: yes, ")
+    found = CliRunner().invoke(app, [*arguments, "--json"])
+    assert json.loads(found.stdout) == [said.stdout.strip()]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_guides_table_is_what_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).parents[2]
+    runpy.run_path(str(root / "tools/docs/card_table.py"))["main"]()
+    assert capsys.readouterr().out in (root / "docs/guide/servers.md").read_text(encoding="utf-8")
 
 
 def test_a_model_with_weights_is_loaded_and_not_counted_alone(tmp_path: Path) -> None:
