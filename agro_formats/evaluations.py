@@ -270,15 +270,7 @@ def _verdict(status: Any, name: str) -> float | None:
     raise Refused(f"{name}: expected pass, fail or timeout, got {status!r:.80}")
 
 
-declared(
-    "human-eval",
-    _sample,
-    lambda row: (
-        "task_id" in row
-        and not row.keys().isdisjoint({"completion", "solution"})
-        and row.keys().isdisjoint({"prompt", "reward", "base_status"})
-    ),
-)
+declared("human-eval", _sample)
 declared(
     "evalplus-results",
     _result,

@@ -31,7 +31,6 @@ _LITELLM_COLUMNS = (
     *("messages", "response", "model", "model_parameters", "proxy_server_request", "model_map_information"),
     *("hidden_params", "standard_built_in_tools_params", "error_information", "cost_breakdown", "metadata"),
 )
-_KEYS = {"call_type", "startTime", "model", "messages", "response"}
 
 
 def _litellm_read(row: Row, context: Context) -> list[Item]:
@@ -67,14 +66,9 @@ def _litellm_read(row: Row, context: Context) -> list[Item]:
     return responses(prompt, exchanges.replies(body, "response"), "response", common)
 
 
-def _litellm_fits(row: Row) -> bool:
-    return row.keys() >= _KEYS and not row.keys().isdisjoint({"id", "request_id"})
-
-
 declared(
     "litellm",
     _litellm_read,
-    _litellm_fits,
     identity=lambda row: identified(row, row.get("id", row.get("request_id"))),
 )
 

@@ -222,7 +222,6 @@ def _value(value: Row, name: str) -> Any:
 declared(
     "otlp",
     _read,
-    lambda row: not row.keys().isdisjoint({"resourceSpans", "resourceLogs"}),
     opens=_opens,
     records=_records,
     identity=_identity,

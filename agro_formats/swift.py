@@ -177,11 +177,7 @@ def _has_loss(row: Row) -> bool:
 
 
 declared("swift-completions", _completions, _is_columns, identity=_logged)
-declared(
-    "swift-preference",
-    _pair,
-    lambda row: "messages" in row and not row.keys().isdisjoint({"rejected_response", "rejected_messages"}),
-)
+declared("swift-preference", _pair)
 declared("swift-turns", _turns, lambda row: _has_loss(row) and "response" not in row)
 declared("swift-queries", _query, lambda row: row.keys() >= {"query", "response"} or _is_pairs(row))
 

@@ -64,16 +64,22 @@ class Declarations:
         fits: Callable[[Row], bool] | None = None,
         **functions: Callable[..., Any],
     ) -> Format:
-        """The format of this name. Without `fits` a record is of it that has all `columns` of the table;
-        without `read` it can't be imported, and the table says why (`unreadable`)."""
+        """The format of this name. Without `fits` a record is of it that has all `columns` of the table, of
+        "a|b" one, and none of `without`; without `read` it can't be imported, and the table says why
+        (`unreadable`)."""
         values = {**self._table[name], **functions}
         reason = values.pop("unreadable", "")
         read = read or partial(_refuse, reason)
-        columns = frozenset(values.pop("columns", ()))
+        columns = [names.split("|") for names in values.pop("columns", ())]
+        without = values.pop("without", ())
         values |= {key: tuple(values.get(key, ())) for key in ("carries", "over")}
         title, kind, by = (values.pop(key) for key in ("title", "kind", "by"))
-        fits = fits or (lambda row: row.keys() >= columns)
-        self._declared[name] = Format(name, title, kind, by, fits, read, **values)
+
+        def has_columns(row: Row) -> bool:
+            named = (not row.keys().isdisjoint(names) for names in columns)
+            return row.keys().isdisjoint(without) and all(named)
+
+        self._declared[name] = Format(name, title, kind, by, fits or has_columns, read, **values)
         return self._declared[name]
 
     def declare_prompts(self, name: str, **functions: Callable[..., Any]) -> Format:
