@@ -95,7 +95,6 @@ def proxy(
 
 def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *, secrets: bool) -> Keeping:
     from agro.door.records import Keeping
-    from agro.logs.privacy import Privacy
 
     if store is None and days is not None:
         raise Refused("--keep-days: expected --store, in which answers are kept")
