@@ -59,6 +59,12 @@ def sleep_level(settings: config.EngineConfig, policy: Policy) -> int:
     return 1 if 2 * sum(p.nbytes for p in policy.model.parameters()) <= host_memory() else 2
 
 
+def free_cached() -> None:
+    """Give the GPU back what torch keeps of memory that the trainer has freed, for a server beside it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 class Server:
     """Requests `sampler.batch` responses at once, each from the server that is least busy.
 
@@ -171,8 +177,7 @@ class Server:
 
     def _wake(self) -> None:
         """With the newest weights, or the same ones again."""
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # memory that the trainer has freed, for the server
+        free_cached()
         if self.level == 2 and self._weights is not None and is_adapter(str(self._weights)):
             self._command("/wake_up?tags=weights")
             self._command("/collective_rpc", method="reload_weights")  # of the model itself
@@ -268,6 +273,7 @@ class VLLM(Server):
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         variables |= {**VARIABLES, "VLLM_API_KEY": key}
         self._log = folder / "log.txt"
+        free_cached()
         self._process = LocalProcess(command, variables, self._log, HOST)
         say(f"engine.kind = vllm: {shlex.join(command)}")
         try:
