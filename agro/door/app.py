@@ -96,7 +96,7 @@ class Application:
     async def ask(self, request: Request) -> Response:
         session = self._admit(request)
         path = request.url.path.partition("/v1/")[2]
-        response = await self.backend.ask(request, path, await self._body(request), session)
+        response: Response = await self.backend.ask(request, path, await self._body(request), session)
         self._answered[path, response.status_code] += 1
         return response
 
