@@ -13,7 +13,7 @@ agro's own store and rules (`Requests`, `ahead`).
     drop       what is more than 2 updates old is discarded, and never asked again
     drop, busy the same, and collectors wait only while a step's prompts are done
     ask again  data.max_age = 2: what is older is discarded, and its prompt is asked again
-    pace       at most two steps of prompts are under way, nothing is discarded (agro's default before 0.9)
+    pace       at most two steps of prompts are under way, nothing is discarded (agro's earlier default)
     keep       the default: collectors wait only while a step's prompts are done; nothing is discarded
 """
 
