@@ -30,7 +30,7 @@ from agro.rollout.episode import EpisodeRow
 from agro.types import Messages
 
 # Of answers that later calls may extend, with what they were asked; of older ones a call begins a row.
-REMEMBERED_CHARACTERS = 64 << 20  # and tokens
+REMEMBERED_CHARACTERS = 16 << 20  # and tokens, of 44 bytes each: 0.7 GB
 REMEMBERED_EPISODES = 20_000
 
 

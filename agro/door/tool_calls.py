@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
@@ -64,22 +65,16 @@ class CallSyntax:
         `tools`: what was declared, for the types of arguments that aren't JSON.
         """
         begin = text.find(self.opening) if self.opening else len(text) - len(text.lstrip())
-        if begin < 0:
-            return text, []
         read = self._json if self.arguments is None else self._tagged
-        try:
-            found = read(text[begin:], {tool["function"]["name"]: tool["function"] for tool in tools})
-            if not found:
-                return text, []
-            [message] = normalized_message(
-                {"role": "assistant", "content": None, "tool_calls": found}, "tool_calls"
-            )
-        except (ValueError, Refused, RecursionError):
-            return text, []
-        calls = message["tool_calls"]
-        if not all(isinstance(call["function"]["arguments"], dict) for call in calls):
-            return text, []
-        return text[:begin].rstrip(), calls
+        with suppress(ValueError, RecursionError):  # `Refused` is a ValueError
+            named = {tool["function"]["name"]: tool["function"] for tool in tools}
+            found = read(text[begin:], named) if begin >= 0 else []
+            turn = {"role": "assistant", "content": None, "tool_calls": found}
+            [message] = normalized_message(turn, "tool_calls")
+            calls = message.get("tool_calls", [])
+            if calls and all(isinstance(call["function"]["arguments"], dict) for call in calls):
+                return text[:begin].rstrip(), calls
+        return text, []
 
     def _json(self, text: str, tools: dict[str, Any]) -> list[Any]:
         found: list[Any] = []

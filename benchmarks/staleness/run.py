@@ -13,7 +13,7 @@ agro's own store and rules (`Requests`, `ahead`).
     drop       what is more than 2 updates old is discarded, and never asked again
     drop, busy the same, and collectors wait only while a step's prompts are done
     ask again  data.max_age = 2: what is older is discarded, and its prompt is asked again
-    pace       at most two steps of prompts are under way, nothing is discarded (agro's default before 0.9)
+    pace       at most two steps of prompts are under way, nothing is discarded (agro's earlier default)
     keep       the default: collectors wait only while a step's prompts are done; nothing is discarded
 """
 
@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -63,6 +64,7 @@ GROUPS, RESPONSES, COLLECTORS = 8, 8, 24
 STEP_SECONDS = 1.0
 ARMS = {"wait": 0, "drop": 2, "drop, busy": 2, "ask again": 2, "pace": None, "keep": None}  # data.max_age
 SECONDS, LOOK_SECONDS, LOOK_PROMPTS, LAST = 400.0, 20.0, 200, 5
+CLOCK = "the clock has ended"
 COLORS = dict(zip(ARMS, ("#6b6f76", "#d55e00", "#e69f00", "#cc79a7", "#0072b2", "#009e73")))
 OUT = HERE.parents[1] / "runs/staleness"
 
@@ -142,7 +144,7 @@ class Timed:
             self.looked = self.now
             self._look()
         if self.now >= SECONDS:
-            raise Interrupted("the clock")
+            raise Interrupted(CLOCK)
 
     def fill(self, wanted: FillRequest) -> rollout.CollectResult:
         skipped = 0
@@ -246,7 +248,9 @@ def run(arm: str, seed: int) -> dict[str, Any]:
         trainer.arm, trainer.held_out = arm, files.held_out
         try:
             trainer.run()
-        except Interrupted:
+        except Interrupted as error:
+            if str(error) != CLOCK:
+                raise
             result.write_text(json.dumps({"arm": arm, "seed": seed, **count(folder)}))
     found: dict[str, Any] = json.loads(result.read_text())
     return found
@@ -307,8 +311,16 @@ def draw(runs: Sequence[dict[str, Any]], file: Path) -> None:
         axes.set_xlabel("seconds, simulated", fontsize=8, loc="right")
         for arm in dict.fromkeys(each["arm"] for each in runs):
             of = [each["looks"] for each in runs if each["arm"] == arm]
-            times = [i * LOOK_SECONDS for i in range(min(map(len, of)))]
-            means = [statistics.fmean(looks[i][k] for looks in of for k in kinds) for i in range(len(times))]
+            times = np.arange(0, min(looks[-1]["seconds"] for looks in of), LOOK_SECONDS)
+            lines = [
+                np.interp(
+                    times,
+                    [look["seconds"] for look in looks],
+                    [statistics.fmean(look[kind] for kind in kinds) for look in looks],
+                )
+                for looks in of
+            ]
+            means = np.mean(lines, axis=0)
             axes.plot(times, means, color=COLORS[arm], linewidth=1.4, label=arm)
     axes.legend(fontsize=7, frameon=False)
     figure.savefig(file)
