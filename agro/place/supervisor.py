@@ -40,19 +40,15 @@ class Started(Protocol):
     @property
     def pid(self) -> int | None:
         """On that host; None where it is unknown."""
-        ...
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the process runs."""
-        ...
 
     def stop(self) -> None:
         """Ask the process to end, as by SIGTERM."""
-        ...
 
     def kill(self) -> None:
         """End the process, as by SIGKILL."""
-        ...
 
 
 class Launcher(Protocol):

@@ -104,8 +104,8 @@ class Candidates:
 
     def _write(self, at: At, seen: Seen, newest: Seen, oldest: int, condition: Condition) -> None:
         joins = self._database.in_transaction
-        transaction = self._database.transaction(durable=False)  # an order can be made again
-        with self._database.savepoint() if self._schema == "temp" else transaction:
+        is_own = self._schema == "temp"
+        with self._database.transaction(durable=False, temporary=is_own):  # an order can be made again
             if not joins:
                 seen, newest, oldest = self._look(at)
             fits = condition(self._waits)

@@ -8,6 +8,7 @@ first one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +26,7 @@ from agro.store.store import opened
 COLUMNS = {table: (*columns, "checksum") for table, columns in LEDGERS.items()}
 COLUMNS |= {"samples": SAMPLE, "reference_logp": ("sample", "key", "run", "step", "logp", "checksum")}
 OF_EACH = ("samples", "pairs", "group_uses", "imports", "identities")  # of several
+_part = partial(SqliteDatabase, read_only=True, create=False, timeout=BUSY_TIMEOUT)
 OF_FIRST = ("requests", "reference_logp", "commits", "clusters")
 
 
@@ -76,10 +78,7 @@ def join(paths: Sequence[Path], out: Path) -> None:
             )
     with writing(out), TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         file = Path(folder) / out.name
-        with (
-            opened(file, read_only=False, create=True, timeout=BUSY_TIMEOUT) as new,
-            new.transaction(),
-        ):
+        with opened(file, read_only=False, create=True, timeout=BUSY_TIMEOUT) as new, new.transaction():
             draws: list[tuple[Any, ...]] = []
             for number, path in enumerate(paths):
                 with _part(path) as part:
@@ -90,10 +89,6 @@ def join(paths: Sequence[Path], out: Path) -> None:
         sync(file)
         file.rename(out)
         sync(out.parent)
-
-
-def _part(path: Path) -> SqliteDatabase:
-    return SqliteDatabase(path, read_only=True, create=False, timeout=BUSY_TIMEOUT)
 
 
 def _copy(old: Database, new: Database, table: str, *, joins: bool = False) -> None:

@@ -61,9 +61,10 @@ class Database(ABC):
         self.close()
 
     @abstractmethod
-    def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:
+    def transaction(self, *, durable: bool = True, temporary: bool = False) -> AbstractContextManager[None]:
         """What is written inside is stored completely, and durably, or not at all. Inner ones join the
-        outer. `durable`: False for what can be made again; it is on the disk with the next other write."""
+        outer. `durable`: False for what can be made again; it is on the disk with the next other write.
+        `temporary`: where only tables of this connection are written."""
 
     def looking(self) -> AbstractContextManager[None]:
         """What is read inside before a transaction begins; part of it, where the dialect can tell in the end
@@ -73,10 +74,6 @@ class Database(ABC):
     @property
     @abstractmethod
     def in_transaction(self) -> bool: ...
-
-    @abstractmethod
-    def savepoint(self) -> AbstractContextManager[None]:
-        """A part of a transaction, or one of temporary tables, which is undone alone where it raises."""
 
     @abstractmethod
     def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -93,20 +93,16 @@ class DrawableGroups(Protocol):
     @property
     def versions(self) -> Mapping[int, int]:
         """How many groups have their newest samples of each version; -1: of unknown staleness."""
-        ...
 
     def first(self, n: int) -> list[str]:
         """The first groups in the order of the rule."""
-        ...
 
     def between(self, asked: Sequence[tuple[int, int, int]]) -> list[str | None]:
         """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
         `high`, by place."""
-        ...
 
     def of_version(self, version: int) -> list[str]:
         """The groups whose newest samples have this version, by place."""
-        ...
 
 
 def noise(seed: int, step: int, *item: str | int) -> int:

@@ -39,7 +39,7 @@ try:
     from psycopg.adapt import Dumper, Loader
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.pq import Format
-    from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
+    from psycopg.types.numeric import Int8BinaryDumper
     from psycopg.types.string import StrBinaryDumper
 except ImportError:
     raise Refused(
@@ -117,7 +117,7 @@ MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL
 # no longer ones.
 LONG = 1000
 IDS = ("prompt_id", "episode")
-CONTENT = (
+CONTENT = [
     "text",
     "prompt",
     "messages",
@@ -128,25 +128,19 @@ CONTENT = (
     "license",
     "files",
     "clusters",
-)
+]
 LONG_IDS = "CREATE TABLE IF NOT EXISTS long_ids (digest TEXT PRIMARY KEY, text TEXT NOT NULL)"
 _LONG = re.compile(f"{MARK}#([0-9a-f]{{64}})$")
 # Those that no sample has any more.
 UNUSED_IDS = """
 DELETE FROM long_ids WHERE digest NOT IN (
-  SELECT right(prompt_id, 64) FROM samples UNION
-  SELECT right(episode, 64) FROM samples WHERE episode IS NOT NULL
+  SELECT right(prompt_id, 64) FROM samples UNION SELECT right(coalesce(episode, ''), 64) FROM samples
 )
 """
 _UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
 # The last one is of a statement that the server doesn't have, see `_trip`.
-_GONE = (
-    *(errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow),
-    errors.InvalidSqlStatementName,
-)
-
-
+_GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.InvalidSqlStatementName)
 # What a server says when it opens no connection and won't; of its code libpq doesn't tell.
 REFUSAL = re.compile(
     r"FATAL: .*(password|pg_hba\.conf|does not exist)|no password supplied|not support SSL|certificate"
@@ -230,30 +224,19 @@ class TextLoader(Loader):
         return self.ids.get(long[1], text)
 
 
-class NumberLoader(NumericBinaryLoader):
-    """Sums of integers are numeric."""
-
-    def load(self, data: Any) -> Any:
-        number = super().load(data)
-        return int(number) if number == number.to_integral_value() else float(number)
-
-
 class Column(bytes):
     """Values of one type, as an array of PostgreSQL in its binary form."""
 
     @classmethod
     def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = encoded) -> Column:
         """`encode`: of texts."""
-        oid = _OIDS[kind]
-        parts = (
-            [struct.pack(">iiIii", 1, 1, oid, len(values), 1)]
-            if values
-            else [b"\0" * 8 + struct.pack(">I", oid)]
-        )
-        number = _NUMBERS.get(kind)
+        oid, number = _OIDS[kind], _NUMBERS.get(kind)
+        if not values:
+            return cls(b"\0" * 8 + struct.pack(">I", oid))
+        head = struct.pack(">iiIii", 1, 1, oid, len(values), 1)
         if number and None not in values:
-            parts.append(struct.pack(f">{number * len(values)}", *chain(*zip(repeat(8), values))))
-            return cls(b"".join(parts))
+            return cls(head + struct.pack(f">{number * len(values)}", *chain(*zip(repeat(8), values))))
+        parts = [head]
         for value in values:
             if value is None:
                 parts.append(b"\xff\xff\xff\xff")
@@ -423,7 +406,6 @@ class PostgresDatabase(Database):
         self._missing = set[str]()
         loader = type("IdLoader", (TextLoader,), {"ids": self._ids, "missing": self._missing})
         adapters.register_loader("text", loader)
-        adapters.register_loader("numeric", NumberLoader)
         connection.prepare_threshold = PREPARED
         return connection
 
@@ -489,7 +471,7 @@ class PostgresDatabase(Database):
         return self._open
 
     @contextmanager
-    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+    def transaction(self, *, durable: bool = True, temporary: bool = False) -> Iterator[None]:
         if self._open:
             yield
             return
@@ -498,8 +480,14 @@ class PostgresDatabase(Database):
         self._number += 1
         self._version, self.in_doubt = None, False
         try:
+            if temporary:  # without the lock: nobody else has these tables
+                self._trip([("BEGIN READ WRITE", ())])
+                self._locked = True
             yield
-            self._commit()
+            if temporary:
+                self._send([("COMMIT", ())])
+            else:
+                self._commit()
         except BaseException:
             self.in_doubt = self._reads_alone
             self._rollback()
@@ -539,28 +527,6 @@ class PostgresDatabase(Database):
         self.reconnect()
         self.run(f"SELECT pg_terminate_backend({lost}, 10000)")
         return self.run("SELECT number FROM writers WHERE client = ?", [self._client]) == [(self._number,)]
-
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        if self._open:
-            self._pending.append(("SAVEPOINT part", ()))
-            try:
-                yield
-            except BaseException:
-                self._pending = [("ROLLBACK TO part", ())]
-                raise
-            self._pending.append(("RELEASE part", ()))
-            return
-        self._open = self._locked = True  # nobody else has temporary tables
-        try:
-            self._send([("BEGIN READ WRITE", ())])
-            yield
-            self._send([("COMMIT", ())])
-        except BaseException:
-            self._rollback()
-            raise
-        finally:
-            self._open, self._pending = False, []
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
@@ -794,14 +760,12 @@ class Repeating:
             if database.in_transaction:  # all of it is repeated, or nothing
                 return value(*args, **kwargs)
             database.repeats = True
-            again = [list(each) if isinstance(each, Iterator) else each for each in args]
-            named = {
-                name: list(each) if isinstance(each, Iterator) else each for name, each in kwargs.items()
-            }
+            again = [list(each) if isinstance(each, Iterator) else each for each in (*args, *kwargs.values())]
+            given = dict(zip(kwargs, again[len(args) :]))
             try:
                 while True:
                     try:
-                        result = value(*again, **named)
+                        result = value(*again[: len(args)], **given)
                         database.flush()
                         return result
                     except Lost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -78,9 +78,7 @@ class RunUse(NamedTuple):
     last: int
 
     def __str__(self) -> str:
-        steps = f"steps {self.first} to {self.last}"
-        if self.first == self.last:
-            steps = f"step {self.first}"
+        steps = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
         return f"{self.run} ({self.samples} samples, {steps})"
 
 
@@ -145,18 +143,10 @@ class Damage:
         lines = []
         if self.structure:
             lines.append(f"the file's structure is damaged: {'; '.join(self.structure[:3])}")
-        tables: tuple[tuple[str, Sequence[object]], ...] = (
-            ("sample", self.samples),
-            ("pair", self.pairs),
-            ("draw", self.draws),
-            ("commit", self.commits),
-            ("draw count", self.group_uses),
-            ("request", self.requests),
-            ("imported file", self.imports),
-            ("repeated response", self.identities),
-        )
-        for name, rows in tables:
-            if rows:
+        names = {"group_uses": "draw count", "imports": "imported file", "identities": "repeated response"}
+        for table, rows in asdict(self).items():
+            if rows and table != "structure":
+                name = names.get(table, table.removesuffix("s"))
                 plural = "s" if len(rows) > 1 else ""
                 ids = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
                 lines.append(f"{len(rows)} {name}{plural} not as written: {name} {ids}")

@@ -155,7 +155,7 @@ class Experience:
             )
             return
         rising = sorted(set(ids))
-        self.check_ids(rising)
+        self._tables.check_ids(rising)
         for start in range(0, len(rising), PAGE_ROWS):
             block = rising[start : start + PAGE_ROWS]
             read = partial(self.samples_page, until=block[-1], ids=block, skip_damaged=skip_damaged, **chosen)
@@ -211,10 +211,6 @@ class Experience:
     def last_id(self) -> int:
         """The id of the sample that was added last; 0 where there is none."""
         return self._tables.last_id()
-
-    def check_ids(self, ids: list[int]) -> None:
-        """Raise `Refused` for ids that aren't there."""
-        self._tables.check_ids(ids)
 
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
         """The ids of the samples that are stored with these origins."""

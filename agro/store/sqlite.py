@@ -56,7 +56,7 @@ class SqliteDatabase(Database):
                     connection.execute("PRAGMA application_id").fetchone()
 
     @contextmanager
-    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+    def transaction(self, *, durable: bool = True, temporary: bool = False) -> Iterator[None]:
         if self._connection.in_transaction:
             yield
             return
@@ -64,7 +64,7 @@ class SqliteDatabase(Database):
         if synchronous:
             self.run("PRAGMA synchronous = NORMAL")
         try:
-            self.run("BEGIN IMMEDIATE")
+            self.run("BEGIN" if temporary else "BEGIN IMMEDIATE")
             yield
             self.run("COMMIT")
         except BaseException:
@@ -77,18 +77,6 @@ class SqliteDatabase(Database):
     @property
     def in_transaction(self) -> bool:
         return self._connection.in_transaction
-
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        self.run("SAVEPOINT part")
-        try:
-            yield
-        except BaseException:
-            if self.in_transaction:  # SQLite undoes all of it where the disk is full
-                self.run("ROLLBACK TO part")
-                self.run("RELEASE part")
-            raise
-        self.run("RELEASE part")
 
     def share(self) -> tuple[int, int] | None:
         """Which of how many, from 0, this is of stores that an earlier version of agro had as one."""
@@ -154,7 +142,11 @@ class SqliteDatabase(Database):
             self._connection.executemany(f"UPDATE {table} SET {changes} WHERE id = ?", rows)
 
     def way_out(self) -> str:
-        return way_out(self.path)
+        name = shlex.quote(str(self.path))
+        return (
+            f"What to do: `agro recover {name} --out NEW` writes all intact rows into a new store and "
+            "reports the lost ones, or go back to a copy"
+        )
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:
@@ -169,11 +161,11 @@ class SqliteDatabase(Database):
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
         # In SQLite's own message, or in damaged text that is written again.
         if isinstance(error, UnicodeError):
-            raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}") from error
+            raise Refused(f"{self.path}: {DAMAGED.format(way_out=self.way_out())}") from error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code not in _REASONS:
             raise error
-        reason = _REASONS[code].format(timeout=self.timeout, way_out=way_out(self.path))
+        reason = _REASONS[code].format(timeout=self.timeout, way_out=self.way_out())
         kind = Unwritable if code in _UNWRITABLE else Refused
         raise kind(f"{self.path}: {reason} ({error})") from error
 
@@ -258,7 +250,7 @@ class SqliteDatabase(Database):
         with self._plainly():
             fits = columns_fit(self._connection)
         if not fits:
-            raise Refused(f"{self.path}: {DAMAGED.format(way_out=way_out(self.path))}")
+            raise Refused(f"{self.path}: {DAMAGED.format(way_out=self.way_out())}")
 
 
 def _number_of(text: Any, key: str) -> int | None:
@@ -305,15 +297,6 @@ def columns_fit(connection: sqlite3.Connection) -> bool:
         if names != {*columns, "checksum"}:
             return False
     return True
-
-
-def way_out(path: Path) -> str:
-    """What to do about a damaged store."""
-    name = shlex.quote(str(path))
-    return (
-        f"What to do: `agro recover {name} --out NEW` writes all intact rows into a new store and reports "
-        "the lost ones, or go back to a copy"
-    )
 
 
 def _check_path(path: Path, read_only: bool, create: bool) -> None:

@@ -42,7 +42,7 @@ class Tables:
     def damage(self) -> Damage:
         """All that isn't as it was written. Reads all of the store."""
         tables = {table: self.damaged(table) for table in ("samples", *LEDGERS)}
-        return Damage(structure=self._structure(), **tables)
+        return Damage(structure=self.database.damage(), **tables)
 
     def damaged(self, table: str) -> list[int]:
         """The rowids, which are the ids of samples, of the rows that aren't as they were written."""
@@ -61,16 +61,13 @@ class Tables:
         """
         for part in parts:
             if part not in self._checked:
-                damage: Any = self._structure() if part == "structure" else self.damaged(part)
+                damage: Any = self.database.damage() if part == "structure" else self.damaged(part)
                 if damage:
                     raise self.refusal(Damage(**{part: damage}))
                 self._checked |= {part}
 
     def refusal(self, damage: Damage) -> Refused:
         return Refused(f"{self.database.path}: {damage}. {self.database.way_out()}")
-
-    def _structure(self) -> list[str]:
-        return self.database.damage()
 
     def last_id(self) -> int:
         """The id of the sample that was added last; 0 where there is none."""
