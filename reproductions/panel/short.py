@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,20 +61,19 @@ def rows(seeds: int) -> list[Row]:
     return [*(Row(job, NOTHING, None) for job in ON), *trained]
 
 
-def table(runs: Sequence[Run], updates: int) -> str:
-    """A row for each method and rate: the mean held-out reward over jobs and seeds, and that of the job on
-    which a longer step costs most."""
-    lines = [
-        f"| {updates} updates, bound | lr | mean of {len(ON)} jobs | better, noisy |",
-        "|---|---|---|---|",
-    ]
-    for method, rate in dict.fromkeys((run["method"], run["rate"]) for run in runs):
-        same = [run for run in runs if (run["method"], run["rate"]) == (method, rate)]
-        noisy = [run for run in same if run["job"] == "better, noisy"]
-        name = "the start" if rate is None else method
-        lr = "–" if rate is None else f"{rate:g}"
-        numbers = map(report.number, (report.mean(same), report.mean(noisy)))
-        lines.append(f"| {name} | {lr} | {' | '.join(numbers)} |")
+def table(found: Mapping[int, Sequence[Run]]) -> str:
+    """A row for each method and rate: by number of updates the mean held-out reward over jobs and seeds, and
+    that of the job on which a longer step costs most."""
+    ends = " | ".join(f"{updates} updates: mean of {len(ON)} jobs | better, noisy" for updates in found)
+    lines = [f"| bound | lr | {ends} |", "|---" * (2 + 2 * len(found)) + "|"]
+    every = [run for runs in found.values() for run in runs]
+    for method, rate in dict.fromkeys((run["method"], run["rate"]) for run in every):
+        words = ["the start" if rate is None else method, "–" if rate is None else f"{rate:g}"]
+        for runs in found.values():
+            same = [run for run in runs if (run["method"], run["rate"]) == (method, rate)]
+            noisy = [run for run in same if run["job"] == "better, noisy"]
+            words += map(report.number, (report.mean(same), report.mean(noisy)))
+        lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines)
 
 
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     METHODS.update({name: bounded(name) for name in (OWN, LONG, IN_SUM, NO_BOUND)})
     size = SMALL if args.small else FULL
     found = {updates: played(updates, args.seeds, args.out, size) for updates in args.updates}
-    text = "\n\n".join(table(runs, updates) for updates, runs in found.items())
+    text = table(found)
     if args.record:
         result = {"machine": harness.machine(), "runs": found}
         (HERE / "result_short.json").write_text(json.dumps(result, indent=1) + "\n")
