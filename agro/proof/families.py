@@ -144,7 +144,13 @@ def imitating(claims: Claims, k: Callable[[Situation], Tensor], shift: bool = Tr
     return pulled(claims, lambda s: 0.7 * formulas.imitation(s, k(s)), shift, imitation=0.7, **options)
 
 
-def pulled(claims: Claims, more: Callable[[Situation], Tensor], shift: bool = True, **options: Any) -> Claims:
+def pulled(
+    claims: Claims,
+    more: Callable[[Situation], Tensor],
+    shift: bool = True,
+    noise: bool = False,
+    **options: Any,
+) -> Claims:
     """With more in the loss, which moves its end."""
     return replace(
         claims,
@@ -152,7 +158,7 @@ def pulled(claims: Claims, more: Callable[[Situation], Tensor], shift: bool = Tr
         ends="unknown",
         options={**claims.options, **options},
         shift=shift,
-        noise=False,
+        noise=noise,
         policy_gradient=None,
         limits=False,
         n=(2,),

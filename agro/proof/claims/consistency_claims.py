@@ -95,7 +95,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             shift=False,
             imitation_reward=0.5,
         ),
-        pulled(agro_claims(GROUPED), lambda s: -0.3 * s.mean(s.policy.logp()), baseline_shift=0.3),
+        pulled(
+            agro_claims(GROUPED), lambda s: -0.3 * s.mean(s.policy.logp()), noise=True, baseline_shift=0.3
+        ),
         stored_claims(),
         step_claims(),
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
