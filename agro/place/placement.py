@@ -51,9 +51,7 @@ class Placement:
     def __str__(self) -> str:
         if self.kind == "local":
             return "local" if self.collectors is None else f"local:{self.collectors}"
-        if self.kind == "ray" and ":" in self.target:
-            return f"ray://{self.target}"
-        return f"{self.kind}:{self.target}" if self.target else self.kind
+        return f"ray://{self.target}" if ":" in self.target else f"ray:{self.target}"
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,7 @@ class Candidates:
 
     def _write(self, at: At, seen: Seen, newest: Seen, oldest: int, condition: Condition) -> None:
         joins = self._database.in_transaction
-        is_own = self._schema == "temp"
-        with self._database.transaction(durable=False, temporary=is_own):  # an order can be made again
+        with self._database.transaction(durable=False, temporary=self._schema == "temp"):
             if not joins:
                 seen, newest, oldest = self._look(at)
             fits = condition(self._waits)

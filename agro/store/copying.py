@@ -1,8 +1,7 @@
 """Stores as a whole: from a file to PostgreSQL or back, and one of several that earlier versions had as one.
 
-Rows are copied as they are, with their ids and checksums. Each of several had the prompts of its share of a
-hash, under ids that the first one gave out for all; what belongs to no prompt, such as requests, was in the
-first one.
+Rows stay as they are, with ids and checksums. Each of several had the prompts of its share of a hash, under
+ids that the first one gave out for all; what belongs to no prompt, such as requests, was in the first one.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ def wait_for_groups(
     at: At,
     taken: Collection[str] = (),
     check: Callable[[], None] = lambda: None,
-    *,
     again: bool = False,
 ) -> list[str]:
     """`draws.pick`, once there are enough groups or `rule.wait` seconds have passed.
@@ -144,13 +143,11 @@ class Draws:
         with self._database.transaction():
             self._tables.check_ids(ids)
             self._tables.check_once("structure", "group_uses")
-            self._record(run, step, ids, self._database.run(*self._uses_query(run, ids)))
-
-    def _uses_query(self, run: str, ids: Sequence[int]) -> Statement:
-        return queries.USES_OF, [encode_text(run), self._database.listed(ids)]
+            uses_of = self._database.run(queries.USES_OF, [encode_text(run), self._database.listed(ids)])
+            self._record(run, step, ids, uses_of)
 
     def _record(self, run: str, step: int, ids: Sequence[int], uses_of: Iterable[tuple[Any, ...]]) -> None:
-        """`uses_of`: the rows of `_uses_query`."""
+        """`uses_of`: the rows of `queries.USES_OF`."""
         name = encode_text(run)
         self._tables.put("draws", [(name, step, i) for i in ids])
         counts = [(name, group, uses + (latest != step), step) for group, uses, latest in uses_of]
@@ -230,7 +227,7 @@ class Draws:
         with self._database.transaction():
             self._tables.check_once("structure", "group_uses")
             asked = [self._eligible_queries(picked, at) for picked in picks]
-            groups_of_made = [queries.groups_of(self._database.listed(made))] if made else []
+            groups_of_made = [(queries.GROUPS_OF, [self._database.listed(made)])] if made else []
             drawn, *found = self._database.run_all(self._drawn_query(at), *groups_of_made, *chain(*asked))
             fresh = _groups(found.pop(0)) if made else {}
             chosen = self._recorded(drawn)
@@ -250,12 +247,12 @@ class Draws:
                 groups |= {row.prompt_id for row in fresh.values()}
                 self._check_same(chosen, groups, at, made)
             ids = list(chosen)
-            counted = [self._uses_query(at.run, ids)] if is_new else []
-            rows, *uses = self._database.run_all(self._tables.samples_query(ids), *counted)
+            counted = queries.USES_OF, [encode_text(at.run), self._database.listed(ids)]
+            rows, uses_of = self._database.run_all(self._tables.samples_query(ids), counted)
             valid = self._tables.valid_samples(rows, at.run)
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
             if is_new:
-                self._record(at.run, at.step, ids, uses[0])
+                self._record(at.run, at.step, ids, uses_of)
         damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
         pairs.sort(key=lambda pair: (pair.winner, pair.loser))
         return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
@@ -274,7 +271,7 @@ class Draws:
         ids = [i for _, _, i in self._tables.checked("draws", rows)]
         if not ids:
             return {}
-        groups = _groups(self._database.run(*queries.groups_of(self._database.listed(ids))))
+        groups = _groups(self._database.run(queries.GROUPS_OF, [self._database.listed(ids)]))
         return {i: groups[i] for i in ids if i in groups}
 
     def _check_same(
@@ -349,7 +346,7 @@ class Draws:
 
 
 def _groups(rows: Iterable[tuple[Any, ...]]) -> dict[int, DamagedSample]:
-    """The groups of samples, by the rows of `queries.groups_of`."""
+    """The groups of samples, by the rows of `queries.GROUPS_OF`."""
     return {
         i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
         for i, prompt_id, e in rows

@@ -116,10 +116,8 @@ class Imports:
     def origins(self, file: str, start: int, end: int) -> set[Origin]:
         """The origins of stored samples among records `start` to `end` of a file."""
         sql = "SELECT record, part FROM samples WHERE file = ? AND record BETWEEN ? AND ?"
-        return {
-            Origin(file, record, decode_text(part))
-            for record, part in self._database.run(sql, [file, start, end])
-        }
+        rows = self._database.run(sql, [file, start, end])
+        return {Origin(file, record, decode_text(part)) for record, part in rows}
 
     def repeats(self, files: Sequence[str], last_id: int) -> tuple[int, int]:
         """Of the samples of these files with higher ids than `last_id`, how many groups there are, and how

@@ -1,7 +1,6 @@
 """Results of any size in pages: a list, and the cursor at which the next page begins.
 
-Nothing stays open between two pages, neither a query nor a lock. So a caller may write meanwhile, or never
-ask for the next page, and a page can be the answer of a server to one request.
+Nothing stays open between two pages, so that a caller may write meanwhile, or never ask for the next one.
 """
 
 from __future__ import annotations

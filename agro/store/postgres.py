@@ -50,7 +50,6 @@ logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections 
 PATIENCE = 120.0  # seconds that a server may be away
 OPEN_SECONDS = 10.0  # the same when a store is opened
 RETRY_SECONDS = 0.2
-PREPARED = 3  # times that a statement was read by before the server keeps it
 AT_ONCE = 16  # statements that write, in one trip
 HOLD = 3.0  # seconds that a client may have the lock without using it
 LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
@@ -117,18 +116,10 @@ MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL
 # no longer ones.
 LONG = 1000
 IDS = ("prompt_id", "episode")
-CONTENT = [
-    "text",
-    "prompt",
-    "messages",
-    "response",
-    "sampling",
-    "meta",
-    "options",
-    "license",
-    "files",
-    "clusters",
-]
+CONTENT = (
+    *("text", "prompt", "messages", "response", "sampling", "meta"),
+    *("options", "license", "files", "clusters"),
+)
 LONG_IDS = "CREATE TABLE IF NOT EXISTS long_ids (digest TEXT PRIMARY KEY, text TEXT NOT NULL)"
 _LONG = re.compile(f"{MARK}#([0-9a-f]{{64}})$")
 # Those that no sample has any more.
@@ -182,7 +173,8 @@ def shortened(text: str | bytes) -> bytes:
     data = encoded(text)
     if len(data) <= LONG:
         return data
-    return data[: LONG // 2].decode(errors="ignore").encode() + f"{MARK}#{digest_of(text)}".encode()
+    start, digest = data[: LONG // 2].decode(errors="ignore"), hashlib.sha256(data).hexdigest()
+    return f"{start}{MARK}#{digest}".encode()
 
 
 def checked(text: str | bytes) -> bytes:
@@ -194,10 +186,6 @@ def checked(text: str | bytes) -> bytes:
             f"{len(data)}. What to do: a shorter name, or a store in a file"
         )
     return data
-
-
-def digest_of(text: str | bytes) -> str:
-    return hashlib.sha256(encoded(text)).hexdigest()
 
 
 class TextDumper(StrBinaryDumper):
@@ -406,7 +394,6 @@ class PostgresDatabase(Database):
         self._missing = set[str]()
         loader = type("IdLoader", (TextLoader,), {"ids": self._ids, "missing": self._missing})
         adapters.register_loader("text", loader)
-        connection.prepare_threshold = PREPARED
         return connection
 
     def _prepare(self, create: bool) -> None:
@@ -599,7 +586,7 @@ class PostgresDatabase(Database):
             long = [text for text in texts if len(text) > LONG // 4 and len(encoded(text)) > LONG]
             if long:
                 self.run(LONG_IDS)
-                ids = [(digest_of(text), text) for text in long]
+                ids = [(shortened(text)[-64:].decode(), text) for text in long]
                 self.insert("long_ids", ("digest", "text"), ids, key=("digest",))
         if rows:
             into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {_unnest(columns)}"
@@ -699,22 +686,18 @@ class PostgresDatabase(Database):
                     cursors = [execute(sql, args) for sql, args in batch]
             rows = [_rows(cursor) for cursor in cursors]
             if self._missing:
-                self._read_ids()
+                sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
+                found = execute(sql, [list(self._missing)]).fetchall()
+                self._missing.clear()
+                if len(self._ids) > AT_ONCE:
+                    self._ids.clear()
+                self._ids.update(found)
                 rows = [_rows(cursor) for cursor in cursors]
             return rows
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
         except (psycopg.Error, OverflowError, struct.error) as error:
             self._refuse(error)
-
-    def _read_ids(self) -> None:
-        """Know the long ids that the loader has met, and no others."""
-        sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
-        found = self._connection.execute(sql, [list(self._missing)], binary=True).fetchall()
-        if len(self._ids) > AT_ONCE:
-            self._ids.clear()
-        self._ids.update(found)
-        self._missing.clear()
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what an error means for a user; the error itself where it is none of theirs."""

@@ -10,6 +10,7 @@ from agro.store.draw_rules import DrawRule
 from agro.store.sample_rows import SELECT, STATES, State, encode_text
 
 UNSCORED, FAILED, SCORED = range(len(STATES))
+Clause = tuple[str, list[Any]]  # SQL, and its arguments
 PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.imports`
 NO_LIMIT = 2**62  # steps that draw from a group
 LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
@@ -43,7 +44,7 @@ class Filter(SampleFilter, total=False):
     redone: bool
 
 
-def build_condition(**filters: Unpack[Filter]) -> tuple[str, list[Any]]:
+def build_condition(**filters: Unpack[Filter]) -> Clause:
     """The condition, never NULL, that a row of samples fits a `Filter`, and its arguments."""
     terms, args = [PRESENT if filters.get("redone") else "redone = 0"], list[Any]()
     for column, value in (("prompt_id", filters.get("prompt_id")), ("run", filters.get("run"))):
@@ -91,7 +92,7 @@ def chosen(data: DataConfig) -> SampleFilter:
     }
 
 
-def eligible(rule: DrawRule, run: str, version: int) -> tuple[str, list[Any]]:
+def eligible(rule: DrawRule, run: str, version: int) -> Clause:
     """The condition that `run`, at `version`, may draw a row, and its arguments."""
     data = rule.data
     clause, args = build_condition(**chosen(data), scored=True if rule.scored_only else None)
@@ -143,13 +144,7 @@ SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
 """
 
 
-def drawable(
-    rule: DrawRule,
-    run: str,
-    eligible: tuple[str, list[Any]],
-    *,
-    within: tuple[str, list[Any]] | None = None,
-) -> tuple[str, list[Any]]:
+def drawable(rule: DrawRule, run: str, eligible: Clause, *, within: Clause | None = None) -> Clause:
     """The query of the groups that `run` may draw, (prompt_id, uses, newest), and its arguments.
 
     Args:
@@ -245,13 +240,10 @@ number_of(meta, 'index')
 # Oldest first; in a step by number of the response, since responses are stored in the order of finishing.
 BY_NUMBER = f"ORDER BY step, CASE WHEN step IS NOT NULL THEN {NUMBER} END, id"
 
-
-def groups_of(ids: Any) -> tuple[str, list[Any]]:
-    """The groups of samples, by number of the response, not in the order of finishing. `ids`: as
-    `Database.listed` has them."""
-    sql = "SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?))"
-    return f"{sql} ORDER BY {NUMBER}, id", [ids]
-
+# The groups of samples, by number of the response, not in the order of finishing.
+GROUPS_OF = f"""
+SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?)) ORDER BY {NUMBER}, id
+"""
 
 NEXT_NUMBER = """
 SELECT coalesce(max(number_of(meta, 'index')) + 1, 0) FROM samples

@@ -161,12 +161,10 @@ def _copy_ledger(
     insert = insert_into(table, ("rowid", *columns))
     copied = lost = 0
     for row in _rows(damaged, table, columns, end):
+        is_copied = False
         if row is not None and is_valid(row[1:]):
-            values = dict(zip(columns, row[1:]))
-            named = {values[column] for column in SAMPLES_OF.get(table, ())}
+            named = {row[1 + columns.index(name)] for name in SAMPLES_OF.get(table, ())}
             is_copied = named <= ids and _insert(store, insert, row)
-        else:
-            is_copied = False
         copied, lost = copied + is_copied, lost + (not is_copied)
     return copied, lost
 

@@ -20,7 +20,6 @@ from agro.store.sample_rows import SAMPLE, insert_into
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
 CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
-LONG = (str, bytes)  # values that the length of a row counts
 _ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
 
 
@@ -125,7 +124,7 @@ class SqliteDatabase(Database):
         with self._plainly(), closing(self._connection.execute(sql, args)) as query:
             for row in query:
                 items.append(row)
-                length += sum([len(value) for value in row if type(value) in LONG])
+                length += sum([len(value) for value in row if type(value) in (str, bytes)])
                 if len(items) == rows or length >= size:
                     return Page(items, row[0])
         return Page(items, None)

@@ -40,9 +40,8 @@ def opened(location: Location, *, read_only: bool, create: bool, timeout: float)
     if share is not None:
         database.close()
         raise Refused(
-            f"{location}: expected a store that has all of its samples, got store {share[0] + 1} of "
-            f"{share[1]}, which an earlier version of agro had as one. What to do: agro store join makes "
-            "one of them, given all in order: agro store join A.db B.db OUT.db"
+            f"{location}: expected a store that has all samples, got store {share[0] + 1} of {share[1]} that "
+            "were one together. What to do: agro store join A.db B.db OUT.db, of all of them in order"
         )
     return database
 

@@ -130,8 +130,7 @@ class Survey:
         return list(map(_to_group, rows))
 
     def _each_page(self, **chosen: Unpack[Filter]) -> Iterator[tuple[int, list[int]]]:
-        """A sample of each of the next groups, by prompt_id, and one of the group before them. Nothing is
-        open meanwhile.
+        """A sample of each of the next groups, by prompt_id, and one of the group before them.
 
         Raises `Refused` where that one was erased meanwhile.
         """
