@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from agro.config import RunConfig
 from agro.io.files import new_run_folder
-from agro.models.footprint import engine_settings
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.objectives.weights import MEASURED
@@ -278,7 +277,11 @@ class BaseTrainer:
 
     @cached_property
     def engine(self) -> Any:
-        settings = engine_settings(self.config, self.policy.device)
+        settings = self.config.engine
+        if settings.kind == "vllm":
+            from agro.models.footprint import engine_settings
+
+            settings = engine_settings(self.config, self.policy.device)
         return load_engine(settings, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
