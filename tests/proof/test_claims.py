@@ -14,7 +14,7 @@ from agro.objectives import Objective, differentiate, get, methods, names
 from agro.objectives.core import STREAMS
 from agro.proof.claims import CLAIMS, claims_of
 from agro.proof.measuring import SMALL, Subject, problem
-from agro.proof.passport import episodes, expectations, needs
+from agro.proof.passport import episodes, expectations, needs, noise
 from agro_papers import methods as of_papers
 from agro_papers.claims import CLAIMS as CLAIMS_OF_PAPERS
 
@@ -22,8 +22,8 @@ SUBJECTS = [Subject(name, claims) for name in names() for claims in claims_of(na
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: f"{s.name}-{claims_of(s.name).index(s.claims)}")
-def test_gradient_episodes_and_needs_are_the_claimed(subject: Subject) -> None:
-    rows = [*islice(expectations(subject), 1), *episodes(subject), *needs(subject)]
+def test_gradient_noise_episodes_and_needs_are_the_claimed(subject: Subject) -> None:
+    rows = [*islice(expectations(subject), 1), *noise(subject), *episodes(subject), *needs(subject)]
     assert len(rows) >= 4
     assert [row for row in rows if not row.holds] == []
 
