@@ -61,19 +61,13 @@ def _preset(
     return replace(base, of=base.function.__name__, preset=values, **fields)
 
 
+FAMILIES = (
+    *(consistency, squares, learned_value, policy_gradient, critic),
+    *(clipped, teaching, preference, labeled),
+)
 OBJECTIVES = with_methods(
-    {
-        **consistency.ENTRIES,
-        **squares.ENTRIES,
-        **learned_value.ENTRIES,
-        **policy_gradient.ENTRIES,
-        **critic.ENTRIES,
-        **clipped.ENTRIES,
-        **teaching.ENTRIES,
-        **preference.ENTRIES,
-        **labeled.ENTRIES,
-        **teaching.SUPERVISED_ENTRIES,
-    },
+    {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()}
+    | teaching.SUPERVISED_ENTRIES,
     Path(__file__).parent / "methods" / "methods.toml",
 )
 

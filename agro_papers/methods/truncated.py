@@ -129,18 +129,12 @@ def m2po(
     if tokens == "harmful":
         counts_BT = batch.mask & (log_BT.detach() * advantage_B1 > 0)
     square_BT = log_BT.detach().square()
-    threshold = _masking_threshold(
-        square_BT[counts_BT], _row_weights(batch)[counts_BT], budget, tokens == "harmful"
-    )
+    weight_BT = batch.weight.double()[:, None].expand(batch.mask.shape)
+    threshold = _masking_threshold(square_BT[counts_BT], weight_BT[counts_BT], budget, tokens == "harmful")
     masked_BT = counts_BT & (square_BT >= threshold)
     w_BT = torch.where(masked_BT, 0.0, log_BT).exp()
     loss = token_mean(batch, torch.where(masked_BT, 0.0, -w_BT * advantage_B1))
     return limited(loss, batch, masked_BT, log_BT.exp())
-
-
-def _row_weights(batch: Batch) -> Tensor:
-    """[B,T] of each token."""
-    return batch.weight.double()[:, None].expand(batch.mask.shape)
 
 
 def _masking_threshold(square_M: Tensor, weight_M: Tensor, budget: float, capped: bool) -> float:
@@ -224,10 +218,6 @@ def _raft_needs(options: Options) -> set[Need]:
     return {REWARD, needed(options)} | groups
 
 
-def _nested_needs(options: Options) -> set[Need]:
-    return advantages.needs(options) | {OLD_LOGP if options["mismatch"] == "ignore" else BEHAVIOR_LOGP}
-
-
 _entry = partial(Objective, ingredients=(IMITATION, SINGLETONS), metrics=("clipped_share", "ratio_max"))
 ENTRIES: dict[str, Objective] = {
     "cispo": _entry(
@@ -259,7 +249,9 @@ ENTRIES: dict[str, Objective] = {
     "nested_reft": Objective(
         nested_reft,
         "Nested-ReFT, arXiv 2508.10123",
-        _nested_needs,
+        lambda options: (
+            advantages.needs(options) | {OLD_LOGP if options["mismatch"] == "ignore" else BEHAVIOR_LOGP}
+        ),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("ratio_max",),
         certainty="reconstructed",

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, regularized
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, regularized
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.methods.clipped import Clip, clipped_gain, limited, ratio_needs
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD
 from agro.objectives.options import Average, Beta, Option
 from agro.objectives.reduce import Groups, average_tokens
 from agro.objectives.weights import WEIGHT, Ratio, log_ratio
@@ -185,10 +185,6 @@ def _k3(d: Tensor) -> Tensor:
     return (-d).exp() - 1 + d
 
 
-def _remix_needs(options: Options) -> set[Need]:
-    return {REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP} | regularized()(options)
-
-
 _entry = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), certainty="code")
 ENTRIES: dict[str, Objective] = {
     "deepseek_v32": _entry(
@@ -225,7 +221,7 @@ ENTRIES: dict[str, Objective] = {
     "remix": Objective(
         remix,
         "ReMix, arXiv 2507.06892",
-        _remix_needs,
+        regularized(REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
         certainty="notes",

@@ -330,10 +330,6 @@ def _token_level(options: Options, key: str) -> set[Need]:
     return estimates[options[key]]
 
 
-def _agro_needs(options: Options) -> set[Need]:
-    return needs_baseline(options) | _token_level(options, "regularizer")
-
-
 def _agro_couples(options: Options) -> Coupling:
     by_baseline = options["regularizer"] in ("sequence", "reference")
     return couples_baseline(options) if by_baseline else "row"
@@ -368,8 +364,7 @@ def _onpolicy_conflict(options: Options) -> str:
         return ""
     return (
         f'squared = "{options["squared"]}" drops what has zero mean, but likelihood_ratio = "adaptive" '
-        "weighs it by the "
-        "response itself, and then it hasn't; set one of the two"
+        "weighs it by the response itself, and then it hasn't; set one of the two"
     )
 
 
@@ -377,7 +372,7 @@ ENTRIES: dict[str, Objective] = {
     "agro": Objective(
         agro,
         "AGRO, arXiv 2503.19612, eq. 4 and section 6",
-        _agro_needs,
+        lambda options: needs_baseline(options) | _token_level(options, "regularizer"),
         _agro_couples,
         excludes=_agro_conflict,
         anchor=to_reference,
