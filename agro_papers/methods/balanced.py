@@ -170,13 +170,10 @@ ENTRIES: dict[str, Objective] = {
         bapo,
         "BAPO, arXiv 2510.18927",
         lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
-        certainty="notes",
     ),
     "bapo_code": _entry(
         bapo_code,
         "BAPO, arXiv 2510.18927, the authors' code",
         ratio_needs,
-        certainty="code",
-        called='verl recipe/bapo, loss_mode = "bapo"',
     ),
 }

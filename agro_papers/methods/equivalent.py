@@ -117,7 +117,6 @@ ENTRIES: dict[str, Objective] = {
         _gepo_needs,
         coupling("group"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
-        certainty="paper",
     ),
     "oorl": Objective(
         oorl,
@@ -125,6 +124,5 @@ ENTRIES: dict[str, Objective] = {
         lambda options: {*_gepo_needs(options), BEHAVIOR_LOGP},
         coupling("group"),
         metrics=("clipped_share", "ratio_max"),
-        certainty="paper",
     ),
 }

@@ -276,15 +276,12 @@ ENTRIES: dict[str, Objective] = {
         "CHORD, arXiv 2508.11408",
         _chord_needs,
         metrics=("clipped_share", "ratio_max"),
-        certainty="code",
-        called='Trinity-RFT algorithm "mix_chord"',
     ),
     "luffy": Objective(
         luffy,
         "LUFFY, arXiv 2504.14945, policy shaping",
         _mixed_needs,
         metrics=("ratio_max", "weight_mean"),
-        certainty="code",
     ),
     "guide": Objective(
         guide,
@@ -292,7 +289,6 @@ ENTRIES: dict[str, Objective] = {
         lambda options: {REWARD, GROUPS, HINTED, needed(options)},
         lambda options: "step" if options.get("gamma") == "quantile" else "row",
         metrics=("ratio_max", "weight_mean"),
-        certainty="code",
     ),
     "tempsamp_r1": Objective(
         tempsamp_r1,

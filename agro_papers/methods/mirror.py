@@ -125,20 +125,18 @@ def _opmd_conflict(options: Options) -> str:
     return ""
 
 
-_entry = partial(Objective, ingredients=(IMITATION, SINGLETONS), certainty="code")
+_entry = partial(Objective, ingredients=(IMITATION, SINGLETONS))
 ENTRIES: dict[str, Objective] = {
     "opmd": _entry(
         opmd,
         "OPMD, arXiv 2509.24203",
         always(REWARD, GROUPS),
         excludes=_opmd_conflict,
-        called='Trinity algorithm_type = "opmd"',
     ),
     "token_quadratic": _entry(
         token_quadratic,
         "the loss dro of tinker and verl",
         ratio_and_advantage,
-        called='tinker loss_fn = "dro"; verl loss_mode = "dro"',
     ),
     "mdpo": _entry(mdpo, "MDPO, arXiv 2005.09814", ratio_and_advantage, metrics=("ratio_max",)),
     "props": Objective(
@@ -147,6 +145,5 @@ ENTRIES: dict[str, Objective] = {
         always(REF_LOGP),
         ingredients=(),
         metrics=("clipped_share", "ratio_max"),
-        certainty="code",
     ),
 }

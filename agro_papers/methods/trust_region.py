@@ -185,14 +185,13 @@ def _k3(d: Tensor) -> Tensor:
     return (-d).exp() - 1 + d
 
 
-_entry = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), certainty="code")
+_entry = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS))
 ENTRIES: dict[str, Objective] = {
     "deepseek_v32": _entry(
         deepseek_v32,
         "DeepSeek-V3.2, arXiv 2512.02556, eqs. 7 to 9",
         lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
         metrics=("clipped_share", "ratio_max"),
-        called="TRL off_policy_mask_threshold and use_bias_correction_kl",
         preset={"unbiased_kl": True},
     ),
     "kimi_k25": Objective(
@@ -201,22 +200,18 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("ratio_max",),
-        certainty="code",
-        called="prime-rl kl_tau",
     ),
     "sapo": _entry(
         sapo,
         "SAPO, arXiv 2511.20347, eqs. 5 and 6",
         ratio_needs,
         metrics=("ratio_max",),
-        called='TRL loss_type = "sapo"; verl loss_mode = "sapo"',
     ),
     "dppo": _entry(
         dppo,
         "DPPO, arXiv 2602.04879",
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
         metrics=("clipped_share", "ratio_max"),
-        called='verl loss_mode = "dppo_tv"; TRL experimental DPPOTrainer; prime-rl dppo_mask_high',
     ),
     "remix": Objective(
         remix,
@@ -224,6 +219,5 @@ ENTRIES: dict[str, Objective] = {
         regularized(REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
-        certainty="notes",
     ),
 }

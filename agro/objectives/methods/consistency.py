@@ -378,7 +378,6 @@ ENTRIES: dict[str, Objective] = {
         anchor=to_reference,
         ingredients=(WEIGHT_BASELINE, BASELINE_SHIFT, WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
-        certainty="paper",
     ),
     "agro_onpolicy": Objective(
         agro_onpolicy,
@@ -390,6 +389,5 @@ ENTRIES: dict[str, Objective] = {
         warnings=MethodWarnings(options_warning, rewards_warning, metrics_warning),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("consistency", "likelihood_ratio", "reversed_share", "trap_ratio"),
-        certainty="paper",
     ),
 }

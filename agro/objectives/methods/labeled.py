@@ -75,8 +75,6 @@ ENTRIES: dict[str, Objective] = {
         lambda options: "row" if options["kl"] == "none" else "step",
         ingredients=(WEIGHT, IMITATION),
         metrics=("reference_point",),
-        certainty="code",
-        called="TRL KTOTrainer",
     ),
     "online_dpo": Objective(
         online_dpo,
@@ -85,7 +83,5 @@ ENTRIES: dict[str, Objective] = {
         coupling("group"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("implicit_margin", "ordered_share"),
-        certainty="code",
-        called="TRL OnlineDPOTrainer",
     ),
 }

@@ -148,7 +148,6 @@ ENTRIES: dict[str, Objective] = {
         anchor=_squares_anchor,
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
-        certainty="code",
     )
 }
 ENTRIES["qrpo"] = Objective(
@@ -156,6 +155,4 @@ ENTRIES["qrpo"] = Objective(
     "QRPO, arXiv 2507.08068, eq. 11",
     always(REF_LOGP, STORED_QUANTILE),
     ingredients=(WEIGHT,),
-    certainty="code",
-    called="CLAIRE-Labo/quantile-reward-policy-optimization",
 )
