@@ -24,12 +24,6 @@ def after_marker(text: str, marker: str = MARKER) -> str | None:
     return answer.splitlines()[0] if answer else ""
 
 
-def last_match(text: str, pattern: str) -> str | None:
-    """The group of the last match of `pattern`; None without a match."""
-    matches = list(re.finditer(pattern, text))
-    return matches[-1][1] if matches else None
-
-
 def matches(conclusion: str | None, answer: str) -> float:
     """1.0 where the text `conclusion` in a response is the `answer`, else 0.0.
 
@@ -43,4 +37,5 @@ def matches(conclusion: str | None, answer: str) -> float:
 
 def match_pattern(completions: list[str], answer: list[str], pattern: str) -> list[float]:
     """`matches` on the last match of a user's pattern. It may never end, so it runs in a worker."""
-    return [matches(last_match(text, pattern), a) for text, a in zip(completions, answer)]
+    found = [list(re.finditer(pattern, text)) for text in completions]
+    return [matches(of[-1][1] if of else None, a) for of, a in zip(found, answer)]

@@ -94,7 +94,11 @@ class Discriminator:
             )
             h_own, h_expert = self._scaled(own.states[rows]), self._scaled(experts.states[partners])
             share = torch.rand(ROWS, 1, generator=random).to(h_own.device)
-            loss = _loss(self.network(h_expert), self.network(h_own), fit.loss)
+            expert, policy = self.network(h_expert), self.network(h_own)
+            if fit.loss == "pairs":
+                loss = -logsigmoid(expert - policy).mean()
+            else:
+                loss = -(logsigmoid(expert) + logsigmoid(-policy)).mean()
             between = share * h_expert + (1 - share) * h_own
             loss = loss + fit.penalty * slope_penalty(self.network, between, fit.slope)
             optimizer.zero_grad()
@@ -149,10 +153,3 @@ def mean_states(policy: Policy, samples: Sequence[Sample], layer: int) -> Tensor
         assert sample.action is not None
         means.append(states[torch.tensor(sample.action, device=states.device)].mean(0))
     return torch.stack(means)
-
-
-def _loss(expert: Tensor, own: Tensor, kind: str) -> Tensor:
-    """[] of values [N,1]"""
-    if kind == "pairs":
-        return -logsigmoid(expert - own).mean()
-    return -(logsigmoid(expert) + logsigmoid(-own)).mean()

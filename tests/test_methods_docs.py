@@ -8,7 +8,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from pydoc import locate
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from methods_docs import RULES, methods
@@ -20,6 +20,7 @@ from agro.config.override import section_at
 from agro.config.recipes import recipes
 from agro.errors import Refused
 from agro.io import peers
+from agro.objectives.core import Certainty
 from agro.store import Store
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,12 @@ def test_the_page_is_made_from_the_entries() -> None:
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
     assert page == methods(), "run: python tools/docs/methods_docs.py"
     assert all(f"`{name}`" in page for name in objectives.names())
+
+
+def test_how_an_equation_is_known_is_one_of_four_words() -> None:
+    """As methods.toml has it, which no type checker reads."""
+    known = {entry.certainty for entry in objectives.table.entries().values()}
+    assert known == set(get_args(Certainty))
 
 
 def test_the_settings_of_rules_exist() -> None:

@@ -270,11 +270,7 @@ def always(*needs: Need) -> Callable[[Options], set[Need]]:
 
 def regularized(*needs: Need) -> Callable[[Options], set[Need]]:
     """These, and the reference's log-probs unless β is 0."""
-
-    def needs_regularized(options: Options) -> set[Need]:
-        return set(needs) if options.get("beta") == 0 else {*needs, REF_LOGP}
-
-    return needs_regularized
+    return lambda options: set(needs) if options.get("beta") == 0 else {*needs, REF_LOGP}
 
 
 def coupling(scope: Coupling) -> Callable[[Options], Coupling]:

@@ -197,9 +197,10 @@ def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, par
     for problem in problems:
         key = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
-            raise Refused(
-                f"objective {name}: unknown option {key}; {_nearest(key, values[key], list(descriptions))}"
-            )
+            near = nearest(key, list(descriptions))
+            hint = f"did you mean {near}?" if near else f"it has: {', '.join(descriptions) or 'none'}"
+            hint = peers.option(key, values[key]) or hint
+            raise Refused(f"objective {name}: unknown option {key}; {hint}")
         if key not in missing:
             expected = descriptions[key]["expected"]
             raise Refused(f"objective {name}: option {key}: expected {expected}, got {values[key]!r}")
@@ -219,11 +220,3 @@ def _choices(kind: Any) -> str:
     if kind is bool:
         return "False, True"
     return ", ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else ""
-
-
-def _nearest(key: str, value: Any, names: list[str]) -> str:
-    theirs = peers.option(key, value)
-    if theirs:
-        return theirs
-    near = nearest(key, names)
-    return f"did you mean {near}?" if near else f"it has: {', '.join(names) or 'none'}"

@@ -82,6 +82,11 @@ class Groups:
         """[N] -> [N]: the mean of each response's group."""
         return (self.sum(v) / self.n)[self.group]
 
+    def weighted_mean(self, v: Tensor, weight: Tensor) -> Tensor:
+        """[N], weights [N] of 0 or more -> [G]; 0 where all weights are 0."""
+        total_G = self.sum(weight)
+        return self.sum(weight * v) / torch.where(total_G > 0, total_G, 1.0)
+
     def largest(self, v: Tensor) -> Tensor:
         """[N] -> [G]"""
         return torch.full_like(self.weight, -torch.inf).scatter_reduce(0, self.group, v, "amax")

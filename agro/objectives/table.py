@@ -32,7 +32,8 @@ from agro.objectives.options import REQUIRED, described
 def with_methods(entries: Mapping[str, Objective], file: Path) -> dict[str, Objective]:
     """The objectives, presets of them, and recipes of both, as a TOML file has them.
 
-    A table NAME has the fields of `MethodRecipe`, and `unset`, settings of the base that it doesn't make.
+    A table NAME has the fields of `MethodRecipe`, `unset`, settings of the base that it doesn't make, and of
+    the objective how its equation is known, `certainty`, and what other libraries call it, `called`.
     NAME.preset is the objective `of` with other defaults, under the name that its paper gives it: the fields
     of `Objective` that are its own, `options`, those that are `required`, and those that are `unset`, None.
     """
@@ -41,8 +42,9 @@ def with_methods(entries: Mapping[str, Objective], file: Path) -> dict[str, Obje
         if "preset" in said:
             methods[name] = _preset(methods, **said.pop("preset"))
         settings = {**said.pop("settings", {}), **dict.fromkeys(said.pop("unset", ()))}
+        known = {key: said.pop(key) for key in ("certainty", "called") if key in said}
         recipe = MethodRecipe(**said, settings=settings) if said else None
-        methods[name] = replace(methods[name], recipe=recipe)
+        methods[name] = replace(methods[name], recipe=recipe, **known)
     return methods
 
 
@@ -61,19 +63,13 @@ def _preset(
     return replace(base, of=base.function.__name__, preset=values, **fields)
 
 
+FAMILIES = (
+    *(consistency, squares, learned_value, policy_gradient, critic),
+    *(clipped, teaching, preference, labeled),
+)
 OBJECTIVES = with_methods(
-    {
-        **consistency.ENTRIES,
-        **squares.ENTRIES,
-        **learned_value.ENTRIES,
-        **policy_gradient.ENTRIES,
-        **critic.ENTRIES,
-        **clipped.ENTRIES,
-        **teaching.ENTRIES,
-        **preference.ENTRIES,
-        **labeled.ENTRIES,
-        **teaching.SUPERVISED_ENTRIES,
-    },
+    {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()}
+    | teaching.SUPERVISED_ENTRIES,
     Path(__file__).parent / "methods" / "methods.toml",
 )
 

@@ -280,19 +280,13 @@ def excess(kind: str, groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_B
     `slope_N`: R̄ − R_i, times a constant of the group. That of a baseline Σ_j c_j R_j is Σ_j c_j (R̄ − R_j).
     """
     weight_N = groups.mean_tokens(weight_BT)
-    weighted_G = _average(groups, weight_N, slope_N)
+    weighted_G = groups.weighted_mean(slope_N, weight_N)
     if kind == "weighted":
         return weighted_G
     if kind == "lower":
         return weighted_G.clamp(min=0.0)
-    optimal_G = _average(groups, weight_N * squared_norm(groups, logp_BT), slope_N)
+    optimal_G = groups.weighted_mean(slope_N, weight_N * squared_norm(groups, logp_BT))
     return optimal_G if kind == "optimal" else torch.maximum(weighted_G, optimal_G)
-
-
-def _average(groups: Groups, share_N: Tensor, v_N: Tensor) -> Tensor:
-    """[G] the mean of v by shares in each group; 0 where all shares are 0."""
-    total_G = groups.sum(share_N)
-    return torch.where(total_G > 0, groups.sum(share_N * v_N) / total_G, 0.0)
 
 
 def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:

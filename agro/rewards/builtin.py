@@ -37,7 +37,7 @@ class AnswerReward:
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         return score_known(
             samples,
-            self._answer,
+            lambda sample: self._answer_in(sample.meta),
             lambda answered, expected: self._scorer([_said(s) for s in answered], expected),
         )
 
@@ -47,9 +47,6 @@ class AnswerReward:
         except LookupError as error:
             return str(error.args[0])
         return None
-
-    def _answer(self, sample: Sample) -> str:
-        return self._answer_in(sample.meta)
 
     def _answer_in(self, columns: Mapping[str, Any]) -> str:
         answer = columns.get("answer")

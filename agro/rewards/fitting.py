@@ -118,7 +118,9 @@ def fit(
             p = torch.tensor([c.p for c in some], device=difference.device)
             loss = -(p * logsigmoid(difference) + (1 - p) * logsigmoid(-difference)).mean()
         else:
-            loss = _rating_loss(model, judged, some, mean, std)
+            scores = model.logits([judged.rows[place] for place, _, _ in some])[:, 0]
+            target = torch.tensor([(rating - mean) / std for _, rating, _ in some], device=scores.device)
+            loss = (scores - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -134,14 +136,6 @@ def _batches(items: Sequence[Any], options: Fitting, random: torch.Generator) ->
         order = torch.randperm(len(items), generator=random).tolist()
         for start in range(0, len(order), options.batch):
             yield [items[i] for i in order[start : start + options.batch]]
-
-
-def _rating_loss(
-    model: RewardModel, judged: Judged, some: Sequence[tuple[int, float, str]], mean: float, std: float
-) -> torch.Tensor:
-    scores = model.logits([judged.rows[place] for place, _, _ in some])[:, 0]
-    target = torch.tensor([(rating - mean) / std for _, rating, _ in some], device=scores.device)
-    return (scores - target).square().mean()
 
 
 def posterior_mean(votes: float, others: float) -> float:

@@ -169,7 +169,7 @@ class FunctionReward:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         if self._is_verl:
-            return score_known(samples, _ground_truth, self._compute_scores)
+            return score_known(samples, lambda s: _ground_truth_in(s.meta), self._compute_scores)
         columns, n = self._columns(samples), len(samples)
         if self._per_token or self._per_step:
             outcomes = self._pool.call(columns, n, how="tokens")
@@ -246,10 +246,6 @@ def _completion_ids(sample: Sample) -> list[int] | None:
     if sample.tokens is None or sample.action is None:
         return None
     return [int(token) for token in sample.tokens[sample.action]]
-
-
-def _ground_truth(sample: Sample) -> Any:
-    return _ground_truth_in(sample.meta)
 
 
 def _ground_truth_in(columns: Mapping[str, Any]) -> Any:

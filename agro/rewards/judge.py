@@ -100,7 +100,7 @@ class JudgeReward:
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         get = _baseline if self.options.pairwise else lambda sample: ""
-        return score_known(samples, get, self._score_all)
+        return score_known(samples, get, lambda *columns: list(self._threads.map(self._score, *columns)))
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         if self.options.pairwise and not isinstance(columns.get("baseline"), str):
@@ -112,9 +112,6 @@ class JudgeReward:
         self._client.close()
         if self._cache is not None:
             self._cache.close()
-
-    def _score_all(self, samples: list[Sample], baselines: list[str]) -> list[Score]:
-        return list(self._threads.map(self._score, samples, baselines))
 
     def _score(self, sample: Sample, baseline: str) -> Score:
         details = {"judge": self.options.model}

@@ -106,15 +106,6 @@ class NoOptions(Section):
     """No options."""
 
 
-def nothing(inner: Abilities, options: Any) -> Abilities:
-    """A source that doesn't say what it can do."""
-    return frozenset()
-
-
-def no_problems(phase: Phase, options: Any) -> Mapping[str, object]:
-    return {}
-
-
 @dataclass(frozen=True)
 class SourceWrapper:
     """A source that is put around another one.
@@ -127,9 +118,9 @@ class SourceWrapper:
     """That source.options are an object of; pydantic's, each value with its bounds."""
     needs: Abilities = frozenset()
     """What the source has to be able to do that it is put around."""
-    can: Callable[[Abilities, Any], Abilities] = nothing
-    """What it can do itself, from what that source can do, and options."""
-    problems: Callable[[Phase, Any], Mapping[str, object]] = no_problems
+    can: Callable[[Abilities, Any], Abilities] = lambda inner, options: frozenset()
+    """What it can do itself, from what that source can do, and options; one that doesn't say it: nothing."""
+    problems: Callable[[Phase, Any], Mapping[str, object]] = lambda phase, options: {}
     """What else it can't be combined with, as the end of a sentence that it begins, and whether it is so."""
 
 

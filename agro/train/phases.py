@@ -168,10 +168,6 @@ class Phase:
         )
 
     @property
-    def learns_value(self) -> bool:
-        return bool(provided_by("value_head", self.needs))
-
-    @property
     def takes_stored_value(self) -> bool:
         """Whether the objective needs values from data.value_store."""
         return bool(provided_by("value_store", self.needs))

@@ -32,6 +32,8 @@ from agro.train.phases import Phase, Position, derive
 from agro.train.stored_tensors import assign
 from agro.train.stored_tensors import exists as has_part
 
+POSITION = "position.json"
+
 
 @dataclass
 class Checkpoints:
@@ -46,7 +48,11 @@ class Checkpoints:
     def commit(self, phase: Phase, position: Position) -> Position:
         """Write a checkpoint, then the row of the store that makes it valid."""
         self.activity.stage("saving")
-        files = write_checkpoint(self.folder.checkpoint(position.step), position, self.learner.save)
+        with complete_folder(self.folder.checkpoint(position.step)) as temporary:
+            self.learner.save(temporary)
+            content = asdict(replace(position, digest=""))
+            (temporary / POSITION).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            files = _digests(temporary)
         names = "".join(f"{name} {files[name]}\n" for name in sorted(files))
         position = replace(position, digest=hashlib.sha256(names.encode()).hexdigest())
         self.folder.sync()
@@ -146,18 +152,6 @@ def load_checkpoint(folder: Path, config: PolicyConfig) -> Policy:
     return policy
 
 
-POSITION = "position.json"
-
-
-def write_checkpoint(folder: Path, position: Position, save: Callable[[Path], None]) -> dict[str, str]:
-    """Write a checkpoint, to which `save` adds the learner's files; returns the SHA-256 of each file."""
-    with complete_folder(folder) as temporary:
-        save(temporary)
-        content = asdict(replace(position, digest=""))
-        (temporary / POSITION).write_text(json.dumps(content, indent=1), encoding="utf-8")
-        return _digests(temporary)
-
-
 def read_position(folder: Path, digest: str) -> Position:
     content = json.loads((folder / POSITION).read_text(encoding="utf-8"))
     return Position(**{**content, "digest": digest})
@@ -178,6 +172,7 @@ def damage(folder: Path, commit: Commit) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 by the name of a file."""
     return {path.name: digest(path) for path in folder.iterdir()}
 
 

@@ -12,6 +12,7 @@ from agro.config import RunConfig
 from agro.io.files import new_run_folder
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
+from agro.objectives.needs import provided_by
 from agro.objectives.weights import MEASURED
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
@@ -213,7 +214,7 @@ class BaseTrainer:
 
     def _load_policy(self) -> Policy:
         policy = Policy.load(self.config.policy, seed=derive(self.config.train.seed, "weights"))
-        if any(phase.learns_value for phase in self.phases):
+        if any(provided_by("value_head", phase.needs) for phase in self.phases):
             policy.add_value()
         return policy
 

@@ -15,16 +15,10 @@ from agro_papers.claims import (
     values_claims,
 )
 
+FAMILIES = (
+    *(values_claims, reinforced_claims, balanced_claims, experts_claims, mirror_claims, rec_claims),
+    *(imitated_claims, truncated_claims, trust_region_claims, rivals_claims, equivalent_claims),
+)
 CLAIMS: dict[str, tuple[Claims, ...]] = {
-    **values_claims.CLAIMS,
-    **reinforced_claims.CLAIMS,
-    **balanced_claims.CLAIMS,
-    **experts_claims.CLAIMS,
-    **mirror_claims.CLAIMS,
-    **rec_claims.CLAIMS,
-    **imitated_claims.CLAIMS,
-    **truncated_claims.CLAIMS,
-    **trust_region_claims.CLAIMS,
-    **rivals_claims.CLAIMS,
-    **equivalent_claims.CLAIMS,
+    name: claims for family in FAMILIES for name, claims in family.CLAIMS.items()
 }

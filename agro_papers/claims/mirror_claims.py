@@ -42,11 +42,6 @@ def _mirrored(s: Situation, step_size: float, kl: str) -> Tensor:
     return gain + formulas.per_token(s, kl_XYT) / step_size
 
 
-def _pushed(s: Situation, minimum: float) -> Tensor:
-    """The mean over tokens of max(π/f, minimum) (PROPS)."""
-    return formulas.per_token(s, s.d_tokens.exp().clamp(min=minimum))
-
-
 def _claims(
     expects: Callable[[Situation], Tensor], needs: tuple[str, ...], updates: int = 0, **options: Any
 ) -> Claims:
@@ -55,9 +50,12 @@ def _claims(
 
 
 def _props(minimum: float, updates: int = 0, **options: Any) -> Claims:
-    of_one = Claims(
-        lambda s: _pushed(s, minimum), "elsewhere", ("ref_logp",), options, n=(1, 2), updates=updates
-    )
+    """The mean over tokens of max(π/f, minimum) (PROPS)."""
+
+    def expects(s: Situation) -> Tensor:
+        return formulas.per_token(s, s.d_tokens.exp().clamp(min=minimum))
+
+    of_one = Claims(expects, "elsewhere", ("ref_logp",), options, n=(1, 2), updates=updates)
     return replace(of_one, reference_shift=False)
 
 

@@ -148,10 +148,6 @@ def _nested(weight: Weight, needs: tuple[str, ...] = BEHAVIOR, updates: int = 0,
     return ratio_claims(lambda s: in_responses(s, "standardized", weight), needs, updates, **options)
 
 
-def _in_one_row(claims: Claims) -> Claims:
-    return replace(claims, episodes=False)
-
-
 _OLD_MEAN = {"ratio": "old", "clip": (0.1, 0.4), "advantage": "mean"}
 _RATIO = clamped(0.0, float("inf"))
 
@@ -162,15 +158,18 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     ),
     "aipo": (over_tokens("mean", clamped(0.0, 4.0), noise=True, updates=DESCENT),),
     "minpro": (
-        _in_one_row(over_tokens("standardized", times_prefix_minimum(0.0, 1.28), updates=DESCENT)),
-        _in_one_row(
+        replace(
+            over_tokens("standardized", times_prefix_minimum(0.0, 1.28), updates=DESCENT), episodes=False
+        ),
+        replace(
             over_tokens(
                 "mean",
                 times_prefix_minimum(0.9, 1.4, maximum=1.0),
                 {"cap_at_one": True, **_OLD_MEAN},
                 OLD,
                 noise=True,
-            )
+            ),
+            episodes=False,
         ),
     ),
     "vespo": (

@@ -17,20 +17,12 @@ from agro_papers.methods import (
     values,
 )
 
+FAMILIES = (
+    *(values, reinforced, balanced, experts, mirror, rec),
+    *(imitated, truncated, trust_region, rivals, equivalent),
+)
 OBJECTIVES = with_methods(
-    {
-        **values.ENTRIES,
-        **reinforced.ENTRIES,
-        **balanced.ENTRIES,
-        **experts.ENTRIES,
-        **mirror.ENTRIES,
-        **rec.ENTRIES,
-        **imitated.ENTRIES,
-        **truncated.ENTRIES,
-        **trust_region.ENTRIES,
-        **rivals.ENTRIES,
-        **equivalent.ENTRIES,
-    },
+    {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()},
     Path(__file__).with_name("methods.toml"),
 )
 CLAIMS = "agro_papers.claims:CLAIMS"

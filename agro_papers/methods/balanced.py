@@ -13,6 +13,7 @@ tokens that have a gradient, w ≤ c_high or w ≥ c_low, and raising c_low lowe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -157,26 +158,22 @@ def _conflict(options: Options) -> str:
     return ""
 
 
+_entry = partial(
+    Objective,
+    couples=coupling("step"),
+    excludes=_conflict,
+    ingredients=(WEIGHT, IMITATION, SINGLETONS),
+    metrics=("clipped_share", "ratio_max"),
+)
 ENTRIES: dict[str, Objective] = {
-    "bapo": Objective(
+    "bapo": _entry(
         bapo,
         "BAPO, arXiv 2510.18927",
         lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
-        coupling("step"),
-        excludes=_conflict,
-        ingredients=(WEIGHT, IMITATION, SINGLETONS),
-        metrics=("clipped_share", "ratio_max"),
-        certainty="notes",
     ),
-    "bapo_code": Objective(
+    "bapo_code": _entry(
         bapo_code,
         "BAPO, arXiv 2510.18927, the authors' code",
         ratio_needs,
-        coupling("step"),
-        excludes=_conflict,
-        ingredients=(WEIGHT, IMITATION, SINGLETONS),
-        metrics=("clipped_share", "ratio_max"),
-        certainty="code",
-        called='verl recipe/bapo, loss_mode = "bapo"',
     ),
 }

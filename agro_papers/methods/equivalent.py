@@ -54,13 +54,13 @@ def gepo(
     kind_N = _kinds(groups, equivalent, threshold)
     good_N = (_of_kind(groups.reward, kind_N) > threshold).double()
     share_N = 1 / kind_N.bincount()[kind_N].double()
-    mean_G = _mean(groups, rho_N, good_N * share_N)
-    other_G = _mean(groups, rho_N, (1 - good_N) * share_N)
+    mean_G = groups.weighted_mean(rho_N, good_N * share_N)
+    other_G = groups.weighted_mean(rho_N, (1 - good_N) * share_N)
     good_G = groups.sum(good_N)
     both_G = (good_G > 0) & (good_G < groups.n)
     loss_G = torch.where(both_G, bradley_terry(beta * (mean_G - other_G), 1.0), 0.0)
     off_N = rho_N - _of_kind(rho_N, kind_N)
-    variance_G = _mean(groups, off_N.square(), good_N * share_N)
+    variance_G = groups.weighted_mean(off_N.square(), good_N * share_N)
     factor = beta**2 if unit == "logit" else 1.0
     return Terms(groups.average(loss_G + variance * factor * variance_G))
 
@@ -99,12 +99,6 @@ def _of_kind(v_N: Tensor, kind_N: Tensor) -> Tensor:
     return (torch.zeros_like(size, dtype=torch.float64).index_add(0, kind_N, v_N) / size)[kind_N]
 
 
-def _mean(groups: Groups, v_N: Tensor, weight_N: Tensor) -> Tensor:
-    """[G] the mean by these weights; 0 where all are 0."""
-    total_G = groups.sum(weight_N)
-    return groups.sum(weight_N * v_N) / torch.where(total_G > 0, total_G, 1.0)
-
-
 def _gepo_needs(options: Options) -> set[Need]:
     needs: set[Need] = {REWARD, GROUPS, REF_LOGP}
     return {*needs, MEANING} if options.get("equivalent") == "meaning" else needs
@@ -117,7 +111,6 @@ ENTRIES: dict[str, Objective] = {
         _gepo_needs,
         coupling("group"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
-        certainty="paper",
     ),
     "oorl": Objective(
         oorl,
@@ -125,6 +118,5 @@ ENTRIES: dict[str, Objective] = {
         lambda options: {*_gepo_needs(options), BEHAVIOR_LOGP},
         coupling("group"),
         metrics=("clipped_share", "ratio_max"),
-        certainty="paper",
     ),
 }

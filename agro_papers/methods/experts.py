@@ -264,18 +264,10 @@ def _chord_needs(options: Options) -> set[Need]:
     return {except_experts(need) for need in (REWARD, GROUPS, needed(options))}
 
 
-def _guide_needs(options: Options) -> set[Need]:
-    return {REWARD, GROUPS, HINTED, needed(options)}
-
-
 def _tempsamp_needs(options: Options) -> set[Need]:
     anchored = options.get("fix") == "anchor"
     needs = _chord_needs(options) if anchored else _mixed_needs(options)
     return needs if options.get("beta") == 0 else {*needs, REF_LOGP}
-
-
-def _guide_couples(options: Options) -> str:
-    return "step" if options.get("gamma") == "quantile" else "row"
 
 
 ENTRIES: dict[str, Objective] = {
@@ -284,23 +276,19 @@ ENTRIES: dict[str, Objective] = {
         "CHORD, arXiv 2508.11408",
         _chord_needs,
         metrics=("clipped_share", "ratio_max"),
-        certainty="code",
-        called='Trinity-RFT algorithm "mix_chord"',
     ),
     "luffy": Objective(
         luffy,
         "LUFFY, arXiv 2504.14945, policy shaping",
         _mixed_needs,
         metrics=("ratio_max", "weight_mean"),
-        certainty="code",
     ),
     "guide": Objective(
         guide,
         "Guide, arXiv 2506.13923",
-        _guide_needs,
-        _guide_couples,  # type: ignore[arg-type]
+        lambda options: {REWARD, GROUPS, HINTED, needed(options)},
+        lambda options: "step" if options.get("gamma") == "quantile" else "row",
         metrics=("ratio_max", "weight_mean"),
-        certainty="code",
     ),
     "tempsamp_r1": Objective(
         tempsamp_r1,

@@ -99,7 +99,6 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(),
         excludes=_otr_excludes,
         metrics=("weight_mean",),
-        certainty="notes",
     ),
     "middle_band": Objective(
         middle_band,
@@ -109,6 +108,5 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(),
         excludes=_band_excludes,
         metrics=("kept_share",),
-        certainty="notes",
     ),
 }

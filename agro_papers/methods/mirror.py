@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -124,38 +125,25 @@ def _opmd_conflict(options: Options) -> str:
     return ""
 
 
+_entry = partial(Objective, ingredients=(IMITATION, SINGLETONS))
 ENTRIES: dict[str, Objective] = {
-    "opmd": Objective(
+    "opmd": _entry(
         opmd,
         "OPMD, arXiv 2509.24203",
         always(REWARD, GROUPS),
         excludes=_opmd_conflict,
-        ingredients=(IMITATION, SINGLETONS),
-        certainty="code",
-        called='Trinity algorithm_type = "opmd"',
     ),
-    "token_quadratic": Objective(
+    "token_quadratic": _entry(
         token_quadratic,
         "the loss dro of tinker and verl",
         ratio_and_advantage,
-        ingredients=(IMITATION, SINGLETONS),
-        certainty="code",
-        called='tinker loss_fn = "dro"; verl loss_mode = "dro"',
     ),
-    "mdpo": Objective(
-        mdpo,
-        "MDPO, arXiv 2005.09814",
-        ratio_and_advantage,
-        ingredients=(IMITATION, SINGLETONS),
-        metrics=("ratio_max",),
-        certainty="code",
-    ),
+    "mdpo": _entry(mdpo, "MDPO, arXiv 2005.09814", ratio_and_advantage, metrics=("ratio_max",)),
     "props": Objective(
         props,
         "PROPS, arXiv 2311.08290",
         always(REF_LOGP),
         ingredients=(),
         metrics=("clipped_share", "ratio_max"),
-        certainty="code",
     ),
 }

@@ -96,15 +96,11 @@ ENTRIES: dict[str, Objective] = {
         _needs,
         ingredients=(IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
-        certainty="code",
-        called='Trinity policy_loss_fn = "rec"',
     ),
     "red_weight": Objective(
         red_weight,
         "RED-Weight, arXiv 2509.24203",
         always(REWARD, GROUPS),
         ingredients=(IMITATION, SINGLETONS),
-        certainty="code",
-        called='Trinity policy_loss_fn = "rec" with weight advantage',
     ),
 }

@@ -123,7 +123,6 @@ ENTRIES: dict[str, Objective] = {
         "FPA, arXiv 2509.19893, with SimPER's weights, arXiv 2502.00883",
         _fpa_needs,
         ingredients=(IMITATION, SINGLETONS),
-        certainty="notes",
     ),
     "otb": Objective(
         otb,
@@ -131,8 +130,6 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, GROUPS, changed(PROPOSAL, temperature=0.5)),
         coupling("group"),
         ingredients=(IMITATION, SINGLETONS),
-        certainty="code",
-        called='verl adv_estimator = "optimal_token_baseline"',
     ),
     "topr": Objective(
         topr,
@@ -140,7 +137,5 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, BEHAVIOR_LOGP),
         ingredients=(IMITATION,),
         metrics=("weight_mean",),
-        certainty="notes",
-        called='verl and ROLL "topr", as ratio = mean; Trinity policy_loss_fn = "topr", as ratio = token',
     ),
 }

@@ -3,7 +3,6 @@ search; and pairs with votes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -43,6 +42,4 @@ def seppo(
     return Terms(pairs.average(-torch.nn.functional.logsigmoid(margin_P)), metrics=ordered(pairs, margin_P))
 
 
-SEPPO = judged(seppo, "SePPO, arXiv 2410.05255", ORDERED)
-
-ENTRIES: dict[str, Objective] = {"seppo": replace(SEPPO, certainty="reconstructed")}
+ENTRIES: dict[str, Objective] = {"seppo": judged(seppo, "SePPO, arXiv 2410.05255", ORDERED)}

@@ -129,18 +129,12 @@ def m2po(
     if tokens == "harmful":
         counts_BT = batch.mask & (log_BT.detach() * advantage_B1 > 0)
     square_BT = log_BT.detach().square()
-    threshold = _masking_threshold(
-        square_BT[counts_BT], _row_weights(batch)[counts_BT], budget, tokens == "harmful"
-    )
+    weight_BT = batch.weight.double()[:, None].expand(batch.mask.shape)
+    threshold = _masking_threshold(square_BT[counts_BT], weight_BT[counts_BT], budget, tokens == "harmful")
     masked_BT = counts_BT & (square_BT >= threshold)
     w_BT = torch.where(masked_BT, 0.0, log_BT).exp()
     loss = token_mean(batch, torch.where(masked_BT, 0.0, -w_BT * advantage_B1))
     return limited(loss, batch, masked_BT, log_BT.exp())
-
-
-def _row_weights(batch: Batch) -> Tensor:
-    """[B,T] of each token."""
-    return batch.weight.double()[:, None].expand(batch.mask.shape)
 
 
 def _masking_threshold(square_M: Tensor, weight_M: Tensor, budget: float, capped: bool) -> float:
@@ -224,44 +218,35 @@ def _raft_needs(options: Options) -> set[Need]:
     return {REWARD, needed(options)} | groups
 
 
-def _nested_needs(options: Options) -> set[Need]:
-    return advantages.needs(options) | {OLD_LOGP if options["mismatch"] == "ignore" else BEHAVIOR_LOGP}
-
-
 _entry = partial(Objective, ingredients=(IMITATION, SINGLETONS), metrics=("clipped_share", "ratio_max"))
 ENTRIES: dict[str, Objective] = {
     "cispo": _entry(
         cispo,
         "CISPO, MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5",
         ratio_and_advantage,
-        certainty="code",
-        called='TRL loss_type = "cispo"; Trinity policy_loss_fn = "cispo"; Liger loss_type = "cispo"',
     ),
-    "minpro": _entry(minpro, "MinPRO, arXiv 2601.22718", ratio_and_advantage, certainty="notes"),
+    "minpro": _entry(minpro, "MinPRO, arXiv 2601.22718", ratio_and_advantage),
     "vespo": Objective(
         vespo,
         "VESPO, arXiv 2602.10693",
         ratio_and_advantage,
         ingredients=(IMITATION, SINGLETONS),
         metrics=("weight_mean",),
-        certainty="code",
-        called='TRL loss_type = "vespo"; Liger loss_type = "vespo"',
     ),
     "m2po": _entry(
         m2po,
         "M2PO, arXiv 2510.01161",
         ratio_and_advantage,
         coupling("step"),
-        certainty="code",
-        called="AReaL actor.m2_threshold",
     ),
-    "raft_pp": _entry(raft_pp, "RAFT++, arXiv 2504.11343", _raft_needs, certainty="notes"),
+    "raft_pp": _entry(raft_pp, "RAFT++, arXiv 2504.11343", _raft_needs),
     "nested_reft": Objective(
         nested_reft,
         "Nested-ReFT, arXiv 2508.10123",
-        _nested_needs,
+        lambda options: (
+            advantages.needs(options) | {OLD_LOGP if options["mismatch"] == "ignore" else BEHAVIOR_LOGP}
+        ),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("ratio_max",),
-        certainty="reconstructed",
     ),
 }

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, regularized
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, regularized
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
 from agro.objectives.methods.clipped import Clip, clipped_gain, limited, ratio_needs
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD
 from agro.objectives.options import Average, Beta, Option
 from agro.objectives.reduce import Groups, average_tokens
 from agro.objectives.weights import WEIGHT, Ratio, log_ratio
@@ -185,18 +185,13 @@ def _k3(d: Tensor) -> Tensor:
     return (-d).exp() - 1 + d
 
 
-def _remix_needs(options: Options) -> set[Need]:
-    return {REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP} | regularized()(options)
-
-
-_entry = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), certainty="code")
+_entry = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS))
 ENTRIES: dict[str, Objective] = {
     "deepseek_v32": _entry(
         deepseek_v32,
         "DeepSeek-V3.2, arXiv 2512.02556, eqs. 7 to 9",
         lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
         metrics=("clipped_share", "ratio_max"),
-        called="TRL off_policy_mask_threshold and use_bias_correction_kl",
         preset={"unbiased_kl": True},
     ),
     "kimi_k25": Objective(
@@ -205,29 +200,24 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("ratio_max",),
-        certainty="code",
-        called="prime-rl kl_tau",
     ),
     "sapo": _entry(
         sapo,
         "SAPO, arXiv 2511.20347, eqs. 5 and 6",
         ratio_needs,
         metrics=("ratio_max",),
-        called='TRL loss_type = "sapo"; verl loss_mode = "sapo"',
     ),
     "dppo": _entry(
         dppo,
         "DPPO, arXiv 2602.04879",
         always(REWARD, GROUPS, BEHAVIOR_LOGP),
         metrics=("clipped_share", "ratio_max"),
-        called='verl loss_mode = "dppo_tv"; TRL experimental DPPOTrainer; prime-rl dppo_mask_high',
     ),
     "remix": Objective(
         remix,
         "ReMix, arXiv 2507.06892",
-        _remix_needs,
+        regularized(REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("clipped_share", "ratio_max"),
-        certainty="notes",
     ),
 }

@@ -126,8 +126,6 @@ ENTRIES: dict[str, Objective] = {
         anchor=to_reference,
         ingredients=(),
         metrics=("value_loss", "value_mean"),
-        certainty="notes",
-        called="rlx-lab/TBRM",
     ),
     "prefix_consistency": Objective(
         prefix_consistency,
@@ -142,6 +140,5 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, VALUE, except_experts(FRESH)),
         ingredients=(),
         metrics=("value_loss", "value_mean"),
-        certainty="code",
     ),
 }

@@ -44,9 +44,12 @@ class Recipe:
 
     @property
     def title(self) -> str:
-        """The first lines of the comment, up to the indented commands; of an entry without its text."""
+        """The first lines of the comment, up to the indented commands; of an entry
+        its title, and what the recipe lacks of the method."""
         if isinstance(self.source, Objective):
-            return method_title(self.source)
+            recipe = self.source.recipe
+            assert recipe is not None
+            return f"{recipe.title} Missing here: {recipe.missing}" if recipe.missing else recipe.title
         comment = re.match(r"(?:# .*\n)+?(?=#   )", self.text)
         if comment is None:
             raise Refused(
@@ -142,13 +145,6 @@ def method_settings(name: str, entry: Objective) -> dict[str, Any]:
     settings |= {f"objective.{key}": value for key, value in options.items()}
     settings = {"objective.name": name} | settings
     return {key: settings[key] for key in sorted(settings, key=_order(entry)) if settings[key] is not None}
-
-
-def method_title(entry: Objective) -> str:
-    """What the text begins with: the title, and what the recipe lacks of the method."""
-    recipe = entry.recipe
-    assert recipe is not None
-    return f"{recipe.title} Missing here: {recipe.missing}" if recipe.missing else recipe.title
 
 
 def method_end(base: Base) -> str:

@@ -137,19 +137,15 @@ ENTRIES: dict[str, Objective] = {
         grpo,
         "GRPO, arXiv 2402.03300, eq. 3",
         ratio_needs,
-        called='TRL loss_type = "grpo"; verl adv_estimator = "grpo"',
     ),
     "gspo": _entry(
         gspo,
         "GSPO, arXiv 2507.18071, eqs. 5 to 7",
         ratio_needs,
-        called='TRL importance_sampling_level = "sequence"; verl loss_mode = "gspo"',
     ),
     "gmpo": _entry(
         gmpo,
         "GMPO, arXiv 2507.20673, eq. 4",
         ratio_needs,
-        certainty="code",
-        called='TRL experimental GMPOTrainer; verl loss_mode = "geo_mean"',
     ),
 }

@@ -330,10 +330,6 @@ def _token_level(options: Options, key: str) -> set[Need]:
     return estimates[options[key]]
 
 
-def _agro_needs(options: Options) -> set[Need]:
-    return needs_baseline(options) | _token_level(options, "regularizer")
-
-
 def _agro_couples(options: Options) -> Coupling:
     by_baseline = options["regularizer"] in ("sequence", "reference")
     return couples_baseline(options) if by_baseline else "row"
@@ -368,8 +364,7 @@ def _onpolicy_conflict(options: Options) -> str:
         return ""
     return (
         f'squared = "{options["squared"]}" drops what has zero mean, but likelihood_ratio = "adaptive" '
-        "weighs it by the "
-        "response itself, and then it hasn't; set one of the two"
+        "weighs it by the response itself, and then it hasn't; set one of the two"
     )
 
 
@@ -377,13 +372,12 @@ ENTRIES: dict[str, Objective] = {
     "agro": Objective(
         agro,
         "AGRO, arXiv 2503.19612, eq. 4 and section 6",
-        _agro_needs,
+        lambda options: needs_baseline(options) | _token_level(options, "regularizer"),
         _agro_couples,
         excludes=_agro_conflict,
         anchor=to_reference,
         ingredients=(WEIGHT_BASELINE, BASELINE_SHIFT, WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
-        certainty="paper",
     ),
     "agro_onpolicy": Objective(
         agro_onpolicy,
@@ -395,6 +389,5 @@ ENTRIES: dict[str, Objective] = {
         warnings=MethodWarnings(options_warning, rewards_warning, metrics_warning),
         ingredients=(IMITATION, SINGLETONS),
         metrics=("consistency", "likelihood_ratio", "reversed_share", "trap_ratio"),
-        certainty="paper",
     ),
 }

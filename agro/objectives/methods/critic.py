@@ -125,7 +125,5 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, PREFIX_VALUE, DRAWN_VALUE, BEHAVIOR_LOGP),
         ingredients=(KL_TERM, IMITATION),
         metrics=("clipped_share", "ratio_max", "value_loss", "value_mean", "explained_variance"),
-        certainty="code",
-        called='verl adv_estimator = "gae"; TRL PPOTrainer; OpenRLHF advantage_estimator = "gae"',
     )
 }

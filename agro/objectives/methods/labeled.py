@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always, coupling
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methods.preference import BetaOfJudgments, Smoothing, bradley_terry, log_ratio, ordered
 from agro.objectives.needs import GROUPS, REF_LOGP, REWARD
@@ -67,20 +67,14 @@ def online_dpo(
     return Terms(loss, metrics=ordered(pairs, margin_P))
 
 
-def _kto_couples(options: Options) -> Coupling:
-    return "row" if options["kl"] == "none" else "step"
-
-
 ENTRIES: dict[str, Objective] = {
     "kto": Objective(
         kto,
         "KTO, arXiv 2402.01306",
         always(REWARD, REF_LOGP),
-        _kto_couples,
+        lambda options: "row" if options["kl"] == "none" else "step",
         ingredients=(WEIGHT, IMITATION),
         metrics=("reference_point",),
-        certainty="code",
-        called="TRL KTOTrainer",
     ),
     "online_dpo": Objective(
         online_dpo,
@@ -89,7 +83,5 @@ ENTRIES: dict[str, Objective] = {
         coupling("group"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("implicit_margin", "ordered_share"),
-        certainty="code",
-        called="TRL OnlineDPOTrainer",
     ),
 }

@@ -53,7 +53,5 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(WEIGHT, IMITATION),
         anchor=to_reference,
         metrics=("value_loss", "value_mean"),
-        certainty="code",
-        called="protein_tune_rl dro; not the dro of verl and tinker, which squares token by token",
     )
 }

@@ -116,15 +116,12 @@ ENTRIES: dict[str, Objective] = {
         couples_baseline,
         anchor=to_reference,
         ingredients=(WEIGHT_BASELINE, WEIGHT, IMITATION, SINGLETONS),
-        certainty="code",
-        called='TRL RLOOTrainer; verl adv_estimator = "rloo"; Trinity advantage_fn = "rloo"',
     ),
     "reinforce": Objective(
         reinforce,
         "REINFORCE, Williams 1992",
         _reinforce_needs,
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
-        called='Trinity advantage_fn = "reinforce"',
     ),
     "kl_pg": Objective(
         kl_pg,

@@ -265,9 +265,7 @@ ORDERED = ("ordered_share", "implicit_margin")
 RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anchor")
 
 
-def judged(
-    function: Callable[..., Terms], source: str, metrics: tuple[str, ...], called: str = ""
-) -> Objective:
+def judged(function: Callable[..., Terms], source: str, metrics: tuple[str, ...]) -> Objective:
     return Objective(
         function,
         source,
@@ -275,38 +273,21 @@ def judged(
         coupling("group"),
         ingredients=(WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
         metrics=metrics,
-        certainty="code",
-        called=called,
     )
 
 
-_CONSISTENCY = Objective(
-    pair_consistency,
-    "AGRO, arXiv 2503.19612, Theorem 1 for two responses",
-    _consistency_needs,
-    coupling("group"),
-    excludes=_consistency_conflict,
-    ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
-    metrics=RANKED,
-    certainty="paper",
-)
-_IPO = judged(
-    ipo,
-    "IPO, arXiv 2310.12036, eq. 17",
-    RANKED,
-    'TRL DPOTrainer, loss_type = "ipo", which averages over tokens',
-)
-_DPO = judged(
-    dpo,
-    "DPO, arXiv 2305.18290, eq. 7",
-    (*RANKED, "ranked_share_ideal"),
-    'TRL DPOTrainer, loss_type = "sigmoid"',
-)
-
 ENTRIES: dict[str, Objective] = {
-    "pair_consistency": _CONSISTENCY,
-    "dpo": _DPO,
-    "ipo": _IPO,
-    "slic": judged(slic, "SLiC-HF, arXiv 2305.10425", ORDERED, 'TRL DPOTrainer, loss_type = "hinge"'),
+    "pair_consistency": Objective(
+        pair_consistency,
+        "AGRO, arXiv 2503.19612, Theorem 1 for two responses",
+        _consistency_needs,
+        coupling("group"),
+        excludes=_consistency_conflict,
+        ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
+        metrics=RANKED,
+    ),
+    "dpo": judged(dpo, "DPO, arXiv 2305.18290, eq. 7", (*RANKED, "ranked_share_ideal")),
+    "ipo": judged(ipo, "IPO, arXiv 2310.12036, eq. 17", RANKED),
+    "slic": judged(slic, "SLiC-HF, arXiv 2305.10425", ORDERED),
     "gpo": judged(gpo, "GPO, arXiv 2402.05749, table 1", RANKED),
 }

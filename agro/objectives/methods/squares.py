@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Coupling, Objective, Options, Streams, Terms, always
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always
 from agro.objectives.imitation import IMITATION
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -128,10 +128,6 @@ def _squares_needs(options: Options) -> set[Need]:
     return {REWARD, _squares_anchor(options), baseline}
 
 
-def _squares_couples(options: Options) -> Coupling:
-    return "group" if options["baseline"] == "mean" else "row"
-
-
 def _squares_conflict(options: Options) -> str:
     if options["baseline"] != "stored" or options["scale"] in ("square", "trajectory"):
         return ""
@@ -147,12 +143,11 @@ ENTRIES: dict[str, Objective] = {
         "AGRO, arXiv 2503.19612, with the anchors, baselines and scales of gvpo, vargrad, copg, rebel, kimi, "
         "oapl and apo",
         _squares_needs,
-        _squares_couples,
+        lambda options: "group" if options["baseline"] == "mean" else "row",
         excludes=_squares_conflict,
         anchor=_squares_anchor,
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
-        certainty="code",
     )
 }
 ENTRIES["qrpo"] = Objective(
@@ -160,6 +155,4 @@ ENTRIES["qrpo"] = Objective(
     "QRPO, arXiv 2507.08068, eq. 11",
     always(REF_LOGP, STORED_QUANTILE),
     ingredients=(WEIGHT,),
-    certainty="code",
-    called="CLAIRE-Labo/quantile-reward-policy-optimization",
 )

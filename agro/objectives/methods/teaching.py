@@ -27,8 +27,6 @@ SUPERVISED_ENTRIES: dict[str, Objective] = {
         "maximum likelihood (SFT); iw-SFT with a weight, arXiv 2507.12856",
         always(),
         ingredients=(WEIGHT,),
-        certainty="code",
-        called="TRL SFTTrainer",
     )
 }
 
@@ -121,7 +119,5 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(),
         excludes=_distill_excludes,
         metrics=("ratio_max",),
-        certainty="paper",
-        called="prime-rl opd; TRL GKDTrainer, whose beta is 1 for KL(π ‖ teacher)",
     )
 }
