@@ -419,6 +419,8 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
         "api": "completions",
         "push": None,
         "push_error": None,
+        "memory": None,
+        "sleep": False,
         "timeout": 120.0,
         "retries": 3,
         "fused": True,
