@@ -22,9 +22,9 @@ BETA = 0.1  # of objectives that need one, as in their recipes
 STORED: Values = {"replay": 1.0, "group_size": 8}
 RULES: dict[str, Values] = {  # for the size of a step
     "no rule for a step": {"gain_ratio": None, "step_kl": None},
-    "nats alone": {"gain_ratio": None, "step_kl": 0.005},  # until 28 November 2026 that of the default
+    "nats alone": {"gain_ratio": None, "step_kl": 0.005},  # that of the default for pairs and single responses
     "the ratio alone": {"gain_ratio": 0.75, "step_kl": None},  # that of the default for fresh samples
-    "both rules": {"gain_ratio": 0.75, "step_kl": 0.005},  # that of the default for stored data
+    "both rules": {"gain_ratio": 0.75, "step_kl": 0.005},  # that of the default for groups of a log
 }
 SPREAD = {"all groups": False, "different rewards alone": True}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
@@ -145,7 +145,8 @@ def _without(job: Job, facts: Facts, *, part: str) -> Values | str:
     """The default with one of its parts left out, or as another recipe has it."""
     given = _default(job, facts)
     if part in RULES:
-        same = "the ratio alone" if job.data == "fresh" else "both rules"
+        of_data = {"fresh": "the ratio alone", "groups": "both rules"}
+        same = of_data.get(job.data, "nats alone")
         return "is the default" if part == same else {**given, "train": RULES[part]}
     if part == "the plain mean":
         fresh = {"baseline": "others"}  # of the group
@@ -188,7 +189,7 @@ PARTS = {
     "no rule for a step": "neither `train.gain_ratio` nor `train.step_kl`",
     "nats alone": "`train.step_kl = 0.005` alone",
     "the ratio alone": "`train.gain_ratio = 0.75` alone",
-    "both rules": "of fresh samples both",
+    "both rules": "of fresh samples, pairs and single responses both",
 }
 METHODS = {
     method.name: method
