@@ -22,7 +22,7 @@ BETA = 0.1  # of objectives that need one, as in their recipes
 STORED: Values = {"replay": 1.0, "group_size": 8}
 RULES: dict[str, Values] = {  # for the size of a step
     "no rule for a step": {"gain_ratio": None, "step_kl": None},
-    "nats alone": {"gain_ratio": None, "step_kl": 0.005},  # that of the default for pairs and single responses
+    "nats alone": {"gain_ratio": None, "step_kl": 0.005},  # the default's for pairs and single responses
     "the ratio alone": {"gain_ratio": 0.75, "step_kl": None},  # that of the default for fresh samples
     "both rules": {"gain_ratio": 0.75, "step_kl": 0.005},  # that of the default for groups of a log
 }
