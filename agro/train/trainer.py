@@ -279,7 +279,7 @@ class BaseTrainer:
     @cached_property
     def engine(self) -> Any:
         settings = self.config.engine
-        if settings.kind == "vllm":
+        if settings.uses_servers:
             from agro.models.footprint import engine_settings
 
             settings = engine_settings(self.config, self.policy.device)
