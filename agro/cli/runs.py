@@ -123,7 +123,6 @@ def _changing(
 ) -> tuple[set[str], Callable[[Mapping[str, Any]], RunConfig]]:
     """The keys that are given, and the configuration with other settings besides."""
     from agro.api.plan.fit import items
-    from agro.config import RunConfig
 
     given = {item.partition("=")[0].strip() for item in renamed(overrides)}
     return given, lambda settings: RunConfig.load(config, [*overrides, *items(settings)])

@@ -131,6 +131,8 @@ class Policy:
     log-probs are in nats, at `temperature`.
     """
 
+    served: str | None = None  # the name of the model on the server that computes log-probs in its place
+
     def __init__(
         self,
         model: Any,

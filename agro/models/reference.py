@@ -128,7 +128,7 @@ def fingerprint(policy: Policy) -> str:
     A second and a half for a GiB of weights on one core, in up to four threads: less than reading the weights
     from a disk. Of a reference on a server it is the server's name of it.
     """
-    if hasattr(policy, "served"):
+    if policy.served is not None:
         return f"{policy.fingerprint}/{policy.served}"
     replaced = policy.weights()
 
