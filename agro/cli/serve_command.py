@@ -1,20 +1,27 @@
-"""`agro serve` and `agro proxy`: other programs' calls of a model, answered and stored."""
+"""`agro serve` and `agro proxy`: other programs' calls of a model, answered and stored; `agro loop`."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import sys
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import PolicySetting
+from agro.cli.common import PolicySetting, end
+from agro.cli.run_models import config_of
 from agro.errors import Refused, remember_secret
 from agro.logs.privacy import Privacy
+from agro.store.location import located
+from agro.store.shared import LocalFolder
 
 if TYPE_CHECKING:
+    from agro.door.app import Newest
     from agro.door.records import Keeping
 
 TOKEN = "AGRO_TOKEN"
@@ -52,17 +59,45 @@ def serve(
     from agro.cli.chat_command import run_of
     from agro.cli.run_models import MeasuredModel
 
-    run = run_of(model)
-    subject = MeasuredModel.of(
-        run, None if run is not None else model, policy, "a model"
-    ).without_environment()
-    from agro.door.app import listening, opened
+    run, newest = run_of(model), _newest(model)
+    with nullcontext((None, -1)) if newest is None else newest() as (folder, version):
+        named = model if run is None else None
+        subject = MeasuredModel.of(run, named if folder is None else str(folder), policy, "a model")
+        from agro.api.loop import version_of
+        from agro.door.app import listening, opened
 
-    keeping = _keeping(store, redact_pattern, keep_days, secrets=keep_secrets)
-    with closing(listening(host, port)) as listener:
-        engine = subject.rollout().engine
-        with opened(engine, batch, keeping, subject.name, timeout) as backend:
-            _run(backend, listener, host)
+        keeping = _keeping(store, redact_pattern, keep_days, secrets=keep_secrets)
+        with closing(listening(host, port)) as listener:
+            engine: Any = subject.without_environment().rollout().engine
+            engine.version = version if newest is not None else version_of(Path(subject.path))
+            source = subject.name if newest is None else model
+            with opened(engine, batch, keeping, source, timeout, newest) as backend:
+                _run(backend, listener, host)
+
+
+def _newest(model: str) -> Newest | None:
+    """Of what gets new weights: a loop, and a run that publishes them (source.kind = elsewhere)."""
+    folder = Path(model).absolute()
+    if (folder / "loop.json").is_file():
+        from agro.api.loop import LoopRecord
+
+        return lambda: nullcontext(LoopRecord.read(folder).newest(folder))
+    if not (folder / "metrics.jsonl").is_file() or config_of(folder).source.kind != "elsewhere":
+        return None
+    from agro.train.publications import Publications
+
+    record = Publications(LocalFolder(folder)).begun()
+    publications = Publications.of(located(record["data"]["store"], folder), record["run"], folder)
+
+    @contextmanager
+    def published() -> Iterator[tuple[Path, int]]:
+        newest = publications.newest()
+        if newest is None:
+            raise Refused(f"{model}: the run hasn't published weights yet; try again after its first step")
+        with publications.weights(newest) as weights:
+            yield weights, newest.version
+
+    return published
 
 
 def proxy(
@@ -91,6 +126,42 @@ def proxy(
         closing(Proxy(to, os.environ.get(key), keeping, timeout, tokens=tokens)) as backend,
     ):
         _run(backend, listener, host)
+
+
+def loop(
+    store: Annotated[str, typer.Argument(metavar="STORE")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…")] = None,
+    model: str | None = None,
+    every: Annotated[int | None, typer.Option(min=1, metavar="N")] = None,
+    promote: bool = False,
+    rollback: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Args:
+    store: Where `agro serve` or `agro proxy` keeps calls and feedback; any store.
+    overrides: Of the runs, such as reward.name, data.eval_prompts and train.steps.
+    model: The model to begin with: a run, or a model.
+    every: Turns without an end, each after N more samples with a reward or judged pairs; else one turn.
+    promote: Serve a model that was shown to be better, also that of the last turn.
+    rollback: Serve the model of before the last promotion again.
+    out: The folder of the loop, which agro serve takes; STORE with .loop as its ending.
+    """
+    from agro.api.loop import Loop
+
+    found = Loop(store, model, out, overrides or [], partial(print, file=sys.stderr, flush=True))
+    if rollback:
+        print(found.roll_back())
+        return
+    turn = found.promote_last() if promote else None
+    if every is None and turn is None:
+        turn = found.turn(promote=promote)
+    if turn is not None:
+        print(turn, flush=True)
+    while every is not None:
+        found.wait(every)
+        print(found.turn(promote=promote), flush=True)
+    if turn is not None and turn.outcome == "refused":
+        end(2, "")
 
 
 def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *, secrets: bool) -> Keeping:

@@ -8,12 +8,14 @@ import json
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import aclosing, closing, contextmanager
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import uvicorn
@@ -37,9 +39,12 @@ from agro.rollout.rollout import recorded
 
 BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0  # in which a body has to arrive
+LOOK_SECONDS = 1.0  # between two looks for new weights
 SESSION = "x-agro-session"  # a header; a session is also a part of the path, or of the key
 LOG = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
+Newest = Callable[[], AbstractContextManager[tuple[Path, int]]]
+"""The folder of the newest weights, and their version: optimizer steps, -1 where unknown"""
 
 
 class Feedback(BaseModel):
@@ -185,8 +190,11 @@ class Serving:
 
 
 @contextmanager
-def opened(engine: Any, size: int, keeping: Keeping, model: str, seconds: float) -> Iterator[Serving]:
-    """Raises `Refused` for an engine that isn't in this process, and for a store that can't be opened."""
+def opened(
+    engine: Any, size: int, keeping: Keeping, model: str, seconds: float, newest: Newest | None = None
+) -> Iterator[Serving]:
+    """`newest`: where weights change while it serves. Raises `Refused` for an engine that isn't in this
+    process, and for a store that can't be opened."""
     if not isinstance(engine, HF):
         raise Refused("agro serve samples in this process; for a server of its own use agro proxy --to URL")
     sessions = Sessions(engine.policy.encoder)
@@ -202,8 +210,45 @@ def opened(engine: Any, size: int, keeping: Keeping, model: str, seconds: float)
     with (
         closing(Recorder(keeping, sessions, model)) as recorder,
         closing(Batch(engine.policy, size, fused=engine.fused, version=engine.version)) as batch,
+        following(engine, batch, newest),
     ):
         yield Serving(Door(engine.policy, batch, sessions, keep=keep, seconds=seconds), model, recorder)
+
+
+@contextmanager
+def following(engine: HF, batch: Batch, newest: Newest | None) -> Iterator[None]:
+    """Give a batch the newest weights between two tokens, as soon as they are there."""
+    ended = threading.Event()
+
+    def follow(newest: Newest) -> None:
+        said = ""
+        while not ended.wait(LOOK_SECONDS):
+            try:
+                with newest() as (folder, version):
+                    if version == batch.version:
+                        continue
+                    batch.renew(partial(_loaded, engine, folder, version)).result()
+                    text = f"agro: serving version {version}, {folder}"
+            except (Refused, OSError) as error:
+                text = f"agro: serving version {batch.version} on: {error}"
+            if text != said:
+                print(without_secrets(text), file=sys.stderr, flush=True)
+            said = text
+
+    thread = threading.Thread(target=follow, args=(newest,), name="weights", daemon=True)
+    if newest is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if newest is not None:
+            thread.join()
+
+
+def _loaded(engine: HF, folder: Path, version: int) -> int:
+    engine.load(folder, version)
+    return version
 
 
 async def _framed(wire: Chat, first: Event, events: AsyncGenerator[Event]) -> AsyncIterator[str]:

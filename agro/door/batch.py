@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from agro.models.policy import Policy
 from agro.rollout.engines import Request
 from agro.rollout.engines.decoding_rows import HAS_KEYS, Finished, Rows, Stops
 from agro.rollout.engines.draw import draw
+from agro.rollout.engines.fused import FusedStep
 
 PROMPT, ROOM = 256, 256  # tokens that a new batch has columns for; more are added where they are needed
 
@@ -123,12 +125,12 @@ class Batch:
     """A thread that decodes what is submitted, `size` requests at once."""
 
     def __init__(self, policy: Policy, size: int, *, fused: bool = False, version: int = -1) -> None:
-        """`version`: of the weights; new ones may come between two tokens (`lock` is free then)."""
+        """`version`: of the weights; `renew` gives it others between two tokens."""
         self.policy, self.size, self.fused, self.version = policy, size, fused, version
-        self.lock = threading.Lock()
         self.running = self.tokens = 0  # requests in the batch; tokens drawn so far
         self.waiting: deque[Job] = deque()
         self._left: set[Job] = set()
+        self._renewals: deque[tuple[Callable[[], int], Future[None]]] = deque()
         self._changed = threading.Condition()
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -145,6 +147,15 @@ class Batch:
             self._left.add(job)
             self._changed.notify()
 
+    def renew(self, load: Callable[[], int]) -> Future[None]:
+        """Let the thread call `load` between two tokens: it changes the policy's weights and returns their
+        version. Answers under way go on with the keys and values that they have."""
+        future: Future[None] = Future()
+        with self._changed:
+            self._renewals.append((load, future))
+            self._changed.notify()
+        return future
+
     def close(self) -> None:
         with self._changed:
             self._is_open = False
@@ -155,7 +166,7 @@ class Batch:
         rows: MixedRows | None = None
         while True:
             with self._changed:
-                while not (self.waiting or self.running) and self._is_open:
+                while not (self.waiting or self.running or self._renewals) and self._is_open:
                     self._changed.wait()
                 if not self._is_open:
                     return
@@ -163,15 +174,23 @@ class Batch:
                 self.waiting = deque(job for job in self.waiting if job not in left)
                 free = self.size if rows is None else rows.free
                 wave = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+                renewals = [self._renewals.popleft() for _ in range(len(self._renewals))]
+            for load, future in renewals:
+                try:
+                    self.version = load()
+                    if rows is not None and rows.fused is not None:  # it copies weights
+                        rows.fused = FusedStep(self.policy, self.size)
+                    future.set_result(None)
+                except Exception as error:  # noqa: BLE001 who renews gets it; the weights of before serve on
+                    future.set_exception(error)
             try:
-                with self.lock:
-                    if rows is None:
-                        rows = MixedRows(self.policy, self.size, fused=self.fused)
-                    rows.leave(left)
-                    if wave:
-                        rows.admit(list(wave))
-                    if rows.live:
-                        self._advance(rows)
+                if rows is None:
+                    rows = MixedRows(self.policy, self.size, fused=self.fused)
+                rows.leave(left)
+                if wave:
+                    rows.admit(list(wave))
+                if rows.live:
+                    self._advance(rows)
                 self.running = len(rows.live)
             except Exception as error:  # noqa: BLE001 who waits is told; later requests are served
                 under_way: set[Any] = {*wave, *(rows.live if rows is not None else ())}

@@ -73,9 +73,11 @@ def serving(engine: HF):
     """A function: the file of a store, or None -> a context with the URL of a door on the tiny model."""
 
     @contextmanager
-    def serve(store: Path | None = None, *, redact=True, seconds: float = 60.0, size: int = 8, days=None):
+    def serve(
+        store: Path | None = None, *, redact=True, seconds: float = 60.0, size=8, days=None, newest=None
+    ):
         keeping = Keeping(store and str(store), Privacy(redact=redact), days)
-        with opened(engine, size, keeping, "tiny", seconds) as made, door(made) as url:
+        with opened(engine, size, keeping, "tiny", seconds, newest) as made, door(made) as url:
             yield url
 
     return serve

@@ -1,4 +1,5 @@
-"""`agro serve` is killed (SIGKILL) while clients ask: what was answered is in the store, each call once."""
+"""Processes of `agro serve`: killed (SIGKILL) while clients ask, what was answered is in the store, each call
+once; and they follow the weights of a loop."""
 
 from __future__ import annotations
 
@@ -13,8 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
+import pytest
 
+from agro.api.loop import Loop, LoopRecord, Turn
+from agro.cli.serve_command import _newest
+from agro.config import RunConfig
+from agro.errors import Refused
 from agro.store import Store
+from agro.store.shared import LocalFolder
+from agro.train.publications import Publications, PublishedWeights
 
 TOKEN = "the-token-of-tests"
 CLIENTS = 8
@@ -64,3 +72,55 @@ def test_what_was_answered_is_stored_once(engine, tmp_path) -> None:
     assert set(answered) <= set(stored)
     assert set(stored.values()) == {1}
     assert len(stored) - len(answered) <= 2 * CLIENTS  # were stored, and their answers cut off
+
+
+def test_it_follows_a_loop_to_the_next_model_and_back(engine, tmp_path) -> None:
+    folder = tmp_path / "s.loop"
+    for name in (tmp_path / "model", folder / "1" / "model"):
+        engine.policy.save(name)
+    loop = Loop(str(tmp_path / "s.db"), str(tmp_path / "model"), None, [], print)
+    record = LoopRecord.read(folder)
+    record.turns.append(Turn(number=1, start=0, rewarded=9, recipe="log", overrides=[], version=30))
+    loop._save(record)
+    process, url = started(folder, tmp_path / "s.db")
+
+    def version() -> int:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
+        with Store.open(tmp_path / "s.db", read_only=True) as store:
+            *_, sample = store.samples()
+        assert sample.source == str(folder)
+        return sample.version
+
+    with process:
+        assert version() == -1  # no run of agro's made the first model
+        record.served.append(1)
+        loop._save(record)
+        wait_until(lambda: version() == 30)
+        loop.roll_back()
+        wait_until(lambda: version() == -1)
+        process.terminate()
+
+
+def wait_until(holds) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_weights_that_a_run_publishes_are_served_with_their_versions(engine, tmp_path) -> None:
+    config = RunConfig.load("fresh", ["policy.model=m", "data.prompts=p", "source.kind=elsewhere"])
+    record = {**config.record(), "run": "r", "data": {**config.record()["data"], "store": "s.db"}}
+    (tmp_path / "metrics.jsonl").touch()
+    publications = Publications(LocalFolder(tmp_path))
+    publications.begin(record, [])
+    newest = _newest(str(tmp_path))
+    with pytest.raises(Refused, match="hasn't published weights yet"), newest():
+        pass
+    for step in (5, 6):
+        publications.publish(PublishedWeights(step, "", step), engine.policy.save)
+        with newest() as (folder, version):
+            assert (folder / "model.safetensors").is_file()
+            assert (folder.name, version) == (f"v{step:08d}", step)

@@ -8,12 +8,13 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 
 import httpx
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from agro.door import app
 from agro.door.batch import Token
@@ -504,3 +505,54 @@ def test_a_row_is_deleted_while_it_serves(serving, monkeypatch, tmp_path) -> Non
             assert time.monotonic() < deadline
             time.sleep(0.05)
         ask(url)
+
+
+def test_each_token_has_the_version_of_its_weights_also_where_they_change_in_an_answer(
+    serving, engine, monkeypatch, tmp_path, capfd
+) -> None:
+    """The origin of the expected log-probs: passes of the model itself, with the first weights up to the last
+    token but one that they drew, then with the new ones after the keys and values of the first."""
+    monkeypatch.setattr(app, "LOOK_SECONDS", 0.01)
+    first = {name: weight.clone() for name, weight in engine.policy.model.state_dict().items()}
+    engine.policy.save(tmp_path / "7")
+    with torch.no_grad():
+        for weight in engine.policy.model.parameters():
+            weight.mul_(1.5)
+    engine.policy.save(tmp_path / "9")
+    engine.load(tmp_path / "7", 7)
+    newest = [tmp_path / "8"]  # isn't there: the weights of before serve on
+    try:
+        with serving(tmp_path / "s.db", newest=lambda: nullcontext((newest[0], int(newest[0].name)))) as url:
+            body = {"model": "m", "messages": HI, "max_tokens": 1900, "seed": 1, "stream": True}
+            with httpx.stream("POST", url + PATH, json=body, headers=HEADERS, timeout=60) as reply:
+                lines = reply.iter_lines()
+                for _ in range(40):
+                    next(lines)
+                newest[0] = tmp_path / "9"
+                rest = list(lines)
+            assert rest[-2] == "data: [DONE]"
+            after = ask(url, seed=2)
+        answer, second = stored(tmp_path / "s.db")
+        versions = np.asarray(answer.version)[answer.action]
+        changed = int((versions == 7).sum())
+        place = int(answer.action.argmax()) + changed - 1  # of the last token that the first weights drew
+        tokens, model, cache = torch.tensor(answer.tokens[None]).long(), engine.policy.model, DynamicCache()
+        with torch.no_grad():
+            model.load_state_dict(first)
+            logits = [model(tokens[:, :place], past_key_values=cache).logits]
+            engine.load(tmp_path / "9", 9)
+            logits += [model(token, past_key_values=cache).logits for token in tokens[:, place:].split(1, 1)]
+    finally:
+        engine.policy.model.load_state_dict(first)
+        engine.version = -1
+    assert 0 < changed < len(versions)
+    assert versions.tolist() == [7] * changed + [9] * (len(versions) - changed)
+    assert second.version == 9
+    assert after["choices"][0]["message"]["content"] == second.response
+    of_all = torch.cat(logits, 1)[0, :-1].log_softmax(1)
+    expected = of_all.gather(1, tokens[0, 1:, None])[:, 0].numpy()
+    mask = answer.action[1:]
+    assert np.allclose(answer.behavior_logp[1:][mask], expected[mask], atol=1e-3)
+    said = capfd.readouterr().err
+    assert f"serving version 7 on: {tmp_path / '8'}" in said
+    assert f"serving version 9, {tmp_path / '9'}" in said

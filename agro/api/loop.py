@@ -1,0 +1,259 @@
+"""A model that is served learns from what its store has, in turns, and only a better one takes its place.
+
+A turn checks the store, trains the model that is served with the recipe for these data, and compares the two
+on held-out prompts, paired: the verdict of the run. In the folder of the loop are
+
+    loop.json     the turns, and whose model is served; it is replaced as a whole
+    1/, 2/, …     the run of each turn
+
+`agro serve FOLDER` serves the model that loop.json names, and takes the next one between two tokens. A turn
+that was killed goes on where its run can.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agro.api.reporting_trainer import Trainer
+from agro.config import RunConfig
+from agro.errors import Refused, Unwritable
+from agro.io.files import write
+from agro.pages.store import check_store
+from agro.runs.problems import problems
+from agro.runs.rundata import load_run
+from agro.runs.verdict import Verdict
+from agro.store import Store
+from agro.store.location import exists, location_of, url_of
+from agro.train.recovery import is_checkpoint, read_position
+from agro.train.trainable import kind_of
+
+FILE = "loop.json"
+POLL_SECONDS = 2.0  # between two looks whether the store has enough
+Outcome = Literal["under way", "refused", "rejected", "better", "promoted", "rolled back"]
+
+
+class Turn(BaseModel):
+    """`start`: the turn whose model it trains on; 0: the first model. `version`: optimizer steps of its own
+    model since the first one, beyond those of any other turn."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    number: int
+    start: int
+    rewarded: int  # samples with a reward, and judged pairs, in the store when it began
+    recipe: str
+    overrides: list[str]
+    outcome: Outcome = "under way"
+    reason: str = ""
+    version: int = -1
+
+    def __str__(self) -> str:
+        return f"turn {self.number}: {self.outcome}. {self.reason}"
+
+
+class LoopRecord(BaseModel):
+    """`served`: turns whose models were promoted, the last one is served; 0: the first model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    version: int  # of the first model; -1: no run of agro's made it
+    served: list[int] = [0]
+    turns: list[Turn] = []
+
+    @classmethod
+    def read(cls, folder: Path) -> LoopRecord:
+        """Raises `Refused` for what isn't the folder of a loop."""
+        try:
+            record = cls.model_validate_json((folder / FILE).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise Refused(f"{folder}: expected the folder of a loop, with its {FILE}: {error}") from None
+        if not record.served or not all(0 <= number <= len(record.turns) for number in record.served):
+            raise Refused(f"{folder / FILE}: served: expected turns that there are, got {record.served}")
+        return record
+
+    def newest(self, folder: Path, number: int | None = None) -> tuple[Path, int]:
+        """The model that is served, or that of a turn, and its version."""
+        number = self.served[-1] if number is None else number
+        if number == 0:
+            return Path(self.model), self.version
+        return folder / str(number) / "model", self.turns[number - 1].version
+
+
+def version_of(model: Path) -> int:
+    """Optimizer steps of the weights in RUN, RUN/model, RUN/best or RUN/checkpoints/step-N; -1 for others."""
+    if is_checkpoint(model):
+        return read_position(model, "").version
+    run = model if (model / "model").is_dir() else model.parent
+    if not (run / "metrics.jsonl").is_file() or model.name not in (run.name, "model", "best"):
+        return -1
+    found = load_run(run)
+    last = found.steps
+    if model.name == "best" and found.best_model is not None:
+        last = found.best_model.measured.step
+    versions = [row.get("version") for row in found.rows if row["step"] == last]
+    return -1 if not versions or versions[-1] is None else int(versions[-1])
+
+
+class Loop:
+    """The turns of a store, in `folder`: beside the store, with .loop as its ending, unless it is given."""
+
+    def __init__(
+        self, store: str, model: str | None, folder: Path | None, overrides: Sequence[str], say: Say
+    ) -> None:
+        """`model`: the first one. `overrides`: KEY=VALUE of the runs. Raises `Refused` for another model
+        than the loop began with, or none."""
+        self.store, self.overrides, self.say = location_of(store), list(overrides), say
+        if folder is None and url_of(self.store) is not None:
+            raise Refused("agro loop: expected --out FOLDER for a store in a database, got none")
+        self.folder = (folder or Path(store).with_suffix(".loop")).absolute()
+        first = None
+        if model is not None:
+            first = Path(model) / "model" if (Path(model) / "model").is_dir() else Path(model)
+            first = first.absolute() if first.exists() else first
+        if not (self.folder / FILE).is_file():
+            if first is None:
+                raise Refused(f"--model: expected the model to begin with, for {self.folder} has no {FILE}")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._save(LoopRecord(model=str(first), version=version_of(first)))
+        record = LoopRecord.read(self.folder)
+        if first is not None and str(first) != record.model:
+            raise Refused(
+                f"--model {model}: {self.folder} began with {record.model}; give that one, or another --out"
+            )
+
+    def wait(self, count: int) -> None:
+        """Until the store has so many more samples with a reward, and judged pairs, than the last turn had,
+        or a turn is under way."""
+        turns = LoopRecord.read(self.folder).turns
+        if turns and turns[-1].outcome == "under way":
+            return
+        least = count + (turns[-1].rewarded if turns else 0)
+        self.say(f"waiting for {least} rewarded samples in {self.store}")
+        while not exists(self.store) or self._rewarded() < least:
+            time.sleep(POLL_SECONDS)
+
+    def turn(self, *, promote: bool) -> Turn:
+        """One turn, or the rest of one that was killed."""
+        with self._locked(".turn", "another process is at a turn; wait for it"):
+            turn = self._begin()
+            run = self.folder / str(turn.number)
+            resume = (run / "config.json").exists()
+            try:
+                model, _ = LoopRecord.read(self.folder).newest(self.folder, turn.start)
+                own = [f"policy.model={model}", f"data.store={self.store}", *turn.overrides]
+                config = RunConfig.load(run / "config.json" if resume else turn.recipe, [] if resume else own)
+                if not resume:
+                    self._check(config)
+                Trainer(config, run, resume=resume).run()
+            except Unwritable:  # nothing is wrong with the turn
+                raise
+            except Refused as error:
+                return self._end(turn, "refused", str(error))
+            return self._judge(turn, promote=promote)
+
+    def promote_last(self) -> Turn | None:
+        """Promote the model of the last turn where it was shown to be better, perhaps by people since."""
+        turns = LoopRecord.read(self.folder).turns
+        if not turns or turns[-1].outcome not in ("better", "rejected"):
+            return None
+        turn = self._judge(turns[-1], promote=True)
+        return turn if turn.outcome == "promoted" else None
+
+    def roll_back(self) -> str:
+        """Serve the model of before the last promotion again. Raises `Refused` where there is none."""
+        with self._locked(".lock", ""):
+            record = LoopRecord.read(self.folder)
+            if len(record.served) < 2:
+                raise Refused(
+                    f"--rollback: {self.folder}: expected a promoted model, got {record.model} alone"
+                )
+            number = record.served.pop()
+            record.turns[number - 1].outcome = "rolled back"
+            self._save(record)
+        model, version = record.newest(self.folder)
+        return f"the model of turn {number} is rolled back; serving {model}, version {version}"
+
+    def _begin(self) -> Turn:
+        """The turn under way, or a new one."""
+        with self._locked(".lock", ""):
+            record = LoopRecord.read(self.folder)
+            if record.turns and record.turns[-1].outcome == "under way":
+                self.say(f"turn {record.turns[-1].number} goes on")
+                return record.turns[-1]
+            with Store.open(self.store, read_only=True, create=False) as store:
+                recipe, _ = kind_of(store)
+            number, start, rewarded = len(record.turns) + 1, record.served[-1], self._rewarded()
+            begun = {"recipe": recipe, "overrides": self.overrides}
+            turn = Turn(number=number, start=start, rewarded=rewarded, **begun)
+            record.turns.append(turn)
+            self._save(record)
+        self.say(f"turn {number}: {rewarded} rewarded samples, recipe {recipe}")
+        return turn
+
+    def _check(self, config: RunConfig) -> None:
+        """What `agro check` says. Raises `Refused` for data that the recipe can't train on."""
+        with Store.open(self.store, read_only=True) as store:
+            report = check_store(store, config, path=self.store)
+        self.say(str(report))
+        for verdict in report.verdicts:
+            if verdict.level == "problem":
+                raise Refused(str(verdict))
+
+    def _judge(self, turn: Turn, *, promote: bool) -> Turn:
+        """Promote, or say why not: a reward or people must have shown it, on held-out prompts."""
+        run = load_run(self.folder / str(turn.number))
+        verdict = Verdict.of(run)
+        serious = [problem.text for problem in problems(run) if problem.serious]
+        if verdict.answer != "better" or serious:
+            return self._end(turn, "rejected", " ".join([verdict.sentence, *serious]))
+        if verdict.to_json()["by"] not in ("reward", "ratings"):
+            return self._end(turn, "rejected", f"An estimate promotes nothing. {verdict.sentence}")
+        if not promote:
+            return self._end(turn, "better", f"{verdict.sentence} --promote serves it.")
+        return self._end(turn, "promoted", verdict.sentence)
+
+    def _end(self, turn: Turn, outcome: Outcome, reason: str) -> Turn:
+        """Write how a turn ended, and in the same moment whose model is served."""
+        with self._locked(".lock", ""):
+            record = LoopRecord.read(self.folder)
+            if outcome == "promoted" and record.served[-1] != turn.start:
+                outcome, reason = "rejected", f"Another model is served now than it began with. {reason}"
+            version = turn.version
+            if version < 0 and outcome != "refused":
+                before = max(0, record.version, *(each.version for each in record.turns))
+                version = before + max(0, version_of(self.folder / str(turn.number)))
+            turn = turn.model_copy(update={"outcome": outcome, "reason": reason, "version": version})
+            record.turns[turn.number - 1] = turn
+            if outcome == "promoted":
+                record.served.append(turn.number)
+            self._save(record)
+        return turn
+
+    def _rewarded(self) -> int:
+        with Store.open(self.store, read_only=True) as store:
+            counts = store.counts()
+        return counts.scored + counts.pairs
+
+    def _save(self, record: LoopRecord) -> None:
+        write(self.folder / FILE, record.model_dump_json(indent=1) + "\n")
+
+    @contextmanager
+    def _locked(self, name: str, refusal: str) -> Iterator[None]:
+        """Alone among processes; waits for others, unless they mean a `refusal`."""
+        with (self.folder / name).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+            except BlockingIOError:
+                raise Refused(f"{self.folder}: {refusal}") from None
+            yield
+
+
+Say = Callable[[str], None]
