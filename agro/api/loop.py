@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
@@ -43,8 +43,6 @@ class Turn(BaseModel):
     """`start`: the turn whose model it trains on; 0: the first model. `version`: optimizer steps of its own
     model since the first one, beyond those of any other turn."""
 
-    model_config = ConfigDict(extra="forbid")
-
     number: int
     start: int
     rewarded: int  # samples with a reward, and judged pairs, in the store when it began
@@ -60,8 +58,6 @@ class Turn(BaseModel):
 
 class LoopRecord(BaseModel):
     """`served`: turns whose models were promoted, the last one is served; 0: the first model."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     version: int  # of the first model; -1: no run of agro's made it
@@ -106,7 +102,12 @@ class Loop:
     """The turns of a store, in `folder`: beside the store, with .loop as its ending, unless it is given."""
 
     def __init__(
-        self, store: str, model: str | None, folder: Path | None, overrides: Sequence[str], say: Say
+        self,
+        store: str,
+        model: str | None,
+        folder: Path | None,
+        overrides: Sequence[str],
+        say: Callable[[str], None],
     ) -> None:
         """`model`: the first one. `overrides`: KEY=VALUE of the runs. Raises `Refused` for another model
         than the loop began with, or none."""
@@ -254,6 +255,3 @@ class Loop:
             except BlockingIOError:
                 raise Refused(f"{self.folder}: {refusal}") from None
             yield
-
-
-Say = Callable[[str], None]

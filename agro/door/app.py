@@ -227,7 +227,7 @@ def following(engine: HF, batch: Batch, newest: Newest | None) -> Iterator[None]
                 with newest() as (folder, version):
                     if version == batch.version:
                         continue
-                    batch.renew(partial(_loaded, engine, folder, version)).result()
+                    batch.renew(partial(engine.load, folder, version), version).result()
                     text = f"agro: serving version {version}, {folder}"
             except (Refused, OSError) as error:
                 text = f"agro: serving version {batch.version} on: {error}"
@@ -244,11 +244,6 @@ def following(engine: HF, batch: Batch, newest: Newest | None) -> Iterator[None]
         ended.set()
         if newest is not None:
             thread.join()
-
-
-def _loaded(engine: HF, folder: Path, version: int) -> int:
-    engine.load(folder, version)
-    return version
 
 
 async def _framed(wire: Chat, first: Event, events: AsyncGenerator[Event]) -> AsyncIterator[str]:

@@ -130,7 +130,7 @@ class Batch:
         self.running = self.tokens = 0  # requests in the batch; tokens drawn so far
         self.waiting: deque[Job] = deque()
         self._left: set[Job] = set()
-        self._renewals: deque[tuple[Callable[[], int], Future[None]]] = deque()
+        self._renewals: deque[tuple[Callable[[], None], int, Future[None]]] = deque()
         self._changed = threading.Condition()
         self._is_open = True
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -147,12 +147,12 @@ class Batch:
             self._left.add(job)
             self._changed.notify()
 
-    def renew(self, load: Callable[[], int]) -> Future[None]:
-        """Let the thread call `load` between two tokens: it changes the policy's weights and returns their
-        version. Answers under way go on with the keys and values that they have."""
+    def renew(self, load: Callable[[], None], version: int) -> Future[None]:
+        """Let the thread call `load` between two tokens, which gives the policy weights of this version.
+        Answers under way go on with the keys and values that they have."""
         future: Future[None] = Future()
         with self._changed:
-            self._renewals.append((load, future))
+            self._renewals.append((load, version, future))
             self._changed.notify()
         return future
 
@@ -175,9 +175,10 @@ class Batch:
                 free = self.size if rows is None else rows.free
                 wave = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
                 renewals = [self._renewals.popleft() for _ in range(len(self._renewals))]
-            for load, future in renewals:
+            for load, version, future in renewals:
                 try:
-                    self.version = load()
+                    load()
+                    self.version = version
                     if rows is not None and rows.fused is not None:  # it copies weights
                         rows.fused = FusedStep(self.policy, self.size)
                     future.set_result(None)

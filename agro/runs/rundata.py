@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -327,21 +328,18 @@ class HeldOutRewards:
     rewards: Rewards
     start: Rewards
     texts: Mapping[str, str]
-    clusters: Mapping[str, str]
-    unscored: Mapping[str, tuple[float, float]]
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    unscored: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Any, location: str) -> HeldOutRewards:
         """From JSON. Raises `Refused` for what no run of this version writes."""
-        keys = cls.__dataclass_fields__.keys()
-        complete = {"clusters": {}, "unscored": {}, **values} if isinstance(values, dict) else {}
-        if complete.keys() != keys or not isinstance(complete["step"], int):
-            raise Refused(f"{location}: expected an object with {', '.join(keys)}, got {values!r:.80}")
-        found = cls(**complete)
-        if not all(isinstance(table, dict) for key, table in complete.items() if key != "step"):
-            raise Refused(f"{location}: expected {', '.join(keys - {'step'})} by prompt, got {values!r:.80}")
-        for key, value in [*found.rewards.items(), *found.start.items()]:
-            check_number(value, f"{location}: {key}")
+        try:
+            found = TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            expected = "expected rewards of held-out prompts"
+            raise Refused(f"{location}: {expected}: {first['loc']}: {first['msg']}") from None
         if found.texts.keys() != found.rewards.keys():
             raise Refused(f"{location}: expected texts of the prompts that have rewards, got those of others")
         return found

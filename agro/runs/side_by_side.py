@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from agro.errors import Refused
 from agro.io.files import write
-from agro.io.strictjson import loads
 from agro.io.terminal import cut, plain, visible
 from agro.store.draw_rules import noise
 from agro.types import Prompt, Sample
@@ -23,6 +24,7 @@ from agro.types import Prompt, Sample
 FILE = "side_by_side.json"
 LONGEST = 4000  # characters of a text in the file
 SIDES = ("log", "start", "trained")
+Harmless = Annotated[str, AfterValidator(visible)]  # also where somebody changed the file
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Answer:
     `observations`: where an environment's turns stand in it, as [start, end] in characters.
     """
 
-    response: str
-    reward: float | None = None
+    response: Harmless
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
     observations: list[list[int]] = field(default_factory=list)
 
     @classmethod
@@ -75,8 +77,8 @@ def response_parts(response: str, observations: Any) -> list[str]:
 class Row:
     """The answers to one prompt; None where there is none: `log` is the best of the log, where it has any."""
 
-    prompt_id: str
-    prompt: str
+    prompt_id: Harmless
+    prompt: Harmless
     log: Answer | None = None
     start: Answer | None = None
     trained: Answer | None = None
@@ -132,34 +134,20 @@ class SideBySide:
         write(folder / FILE, json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
 
     @classmethod
-    def load(cls, folder: Path) -> Self | None:
+    def load(cls, folder: Path) -> SideBySide | None:
         """Of a run; None where it has none. Raises `Refused` for a file that isn't what `save` writes."""
         path = folder / FILE
         if not path.is_file():
             return None
         try:
-            values = loads(path.read_bytes())
-            rows = tuple(_row(row) for row in values["rows"])
-            held_out, step = values["held_out"], values["step"]
-            if not isinstance(held_out, bool) or not (step is None or type(step) is int):
-                raise TypeError(f"held_out {held_out!r:.80}, step {step!r:.80}")
-        except (ValueError, TypeError, KeyError) as error:
-            raise Refused(f"{path}: expected responses side by side, as a run writes them: {error}") from None
-        return cls(rows, held_out, step)
+            return FORM.validate_json(path.read_bytes(), strict=True)
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            expected = "expected responses side by side, as a run writes them"
+            raise Refused(f"{path}: {expected}: {first['loc']}: {first['msg']}") from None
 
 
-def _row(values: dict[str, Any]) -> Row:
-    """Texts are made visible again: somebody may have changed the file."""
-    answers: dict[str, Answer] = {}
-    for side in SIDES:
-        if values[side] is not None:
-            reward = values[side]["reward"]
-            answers[side] = Answer(
-                visible(values[side]["response"]),
-                None if reward is None else float(reward),
-                values[side].get("observations", []),
-            )
-    return Row(visible(values["prompt_id"]), visible(values["prompt"]), **answers)
+FORM = TypeAdapter(SideBySide)
 
 
 def forget_after(folder: Path, step: int) -> None:

@@ -12,15 +12,15 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.numbers import chance, fixed, percent
-from agro.io.strictjson import loads
 from agro.rollout import sequential
 from agro.rollout.blind import Test
 from agro.rollout.evaluate import clopper_pearson
@@ -43,10 +43,10 @@ class Ratings:
     "sequential" where whoever rated saw after each rating what is known, and could stop (`agro rate`).
     """
 
-    wins: int
-    losses: int
-    ties: int
-    unrated: int
+    wins: NonNegativeInt
+    losses: NonNegativeInt
+    ties: NonNegativeInt
+    unrated: NonNegativeInt
     step: int | None = None
     test: Test = "sign"
 
@@ -78,8 +78,11 @@ class Ratings:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % of that share, exact as the test: without ½ where p is below .05."""
-        interval = sequential.interval if self.test == "sequential" else _of_sign_test
-        return interval(self.wins, self.losses) if self.decided else None
+        if not self.decided:
+            return None
+        if self.test == "sequential":
+            return sequential.interval(self.wins, self.losses)
+        return clopper_pearson(self.wins, self.decided)
 
     def to_json(self) -> dict[str, Any]:
         """Counts, the share with its interval, p and its test; None where unknown."""
@@ -97,19 +100,12 @@ class Ratings:
         if not path.is_file():
             return None
         try:
-            values = loads(path.read_bytes())
-            found = cls(**values)
-            step, counts = found.step, [getattr(found, name) for name in COUNTS]
-            right = all(type(x) is int and x >= 0 for x in counts) and (step is None or type(step) is int)
-            right = right and found.test in get_args(Test)
-        except (ValueError, TypeError):
-            right = False
-        if not right:
+            return TypeAdapter(Ratings).validate_json(path.read_bytes(), strict=True)
+        except ValidationError:
             raise Refused(
                 f"{path}: expected whole numbers {', '.join(COUNTS)} and step, and a test; read the sheet "
                 "again with agro eval RUN --ratings"
-            )
-        return found
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -264,10 +260,6 @@ def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
     prompts = f"{preferred} of {ratings.decided} held-out prompts by blind ratings ({share})"
     test = " by a test that holds at any stop" if ratings.test == "sequential" else ""
     return f"{prefix} on {prompts}, {chance(ratings.p)}{test}{rest}."
-
-
-def _of_sign_test(wins: int, losses: int) -> tuple[float, float]:
-    return clopper_pearson(wins, wins + losses)
 
 
 def _times(count: int, noun: str) -> str:
