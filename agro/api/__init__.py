@@ -109,7 +109,10 @@ def train(
     if "loss_type" in settings:
         ours = None if objective == "agro" else objective
         objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")
-    reward = _either(reward, _reward_of(settings.pop("reward_funcs", None)), "reward", "reward_funcs")
+    theirs = settings.pop("reward_funcs", None)
+    listed = list(theirs) if isinstance(theirs, list | tuple) else [theirs]  # whose rewards TRL adds
+    theirs = listed[0] if len(listed) == 1 else dict.fromkeys(listed, 1.0)
+    reward = _either(reward, theirs, "reward", "reward_funcs")
     if world_size() > 1:
         raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
     folder = Path(out) if out is not None else new_run_folder()
@@ -131,7 +134,10 @@ def train(
         _take_log(log, log_map, lower_is_better, folder, values)
     if HELD_OUT.keys().isdisjoint(values.get("data", {})):
         put(values, ["data"], HELD_OUT)
-    for note in _choose(values):
+    chosen = choose(values)  # what nobody said of the method, β and the learning rate
+    for key, value in chosen.settings.items():
+        put(values, key.split("."), value)
+    for note in chosen.notes:
         print(f"note: {note}; give it to choose another", file=sys.stderr)
     config = _fitted(values, fit, given, folder, functions, resume=resume)
     trainer = Trainer(config, folder, resume=resume, rewards=functions, accept=accept)
@@ -165,13 +171,6 @@ def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
     return theirs
 
 
-def _reward_of(functions: Any) -> RewardArgument:
-    """TRL's list of functions, whose rewards are added."""
-    listed = list(functions) if isinstance(functions, list | tuple) else [functions]
-    reward: RewardArgument = listed[0] if len(listed) == 1 else dict.fromkeys(listed, 1.0)
-    return reward
-
-
 def _fitted(
     values: dict[str, Any],
     limits: str | Sequence[str] | None,
@@ -197,14 +196,6 @@ def _fitted(
     fitted = fit(changed({}), Limits.parse(limits), given, changed, folder, functions)
     print("\n".join(fitted.lines()), file=sys.stderr)
     return changed(fitted.settings)
-
-
-def _choose(values: dict[str, Any]) -> list[str]:
-    """Set what nobody said of the method, β and the learning rate; returns what to say of them."""
-    chosen = choose(values)
-    for key, value in chosen.settings.items():
-        put(values, key.split("."), value)
-    return chosen.notes
 
 
 def prompts_file(data: Any, path: Path, name: str) -> str:

@@ -90,20 +90,14 @@ def _instead(name: str, value: Any) -> str:
     theirs = peers.option(name, value)
     if theirs:
         return f" ({theirs})"
-    near = [alias for alias in [peers.near_alias(name)] if alias]
-    ways = [f"{section}__{name}" for section in _sections_with(name)] or near
+    ways = [
+        f"{section}__{name}"
+        for section, field in RunConfig.model_fields.items()
+        for kind in (field.annotation, *get_args(field.annotation))
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and name in kind.model_fields
+    ]
+    ways = ways or list(filter(None, [peers.near_alias(name)]))
     return f" (did you mean {' or '.join(ways)}?)" if ways else ""
-
-
-def _sections_with(name: str) -> list[str]:
-    """The sections of the configuration that have a value of this name."""
-    sections = []
-    for section, field in RunConfig.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
-            if is_section and name in kind.model_fields:
-                sections.append(section)
-    return sections
 
 
 def lora_of(peft: Any) -> dict[str, Any]:
@@ -124,18 +118,14 @@ def lora_of(peft: Any) -> dict[str, Any]:
             f"peft: agro's adapters have {', '.join(LORA)} alone, got {got}. What to do: leave it out, or "
             "give the folder of an adapter that was made with it as policy__lora={'start': FOLDER}"
         )
-    return {LORA[name]: values[name] for name in ("r", "lora_alpha")} | {"targets": _targets(peft)}
-
-
-def _targets(peft: Any) -> tuple[str, ...]:
     targets = peft.target_modules
     if targets == "all-linear":
-        return (targets,)
+        targets = [targets]
     if targets is None or isinstance(targets, str):
         raise Refused(
             f"peft: target_modules: expected 'all-linear' or a list of names of modules, got {targets!r}"
         )
-    return tuple(sorted(targets))
+    return {"rank": peft.r, "alpha": peft.lora_alpha, "targets": tuple(sorted(targets))}
 
 
 Function = Callable[..., Any]

@@ -104,7 +104,10 @@ class CallSyntax:
                 re.DOTALL,
             )
             for key, value in (pair.groups() for pair in pairs):
-                arguments[key] = value if types.get(key, {}).get("type") == "string" else _json_or_text(value)
+                arguments[key] = value
+                if types.get(key, {}).get("type") != "string":
+                    with suppress(ValueError):
+                        arguments[key] = json.loads(value)
             found.append({"function": {"name": name[1], "arguments": arguments}})
         return found
 
@@ -121,10 +124,3 @@ def _written(chat: Chat, count: int) -> str:
     except Refused:
         return ""
     return chat.unended(written, ())
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value

@@ -151,13 +151,16 @@ class Display(Progress):
 
     def _numbers(self) -> Styled:
         m = self.metrics
+        # The store's file and its write-ahead log; unknown in a database.
+        files = [] if url_of(self.store) else [Path(self.store), Path(f"{self.store}-wal")]
+        stored = sum(file.stat().st_size for file in files if file.exists())
         line = Styled(no_wrap=True, overflow="ellipsis")
         for name, value, unit in (
             ("reward ", short(m.get("reward_mean")), ""),
             ("KL ", short(m.get("kl_ref")), " nats"),
             ("loss ", short(m.get("loss")), ""),
             ("", short(m.get("tokens_per_second")), " tokens/s"),
-            ("store ", _store_size(self.store), ""),
+            ("store ", numbers.size(stored) if stored else numbers.UNKNOWN, ""),
         ):
             line.append(name, "dim").append(value).append(f"{unit}  ", "dim")
         room = max(0, self.console.width - line.cell_len)
@@ -210,14 +213,6 @@ def _curve(values: Sequence[float | None]) -> str:
         else:
             bars += BARS[round((value - low) / span * top) if span else top // 2]
     return bars
-
-
-def _store_size(store: Location) -> str:
-    """The size of a store's file and its write-ahead log; unknown in a database."""
-    if url_of(store):
-        return numbers.UNKNOWN
-    files = [file for file in (Path(store), Path(f"{store}-wal")) if file.exists()]
-    return numbers.size(sum(f.stat().st_size for f in files)) if files else numbers.UNKNOWN
 
 
 class Interruption:

@@ -5,8 +5,8 @@ runs 300 sessions against `agro serve`, each with an exact reward by `POST /v1/f
 trains on that store; and the same agent runs again on held-out tasks, at the start and at the result.
 
 Held out are 200 tasks, each played `PLAYS` times by both. One play each had shown +.085 with p = .030: a
-standard deviation of .55 a task. Eight plays leave .20 (if its variance is all of sampling) to .42 (if half of it is of
-the tasks), so that the same gain has p < .01 with a probability of 99 % to 62 %.
+standard deviation of .55 a task. Eight plays leave .20 (if its variance is all of sampling) to .42 (if half
+of it is of the tasks), so that the same gain has p < .01 with a probability of 99 % to 62 %.
 """
 
 from __future__ import annotations
