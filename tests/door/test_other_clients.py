@@ -110,16 +110,21 @@ def test_lm_evaluation_harness(run, tmp_path) -> None:
     assert [row.response for row in rows] == ["four", "four"]
 
 
-def test_a_task_of_inspect_is_an_environment(engine, says) -> None:
-    python = CLIENTS / "bin/python"
-    if not list(CLIENTS.glob("lib/*/site-packages/inspect_ai")):
-        pytest.skip("AGRO_CLIENTS names no environment with inspect_ai: make test-clients")
-    file = Path(__file__).parents[2] / "examples/agents/inspect_episode.py"
+@pytest.mark.parametrize(
+    ("package", "script"),
+    [("inspect_ai", "inspect_episode.py"), ("verifiers", "verifiers_episode.py vf_sums")],
+)
+def test_a_task_of_others_is_an_environment(engine, says, package, script) -> None:
+    if not list(CLIENTS.glob(f"lib/*/site-packages/{package}")):
+        pytest.skip(f"AGRO_CLIENTS names no environment with {package}: make test-clients")
+    path = f"{CLIENTS.absolute() / 'bin'}:{os.environ['PATH']}"
     options = {"reward": "file", "seconds": 240, "workers": 1}
-    config = EnvironmentConfig(name=f"harness:{python} {file}", options=options)
+    options["env"] = {"PATH": path, "PYTHONPATH": str(HERE)}
+    folder = Path(__file__).parents[2] / "examples/agents"
+    config = EnvironmentConfig(name=f"harness:{CLIENTS / 'bin/python'} {folder}/{script}", options=options)
     harness = Harness(config.name.removeprefix("harness:"), options, config)
     says("it is four", "no")
-    asked = [Prompt("2 + 2?", f"p{i}", {"answer": "four"}) for i in range(2)]
+    asked = [Prompt("2 + 2?", f"p{i}", {"answer": "four", "idx": 1}) for i in range(2)]
     rollout = Rollout(engine.policy.encoder, engine, harness, 8)
     samples = list(rollout.sample(asked, 1, SamplerConfig(max_new=16, batch=2), seed=0))
     assert [(s.reward, s.meta.get("reward_error")) for s in samples] == [(1.0, None), (0.0, None)]
