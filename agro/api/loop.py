@@ -212,7 +212,7 @@ class Loop:
         """Promote, or say why not: a reward or people must have shown it, on held-out prompts."""
         run = load_run(self.folder / str(turn.number))
         verdict = Verdict.of(run)
-        serious = [problem.text for problem in problems(run) if problem.serious]
+        serious = [f"Problem: {problem.text}." for problem in problems(run) if problem.serious]
         if verdict.answer != "better" or serious:
             return self._end(turn, "rejected", " ".join([verdict.sentence, *serious]))
         if verdict.to_json()["by"] not in ("reward", "ratings"):
