@@ -30,7 +30,7 @@ from agro.runs.problems import problems
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
 from agro.store import Store
-from agro.store.location import exists, location_of, url_of
+from agro.store.location import exists, url_of
 from agro.train.recovery import is_checkpoint, read_position
 from agro.train.trainable import kind_of
 
@@ -111,8 +111,9 @@ class Loop:
     ) -> None:
         """`model`: the first one. `overrides`: KEY=VALUE of the runs. Raises `Refused` for another model
         than the loop began with, or none."""
-        self.store, self.overrides, self.say = location_of(store), list(overrides), say
-        if folder is None and url_of(self.store) is not None:
+        self.store = url_of(store) or Path(store).absolute()
+        self.overrides, self.say = list(overrides), say
+        if folder is None and url_of(store):
             raise Refused("agro loop: expected --out FOLDER for a store in a database, got none")
         self.folder = (folder or Path(store).with_suffix(".loop")).absolute()
         first = None

@@ -74,8 +74,7 @@ def check(
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
         compared = None if reference is None else policy_config(reference, setting).model
-        for name in filter(None, (config.policy.model, compared)):
-            look_at_model(name)
+        _look_at(config.policy.model, compared)
     with opened_log(path, workers) as store:
         from agro.pages.store import check_store  # here: a missing file is refused at once
 
@@ -117,6 +116,12 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
     for change in changes:
         override(values, change, RunConfig)
     return RunConfig.of(values, "--set")
+
+
+def _look_at(*models: str | None) -> None:
+    """Refuse models that aren't there."""
+    for name in filter(None, models):
+        look_at_model(name)
 
 
 def _measured(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -71,8 +71,8 @@ def compare(
         if reward is None:
             raise Refused("--prompts: expected --reward NAME beside it, which scores the responses")
         sets, scoring = load_sets(prompts), RewardConfig(name=reward, options=options(option))
-        sampling = {"n": n, "max_new": max_new, "temperature": temperature}
-        sides = [_answered(name, sets, scoring, seed, policy, sampling) for name in results]
+        sampling = Sampling(n, max_new, temperature, seed, policy)
+        sides = [_answered(name, sets, scoring, sampling) for name in results]
     paired = PairedSets.of(sides, metric)
     from agro.pages.run.compare import write_results
 
@@ -95,12 +95,7 @@ def _check_are_results(paths: list[Path]) -> None:
 
 
 def _answered(
-    name: str,
-    sets: dict[str, list[Prompt]],
-    reward: RewardConfig,
-    seed: int,
-    policy: list[str] | None,
-    sampling: dict[str, Any],
+    name: str, sets: dict[str, list[Prompt]], reward: RewardConfig, sampling: Sampling
 ) -> list[Result]:
     """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
     responses is read as it is."""
@@ -111,14 +106,14 @@ def _answered(
     if path.is_file():
         return results_at(path)
     run, model = (path, None) if is_run(path) else (None, name)
-    subject = MeasuredModel.of(run, model, policy)
-    sampler = subject.sampler(**sampling)
+    subject = MeasuredModel.of(run, model, sampling.policy)
+    sampler = subject.sampler(sampling.n, sampling.temperature, sampling.max_new)
     rollout = subject.rollout()
     scoring = reward.model_dump(mode="json", include={"name", "options"})
     found = []
     with closing(EpisodeReward(load_reward(reward))) as scorer:
         for task, prompts in sets.items():
-            measured = Measurement(scorer, sampler, seed).of(rollout, subject.path, prompts)
+            measured = Measurement(scorer, sampler, sampling.seed).of(rollout, subject.path, prompts)
             if measured.is_unknown:
                 raise Refused(
                     f"{name}: none of the responses to {task} could be scored: "
@@ -129,6 +124,16 @@ def _answered(
             texts = {prompt.id: prompt.text for prompt in prompts}
             found.append(Result.of_prompts(name, rewards, texts, task=task, scoring=scoring))
     return found
+
+
+class Sampling(NamedTuple):
+    """How models answer."""
+
+    n: int
+    max_new: int | None
+    temperature: float
+    seed: int
+    policy: list[str] | None
 
 
 def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool) -> None:

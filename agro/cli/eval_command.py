@@ -99,11 +99,7 @@ def eval_(
     other = against if against in (None, START) else model_path(against)
     for name in (subject.path, other):
         subject.look_at(name)
-    if prompts:
-        named = zip(prompts, load_sets(prompts).items(), strict=True)
-        sets = [MeasuredSet(name, loaded, file=path) for path, (name, loaded) in named]
-    else:
-        sets = [MeasuredSet(HELD_OUT, subject.held_out())]
+    sets = _sets(prompts, subject)
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:
         assert against is not None
@@ -131,10 +127,7 @@ def eval_(
     threshold = next((x for x in (pass_at, configured, maximum) if x is not None), None)
     _report(sets, {"model": subject.name, "n": n, "temperature": temperature}, threshold, against, as_json)
     if run is not None and model is None and against is None and not as_json:
-        verdict = Verdict.of(load_run(run))
-        if verdict.answer != "not measured":  # what the run said of before and after when it ended
-            ending = f"before and after, at the run's end: {verdict.sentence}"
-            print(f"{ending} To measure both anew: --against start")
+        _show_ending(run)
     if all(measured.result.is_unknown for measured in sets):
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
@@ -174,6 +167,14 @@ class MeasuredSet:
             document |= {"against": against, "verdict": self.verdict.to_json()}
             document["before"] = self.start.to_json(threshold)
         return document
+
+
+def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]:
+    """The files that were named, or the held-out prompts of a run."""
+    if paths:
+        loaded_sets = zip(paths, load_sets(paths).items(), strict=True)
+        return [MeasuredSet(name, prompts, file=path) for path, (name, prompts) in loaded_sets]
+    return [MeasuredSet(HELD_OUT, subject.held_out())]
 
 
 def _measure(
@@ -244,6 +245,13 @@ def _report(
             print(f"against {against}: {measured.verdict.sentence}")
     if against is not None and len(sets) > 1:
         print(f"p is adjusted for {len(sets)} sets (Holm)")
+
+
+def _show_ending(run: Path) -> None:
+    """What the run said of before and after when it ended, where it measured that."""
+    verdict = Verdict.of(load_run(run))
+    if verdict.answer != "not measured":
+        print(f"before and after, at the run's end: {verdict.sentence} To measure both anew: --against start")
 
 
 UNITS = {"length": " tokens", "entropy": " nats a token", "kl": " nats a response"}

@@ -142,10 +142,7 @@ def _into(
             report = import_files(opened, files, **arguments)
             return report, None if encoder is None else _encoding(opened, encoder)
     except Refused:
-        if is_new and Path(store).exists():
-            with Store.open(store, read_only=True) as opened:
-                is_new = opened.counts().samples == 0
-        if is_new:
+        if is_new and not _has_samples(store):
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{store}{suffix}").unlink(missing_ok=True)
         raise
@@ -174,6 +171,13 @@ def _preview(files: list[Path], arguments: dict[str, Any]) -> None:
         for sample in store.samples():
             print(dumps(to_record(sample), "preview"))
     print(report, file=sys.stderr)
+
+
+def _has_samples(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with Store.open(path, read_only=True) as store:
+        return store.counts().samples > 0
 
 
 def _encoding(store: Store, encoder: Encoder) -> dict[str, int]:

@@ -70,6 +70,8 @@ def serve(
         with closing(listening(host, port)) as listener:
             engine: Any = subject.without_environment().rollout().engine
             engine.version = version if newest is not None else version_of(Path(subject.path))
+            if any(change.startswith("model=") for change in policy or ()):
+                engine.version = -1  # it is another model
             source = subject.name if newest is None else model
             with opened(engine, batch, keeping, source, timeout, newest) as backend:
                 _run(backend, listener, host)
@@ -155,13 +157,13 @@ def loop(
     turn = found.promote_last() if promote else None
     if every is None and turn is None:
         turn = found.turn(promote=promote)
+    if turn is not None and turn.outcome == "refused":
+        end(2, f"agro: {turn}")
     if turn is not None:
         print(turn, flush=True)
     while every is not None:
         found.wait(every)
         print(found.turn(promote=promote), flush=True)
-    if turn is not None and turn.outcome == "refused":
-        end(2, "")
 
 
 def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *, secrets: bool) -> Keeping:

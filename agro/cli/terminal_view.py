@@ -135,14 +135,7 @@ def show(
         total = opened.counts().samples
         origins = licenses(opened)
     if as_json:
-        rows = (
-            [_record(s) for s in shown]
-            if not groups
-            else [
-                {"prompt_id": g[0].prompt_id, "prompt": g[0].prompt, "responses": list(map(_record, g))}
-                for g in shown
-            ]
-        )
+        rows = [_group_json(g) for g in shown] if groups else [_record(s) for s in shown]
         report = {
             "store": str(store),
             "samples_in_store": total,
@@ -231,6 +224,11 @@ def _tokens(sample: Sample) -> int | None:
 
 def _record(s: Sample) -> dict[str, Any]:
     return {"id": s.id, **to_record(s)}
+
+
+def _group_json(samples: list[Sample]) -> dict[str, Any]:
+    responses = [_record(s) for s in samples]
+    return {"prompt_id": samples[0].prompt_id, "prompt": samples[0].prompt, "responses": responses}
 
 
 def _print(shown: list[Any], more: bool, total: int, columns: int, limit: int) -> None:

@@ -210,40 +210,31 @@ def opened(
     with (
         closing(Recorder(keeping, sessions, model)) as recorder,
         closing(Batch(engine.policy, size, fused=engine.fused, version=engine.version)) as batch,
-        following(engine, batch, newest),
     ):
-        yield Serving(Door(engine.policy, batch, sessions, keep=keep, seconds=seconds), model, recorder)
-
-
-@contextmanager
-def following(engine: HF, batch: Batch, newest: Newest | None) -> Iterator[None]:
-    """Give a batch the newest weights between two tokens, as soon as they are there."""
-    ended = threading.Event()
-
-    def follow(newest: Newest) -> None:
-        said = ""
-        while not ended.wait(LOOK_SECONDS):
-            try:
-                with newest() as (folder, version):
-                    if version == batch.version:
-                        continue
-                    batch.renew(partial(engine.load, folder, version), version).result()
-                    text = f"agro: serving version {version}, {folder}"
-            except (Refused, OSError) as error:
-                text = f"agro: serving version {batch.version} on: {error}"
-            if text != said:
-                print(without_secrets(text), file=sys.stderr, flush=True)
-            said = text
-
-    thread = threading.Thread(target=follow, args=(newest,), name="weights", daemon=True)
-    if newest is not None:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
+        ended = threading.Event()
         if newest is not None:
-            thread.join()
+            threading.Thread(target=_follow, args=(engine, batch, newest, ended), daemon=True).start()
+        try:
+            yield Serving(Door(engine.policy, batch, sessions, keep=keep, seconds=seconds), model, recorder)
+        finally:
+            ended.set()
+
+
+def _follow(engine: HF, batch: Batch, newest: Newest, ended: threading.Event) -> None:
+    """Give a batch the newest weights between two tokens, as soon as they are there."""
+    said = ""
+    while not ended.wait(LOOK_SECONDS):
+        try:
+            with newest() as (folder, version):
+                if version == batch.version:
+                    continue
+                batch.renew(partial(engine.load, folder, version), version).result()
+                text = f"agro: serving version {version}, {folder}"
+        except (Refused, OSError) as error:
+            text = f"agro: serving version {batch.version} on: {error}"
+        if text != said:
+            print(without_secrets(text), file=sys.stderr, flush=True)
+        said = text
 
 
 async def _framed(wire: Chat, first: Event, events: AsyncGenerator[Event]) -> AsyncIterator[str]:
