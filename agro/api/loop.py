@@ -124,7 +124,8 @@ class Loop:
             if first is None:
                 raise Refused(f"--model: expected the model to begin with, for {self.folder} has no {FILE}")
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._save(LoopRecord(model=str(first), version=version_of(first)))
+            record = LoopRecord(model=str(first), version=version_of(first))
+            write(self.folder / FILE, record.model_dump_json(indent=1) + "\n")
         record = LoopRecord.read(self.folder)
         if first is not None and str(first) != record.model:
             raise Refused(
@@ -171,22 +172,18 @@ class Loop:
 
     def roll_back(self) -> str:
         """Serve the model of before the last promotion again. Raises `Refused` where there is none."""
-        with self._locked(".lock", ""):
-            record = LoopRecord.read(self.folder)
+        with self._edited() as record:
             if len(record.served) < 2:
-                raise Refused(
-                    f"--rollback: {self.folder}: expected a promoted model, got {record.model} alone"
-                )
+                got = f"{record.model} alone"
+                raise Refused(f"--rollback: {self.folder}: expected a promoted model, got {got}")
             number = record.served.pop()
             record.turns[number - 1].outcome = "rolled back"
-            self._save(record)
-        model, version = record.newest(self.folder)
+            model, version = record.newest(self.folder)
         return f"the model of turn {number} is rolled back; serving {model}, version {version}"
 
     def _begin(self) -> Turn:
         """The turn under way, or a new one."""
-        with self._locked(".lock", ""):
-            record = LoopRecord.read(self.folder)
+        with self._edited() as record:
             if record.turns and record.turns[-1].outcome == "under way":
                 self.say(f"turn {record.turns[-1].number} goes on")
                 return record.turns[-1]
@@ -194,11 +191,9 @@ class Loop:
                 recipe, _ = kind_of(store)
             number, start, rewarded = len(record.turns) + 1, record.served[-1], self._rewarded()
             begun = {"recipe": recipe, "overrides": self.overrides}
-            turn = Turn(number=number, start=start, rewarded=rewarded, **begun)
-            record.turns.append(turn)
-            self._save(record)
+            record.turns.append(Turn(number=number, start=start, rewarded=rewarded, **begun))
         self.say(f"turn {number}: {rewarded} rewarded samples, recipe {recipe}")
-        return turn
+        return record.turns[-1]
 
     def _check(self, config: RunConfig) -> None:
         """What `agro check` says. Raises `Refused` for data that the recipe can't train on."""
@@ -224,19 +219,16 @@ class Loop:
 
     def _end(self, turn: Turn, outcome: Outcome, reason: str) -> Turn:
         """Write how a turn ended, and in the same moment whose model is served."""
-        with self._locked(".lock", ""):
-            record = LoopRecord.read(self.folder)
+        with self._edited() as record:
             if outcome == "promoted" and record.served[-1] != turn.start:
                 outcome, reason = "rejected", f"Another model is served now than it began with. {reason}"
-            version = turn.version
-            if version < 0 and outcome != "refused":
-                before = max(0, record.version, *(each.version for each in record.turns))
-                version = before + max(0, version_of(self.folder / str(turn.number)))
-            turn = turn.model_copy(update={"outcome": outcome, "reason": reason, "version": version})
+            if turn.version < 0 and outcome != "refused":
+                steps = max(0, version_of(self.folder / str(turn.number)))
+                turn.version = max(0, record.version, *(each.version for each in record.turns)) + steps
+            turn.outcome, turn.reason = outcome, reason
             record.turns[turn.number - 1] = turn
             if outcome == "promoted":
                 record.served.append(turn.number)
-            self._save(record)
         return turn
 
     def _rewarded(self) -> int:
@@ -244,8 +236,13 @@ class Loop:
             counts = store.counts()
         return counts.scored + counts.pairs
 
-    def _save(self, record: LoopRecord) -> None:
-        write(self.folder / FILE, record.model_dump_json(indent=1) + "\n")
+    @contextmanager
+    def _edited(self) -> Iterator[LoopRecord]:
+        """loop.json, which is written afterwards; other processes wait."""
+        with self._locked(".lock", ""):
+            record = LoopRecord.read(self.folder)
+            yield record
+            write(self.folder / FILE, record.model_dump_json(indent=1) + "\n")
 
     @contextmanager
     def _locked(self, name: str, refusal: str) -> Iterator[None]:

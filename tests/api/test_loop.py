@@ -85,9 +85,8 @@ def test_what_is_not_shown_is_not_promoted(tmp_path: Path, start: Path, without,
 def test_nothing_is_promoted_over_a_model_that_it_did_not_begin_with(tmp_path: Path, start: Path) -> None:
     found = begun(tmp_path, start)
     found.turn(promote=False)
-    record = LoopRecord.read(found.folder)
-    record.served.append(1)
-    found._save(record)
+    with found._edited() as record:
+        record.served.append(1)
     assert found.promote_last() is None
     assert LoopRecord.read(found.folder).turns[0].reason.startswith("Another model is served now")
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from agro.api.loop import Loop, LoopRecord, Turn
+from agro.api.loop import Loop, Turn
 from agro.cli.serve_command import _newest
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -79,9 +79,8 @@ def test_it_follows_a_loop_to_the_next_model_and_back(engine, tmp_path) -> None:
     for name in (tmp_path / "model", folder / "1" / "model"):
         engine.policy.save(name)
     loop = Loop(str(tmp_path / "s.db"), str(tmp_path / "model"), None, [], print)
-    record = LoopRecord.read(folder)
-    record.turns.append(Turn(number=1, start=0, rewarded=9, recipe="log", overrides=[], version=30))
-    loop._save(record)
+    with loop._edited() as record:
+        record.turns.append(Turn(number=1, start=0, rewarded=9, recipe="log", overrides=[], version=30))
     process, url = started(folder, tmp_path / "s.db")
 
     def version() -> int:
@@ -95,8 +94,8 @@ def test_it_follows_a_loop_to_the_next_model_and_back(engine, tmp_path) -> None:
 
     with process:
         assert version() == -1  # no run of agro's made the first model
-        record.served.append(1)
-        loop._save(record)
+        with loop._edited() as record:
+            record.served.append(1)
         wait_until(lambda: version() == 30)
         loop.roll_back()
         wait_until(lambda: version() == -1)
