@@ -71,7 +71,7 @@ def test_a_better_model_is_promoted_and_rolled_back(tmp_path: Path, start: Path)
     ("without", "changes", "reason"),
     [
         (("reward.name", "data.eval_prompts"), {}, "Not measured"),
-        ((), {"train__lr": 1e-9}, "Not shown better"),
+        ((), {"train__lr": 1e-9, "train__steps": 4}, "Not shown better"),
     ],
 )
 def test_what_is_not_shown_is_not_promoted(tmp_path: Path, start: Path, without, changes, reason) -> None:
