@@ -87,7 +87,7 @@ test-vllm: setup $(VLLM)/installed ## tests against vLLM's server on the CPU, in
 $(CLIENTS)/installed:
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet langchain-openai openai-agents mini-swe-agent \
-	  inspect-ai 'lm_eval[api]'
+	  inspect-ai 'lm_eval[api]' 'verifiers>=0.4,<0.5' uv
 	@touch $@
 
 test-clients: setup $(CLIENTS)/installed ## LangChain, agents and evaluations against agro serve, in .venv-clients (3 minutes)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import html
+import io
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from agro.api.arguments import is_path, prompt_record, write_rows
 from agro.api.contamination import held_out_prompts
@@ -56,10 +59,45 @@ class Trained:
         return pandas.DataFrame(rows)
 
     def plot(self) -> Figure:
-        """Reward, and KL to the reference where it was measured, against steps."""
-        from agro.api.plot import reward_and_kl
+        """Training and held-out reward, and KL to the reference, against steps: what was measured of them.
 
-        return reward_and_kl(load_run(self.folder))
+        Raises `Refused` where nothing was.
+        """
+        from matplotlib.figure import Figure
+
+        from agro.pages.run.figures import FIRST, FONT, INK, SECOND, WIDE, style_axes
+
+        class NotebookFigure(Figure):
+            """A notebook shows it without `%matplotlib inline`."""
+
+            def _repr_png_(self) -> bytes:
+                buffer = io.BytesIO()
+                self.savefig(buffer, format="png", dpi=120, facecolor="white")
+                return buffer.getvalue()
+
+        run = load_run(self.folder)
+        panels = {
+            "reward": (run.column("reward_mean"), run.column("eval_reward")),
+            "KL, nats per response": (run.training_kl, run.column("eval_kl_ref")),
+        }
+        shown = {title: both for title, both in panels.items() if np.isfinite(both).any()}
+        if not shown:
+            raise Refused(f"{run.folder}: no step has a reward or a KL, so there is nothing to draw")
+        figure = NotebookFigure(figsize=WIDE, layout="constrained")
+        drawn = zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items())
+        for axes, (title, (training, held_out)) in drawn:
+            style_axes(axes)
+            axes.set_title(title, loc="left", fontsize=FONT, color=INK)
+            axes.set_xlabel("step", fontsize=FONT, color=INK)
+            dots: dict[str, Any] = {"marker": "o", "markersize": 3.6}
+            for name, values, color in (("training", training, FIRST), ("held-out", held_out, SECOND)):
+                style = dots if name == "held-out" else {}
+                known = np.isfinite(values)
+                steps = run.column("step")[known]
+                if known.any():
+                    axes.plot(steps, values[known], label=name, color=color, linewidth=1.4, **style)
+            axes.legend(frameon=False, fontsize=FONT)
+        return figure
 
     @cached_property
     def _policy(self) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -41,15 +42,27 @@ def begun(folder: Path, start: Path, *without: str, **changes) -> Loop:
     return Loop(fill(folder / "s.db"), str(start), None, settings(folder, start, *without, **changes), print)
 
 
+@pytest.fixture(scope="module")
+def after_a_turn(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:
+    """A folder with a store, and a loop whose first turn was better and waits."""
+    folder = tmp_path_factory.mktemp("turn")
+    turn = begun(folder, start).turn(promote=False)
+    assert (turn.outcome, turn.recipe, turn.rewarded) == ("better", "log", 80)
+    assert turn.reason.startswith("Better by")
+    return folder
+
+
+def continued(after_a_turn: Path, folder: Path, start: Path) -> Loop:
+    shutil.copytree(after_a_turn, folder, dirs_exist_ok=True)
+    return Loop(str(folder / "s.db"), str(start), None, settings(folder, start), print)
+
+
 def served(folder: Path) -> tuple[Path, int]:
     return LoopRecord.read(folder / "s.loop").newest(folder / "s.loop")
 
 
-def test_a_better_model_is_promoted_and_rolled_back(tmp_path: Path, start: Path) -> None:
-    found = begun(tmp_path, start)
-    turn = found.turn(promote=False)
-    assert (turn.outcome, turn.recipe, turn.rewarded) == ("better", "log", 80)
-    assert turn.reason.startswith("Better by")
+def test_a_better_model_is_promoted_and_rolled_back(tmp_path: Path, start: Path, after_a_turn: Path) -> None:
+    found = continued(after_a_turn, tmp_path, start)
     assert served(tmp_path) == (start / "model", 3)  # as --promote wasn't said
     promoted = found.promote_last()
     assert promoted is not None
@@ -82,9 +95,10 @@ def test_what_is_not_shown_is_not_promoted(tmp_path: Path, start: Path, without,
     assert served(tmp_path) == (start / "model", 3)
 
 
-def test_nothing_is_promoted_over_a_model_that_it_did_not_begin_with(tmp_path: Path, start: Path) -> None:
-    found = begun(tmp_path, start)
-    found.turn(promote=False)
+def test_nothing_is_promoted_over_a_model_that_it_did_not_begin_with(
+    tmp_path: Path, start: Path, after_a_turn: Path
+) -> None:
+    found = continued(after_a_turn, tmp_path, start)
     with found._edited() as record:
         record.served.append(1)
     assert found.promote_last() is None
