@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from agro.cli.common import REWARD, Json, Model, RewardOption, Seed, options
+from agro.cli.common import REWARD, Json, Model, RewardOption, Seed, opened_log, options
 from agro.config import DataConfig, RewardConfig
 from agro.errors import Refused
 from agro.io.files import write
-from agro.logs.interchange import read_samples
 from agro.rewards import load_reward
 from agro.rollout.evaluate import interval
 from agro.store import Pair, Store
-from agro.store.location import is_store
 from agro.types import Sample
 
 if TYPE_CHECKING:
@@ -269,13 +267,14 @@ def judge_check(
     as_json: Json = False,
 ) -> None:
     """Args:
-    labeled: Samples with rewards: a store or interchange records.
+    labeled: Samples with rewards: a store, or a log of `agro formats`.
     threshold: From which on the reward says yes; half its maximum if not given.
     label_threshold: From which on a label says yes.
     timeout: Seconds for one response.
     workers: Requests at a time.
     """
-    samples = [sample for sample in _samples(labeled) if sample.reward is not None]
+    with opened_log(labeled) as store:
+        samples = list(store.samples(scored=True))
     if not samples:
         raise Refused(f"{labeled}: expected samples with rewards, which are the labels; got none")
     config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
@@ -294,7 +293,7 @@ def judge_check(
     if as_json:
         print(json.dumps(report))
         return
-    print(_described(report))
+    print(described(report))
     for error in list(dict.fromkeys(failed))[:5]:
         print(f"  not judged: {error}")
 
@@ -310,27 +309,23 @@ def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
     if not judged:
         return {"n": 0, "agreement": None, "kappa": None, "low": None, "high": None}
     answers = np.array(judged, dtype=bool)
-    random = np.random.default_rng(0)
-    draws = [_kappa(answers[random.integers(0, len(answers), len(answers))]) for _ in range(RESAMPLES)]
-    known = [kappa for kappa in draws if kappa is not None]
-    low, high = np.quantile(known, (0.025, 0.975)) if known else (None, None)
-    return {
-        "n": len(answers),
-        "agreement": float((answers[:, 0] == answers[:, 1]).mean()),
-        "kappa": _kappa(answers),
-        "low": None if low is None else float(low),
-        "high": None if high is None else float(high),
-    }
+    drawn = answers[np.random.default_rng(0).integers(0, len(answers), (RESAMPLES, len(answers)))]
+    observed = (drawn[..., 0] == drawn[..., 1]).mean(-1)
+    kappas = [_kappa(*each) for each in zip(observed, drawn.mean(1), strict=True)]
+    known = [kappa for kappa in kappas if kappa is not None]
+    low, high = np.quantile(known, (0.025, 0.975)).tolist() if known else (None, None)
+    agreeing = float((answers[:, 0] == answers[:, 1]).mean())
+    kappa = _kappa(agreeing, answers.mean(0))
+    return {"n": len(answers), "agreement": agreeing, "kappa": kappa, "low": low, "high": high}
 
 
-def _kappa(answers: Any) -> float | None:
-    observed = (answers[:, 0] == answers[:, 1]).mean()
-    yes, expected_yes = answers.mean(0)
-    by_chance = yes * expected_yes + (1 - yes) * (1 - expected_yes)
+def _kappa(observed: float, yes: Any) -> float | None:
+    """`yes`: [2] the share of each one's yes."""
+    by_chance = yes.prod() + (1 - yes).prod()
     return None if by_chance == 1 else float((observed - by_chance) / (1 - by_chance))
 
 
-def _described(report: dict[str, Any]) -> str:
+def described(report: dict[str, Any]) -> str:
     if not report["n"]:
         return f"no sample was judged ({report['failed']} failed)"
     kappa = "κ isn't defined: one of both always says the same"
@@ -340,10 +335,3 @@ def _described(report: dict[str, Any]) -> str:
         f"{report['n']} samples judged, {report['failed']} not: the judge (yes from "
         f"{report['threshold']:g} on) agrees with {report['agreement']:.1%} of the labels, {kappa}"
     )
-
-
-def _samples(path: Path) -> list[Sample]:
-    if is_store(path):
-        with Store.open(path, read_only=True) as store:
-            return list(store.samples())
-    return list(read_samples(path))

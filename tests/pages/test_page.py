@@ -236,7 +236,7 @@ OF_LOG = (
         (lambda row: {"push_error": 2e-7}, ("after a push", PUSHED)),
         (
             lambda row: {"draft_accepted": {3: 0.5, 8: 1.0}.get(row["step"])},  # unknown elsewhere
-            ("draft tokens accepted", "draft tokens accepted 75% mean over steps"),
+            ("Draft tokens accepted",),
         ),
         (
             lambda row: {"objective": {"explained_variance": row["step"] / 1000}},

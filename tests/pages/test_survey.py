@@ -125,17 +125,6 @@ def test_a_check_of_pairs_counts_them(tmp_path):
     assert "pairs" in str(report)
 
 
-def test_coverage_by_final_answers_counts_other_words_with_the_same_answer_once(tmp_path):
-    """Three distinct texts with two answers, and three prose texts without any: 2/3 and 1."""
-    texts = ["So \\boxed{4}.", "2 + 2, the answer is 4.", "I think \\boxed{5}"]
-    with Store.open(tmp_path / "math.db") as store:
-        store.append([log("p", text, 1.0) for text in texts] + [log("q", text, 1.0) for text in "abc"])
-        found = survey(store, groups=2)
-    assert found.coverage.mean == 1.0
-    assert found.answers.mean == pytest.approx((2 / 3 + 1) / 2)
-    assert found.to_json()["answer_coverage"]["count"] == 2
-
-
 def test_squares_that_are_too_large_for_a_float_have_no_std():
     spread = Spread()
     for value in (1e308, -1e308):
@@ -182,9 +171,7 @@ def test_near_copies_of_prompts_are_named(tmp_path):
         "prompt_id": "a p0",
         "prompt": "[v0] What is a prime number?",
     }
-    assert "near-copies    12 prompts in 3 clusters" in str(report)
-    [said] = [str(v) for v in report.verdicts if "near-copies" in v.text]
-    assert "12 of 13 prompts are near-copies of others, in 3 clusters: 4 of '[v0] What is a prime" in said
+    assert "near-copies    12 in 3 clusters: 4 of '[v0] What is a prime" in str(report)
 
 
 def rated(path, apart: float, each: int = 1) -> str:

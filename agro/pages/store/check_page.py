@@ -27,7 +27,7 @@ from agro.pages.run.figures import (
 )
 from agro.pages.run.page import present
 from agro.pages.run.render import Fact, Panel, render
-from agro.pages.store.check_report import Report, model_lines, own_reward_lines, survey_lines
+from agro.pages.store.check_report import Report, model_lines, survey_lines
 from agro.pages.store.check_survey import BINS, Spread
 
 ROWS = 12  # sources in the table
@@ -46,7 +46,6 @@ def write_page(report: Report, folder: Path) -> Path:
 
 def page(report: Report) -> str:
     """The page as text."""
-    of_model = [*model_lines(report), *own_reward_lines(report)]
     return render(
         "check.html",
         report=report,
@@ -55,7 +54,7 @@ def page(report: Report) -> str:
         sources=[_row(report, name) for name in report.sources[:ROWS]],
         more=max(0, len(report.sources) - ROWS),
         texts=present(_texts(report)),
-        model_facts=[Fact(name.strip(), value) for name, value in of_model],
+        model_facts=[Fact(name, value) for name, value in model_lines(report)],
         model=list(_model(report)),
         json=json.dumps(report.to_json(), ensure_ascii=False, indent=1),
     )
@@ -102,13 +101,6 @@ def _groups(report: Report) -> Iterator[Panel | None]:
         "Coverage",
         "Distinct responses per response, of each group (SACo). Near 0 the responses repeat each other.",
         survey.coverage,
-        "SACo",
-    )
-    yield _spread_panel(
-        "Coverage by final answers",
-        "Distinct final answers per response (SACo). Far below the coverage above: different texts conclude "
-        "the same.",
-        survey.answers,
         "SACo",
     )
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from agro.io.near_copies import cluster_names
 from agro.io.numbers import count
+from agro.io.terminal import cut
 from agro.logs.normalizing import Components, Statistics
-from agro.rewards import maker_of
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.store.survey import SurveyRow
@@ -171,22 +171,15 @@ class PromptCopies:
         largest = tuple((-size, name, texts[name]) for size, name in copied[:NAMED])  # the largest first
         return cls(-sum(size for size, _ in copied), len(copied), largest)
 
-    @property
-    def named(self) -> str:
-        """The largest clusters in words."""
-        parts = [f"{size} of {_short(text)!r} ({name})" for size, name, text in self.largest]
-        return ", ".join(parts) + (", …" if self.clusters > len(parts) else "")
-
     def __str__(self) -> str:
-        return f"{count(self.prompts)} prompts in {count(self.clusters)} clusters"
+        """With the largest clusters."""
+        parts = [f"{size} of {cut(text, SHOWN)!r} ({name})" for size, name, text in self.largest]
+        named = ", ".join(parts) + (", …" if self.clusters > len(parts) else "")
+        return f"{count(self.prompts)} in {count(self.clusters)} clusters: {named}"
 
     def to_json(self) -> dict[str, Any]:
         largest = [{"size": size, "prompt_id": name, "prompt": text} for size, name, text in self.largest]
         return {"prompts": self.prompts, "clusters": self.clusters, "largest": largest}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 @dataclass
@@ -303,11 +296,10 @@ class StoreSurvey:
     equal_at: Counter[str] = field(default_factory=Counter)  # of those: all lowest, all highest, between
     mixed: int = 0  # groups with several sources
     repeats: int = 0  # responses equal to an earlier one of their group
-    inspected: int = 0  # responses that were compared for near-repeats and final answers
+    inspected: int = 0  # responses that were compared for near-repeats
     near_repeats: int = 0
     quality: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
     coverage: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
-    answers: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
     truncated_rewards: Spread = field(default_factory=Spread)  # rewards
     complete_rewards: Spread = field(default_factory=Spread)
     sources: dict[str, SourceSurvey] = field(default_factory=dict)
@@ -353,7 +345,6 @@ class StoreSurvey:
                 part = responses[:LARGEST]
                 self.inspected += len(part)
                 self.near_repeats += near_repeats(part)
-                self.answers.add(len(set(map(final_answer, part))) / len(part))
 
     def _rewards(self, rewards: Sequence[float]) -> None:
         """Of the scored responses of one group."""
@@ -391,7 +382,6 @@ class StoreSurvey:
             "near_repeats": {"compared": self.inspected, "found": self.near_repeats},
             "trajectory_quality": self.quality.to_json(),
             "coverage": self.coverage.to_json(),
-            "answer_coverage": self.answers.to_json(),
             "reward_of_truncated": self.truncated_rewards.to_json(),
             "reward_of_ended": self.complete_rewards.to_json(),
             "by_source": {name: source.to_json() for name, source in self.sources.items()},
@@ -426,12 +416,6 @@ def plain(prompt: Text) -> str:
     if isinstance(prompt, str):
         return prompt
     return " ".join(m["content"] for m in prompt if isinstance(m.get("content"), str))
-
-
-def final_answer(response: str) -> str:
-    """What a response concludes, in a canonical form; all of it where it names no answer."""
-    maker = maker_of("math")
-    return (response.strip() if maker is None else maker.final(response)) or ""
 
 
 def _rewards(rows: Sequence[SurveyRow]) -> list[float]:
