@@ -78,8 +78,11 @@ class Ratings:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % of that share, exact as the test: without ½ where p is below .05."""
-        interval = sequential.interval if self.test == "sequential" else _of_sign_test
-        return interval(self.wins, self.losses) if self.decided else None
+        if not self.decided:
+            return None
+        if self.test == "sequential":
+            return sequential.interval(self.wins, self.losses)
+        return clopper_pearson(self.wins, self.decided)
 
     def to_json(self) -> dict[str, Any]:
         """Counts, the share with its interval, p and its test; None where unknown."""
@@ -264,10 +267,6 @@ def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
     prompts = f"{preferred} of {ratings.decided} held-out prompts by blind ratings ({share})"
     test = " by a test that holds at any stop" if ratings.test == "sequential" else ""
     return f"{prefix} on {prompts}, {chance(ratings.p)}{test}{rest}."
-
-
-def _of_sign_test(wins: int, losses: int) -> tuple[float, float]:
-    return clopper_pearson(wins, wins + losses)
 
 
 def _times(count: int, noun: str) -> str:
