@@ -16,7 +16,6 @@ from agro.io.numbers import count, fixed, percent
 from agro.pages.run.figures import (
     COLORS,
     FIRST,
-    SHARE,
     css,
     draw_bars,
     draw_bins,
@@ -109,15 +108,14 @@ def _spread_panel(title: str, text: str, spread: Spread, unit: str) -> Panel | N
     if not spread.count:
         return None
     text = f"{text} Mean {fixed(spread.mean)} of {count(spread.count)} groups."
-    return Panel(title, text, group_shares(spread, unit))
+    return Panel(title, text, spreads({"": spread}, unit, title, of="groups"))
 
 
 def _texts(report: Report) -> Iterator[Panel | None]:
     lengths = _source_spreads(report, "lengths")
     yield _panel("Lengths", "Of responses, in characters.", lengths, "characters", log=True)
     tokens = _source_spreads(report, "tokens")
-    if tokens:
-        yield _panel("Tokens", "Of responses whose tokens are stored.", tokens, "tokens", log=True)
+    yield _panel("Tokens", "Of responses whose tokens are stored.", tokens, "tokens", log=True)
 
 
 def _panel(title: str, text: str, series: dict[str, Spread], unit: str, *, log: bool = False) -> Panel | None:
@@ -138,7 +136,7 @@ def _model(report: Report) -> Iterator[Panel]:
         title = "Log π of a token"
         figure = densities(per_token, "nats", title)
         text = "Mean over the tokens of a response: the best and the worst responses of each group."
-        yield Panel(title, text, figure, names(per_token))
+        yield Panel(title, text, figure, tuple((css(color), name) for color, name in zip(COLORS, per_token)))
     balance = measured.balance
     if len(np.unique(balance)) > 1:
         title = "Where rewards and log-ratios balance"
@@ -169,7 +167,9 @@ def sizes(groups: Mapping[int, int]) -> Markup:
     return svg(figure, "group sizes")
 
 
-def spreads(series: Mapping[str, Spread], unit: str, title: str, *, log: bool = False) -> Markup:
+def spreads(
+    series: Mapping[str, Spread], unit: str, title: str, *, log: bool = False, of: str = "responses"
+) -> Markup:
     """Shares of each of the series, which have the same edges; bars where all have few distinct values."""
     figure, axes = share_axes(below=int(not is_beside(unit)))
     shown = list(zip(series.values(), COLORS[:MOST]))
@@ -182,17 +182,8 @@ def spreads(series: Mapping[str, Spread], unit: str, title: str, *, log: bool = 
         begin, end = used[0], used[-1] + 1
         bins = [(np.array(spread.bins[begin:end]) / max(spread.count, 1), color) for spread, color in shown]
         draw_bins(axes, np.array(shown[0][0].edges[begin : end + 1], np.float64), bins, log=log)
-    name_axes(axes, unit, SHARE)
+    name_axes(axes, unit, f"share of {of}")
     return svg(figure, title)
-
-
-def group_shares(spread: Spread, unit: str) -> Markup:
-    """Shares of groups by a number from 0 to 1."""
-    figure, axes = share_axes()
-    draw_bins(axes, np.array(spread.edges), [(np.array(spread.bins) / spread.count, FIRST)])
-    axes.set_xlim(0, 1)
-    name_axes(axes, unit, "share of groups")
-    return svg(figure, unit)
 
 
 def key(series: Mapping[str, Spread]) -> Key:
@@ -216,8 +207,3 @@ def densities(series: Mapping[str, Any], unit: str, title: str, *, log: bool = F
     draw_bins(axes, edges, list(zip(bins, COLORS)), log=log)
     name_axes(axes, unit, "share")
     return svg(figure, title)
-
-
-def names(series: Mapping[str, Any]) -> Key:
-    """Colors and names of series."""
-    return tuple((css(color), name) for color, name in zip(COLORS, series, strict=False))

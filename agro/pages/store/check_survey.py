@@ -1,9 +1,9 @@
 """One pass over all responses of a store, group by group: counts, rewards, lengths, repeats, and the fields
 that explain rewards whatever the responses: users, tasks, graders.
 
-Words are what spaces separate, lower-cased. Two responses are near-repeats where the sets of their runs of
-`SHINGLE` words have a Jaccard similarity of at least `NEAR`. A text overlaps with a held-out one where both
-have a run of `RUN` equal words (the 13-grams of GPT-3's report, arXiv 2005.14165, appendix C).
+Near-repeats are near-copies (`agro.io.near_copies`) with an index of at least `NEAR`. Words are what spaces
+separate, lower-cased. A text overlaps with a held-out one where both have a run of `RUN` equal words (the
+13-grams of GPT-3's report, arXiv 2005.14165, appendix C).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agro.io.near_copies import cluster_names
+from agro.io.near_copies import cluster_names, clusters
 from agro.io.numbers import count
 from agro.io.terminal import cut
 from agro.logs.normalizing import Components, Statistics
@@ -115,7 +115,6 @@ def equal_bins(lowest: float, highest: float, count: int = BINS) -> list[float]:
 LENGTHS = tuple(sorted({round(2 ** (i / 2)) for i in range(45)}))
 
 
-SHINGLE = 3
 NEAR = 0.8
 RUN = 13
 NAMED, SHOWN = 3, 60  # clusters that are named, and characters of a prompt there
@@ -125,31 +124,6 @@ ANCHOR = (RUN + 1) // 2
 
 def words_of(text: str) -> list[str]:
     return text.lower().split()
-
-
-def shingles(words: Sequence[str]) -> frozenset[tuple[str, ...]]:
-    """The runs of `SHINGLE` = 3 words; all words where there are fewer."""
-    if len(words) <= SHINGLE:
-        return frozenset([tuple(words)])
-    return frozenset(zip(words, words[1:], words[2:], strict=False))
-
-
-def near_repeats(texts: Iterable[str]) -> int:
-    """How many texts are near-repeats of an earlier one, equal ones included."""
-    earlier: list[frozenset[tuple[str, ...]]] = []
-    repeats = 0
-    for text in texts:
-        runs = shingles(words_of(text))
-        repeats += any(_similar(runs, other) for other in earlier)
-        earlier.append(runs)
-    return repeats
-
-
-def _similar(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> bool:
-    if min(len(a), len(b)) < NEAR * max(len(a), len(b)):  # they can't be
-        return False
-    common = len(a & b)
-    return common >= NEAR * (len(a) + len(b) - common)
 
 
 @dataclass(frozen=True)
@@ -245,7 +219,7 @@ class HeldOutOverlap:
 
 
 INSPECTED = 2000  # groups, about, whose responses are compared pairwise
-LARGEST = 64  # responses of such a group, at most
+LARGEST = 16  # responses of such a group, at most: of 20 what most of them share wouldn't count
 
 
 @dataclass
@@ -344,7 +318,7 @@ class StoreSurvey:
             if self.groups % self.stride == 0:
                 part = responses[:LARGEST]
                 self.inspected += len(part)
-                self.near_repeats += near_repeats(part)
+                self.near_repeats += len(part) - len(set(clusters(part, NEAR).tolist()))
 
     def _rewards(self, rewards: Sequence[float]) -> None:
         """Of the scored responses of one group."""
