@@ -121,21 +121,23 @@ def panel(
 def plain_panels(
     run: RunData, section: str, said: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Panel | None]:
-    """Those of `PANELS`, where a metric is known and not always 0. `said`: by title what more to say."""
+    """Those of `PANELS` whose first metric is known and not always 0. `said`: by title what more to say."""
     width = smoothing(len(run.rows))
     for title, metrics in PANELS[section].items():
-        known = {metric: label for metric, label in metrics.items() if run.measures(metric)}
-        if not known or not any(run.total(metric) for metric in metrics):
+        first, known = next(iter(metrics)), [metric for metric in metrics if run.measures(metric)]
+        if not run.total(first):
             continue
         smooth, text = 1 if title in UNSMOOTHED else width, caption(*known)
         if smooth > 1:
             text += f" Running mean over {width} steps."
         colors = dict(zip(known, (figures.FIRST, figures.SECOND, figures.MUTED)))
         series = [
-            training(run, metric, label, color=colors[metric], smooth=smooth)
-            for metric, label in reversed(known.items())
+            training(run, metric, metrics[metric], color=colors[metric], smooth=smooth)
+            for metric in reversed(known)
         ]
-        look = unit(next(iter(known)), log=title in LOG_SCALED)
+        look = unit(first, log=title in LOG_SCALED)
+        if METRICS[first].unit == "share":
+            look = Look(percent=True)
         yield panel(run, title, series, f"{text} {said.get(title, '')}".rstrip(), look)
 
 
