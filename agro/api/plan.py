@@ -548,8 +548,8 @@ def time_line(plan: dict[str, Any]) -> str:
     if seconds <= LONG:
         return text
     return (
-        f'{text}. What to do: the same command with --fit 30min (fit="30min" in Python) chooses an adapter, '
-        "lengths, responses, groups and steps for that time, and says them"
+        f'{text}. What to do: the same command with --fit 30min (fit="30min" in Python) chooses settings for '
+        "that time, such as an adapter, lengths, responses and steps, and says them"
     )
 
 
