@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -114,16 +114,6 @@ class Data:
         return {"on": self.on, **sizes, "left_out": dict(self.dropped)}
 
 
-class _Row(NamedTuple):
-    """A response as the model reads it."""
-
-    sample: int
-    prompt: str
-    reward: float | None
-    ids: list[int]
-    length: int
-
-
 def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
     """The store's pairs or ratings, split by prompts; near-copies of a prompt go with it."""
     from agro.rewards.fitting import Judged, by_rating
@@ -135,36 +125,36 @@ def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
         on = on or ("pairs" if pairs else "groups")
         if on == "pairs":
             judged = {i for pair in pairs for i in (pair.winner, pair.loser)}
-            rows = _encode(store.samples(ids=judged), model, dropped)
-            comparisons = _compare(pairs, rows, dropped)
+            samples, ids = _encode(store.samples(ids=judged), model, dropped)
+            comparisons = _compare(pairs, samples, dropped)
         else:
-            rows = _encode(store.samples(scored=True), model, dropped)
-            ratings = [(i, row.reward, row.prompt) for i, row in enumerate(rows) if row.reward is not None]
+            samples, ids = _encode(store.samples(scored=True), model, dropped)
+            ratings = [(i, s.reward, s.prompt_id) for i, s in enumerate(samples) if s.reward is not None]
             comparisons = by_rating(ratings)
-        data = Judged([row.ids for row in rows], [row.length for row in rows], comparisons, ratings)
+        data = Judged(ids, [len(sample.response) for sample in samples], comparisons, ratings)
         train, held_out = data.split(store.split.held_out(DataConfig(store=str(path), hold_out=share)))
     return Data(on, train, held_out, dropped)
 
 
-def _encode(samples: Iterable[Sample], model: RewardModel, dropped: Counter[str]) -> list[_Row]:
-    """The samples that the model can read; the others are counted in `dropped`."""
-    rows = []
+def _encode(
+    samples: Iterable[Sample], model: RewardModel, dropped: Counter[str]
+) -> tuple[list[Sample], list[list[int]]]:
+    """The samples that the model can read, with their tokens; the others are counted in `dropped`."""
+    valid, ids = [], []
     for sample in samples:
-        assert sample.id is not None
         try:
-            ids = model.ids(sample.prompt, sample.response)
+            ids.append(model.ids(sample.prompt, sample.response))
+            valid.append(sample)
         except LookupError as error:
             dropped["too long" if "tokens" in str(error) else str(error)] += 1
-            continue
-        rows.append(_Row(sample.id, sample.prompt_id, sample.reward, ids, len(sample.response)))
-    return rows
+    return valid, ids
 
 
-def _compare(pairs: Iterable[Pair], rows: Sequence[_Row], dropped: Counter[str]) -> list[Comparison]:
-    """Comparisons of rows, by their votes; pairs without one of the two rows are counted in `dropped`."""
+def _compare(pairs: Iterable[Pair], samples: Sequence[Sample], dropped: Counter[str]) -> list[Comparison]:
+    """Comparisons by their votes; pairs without one of the two are counted in `dropped`."""
     from agro.rewards.fitting import Comparison, posterior_mean
 
-    place = {row.sample: i for i, row in enumerate(rows)}
+    place = {sample.id: i for i, sample in enumerate(samples)}
     comparisons = []
     for pair in pairs:
         if pair.winner not in place or pair.loser not in place:
@@ -174,7 +164,7 @@ def _compare(pairs: Iterable[Pair], rows: Sequence[_Row], dropped: Counter[str])
         if pair.votes_winner is not None and pair.votes_loser is not None:
             p = posterior_mean(pair.votes_winner, pair.votes_loser)
         first, second = place[pair.winner], place[pair.loser]
-        comparisons.append(Comparison(first, second, p, rows[first].prompt))
+        comparisons.append(Comparison(first, second, p, samples[first].prompt_id))
     return comparisons
 
 
