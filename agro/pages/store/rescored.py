@@ -96,7 +96,7 @@ class RescoredLog:
         }
         responses = [[samples[i] for i in of] for of in rows.values()]
         texts = {of[0].prompt_id: plain(of[0].prompt) for of in responses}
-        labels = clusters(list(texts.values()), DataConfig().near_copies).tolist() if texts else []
+        labels = clusters(list(texts.values()), DataConfig().near_copies).tolist()
         number = dict(zip(texts, labels, strict=True))
         of_response = np.array([number[of[0].prompt_id] for of in responses], np.int64)
         values = joined.get("prefix_value")
