@@ -319,7 +319,7 @@ def measured(
     train = partial(_pass, policy, reference, wanted_streams(phase.needs))
     score = partial(_pass, policy, None, ("logp",), backward=False)
     short = step.passes[0][0].last(SHORT)
-    score([short.last(DECODED)])  # the first one takes longer in any process
+    train([short.last(DECODED)])  # the first one takes longer in any process
     rows = within(step.passes[0], int(3 * limit * SHORT / _seconds(policy.device, partial(train, [short]))))
     computed = positions(policy, rows)
     recomputes, policy.recompute = policy.recompute, False
