@@ -183,7 +183,7 @@ def _fitted(
     """The configuration, with what fits in `limits`, which is said; of a resumed run with what was chosen."""
     if limits is None:
         return RunConfig.of(values, "agro.train")
-    from agro.api.plan.fit import Limits, chosen_before, fit
+    from agro.api.fit import Limits, chosen_before, fit
 
     def changed(settings: Mapping[str, Any]) -> RunConfig:
         nested: dict[str, Any] = {}

@@ -24,7 +24,7 @@ from agro.train.process_group import rank, world_size
 from agro.train.trainer import BaseTrainer
 
 if TYPE_CHECKING:
-    from agro.api.plan.plan import Machine
+    from agro.api.plan import Machine
 
 SHOWN, LONGEST = 2, 160  # prompts on the terminal, and characters of a text
 
@@ -49,11 +49,9 @@ class Trainer(BaseTrainer):
             and world_size() == 1
             and parameters(self.policy.model) >= LARGE
         ):
-            from agro.api.plan.measure import resident
-            from agro.api.plan.plan import Machine, plan, time_line
+            from agro.api.plan import Machine, plan, time_line
 
-            loaded = resident(self.policy.device)
-            held = (self.prompts, self.eval_prompts, self.store, loaded)
+            held = (self.prompts, self.eval_prompts, self.store)
             self.progress.say(time_line(plan(self.config, Machine(self.policy, self.reference, *held))))
         super()._train()
 
@@ -62,8 +60,8 @@ class Trainer(BaseTrainer):
         self.ended_well = present(self.out, self.config.train, self.progress.say)
 
     def plan(self) -> dict[str, Any]:
-        """What `run` would do. All is loaded and checked, nothing is written; see `agro.api.plan.plan`."""
-        from agro.api.plan.plan import plan
+        """What `run` would do. All is loaded and checked, nothing is written; see `agro.api.plan`."""
+        from agro.api.plan import plan
 
         with self.loaded() as machine:
             report = plan(self.config, machine)
@@ -72,8 +70,7 @@ class Trainer(BaseTrainer):
     @contextmanager
     def loaded(self) -> Iterator[Machine]:
         """What a plan measures. All is checked as for a run, and nothing is written."""
-        from agro.api.plan.measure import resident
-        from agro.api.plan.plan import Machine
+        from agro.api.plan import Machine
 
         print("loading, checking and measuring", file=sys.stderr, flush=True)
         path = self._prepare()
@@ -81,8 +78,7 @@ class Trainer(BaseTrainer):
             self.reward.close()
         with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
             policy, reference = self._load()
-            loaded = resident(policy.device)
-            yield Machine(policy, reference, self.prompts, self.eval_prompts, store, loaded)
+            yield Machine(policy, reference, self.prompts, self.eval_prompts, store)
 
 
 def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:

@@ -6,7 +6,7 @@ import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,11 +25,6 @@ from agro.cli.preflight import look_at_model
 from agro.config import RewardConfig, RunConfig, override
 from agro.errors import Refused
 from agro.rewards import load_reward
-from agro.store import Store
-
-if TYPE_CHECKING:
-    from agro.pages.store.check_report import Report
-    from agro.pages.store.measurements import Measurements, OwnReward
 
 
 def check(
@@ -62,19 +57,21 @@ def check(
     out: A folder for the page, check.html, and check.json.
     whole: Name all objectives that can or can't train on it, and why.
     """
-    if model is None and (reference is not None or setting):
-        raise Refused("--reference and --policy go with --model, which isn't given; add it, or remove them")
-    if reward is None and option:
-        raise Refused("--option is of --reward, which isn't given; add it, or leave --option out")
-    if reward is not None and model is None:
-        raise Refused(
-            "--reward scores responses of --model, which isn't given; add it, or leave --reward out"
-        )
+    alone = (
+        ("--reference and --policy go with --model", model is None and (reference is not None or setting)),
+        ("--reward scores responses of --model", model is None and reward is not None),
+        ("--option is of --reward", reward is None and option),
+    )
+    for words, is_alone in alone:
+        if is_alone:
+            raise Refused(f"{words}, which isn't given; add it, or leave the others out")
     config = _config(objective, recipe, changes or [])
+    compared = None if reference is None else policy_config(reference, setting)
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
-        compared = None if reference is None else policy_config(reference, setting).model
-        _look_at(config.policy.model, compared)
+        for policy in (config.policy, compared):
+            if policy is not None and policy.model is not None:
+                look_at_model(policy.model)  # refused before torch is imported
     with opened_log(path, workers) as store:
         from agro.pages.store import check_store  # here: a missing file is refused at once
 
@@ -83,27 +80,31 @@ def check(
         whose = licenses(store)
         report = check_store(store, config, path=path, held_out=held_out, licenses=whose, changes=wanted)
         if model is not None:
-            report = replace(report, measured=_measured(store, model, reference, setting, limit))
-        if reward is not None:
-            report = replace(report, own_reward=_own_reward(store, reward, option, config))
+            from agro.models.policy import Policy
+            from agro.pages.store.measurements import measure, own_reward
+
+            asked = Policy.load(config.policy)
+            reference_policy = None if compared is None else Policy.load(compared)
+            report = replace(report, measured=measure(store, asked, reference_policy, limit))
+            if reward is not None:
+                scoring = RewardConfig(name=reward, options=options(option))
+                with closing(load_reward(scoring)) as loaded:
+                    own = own_reward(store, asked, loaded, config)
+                report = replace(report, own_reward=own)
     if out is not None:
         from agro.pages.store.check_page import write_page
 
         write_page(report, out)
-    _print(report, out, whole=whole, as_json=as_json)
+    if as_json:
+        print(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        lines = [] if out is None else [f"page: {out / 'check.html'}"]
+        if report.ranking is not None:
+            lines += report.ranking.lines(whole=whole)
+        print("\n".join([str(report), "", *lines]))
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))
-
-
-def _print(report: Report, out: Path | None, *, whole: bool, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(report.to_json(), ensure_ascii=False))
-        return
-    lines = [] if out is None else [f"page: {out / 'check.html'}"]
-    if report.ranking is not None:
-        lines += report.ranking.lines(whole=whole)
-    print("\n".join([str(report), "", *lines]))
 
 
 def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> RunConfig:
@@ -116,32 +117,3 @@ def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> R
     for change in changes:
         override(values, change, RunConfig)
     return RunConfig.of(values, "--set")
-
-
-def _look_at(*models: str | None) -> None:
-    """Refuse models that aren't there."""
-    for name in filter(None, models):
-        look_at_model(name)
-
-
-def _measured(
-    store: Store, model: str, reference: str | None, setting: list[str] | None, limit: int
-) -> Measurements:
-    from agro.models.policy import Policy
-    from agro.pages.store.measurements import measure
-
-    policy = Policy.load(policy_config(model, setting))
-    reference_policy = None
-    if reference is not None:
-        reference_policy = Policy.load(policy_config(reference, setting))
-    return measure(store, policy, reference_policy, limit)
-
-
-def _own_reward(store: Store, name: str, option: list[str] | None, config: RunConfig) -> OwnReward:
-    """`config`: its policy is the model that is asked."""
-    from agro.models.policy import Policy
-    from agro.pages.store.measurements import own_reward
-
-    policy = Policy.load(config.policy)
-    with closing(load_reward(RewardConfig(name=name, options=options(option)))) as reward:
-        return own_reward(store, policy, reward, config)

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from agro.cli.common import (
-    REWARD,
-    Json,
-    PolicySetting,
-    Responses,
-    RewardOption,
-    Seed,
-    options,
-    table,
-    terminal,
-)
+from agro.cli import common
+from agro.cli.common import Json, options, table, terminal
 from agro.cli.run_models import MaxNew, MeasuredModel, Temperature, load_sets
 from agro.config import RewardConfig
 from agro.errors import Refused
@@ -37,13 +28,13 @@ def compare(
     results: Annotated[list[str], typer.Argument(metavar="A B…")],
     metric: str | None = None,
     prompts: list[Path] | None = None,
-    reward: Annotated[str | None, REWARD] = None,
-    option: RewardOption = None,
-    n: Responses = 8,
+    reward: Annotated[str | None, common.REWARD] = None,
+    option: common.RewardOption = None,
+    n: common.Responses = 8,
     max_new: MaxNew = None,
     temperature: Temperature = 1.0,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
+    seed: common.Seed = 0,
+    policy: common.PolicySetting = None,
     out: Path = Path("compare"),
     as_json: Json = False,
 ) -> None:
@@ -65,7 +56,11 @@ def compare(
     if len(results) < 2:
         raise Refused(f"compare: expected two results or more, or a run, got {results[0]} alone")
     if prompts is None:
-        _check_are_results(paths)
+        for path in [path for path in paths if not url_of(path)]:
+            is_model = (path / "config.json").is_file() and not is_run(path)
+            if is_model or not path.exists():
+                what = "a model" if is_model else "no such file or folder"
+                raise Refused(f"{path}: {what}: models are compared with --prompts FILE --reward NAME")
         sides = [results_at(path) for path in paths]
     else:
         if reward is None:
@@ -82,16 +77,6 @@ def compare(
         return
     _say(paired)
     print("\n".join(written))
-
-
-def _check_are_results(paths: list[Path]) -> None:
-    for path in [path for path in paths if not url_of(path)]:
-        is_model = (path / "config.json").is_file() and not (path / "metrics.jsonl").is_file()
-        if is_model or not path.exists():
-            what = (
-                "a model" if is_model else "no such file or folder, and a model where it is the name of one"
-            )
-            raise Refused(f"{path}: {what}: models are compared with --prompts FILE --reward NAME")
 
 
 def _answered(
@@ -137,43 +122,25 @@ class Sampling(NamedTuple):
 
 
 def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool) -> None:
-    from agro.pages.run.compare import compare as read
-    from agro.pages.run.compare import to_json, write
+    from agro.pages.run import compare as pages
 
-    comparison = read(runs, metric)
-    paths = write(comparison, out)
+    comparison = pages.compare(runs, metric)
+    paths = pages.write(comparison, out)
     if as_json:
-        print(json.dumps(to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(pages.to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
         return
-    from agro.pages.run.compare import (
-        BANDS,
-        difference_words,
-        differences_words,
-        final_words,
-        measure_name,
-        notes,
-    )
-
-    final = f"final {measure_name(comparison)}"
+    final = f"final {pages.measure_name(comparison)}"
     shown = table("line", "seeds", final, "step", "to the first line", wrap_names=True)
     for line in comparison.lines:
-        seeds = ", ".join(map(str, line.seeds))
-        shown.add_row(
-            line.label, seeds, final_words(line), str(line.steps[-1]), difference_words(comparison, line)
-        )
+        seeds, difference = ", ".join(map(str, line.seeds)), pages.difference_words(comparison, line)
+        shown.add_row(line.label, seeds, pages.final_words(line), str(line.steps[-1]), difference)
     console = terminal()
     console.print(shown)
-    if any(len(line.runs) >= BANDS for line in comparison.lines):
+    if any(len(line.runs) >= pages.BANDS for line in comparison.lines):
         console.print("[…]: 95 % t-interval over seeds")
-    console.print("")
-    for text in [
-        "what differs:",
-        *(differences_words(comparison) or ["nothing but the seed"]),
-        "",
-        *notes(comparison),
-    ]:
+    differences = pages.differences_words(comparison) or ["nothing but the seed"]
+    for text in ["", "what differs:", *differences, "", *pages.notes(comparison), ""]:
         console.print(text)
-    console.print("")
     if comparison.paired is not None:
         _say(comparison.paired)
     print("\n".join(map(str, paths)))

@@ -31,27 +31,32 @@ LEAST_SPACE = 2.0  # GiB free, below which a run may not be able to write its ch
 
 def doctor(
     path: Annotated[Path | None, typer.Argument(metavar="[RUN-or-STORE]")] = None,
-    ask_torch: Annotated[bool, typer.Option("--torch")] = False,
     as_json: Json = False,
 ) -> None:
     """Args:
     path: Its state is reported too.
-    ask_torch: Ask torch for its threads and GPUs, which takes seconds.
     """
-    # Without `ask_torch` what files, variables and nvidia-smi say of its threads and GPUs.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = _of_torch() if ask_torch else _without_torch()
-    report = {
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    gpus = _gpus()
+    report: dict[str, Any] = {
         **_versions(),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": cores,
-        "asked_torch": ask_torch,
-        **asked,
+        "threads_of_torch": int(threads) if threads.isdecimal() else None,  # where a variable says it
+        "device_auto": "cuda" if gpus else "cpu",
+        "cuda": gpus,
         "free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-    off = _off(report)
+    off = []
+    if report["free_gib"] < LEAST_SPACE:
+        off.append(f"only {report['free_gib']} GiB are free here; a run writes checkpoints")
+    if (report["threads_of_torch"] or 0) > cores:
+        off.append(f"torch uses {threads} threads on {cores} cores; set OMP_NUM_THREADS")
+    if not gpus and shutil.which("nvidia-smi"):
+        off.append("nvidia-smi is there, but torch has no CUDA or sees no GPU; install torch for CUDA")
     if path is not None:
         state, problems = _state(path)
         report["state"] = state
@@ -71,8 +76,7 @@ def doctor(
             print("off: " + ("\n  ".join(["", *value]) if value else "nothing"))
         else:
             print(f"{key}: {value}")
-    if not ask_torch:
-        print("threads and GPUs are those of variables and nvidia-smi; agro doctor --torch asks torch")
+    print("threads and GPUs are those of variables and nvidia-smi: torch, which takes seconds, isn't asked")
 
 
 def _versions() -> dict[str, Any]:
@@ -88,41 +92,13 @@ def _versions() -> dict[str, Any]:
     return {"agro": __version__, "python": platform.python_version(), "libraries": versions}
 
 
-def _of_torch() -> dict[str, Any]:
-    import torch
-
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "threads_of_torch": torch.get_num_threads(),
-        "device_auto": "cuda" if torch.cuda.is_available() else "cpu",
-        "cuda": gpus,
-    }
-
-
-def _without_torch() -> dict[str, Any]:
-    """`threads_of_torch`: None where no variable says it."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    gpus = _gpus() if _is_for_cuda() else []
-    return {
-        "threads_of_torch": int(threads) if threads.isdecimal() else None,
-        "device_auto": "cuda" if gpus else "cpu",
-        "cuda": gpus,
-    }
-
-
-def _is_for_cuda() -> bool:
-    """Whether the torch that is installed was built for CUDA."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    return re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is not None
-
-
 def _gpus() -> list[str]:
-    """The names of NVIDIA GPUs."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    """The names of NVIDIA GPUs that the torch that is installed may use: it was built for CUDA."""
+    spec, program = find_spec("torch"), shutil.which("nvidia-smi")
+    if spec is None or spec.origin is None or program is None:
+        return []
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    if re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is None:
         return []
     asked = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
@@ -139,19 +115,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _off(report: dict[str, Any]) -> list[str]:
-    problems = []
-    if report["free_gib"] < LEAST_SPACE:
-        problems.append(f"only {report['free_gib']} GiB are free here; a run writes checkpoints")
-    if (report["threads_of_torch"] or 0) > report["cores"]:
-        problems.append(
-            f"torch uses {report['threads_of_torch']} threads on {report['cores']} cores; set OMP_NUM_THREADS"
-        )
-    if report["device_auto"] == "cpu" and shutil.which("nvidia-smi"):
-        problems.append("nvidia-smi is there, but torch has no CUDA or sees no GPU; install torch for CUDA")
-    return problems
 
 
 def _state(path: Path) -> tuple[dict[str, Any], list[str]]:

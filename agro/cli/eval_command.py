@@ -88,11 +88,16 @@ def eval_(
     store: Keep the responses here as they finish: after a kill the same command samples the others.
     """
     if ratings is not None:
-        check_ratings(context)
+        wrong = [name for name in given(context) if name not in OF_RATINGS]
+        _leave_out(context, "--ratings only reads a sheet, with the folder of the run and --json", wrong)
         read_blind(run, ratings, as_json)
         return
     if blind is not None:
-        check_blind(context, blind)
+        if against is None:
+            raise Refused("--blind: expected --against start, or --against MODEL, beside it, got neither")
+        wrong = [name for name in given(context) if name in OF_REWARDS]
+        _leave_out(context, "--blind: a sheet has one response of each model and no reward", wrong)
+        check_free(blind)
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
@@ -127,7 +132,10 @@ def eval_(
     threshold = next((x for x in (pass_at, configured, maximum) if x is not None), None)
     _report(sets, {"model": subject.name, "n": n, "temperature": temperature}, threshold, against, as_json)
     if run is not None and model is None and against is None and not as_json:
-        _show_ending(run)
+        verdict = Verdict.of(load_run(run))
+        if verdict.answer != "not measured":
+            measured_then = f"before and after, at the run's end: {verdict.sentence}"
+            print(f"{measured_then} To measure both anew: --against start")
     if all(measured.result.is_unknown for measured in sets):
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
@@ -171,10 +179,10 @@ class MeasuredSet:
 
 def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]:
     """The files that were named, or the held-out prompts of a run."""
-    if paths:
-        loaded_sets = zip(paths, load_sets(paths).items(), strict=True)
-        return [MeasuredSet(name, prompts, file=path) for path, (name, prompts) in loaded_sets]
-    return [MeasuredSet(HELD_OUT, subject.held_out())]
+    if not paths:
+        return [MeasuredSet(HELD_OUT, subject.held_out())]
+    loaded = zip(paths, load_sets(paths).items(), strict=True)
+    return [MeasuredSet(name, prompts, file=path) for path, (name, prompts) in loaded]
 
 
 def _measure(
@@ -247,13 +255,6 @@ def _report(
         print(f"p is adjusted for {len(sets)} sets (Holm)")
 
 
-def _show_ending(run: Path) -> None:
-    """What the run said of before and after when it ended, where it measured that."""
-    verdict = Verdict.of(load_run(run))
-    if verdict.answer != "not measured":
-        print(f"before and after, at the run's end: {verdict.sentence} To measure both anew: --against start")
-
-
 UNITS = {"length": " tokens", "entropy": " nats a token", "kl": " nats a response"}
 
 
@@ -262,7 +263,8 @@ def _show(measured: MeasuredSet, threshold: float | None) -> None:
     before = {} if measured.start is None else measured.start.to_json(threshold)
     for key, row in result.to_json(threshold, measured.along).items():
         if isinstance(row, dict):
-            print(f"{key}: {_row(row)}{UNITS.get(key, '')}{_before(before.get(key))}")
+            earlier = f", before {_row(before[key])}" if key in before else ""
+            print(f"{key}: {_row(row)}{UNITS.get(key, '')}{earlier}")
     if threshold is None:
         print(
             "accuracy, pass@k: not measured, since the reward declares no maximum; say --pass-at REWARD, set "
@@ -276,7 +278,8 @@ def _show(measured: MeasuredSet, threshold: float | None) -> None:
     for title, choose in (("best", max), ("worst", min)):
         if scored:
             sample = choose(scored, key=lambda s: s.reward or 0.0)
-            print(f"{title} (reward {sample.reward:g}): {_short(sample.prompt)} → {_short(sample.response)}")
+            said = " → ".join(f"{text!r:.{SHOWN}}" for text in (sample.prompt, sample.response))
+            print(f"{title} (reward {sample.reward:g}): {said}")
     if measured.seen is not None:
         print(f"seen in training: {measured.seen.sentence}")
 
@@ -286,15 +289,6 @@ def _row(row: dict[str, Any]) -> str:
         return "unknown"
     text = f"{row['value']:.4f}"
     return text if row["low"] is None else f"{text}  [{row['low']:.4f}, {row['high']:.4f}]"
-
-
-def _before(row: dict[str, Any] | None) -> str:
-    return "" if row is None else f", before {_row(row)}"
-
-
-def _short(text: Any) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
 
 
 OF_REWARDS = ("reward", "option", "pass_at", "n", "out", "store")  # say nothing about a sheet
@@ -307,22 +301,9 @@ def given(context: typer.Context) -> list[str]:
     return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
 
 
-def check_blind(context: typer.Context, sheet: Path) -> None:
-    """Before anything is sampled."""
-    names = given(context)
-    if "against" not in names:
-        raise Refused("--blind: expected --against start, or --against MODEL, beside it, got neither")
-    _refuse(context, "--blind: a sheet has one response of each model and no reward", names, OF_REWARDS)
-    check_free(sheet)
-
-
-def check_ratings(context: typer.Context) -> None:
-    names = [name for name in given(context) if name not in OF_RATINGS]
-    _refuse(context, "--ratings only reads a sheet, with the folder of the run and --json", names, names)
-
-
-def _refuse(context: typer.Context, reason: str, names: Sequence[str], wrong: Collection[str]) -> None:
-    flags = [p.opts[0] for p in context.command.params if p.name in names and p.name in wrong]
+def _leave_out(context: typer.Context, reason: str, wrong: Collection[str]) -> None:
+    """Refuse options that were given and don't go with another one."""
+    flags = [param.opts[0] for param in context.command.params if param.name in wrong]
     if flags:
         raise Refused(f"{reason}: leave out {', '.join(flags)}")
 

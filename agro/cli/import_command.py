@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,8 +104,12 @@ def import_(
     if proposal is not None:
         arguments |= {"rewards": {}, **proposal.options(), "drop": [*(drop or ()), *proposal.drop]}
         store = Path(name)
-    if preview:
-        _preview(files, arguments)
+    if preview:  # the first records of each file as they would be stored, and what is refused
+        with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as opened:
+            shown = import_files(opened, files, limit=SHOWN, **arguments)
+            for sample in opened.samples():
+                print(dumps(to_record(sample), "preview"))
+        print(shown, file=sys.stderr)
         return
     if store is None:
         raise Refused("--store: expected the store to import into, or --preview, got neither")
@@ -142,8 +147,10 @@ def _into(
             report = import_files(opened, files, **arguments)
             return report, None if encoder is None else _encoding(opened, encoder)
     except Refused:
-        if is_new and not _has_samples(store):
-            for suffix in ("", "-wal", "-shm"):
+        if is_new and store.exists():
+            with Store.open(store, read_only=True) as opened:
+                is_empty = not opened.counts().samples
+            for suffix in ("", "-wal", "-shm") if is_empty else ():
                 Path(f"{store}{suffix}").unlink(missing_ok=True)
         raise
 
@@ -160,24 +167,6 @@ def _weights(rewards: list[str]) -> dict[str, float]:
         except ValueError:
             raise Refused(f"--reward {item!r}: expected COLUMN, or COLUMN=WEIGHT with a number") from None
     return weights
-
-
-def _preview(files: list[Path], arguments: dict[str, Any]) -> None:
-    """The first records of each file as they would be stored, one a line, and what is refused."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
-        report = import_files(store, files, limit=SHOWN, **arguments)
-        for sample in store.samples():
-            print(dumps(to_record(sample), "preview"))
-    print(report, file=sys.stderr)
-
-
-def _has_samples(path: Path) -> bool:
-    if not path.exists():
-        return False
-    with Store.open(path, read_only=True) as store:
-        return store.counts().samples > 0
 
 
 def _encoding(store: Store, encoder: Encoder) -> dict[str, int]:

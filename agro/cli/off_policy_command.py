@@ -12,7 +12,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, options
+from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, opened_log, options
 from agro.cli.run_models import START, MeasuredModel, ModelOfRun, model_path
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed, none_if_nan
@@ -27,8 +27,9 @@ from agro.rollout.off_policy import (
 )
 
 if TYPE_CHECKING:
-    from agro.cli.measuring import Log, Measurement, RescoredLog
+    from agro.cli.measuring import Measurement
     from agro.models.policy import Policy
+    from agro.pages.store.rescored import Log, RescoredLog
 
 FITTED, CRITIC = "fitted", "critic"
 AUTHOR = "what wrote the log"
@@ -66,9 +67,10 @@ def off_policy(
     subject = MeasuredModel.of(run, model, policy)
     if not checkpoints:  # else the run's are read
         subject.look_at(subject.path)
-    from agro.cli.measuring import Log  # here: what is missing is refused at once
+    from agro.pages.store.rescored import Log  # here: what is missing is refused at once
 
-    logged = Log.read(log)
+    with opened_log(log) as store:
+        logged = Log(str(log), list(store.samples()), list(store.pairs()))
     document: dict[str, Any] = {"log": str(log), "values": values}
     if checkpoints:
         from agro.cli.measuring import Measurement
@@ -100,14 +102,13 @@ def _estimate(
     beta: float | None,
 ) -> dict[str, Any]:
     """The value of the model by the log, and how it ranks the log's pairs."""
-    from agro.cli.measuring import RescoredLog, policy_of
+    from agro.cli.measuring import policy_of
 
-    rescored = RescoredLog.of(log, _policy(subject, values))
+    rescored = _rescored(log, _policy(subject, values))
     other = None
     if reference is not None:
-        other = RescoredLog.of(
-            log, policy_of(subject.other(reference if reference == START else model_path(reference)))
-        )
+        named = reference if reference == START else model_path(reference)
+        other = _rescored(log, policy_of(subject.other(named)))
         if len(other.responses) != len(rescored.responses):
             raise Refused(
                 f"--reference {reference}: expected a model that reads the same {len(rescored.responses)} "
@@ -124,6 +125,18 @@ def _estimate(
         "value": _value(scored, values, clip),
         "ranking_accuracy": _ranking(log, rescored, other, beta),
     }
+
+
+def _rescored(log: Log, policy: Policy) -> RescoredLog:
+    from agro.pages.store.rescored import RescoredLog
+
+    found = RescoredLog.of(log, policy)
+    if not found.responses:
+        raise Refused(
+            f"--log {log.name}: expected responses that the model can read, got none of {len(log.samples)}; "
+            f"dropped: {dict(found.dropped) or 'nothing'}"
+        )
+    return found
 
 
 def _policy(subject: MeasuredModel, values: str) -> Policy:
@@ -193,8 +206,6 @@ def _rank_checkpoints(
 ) -> dict[str, Any]:
     """Of each checkpoint the estimate by the log, and the mean reward of its own responses to the log's
     prompts; of the ranking SharpeRatio@k. What wrote the log is a candidate too."""
-    from agro.cli.measuring import RescoredLog
-
     if subject.run is None:
         raise Refused("--checkpoints: expected the folder of a run, got --model alone")
     folders = sorted((subject.run / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))
@@ -203,7 +214,7 @@ def _rank_checkpoints(
     candidates: list[dict[str, Any]] = []
     for path in folders:
         checkpoint = replace(subject, name=str(path), path=model_path(str(path)))
-        rescored = RescoredLog.of(log, _policy(checkpoint, values))
+        rescored = _rescored(log, _policy(checkpoint, values))
         found = _value(rescored.scored(), values, None)
         row: dict[str, Any] = {"name": path.name, "estimated": None, "obstacle": found["obstacle"]}
         if row["obstacle"] is None:

@@ -11,19 +11,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import REWARD, Json, Model, RewardOption, Seed, options
+from agro.cli.common import REWARD, Json, Model, RewardOption, Seed, opened_log, options
 from agro.config import DataConfig, RewardConfig
 from agro.errors import Refused
 from agro.io.files import write
-from agro.logs.interchange import read_samples
 from agro.rewards import load_reward
 from agro.rollout.evaluate import interval
 from agro.store import Pair, Store
-from agro.store.location import is_store
 from agro.types import Sample
 
 if TYPE_CHECKING:
@@ -116,16 +114,6 @@ class Data:
         return {"on": self.on, **sizes, "left_out": dict(self.dropped)}
 
 
-class _Row(NamedTuple):
-    """A response as the model reads it."""
-
-    sample: int
-    prompt: str
-    reward: float | None
-    ids: list[int]
-    length: int
-
-
 def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
     """The store's pairs or ratings, split by prompts; near-copies of a prompt go with it."""
     from agro.rewards.fitting import Judged, by_rating
@@ -137,36 +125,36 @@ def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
         on = on or ("pairs" if pairs else "groups")
         if on == "pairs":
             judged = {i for pair in pairs for i in (pair.winner, pair.loser)}
-            rows = _encode(store.samples(ids=judged), model, dropped)
-            comparisons = _compare(pairs, rows, dropped)
+            samples, ids = _encode(store.samples(ids=judged), model, dropped)
+            comparisons = _compare(pairs, samples, dropped)
         else:
-            rows = _encode(store.samples(scored=True), model, dropped)
-            ratings = [(i, row.reward, row.prompt) for i, row in enumerate(rows) if row.reward is not None]
+            samples, ids = _encode(store.samples(scored=True), model, dropped)
+            ratings = [(i, s.reward, s.prompt_id) for i, s in enumerate(samples) if s.reward is not None]
             comparisons = by_rating(ratings)
-        data = Judged([row.ids for row in rows], [row.length for row in rows], comparisons, ratings)
+        data = Judged(ids, [len(sample.response) for sample in samples], comparisons, ratings)
         train, held_out = data.split(store.split.held_out(DataConfig(store=str(path), hold_out=share)))
     return Data(on, train, held_out, dropped)
 
 
-def _encode(samples: Iterable[Sample], model: RewardModel, dropped: Counter[str]) -> list[_Row]:
-    """The samples that the model can read; the others are counted in `dropped`."""
-    rows = []
+def _encode(
+    samples: Iterable[Sample], model: RewardModel, dropped: Counter[str]
+) -> tuple[list[Sample], list[list[int]]]:
+    """The samples that the model can read, with their tokens; the others are counted in `dropped`."""
+    valid, ids = [], []
     for sample in samples:
-        assert sample.id is not None
         try:
-            ids = model.ids(sample.prompt, sample.response)
+            ids.append(model.ids(sample.prompt, sample.response))
+            valid.append(sample)
         except LookupError as error:
             dropped["too long" if "tokens" in str(error) else str(error)] += 1
-            continue
-        rows.append(_Row(sample.id, sample.prompt_id, sample.reward, ids, len(sample.response)))
-    return rows
+    return valid, ids
 
 
-def _compare(pairs: Iterable[Pair], rows: Sequence[_Row], dropped: Counter[str]) -> list[Comparison]:
-    """Comparisons of rows, by their votes; pairs without one of the two rows are counted in `dropped`."""
+def _compare(pairs: Iterable[Pair], samples: Sequence[Sample], dropped: Counter[str]) -> list[Comparison]:
+    """Comparisons by their votes; pairs without one of the two are counted in `dropped`."""
     from agro.rewards.fitting import Comparison, posterior_mean
 
-    place = {row.sample: i for i, row in enumerate(rows)}
+    place = {sample.id: i for i, sample in enumerate(samples)}
     comparisons = []
     for pair in pairs:
         if pair.winner not in place or pair.loser not in place:
@@ -176,7 +164,7 @@ def _compare(pairs: Iterable[Pair], rows: Sequence[_Row], dropped: Counter[str])
         if pair.votes_winner is not None and pair.votes_loser is not None:
             p = posterior_mean(pair.votes_winner, pair.votes_loser)
         first, second = place[pair.winner], place[pair.loser]
-        comparisons.append(Comparison(first, second, p, rows[first].prompt))
+        comparisons.append(Comparison(first, second, p, samples[first].prompt_id))
     return comparisons
 
 
@@ -269,13 +257,14 @@ def judge_check(
     as_json: Json = False,
 ) -> None:
     """Args:
-    labeled: Samples with rewards: a store or interchange records.
+    labeled: Samples with rewards: a store, or a log of `agro formats`.
     threshold: From which on the reward says yes; half its maximum if not given.
     label_threshold: From which on a label says yes.
     timeout: Seconds for one response.
     workers: Requests at a time.
     """
-    samples = [sample for sample in _samples(labeled) if sample.reward is not None]
+    with opened_log(labeled) as store:
+        samples = list(store.samples(scored=True))
     if not samples:
         raise Refused(f"{labeled}: expected samples with rewards, which are the labels; got none")
     config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
@@ -294,7 +283,7 @@ def judge_check(
     if as_json:
         print(json.dumps(report))
         return
-    print(_described(report))
+    print(described(report))
     for error in list(dict.fromkeys(failed))[:5]:
         print(f"  not judged: {error}")
 
@@ -310,27 +299,23 @@ def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
     if not judged:
         return {"n": 0, "agreement": None, "kappa": None, "low": None, "high": None}
     answers = np.array(judged, dtype=bool)
-    random = np.random.default_rng(0)
-    draws = [_kappa(answers[random.integers(0, len(answers), len(answers))]) for _ in range(RESAMPLES)]
-    known = [kappa for kappa in draws if kappa is not None]
-    low, high = np.quantile(known, (0.025, 0.975)) if known else (None, None)
-    return {
-        "n": len(answers),
-        "agreement": float((answers[:, 0] == answers[:, 1]).mean()),
-        "kappa": _kappa(answers),
-        "low": None if low is None else float(low),
-        "high": None if high is None else float(high),
-    }
+    drawn = answers[np.random.default_rng(0).integers(0, len(answers), (RESAMPLES, len(answers)))]
+    observed = (drawn[..., 0] == drawn[..., 1]).mean(-1)
+    kappas = [_kappa(*each) for each in zip(observed, drawn.mean(1), strict=True)]
+    known = [kappa for kappa in kappas if kappa is not None]
+    low, high = np.quantile(known, (0.025, 0.975)).tolist() if known else (None, None)
+    agreeing = float((answers[:, 0] == answers[:, 1]).mean())
+    kappa = _kappa(agreeing, answers.mean(0))
+    return {"n": len(answers), "agreement": agreeing, "kappa": kappa, "low": low, "high": high}
 
 
-def _kappa(answers: Any) -> float | None:
-    observed = (answers[:, 0] == answers[:, 1]).mean()
-    yes, expected_yes = answers.mean(0)
-    by_chance = yes * expected_yes + (1 - yes) * (1 - expected_yes)
+def _kappa(observed: float, yes: Any) -> float | None:
+    """`yes`: [2] the share of each one's yes."""
+    by_chance = yes.prod() + (1 - yes).prod()
     return None if by_chance == 1 else float((observed - by_chance) / (1 - by_chance))
 
 
-def _described(report: dict[str, Any]) -> str:
+def described(report: dict[str, Any]) -> str:
     if not report["n"]:
         return f"no sample was judged ({report['failed']} failed)"
     kappa = "κ isn't defined: one of both always says the same"
@@ -340,10 +325,3 @@ def _described(report: dict[str, Any]) -> str:
         f"{report['n']} samples judged, {report['failed']} not: the judge (yes from "
         f"{report['threshold']:g} on) agrees with {report['agreement']:.1%} of the labels, {kappa}"
     )
-
-
-def _samples(path: Path) -> list[Sample]:
-    if is_store(path):
-        with Store.open(path, read_only=True) as store:
-            return list(store.samples())
-    return list(read_samples(path))

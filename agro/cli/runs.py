@@ -71,7 +71,7 @@ def train(
     trainer = Trainer(loaded, out, resume=resume, accept=accept or ())
     trainer.forecasts = planned is None
     if dry_run:
-        from agro.api.plan.plan import describe
+        from agro.api.plan import describe
 
         planned = planned or trainer.plan()
         print(json.dumps(planned, ensure_ascii=False) if as_json else describe(planned))
@@ -122,7 +122,7 @@ def _changing(
     config: Path, overrides: list[str]
 ) -> tuple[set[str], Callable[[Mapping[str, Any]], RunConfig]]:
     """The keys that are given, and the configuration with other settings besides."""
-    from agro.api.plan.fit import items
+    from agro.api.fit import items
 
     given = {item.partition("=")[0].strip() for item in renamed(overrides)}
     return given, lambda settings: RunConfig.load(config, [*overrides, *items(settings)])
@@ -134,7 +134,7 @@ def _answer_by_count(
     """Say whether a model without weights here fits into the memory of `--fit`, and exit."""
     if not limits:
         return
-    from agro.api.plan.fit import Limits, answers
+    from agro.api.fit import Limits, answers
 
     limit = Limits.parse(limits).bytes
     said = answers(loaded, limit, *_changing(config, overrides)) if limit else []
@@ -147,7 +147,7 @@ def _fitted(
     config: Path, overrides: list[str], limits: list[str], out: Path | None
 ) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration with what `--fit` chose, which is printed, and the plan of the run."""
-    from agro.api.plan.fit import Limits, fit
+    from agro.api.fit import Limits, fit
 
     given, changed = _changing(config, overrides)
     fitted = fit(changed({}), Limits.parse(limits), given, changed, out)

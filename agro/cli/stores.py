@@ -37,10 +37,6 @@ def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sa
         yield part
 
 
-def _unscored(sample: Sample) -> Sample:
-    return sample.replace(reward=None, meta={k: v for k, v in sample.meta.items() if k != "reward_error"})
-
-
 def export(
     store: Annotated[Path, typer.Argument(metavar="STORE-or-RUN")],
     file: Annotated[Path, typer.Argument()],
@@ -106,7 +102,8 @@ def score(
         with Store.open(store, create=False) as opened:
             samples = opened.samples(scored=False) if missing else opened.samples()
             for part in _complete_episodes(samples, 256):
-                scores = scorer.score([_unscored(s) for s in part])
+                metas = [{k: v for k, v in s.meta.items() if k != "reward_error"} for s in part]
+                scores = scorer.score([s.replace(reward=None, meta=m) for s, m in zip(part, metas)])
                 changed = []
                 for s, x in zip(part, scores, strict=True):
                     outcome = "scored"
@@ -200,8 +197,9 @@ def forget(
     flags = [flag for flag, value in conditions.items() if value is not None]
     if len(flags) != 1:
         raise Refused(f"expected one of {', '.join(conditions)}, got {' and '.join(flags) or 'none'}")
+    in_meta = None if meta is None else next(iter(pairs([meta], "--meta", "KEY=VALUE").items()))
     with Store.open(store, create=False, timeout=TIMEOUT) as opened:
-        ids = opened.experience.find(source=source, prompt_id=prompt_id, meta=_key_and_value(meta))
+        ids = opened.experience.find(source=source, prompt_id=prompt_id, meta=in_meta)
         if not ids:
             raise Refused(
                 f"{store}: no sample has {flags[0]} {conditions[flags[0]]}; see agro show and agro check"
@@ -225,10 +223,3 @@ def forget(
             "Their weights, pages (report.html) and logs still have what they learned or showed of these "
             "samples; delete those, or train again. A run that is resumed draws from what is left."
         )
-
-
-def _key_and_value(meta: str | None) -> tuple[str, str] | None:
-    if meta is None:
-        return None
-    [(key, value)] = pairs([meta], "--meta", "KEY=VALUE").items()
-    return key, value

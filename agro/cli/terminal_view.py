@@ -11,8 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,48 +33,18 @@ from agro.types import Sample
 COLUMN = 26  # characters of a group's column at least
 
 
-@dataclass(frozen=True)
-class Range:
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, text: str | None, flag: str) -> Range | None:
-        """LOW:HIGH, both included; a missing end is unbounded."""
-        if text is None:
-            return None
-        low, colon, high = text.partition(":")
-        try:
-            parsed = cls(float(low or "-inf"), float(high or "inf"))
-        except ValueError:
-            parsed = cls(math.nan, math.nan)
-        if not colon or not parsed.low <= parsed.high:
-            raise Refused(
-                f"{flag} {text!r}: expected LOW:HIGH, one of which may be empty, such as 0.5:1 or :0"
-            )
-        return parsed
-
-    def holds(self, value: float | None) -> bool:
-        """Whether the value is in the range; an unknown value is in none."""
-        return value is not None and self.low <= value <= self.high
-
-
-@dataclass(frozen=True)
-class BrowseFilter:
-    reward: Range | None
-    characters: Range | None
-    tokens: Range | None
-    prompt: str | None
-
-    def fits(self, sample: Sample) -> bool:
-        values = (
-            (self.reward, sample.reward),
-            (self.characters, len(sample.response)),
-            (self.tokens, _tokens(sample)),
-        )
-        return all(r is None or r.holds(v) for r, v in values) and (
-            self.prompt is None or self.prompt.casefold() in plain(sample.prompt).casefold()
-        )
+def in_range(text: str | None, flag: str) -> Callable[[float | None], bool]:
+    """Whether a value is in LOW:HIGH, both included; a missing end is unbounded, an unknown value in none."""
+    if text is None:
+        return lambda value: True
+    low, colon, high = text.partition(":")
+    try:
+        least, most = float(low or "-inf"), float(high or "inf")
+    except ValueError:
+        least = most = math.nan
+    if not colon or not least <= most:
+        raise Refused(f"{flag} {text!r}: expected LOW:HIGH, one of which may be empty, such as 0.5:1 or :0")
+    return lambda value: value is not None and least <= value <= most
 
 
 def show(
@@ -84,9 +52,7 @@ def show(
     groups: bool = False,
     reward: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
     source: list[str] | None = None,
-    role: list[str] | None = None,
     characters: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
-    tokens: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
     prompt: str | None = None,
     prompt_id: str | None = None,
     newest: bool = False,
@@ -100,9 +66,7 @@ def show(
     groups: The responses to one prompt side by side.
     reward: Only such rewards, such as 0.5:
     source: Only this source; may be repeated.
-    role: Only policy, log or expert; may be repeated.
     characters: Only responses of so many characters.
-    tokens: Only responses of so many tokens, where those are known.
     prompt: Only prompts that contain this text, in any case.
     prompt_id: Only this prompt.
     newest: The newest first.
@@ -111,19 +75,21 @@ def show(
     columns: Responses of a group at most, the best or the newest; 0 shows all.
     cut: Characters of each text; 0 shows all.
     """
-    wanted = BrowseFilter(
-        Range.of(reward, "--reward"),
-        Range.of(characters, "--characters"),
-        Range.of(tokens, "--tokens"),
-        prompt,
-    )
+    has_reward, has_length = in_range(reward, "--reward"), in_range(characters, "--characters")
+
+    def fits(sample: Sample) -> bool:
+        asked = prompt is None or prompt.casefold() in plain(sample.prompt).casefold()
+        return asked and has_reward(sample.reward) and has_length(len(sample.response))
+
     with Store.open(store, read_only=True) as opened:
-        _check(opened, role, source)
-        selection = {"roles": role, "sources": source}
+        unknown = set(source or ()) - opened.counts().sources.keys()
+        if unknown:
+            known = ", ".join(map(repr, opened.counts().sources)) or "none"
+            raise Refused(f"--source {unknown.pop()!r}: expected one of {known}")
         if groups:
-            matches: Iterator[Any] = _groups(opened, prompt_id, newest, wanted.fits, selection)
+            matches: Iterator[Any] = _groups(opened, prompt_id, newest, fits, source)
         else:
-            matches = filter(wanted.fits, _samples(opened, prompt_id, newest, selection))
+            matches = filter(fits, _samples(opened, newest, prompt_id=prompt_id, sources=source))
         if limit is None and not as_json and sys.stdout.isatty():
             first = next(matches, None)
             if first is not None:
@@ -135,7 +101,7 @@ def show(
         total = opened.counts().samples
         origins = licenses(opened)
     if as_json:
-        rows = [_group_json(g) for g in shown] if groups else [_record(s) for s in shown]
+        rows = [_group_json(g) for g in shown] if groups else [{"id": s.id, **to_record(s)} for s in shown]
         report = {
             "store": str(store),
             "samples_in_store": total,
@@ -144,11 +110,17 @@ def show(
             "groups" if groups else "samples": rows,
         }
         print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
-    else:
-        _print(shown, more, total, columns, cut)
-        for name, license in origins.items():
-            if license:
-                print(f"license of {name}: {license}")
+        return
+    console = terminal()
+    if not shown:
+        console.print(f"none of {total:,} samples fits")
+    for match in shown:
+        _print_match(console, match, columns, cut)
+    if more:
+        console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
+    for name, license in origins.items():
+        if license:
+            print(f"license of {name}: {license}")
 
 
 def _browse(matches: Iterator[Any], columns: int, cut: int) -> None:
@@ -168,25 +140,12 @@ def _browse(matches: Iterator[Any], columns: int, cut: int) -> None:
                 pages.write(captured.get().encode("utf-8", "backslashreplace"))
 
 
-def _check(store: Store, roles: list[str] | None, sources: list[str] | None) -> None:
-    """Raise `Refused` for a role or source that no sample has."""
-    if roles or sources:
-        counts = store.counts()
-        for flag, values, names in (("--role", roles, counts.roles), ("--source", sources, counts.sources)):
-            for value in values or []:
-                if value not in names:
-                    raise Refused(
-                        f"{flag} {value!r}: expected one of {', '.join(map(repr, names)) or 'none'}"
-                    )
+def _samples(store: Store, newest: bool, **selection: Any) -> Iterator[Sample]:
+    if not newest:
+        return store.samples(**selection)
+    from agro.pages.run.live import newest_first  # here: it loads what pages need
 
-
-def _samples(
-    store: Store, prompt_id: str | None, newest: bool, selection: dict[str, Any]
-) -> Iterator[Sample]:
-    from agro.pages.run.live import newest_first
-
-    read = partial(newest_first, store) if newest else store.samples
-    return read(prompt_id=prompt_id, **selection)
+    return newest_first(store, **selection)
 
 
 def _groups(
@@ -194,21 +153,20 @@ def _groups(
     prompt_id: str | None,
     newest: bool,
     fits: Callable[[Sample], bool],
-    selection: dict[str, Any],
+    sources: list[str] | None,
 ) -> Iterator[list[Sample]]:
     """The fitting responses of each group, the best first, and groups in the order in which they began.
 
     `newest`: the newest response first, and first the group that has the newest one.
     """
-    prompt_ids = [group.prompt_id for group in store.groups(**selection)]
+    prompt_ids = [group.prompt_id for group in store.groups(sources=sources)]
     if newest:
-        prompt_ids = list(
-            dict.fromkeys(sample.prompt_id for sample in reversed(store.survey.summaries(**selection)))
-        )
+        rows = reversed(store.survey.summaries(sources=sources))
+        prompt_ids = list(dict.fromkeys(row.prompt_id for row in rows))
     for group in prompt_ids:
         if prompt_id not in (None, group):
             continue
-        matches = [s for s in store.samples(prompt_id=group, **selection) if fits(s)]
+        matches = list(filter(fits, store.samples(prompt_id=group, sources=sources)))
         if newest:
             matches.reverse()
         else:
@@ -217,28 +175,9 @@ def _groups(
             yield matches
 
 
-def _tokens(sample: Sample) -> int | None:
-    """Tokens of the response."""
-    return None if sample.action is None else int(sample.action.sum())
-
-
-def _record(s: Sample) -> dict[str, Any]:
-    return {"id": s.id, **to_record(s)}
-
-
 def _group_json(samples: list[Sample]) -> dict[str, Any]:
-    responses = [_record(s) for s in samples]
+    responses = [{"id": s.id, **to_record(s)} for s in samples]
     return {"prompt_id": samples[0].prompt_id, "prompt": samples[0].prompt, "responses": responses}
-
-
-def _print(shown: list[Any], more: bool, total: int, columns: int, limit: int) -> None:
-    console = terminal()
-    if not shown:
-        console.print(f"none of {total:,} samples fits")
-    for match in shown:
-        _print_match(console, match, columns, limit)
-    if more:
-        console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
 
 
 def _print_match(console: Console, match: Any, columns: int, limit: int) -> None:
@@ -251,7 +190,7 @@ def _print_match(console: Console, match: Any, columns: int, limit: int) -> None
 def _facts(s: Sample) -> list[str]:
     """Reward, source, version, length and size of the kept sets, each short."""
     version = s.oldest_version
-    length = _tokens(s)
+    length = None if s.action is None else int(s.action.sum())
     kept_sets = []
     if s.kept_count is not None:
         sizes = s.kept_count[s.kept_count > 0]

@@ -244,7 +244,10 @@ def propose(
     known = known if known is not None and known.samples else None
     if known is not None and not rewards and not known.refused and known.is_judged:
         return None
-    lines = _first(path)
+    lines = list(islice(lines_of(path, None), ROWS))
+    if not lines:
+        raise Refused(f"{path}: empty: expected records, got none")
+    lines = [line for line in lines if not line.error]
     columns = columns_of([line.value for line in lines])
     if len(rewards) == 1 and set(rewards.values()) == {1.0}:
         rewards = {_column(next(iter(rewards)), columns).path: 1.0}
@@ -275,14 +278,6 @@ def propose(
     if best is not None and (known is None or best.is_judged):
         return best
     return None if known is not None and not known.refused else Proposal(path, columns)
-
-
-def _first(path: Path) -> list[Line]:
-    """The first records that can be read; raises `Refused` where there is none at all."""
-    lines = list(islice(lines_of(path, None), ROWS))
-    if not lines:
-        raise Refused(f"{path}: empty: expected records, got none")
-    return [line for line in lines if not line.error]
 
 
 def _column(name: str, columns: Sequence[Column]) -> Column:

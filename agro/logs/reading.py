@@ -19,12 +19,11 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any, NamedTuple, Self
 
 from agro.errors import AgroWarning, Refused
@@ -327,29 +326,29 @@ def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, An
 
 
 WAITING = 2  # blocks that each process has at most, read or not
+Reply = tuple[BlockResult, State] | None  # of a process; None where it couldn't read a block, or has ended
 
 
 class _Asked(NamedTuple):
-    """A block that a process reads."""
+    """A block that is read with a state, by this process where there is no `reply`."""
 
     file: LogFile
     block: Block
-    state: State  # that it is read with
-    child: Child | None  # None: it is read here
+    state: State
+    reply: Future[Reply] | None
 
 
 class Readers:
-    """Reads blocks in order, in this process until others have started, and then in these.
+    """Reads blocks in order, in other processes where there are any.
 
     What they find is the same whoever reads: see `_agrees`.
     """
 
     def __init__(self, reader: Reader, options: Options, prompts: Mapping[str, Prompt], count: int) -> None:
         """`count`: of other processes; 0 where this one reads all."""
-        self._reader = reader
+        self._reader, self._count = reader, count
         self._state, self._file = State(), LogFile("", "", None)
-        self._starting: list[Child] = []
-        self._ready: deque[Child] = deque()
+        self._idle: SimpleQueue[Child] = SimpleQueue()
         self.has_words = False  # whether a reward was a word of --reward-map
         try:
             setup = pickle.dumps((options, prompts)) if count else b""
@@ -358,17 +357,18 @@ class Readers:
                 "workers: expected options that can be sent to other processes, got a tokenizer that can't "
                 f"be: {error}; import with one"
             ) from None
-        for _ in range(count):
-            child = Child()
-            child.channel.send(setup)
-            self._starting.append(child)
+        self._children = [Child(setup) for _ in range(count)]
+        for child in self._children:
+            self._idle.put(child)
+        self._threads = ThreadPoolExecutor(max(1, count))  # each waits for a process
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in [*self._starting, *self._ready]:
+        for child in self._children:
             child.end()
+        self._threads.shutdown(cancel_futures=True)
 
     def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, BlockResult]]:
         """What came of each block. Where `blocks` raises an error, that follows what came of those before."""
@@ -383,34 +383,39 @@ class Readers:
             except Exception as raised:  # noqa: BLE001 raised again below
                 error = raised
                 break
-            asked.append(self._ask(file, block))
-            while asked and (asked[0].child is None or len(asked) >= WAITING * len(self._ready)):
+            state = self._state_for(file)
+            reply = self._threads.submit(self._ask, file, state, block) if self._count else None
+            asked.append(_Asked(file, block, state, reply))
+            if len(asked) >= max(1, WAITING * self._count):
                 yield self._answer(asked.popleft())
         while asked:
             yield self._answer(asked.popleft())
         if error is not None:
             raise error
 
-    def _ask(self, file: LogFile, block: Block) -> _Asked:
-        for child in [child for child in self._starting if child.channel.has_message()]:
-            self._starting.remove(child)
-            self._ready.append(child)
-            self._receive(child)
-        state = self._state_for(file)
-        if not self._ready:
-            return _Asked(file, block, state, None)
-        child = self._ready[0]
-        self._ready.rotate(-1)
-        child.channel.send(pickle.dumps((file, state, block)))
-        return _Asked(file, block, state, child)
+    def _ask(self, file: LogFile, state: State, block: Block) -> Reply:
+        child = self._idle.get()
+        reply = child.read(file, state, block)
+        if not child.has_ended or all(each.has_ended for each in self._children):
+            self._idle.put(child)
+        return reply
 
     def _answer(self, asked: _Asked) -> tuple[LogFile, Block, BlockResult]:
         current = self._state_for(asked.file)
-        reply = self._receive(asked.child) if asked.child is not None else b""
-        found, state = pickle.loads(reply) if reply else (None, current)
-        if found is None or not _agrees(current, asked.state, state):
+        reply = None if asked.reply is None else asked.reply.result()
+        for child in self._children:
+            if child.has_ended and not child.is_told:
+                child.is_told = True
+                warnings.warn(
+                    f"a process of this import ended (exit status {child.process.wait()}); the others "
+                    "read what it was reading",
+                    AgroWarning,
+                    stacklevel=2,
+                )
+        if reply is None or not _agrees(current, asked.state, reply[1]):
             self._reader.begin(asked.file, current)
-            found, state = self._reader.read(asked.block), self._reader.state
+            reply = self._reader.read(asked.block), self._reader.state
+        found, state = reply
         self._file, self._state = asked.file, State(state.notes, current.known | state.known)
         self.has_words |= "words" in state.notes
         return asked.file, asked.block, found
@@ -419,22 +424,6 @@ class Readers:
         """What the blocks that were read tell about the next one of a file."""
         return State(self._state.notes if file is self._file else {}, self._state.known)
 
-    def _receive(self, child: Child) -> bytes:
-        """The next reply; an empty one where the process couldn't read a block, and where it has ended."""
-        try:
-            return child.channel.receive()
-        except EOFError:
-            if child in self._ready:
-                self._ready.remove(child)
-                child.end()
-                warnings.warn(
-                    f"a process of this import ended (exit status {child.process.returncode}); the others "
-                    "read what it was reading",
-                    AgroWarning,
-                    stacklevel=2,
-                )
-            return b""
-
 
 def _agrees(current: State, given: State, left: State) -> bool:
     """Whether a block that was read with the state `given` would be read the same with `current`."""
@@ -442,67 +431,14 @@ def _agrees(current: State, given: State, left: State) -> bool:
     return given.notes == current.notes and all(current.known.get(k, f) == f for k, f in formats)
 
 
-def main() -> None:
-    """Read the blocks that are sent, until there are no more, in a process that `Child` started."""
-    channel = Channel(os.dup(0), os.dup(1))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    with contextlib.suppress(EOFError):  # the process that started this one has ended, or needs no more
-        options, prompts = pickle.loads(channel.receive())
-        reader = Reader(options, prompts)
-        gc.disable()
-        channel.send(b"ready")
-        while True:
-            file, state, block = pickle.loads(channel.receive())
-            try:
-                reader.begin(file, state)
-                reply = pickle.dumps((reader.read(block), reader.state))
-            except Exception:  # noqa: BLE001 the process that asked reads it, and meets the same error
-                reply = b""
-            channel.send(reply)
-            del block, reply
-            gc.collect(0)
-    os._exit(0)
-
-
-class Channel:
-    """What is sent waits in a thread, so that neither process waits for the other one to read.
-
-    `receive` raises `EOFError` where the other process has ended.
-    """
-
-    def __init__(self, reading: int, writing: int) -> None:
-        self._inbox, self._outbox = Connection(reading, writable=False), Connection(writing, readable=False)
-        self._waiting: SimpleQueue[bytes] = SimpleQueue()
-        Thread(target=self._send_all, daemon=True).start()
-
-    def send(self, message: bytes) -> None:
-        self._waiting.put(message)
-
-    def receive(self) -> bytes:
-        try:
-            return self._inbox.recv_bytes()
-        except OSError as error:
-            raise EOFError(str(error)) from None
-
-    def has_message(self) -> bool:
-        """Whether `receive` would not wait; also where the other process has ended."""
-        return self._inbox.poll()
-
-    def _send_all(self) -> None:
-        with contextlib.suppress(OSError):  # the other process has ended, as `receive` will find
-            while True:
-                self._outbox.send_bytes(self._waiting.get())
-
-
 class Child:
-    """A process that runs `main`, with the paths of this one.
+    """A process that runs `main`, with the paths of this one, and answers one question after the other.
 
     It is in a session of its own, so that an interrupt reaches only this process, and ends when its input
     does. What it prints goes to the standard error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, setup: bytes) -> None:
         code = (
             "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from agro.io import deferred; "
             "deferred.install('torch'); from agro.logs.reading import main; main()"
@@ -514,12 +450,42 @@ class Child:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        self.setup, self.has_ended, self.is_told = setup, False, False
+
+    def read(self, *question: Any) -> Reply:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.channel = Channel(os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()))
-        self.process.stdin.close()
-        self.process.stdout.close()
+        try:
+            self.process.stdin.write(self.setup + pickle.dumps(question))
+            self.process.stdin.flush()
+            self.setup = b""  # which was sent
+            reply: Reply = pickle.load(self.process.stdout)
+        except (OSError, ValueError, EOFError, pickle.UnpicklingError):
+            self.has_ended = True
+            return None
+        return reply
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def main() -> None:
+    """Read the blocks that are sent, until there are no more, in a process that `Child` started."""
+    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    gc.disable()
+    with contextlib.suppress(EOFError, OSError):  # the process that started this one needs no more, or ended
+        reader = Reader(*pickle.load(inbox))
+        while True:
+            file, state, block = pickle.load(inbox)
+            reply: Reply = None
+            with contextlib.suppress(Exception):  # the process that asked reads it, and meets the same error
+                reader.begin(file, state)
+                reply = reader.read(block), reader.state
+            pickle.dump(reply, outbox)
+            outbox.flush()
+            del block, reply
+            gc.collect(0)
+    os._exit(0)

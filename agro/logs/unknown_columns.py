@@ -99,7 +99,9 @@ class Column:
     def is_spoken(self) -> bool:
         """Whether some value has several words, as the numbers of users and files don't."""
         texts = [text for value in self.values for text in (value if isinstance(value, list) else [value])]
-        return any(isinstance(text, str) and _has_several_words(text) for text in texts)
+        said = [text for text in texts if isinstance(text, str)]
+        words = [sum(LETTERS.search(word) is not None for word in text.split()) for text in said]
+        return any(count > 1 for count in words) or any(map(WITHOUT_SPACES.search, said))
 
     @property
     def length(self) -> float:
@@ -139,11 +141,6 @@ def is_number(value: Any) -> bool:
     if isinstance(number, str):
         return share_in(number) is not None or count_in(number) is not None
     return isinstance(number, int | float) and not isinstance(number, bool)
-
-
-def _has_several_words(text: str) -> bool:
-    count = sum(LETTERS.search(word) is not None for word in text.split())
-    return count > 1 or WITHOUT_SPACES.search(text) is not None
 
 
 def _is_judgment(text: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median, stdev
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from agro.config import DataConfig, RunConfig
 from agro.io.numbers import count, fixed, is_known
@@ -173,15 +173,19 @@ def _parted(rows: Sequence[Row], name: str) -> Problem | None:
     On held-out prompts where these were measured twice, else on `WINDOW` steps each. The part has to have
     fallen by 3 standard errors, since its best mean is chosen, and the reward to have risen by 2.
     """
-    measured = _held_out_course(rows, name) or _training_course(rows, name)
-    if len(measured) < 2:
+    course = _held_out_course(rows, name)
+    if len(course) < 2:
+        course = _training_course(rows, name)
+    if len(course) < 2:
         return None
-    *earlier, last = measured
-    best = max(earlier, key=lambda at: at.part.mean)
-    fall, rise = best.part.minus(last.part), last.reward.minus(best.reward)
-    if fall.mean <= 3 * fall.error or rise.mean <= 2 * rise.error:
+    *earlier, last = course
+    best = max(earlier, key=lambda at: at.part)
+    fall, rise = best.part - last.part, last.reward - best.reward
+    if fall <= 3 * math.hypot(best.part_se, last.part_se):
         return None
-    value = f"{name} fell by {fall.mean:.3g} since step {best.step}, while the reward rose by {rise.mean:.3g}"
+    if rise <= 2 * math.hypot(best.reward_se, last.reward_se):
+        return None
+    value = f"{name} fell by {fall:.3g} since step {best.step}, while the reward rose by {rise:.3g}"
     detail = (
         f"{value}: what is trained on and what {name} measures have parted, so more training makes "
         f"{name} worse. What to do: the model of step {best.step} (train.checkpoint_every, or "
@@ -190,22 +194,14 @@ def _parted(rows: Sequence[Row], name: str) -> Problem | None:
     return Problem("over-optimized", value, detail, serious=True)
 
 
-@dataclass(frozen=True)
-class _Mean:
-    mean: float
-    error: float
-
-    def minus(self, other: _Mean) -> _Mean:
-        return _Mean(self.mean - other.mean, math.hypot(self.error, other.error))
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """The reward and one part of it at a step."""
+class _Measured(NamedTuple):
+    """The reward and one part of it at a step, with their standard errors."""
 
     step: int
-    reward: _Mean
-    part: _Mean
+    reward: float
+    reward_se: float
+    part: float
+    part_se: float
 
 
 def _held_out_course(rows: Sequence[Row], name: str) -> list[_Measured]:
@@ -213,11 +209,9 @@ def _held_out_course(rows: Sequence[Row], name: str) -> list[_Measured]:
     for row in rows:
         part = (row.get("eval_reward_parts") or {}).get(name)
         error = (row.get("eval_reward_parts_se") or {}).get(name)
-        if part is None or error is None or row.get("eval_reward_se") is None:
-            continue
-        reward = _Mean(row["eval_reward"], row["eval_reward_se"])
-        course.append(_Measured(row["step"], reward, _Mean(part, error)))
-    return course if len(course) > 1 else []
+        if part is not None and error is not None and row.get("eval_reward_se") is not None:
+            course.append(_Measured(row["step"], row["eval_reward"], row["eval_reward_se"], part, error))
+    return course
 
 
 def _training_course(rows: Sequence[Row], name: str) -> list[_Measured]:
@@ -230,12 +224,9 @@ def _training_course(rows: Sequence[Row], name: str) -> list[_Measured]:
     course = []
     for end in range(len(known), WINDOW - 1, -WINDOW):
         steps, rewards, parts = zip(*known[end - WINDOW : end], strict=True)
-        course.append(_Measured(steps[-1], _mean_of(rewards), _mean_of(parts)))
+        errors = [stdev(values) / math.sqrt(WINDOW) for values in (rewards, parts)]
+        course.append(_Measured(steps[-1], fmean(rewards), errors[0], fmean(parts), errors[1]))
     return course[::-1]
-
-
-def _mean_of(values: Sequence[float]) -> _Mean:
-    return _Mean(fmean(values), stdev(values) / math.sqrt(len(values)))
 
 
 def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:

@@ -254,21 +254,20 @@ def _read_metrics(path: Path) -> tuple[list[Row], bool]:
         except ValueError:
             torn = True
     for number, line in enumerate(lines[: len(lines) - torn], 1):
-        row = _read_row(line, f"{path}:{number}")
-        _check(row, rows[-1]["step"] if rows else -1, f"{path}:{number}")
+        location = f"{path}:{number}"
+        if not line:
+            raise Refused(f"{location}: expected a JSON object, got an empty line")
+        try:
+            row = loads(line.decode("utf-8"))
+        except ValueError as error:
+            raise Refused(
+                f"{location}: {error}; only the last line may be torn, all others are JSON"
+            ) from None
+        _check(row, rows[-1]["step"] if rows else -1, location)
         rows.append(row)
     if not rows:
         raise Refused(f"{path} has no steps yet: expected at least one")
     return rows, torn
-
-
-def _read_row(line: bytes, location: str) -> Any:
-    if not line:
-        raise Refused(f"{location}: expected a JSON object, got an empty line")
-    try:
-        return loads(line.decode("utf-8"))
-    except ValueError as error:
-        raise Refused(f"{location}: {error}; only the last line may be torn, all others are JSON") from None
 
 
 def _check(row: Any, previous: int, location: str) -> None:

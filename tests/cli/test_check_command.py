@@ -45,7 +45,7 @@ def test_summary_json_and_page_say_the_same(tmp_path):
     assert "13 responses to 3 prompts" in page
     assert "&lt;b&gt;" in page
     assert "<script" not in page
-    assert page.count("<svg") == 6  # sizes, rewards, trajectory quality, coverage (2), lengths
+    assert page.count("<svg") == 5  # sizes, rewards, trajectory quality, coverage, lengths
     assert values["by_source"]["<b>"]["rewards"]["mean"] == 1.0
 
 

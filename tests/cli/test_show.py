@@ -50,9 +50,8 @@ def ids(store: Path, *args: object) -> list[int]:
         (("--reward", "-1:0"), [2, 5]),
         (("--reward", "0.5:0.5"), [4]),
         (("--source", "gpt"), [1, 4]),
-        (("--source", "gpt", "--role", "expert"), [1]),
+        (("--source", "gpt", "--source", "ours"), [1, 2, 3, 4]),
         (("--characters", "2:6"), [2, 5]),
-        (("--tokens", "2:"), [1]),  # the others' tokens aren't known
         (("--prompt", "say hello"), [5]),
         (("--prompt", "USER:"), [5]),
     ],
@@ -110,10 +109,9 @@ def test_what_is_cut_is_said(store: Path) -> None:
 
 def test_refusals_say_what_was_expected(store: Path, tmp_path: Path) -> None:
     assert "--reward '1': expected LOW:HIGH" in refused("show", store, "--reward", "1")
-    assert "--tokens '5:2': expected LOW:HIGH" in refused("show", store, "--tokens", "5:2")
+    assert "--characters '5:2': expected LOW:HIGH" in refused("show", store, "--characters", "5:2")
     assert "--reward 'nan:1': expected LOW:HIGH" in refused("show", store, "--reward", "nan:1")
     assert "--source 'gtp': expected one of" in refused("show", store, "--source", "gtp")
-    assert "--role 'teacher': expected one of" in refused("show", store, "--role", "teacher")
     assert "none.db" in refused("show", tmp_path / "none.db")
 
 

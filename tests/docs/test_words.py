@@ -41,7 +41,7 @@ ROOMS = (
     "agro.train.trainer",
     "agro.train.monitors",
     "agro.train.monitors.guard",
-    "agro.api.plan.plan",
+    "agro.api.plan",
 )
 COMMANDS = {entry.name: command(entry.name).params for entry in commands.COMMANDS}
 FOREIGN = {

@@ -18,7 +18,6 @@ from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.pages.run.compare import (
-    COLORS,
     Interval,
     compare,
     differences_words,
@@ -28,6 +27,7 @@ from agro.pages.run.compare import (
     page,
     to_json,
 )
+from agro.pages.run.figures import COLORS
 
 
 def write(

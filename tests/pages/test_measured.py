@@ -111,3 +111,14 @@ def test_auc_is_unknown_without_unequal_rewards(tmp_path):
 def test_a_reference_with_another_tokenizer_is_refused(store):
     with pytest.raises(Refused, match="expected a reference with the tokenizer of the model"):
         measure(store, policy(0), policy(0, alphabet="9876543210>"))
+
+
+def test_responses_that_cannot_be_encoded_are_a_problem(tmp_path):
+    with Store.open(tmp_path / "words.db") as store:
+        store.append([Sample("7>", "words", reward=float(i)) for i in range(2)])
+        report = check_store(store, config.RunConfig.of({"objective": {"name": "agro"}}))
+        report = replace(report, measured=measure(store, policy(0), policy(1)))
+    [said] = [v for v in report.verdicts if "can't be trained on these" in v.text]
+    assert said.level == "problem"
+    assert report.to_json()["measured_groups"] == 0
+    assert "measured" in str(report)

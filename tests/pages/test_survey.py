@@ -13,7 +13,7 @@ from agro.config import RunConfig
 from agro.objectives import get
 from agro.pages.store import check_store, survey
 from agro.pages.store.check_report import equal_means
-from agro.pages.store.check_survey import RUN, HeldOutOverlap, Spread, explaining, near_repeats
+from agro.pages.store.check_survey import RUN, HeldOutOverlap, Spread, explaining
 from agro.store import Pair, Store
 from agro.types import Sample
 
@@ -68,13 +68,15 @@ def test_a_spread_of_large_numbers_loses_no_digits_and_stops_counting_values():
     assert spread.bins == [0, 0, 10]  # what lies beyond the last edge counts in the last bin
 
 
-def test_near_repeats_are_texts_with_nearly_equal_runs_of_three_words():
-    text = WORDS[:12]  # 10 runs of three words
-    end_differs = [*text[:11], "x"]  # 9 of them, so 9 / 11 = 0.82 of all
-    middle_differs = [*text[:5], "x", *text[6:]]  # 7 of them, so 7 / 13
-    texts = [" ".join(t) for t in (text, end_differs, middle_differs)]
-    assert near_repeats(texts) == 1
-    assert near_repeats(["Yes", "yes", "no"]) == 1
+def test_near_repeats_are_near_copies_within_a_group(tmp_path):
+    """Of 40 words one differs, or none but in case; every third one differs; equal ones of another prompt."""
+    end_differs, many_differ = [*WORDS[:39], "x"], [f"{w}x" * (i % 3 == 0) or w for i, w in enumerate(WORDS)]
+    texts = [" ".join(words) for words in (WORDS, end_differs, many_differ)]
+    with Store.open(tmp_path / "log.db") as store:
+        store.append(log("p", text, 1.0) for text in (*texts, "Yes", "yes", "no"))
+        store.append(log("q", text, 1.0) for text in (texts[0], "no"))
+        found = survey(store, 2)
+    assert (found.near_repeats, found.inspected, found.repeats) == (2, 8, 0)
 
 
 @pytest.mark.parametrize("begins", range(10))
@@ -125,17 +127,6 @@ def test_a_check_of_pairs_counts_them(tmp_path):
     assert "pairs" in str(report)
 
 
-def test_coverage_by_final_answers_counts_other_words_with_the_same_answer_once(tmp_path):
-    """Three distinct texts with two answers, and three prose texts without any: 2/3 and 1."""
-    texts = ["So \\boxed{4}.", "2 + 2, the answer is 4.", "I think \\boxed{5}"]
-    with Store.open(tmp_path / "math.db") as store:
-        store.append([log("p", text, 1.0) for text in texts] + [log("q", text, 1.0) for text in "abc"])
-        found = survey(store, groups=2)
-    assert found.coverage.mean == 1.0
-    assert found.answers.mean == pytest.approx((2 / 3 + 1) / 2)
-    assert found.to_json()["answer_coverage"]["count"] == 2
-
-
 def test_squares_that_are_too_large_for_a_float_have_no_std():
     spread = Spread()
     for value in (1e308, -1e308):
@@ -182,9 +173,7 @@ def test_near_copies_of_prompts_are_named(tmp_path):
         "prompt_id": "a p0",
         "prompt": "[v0] What is a prime number?",
     }
-    assert "near-copies    12 prompts in 3 clusters" in str(report)
-    [said] = [str(v) for v in report.verdicts if "near-copies" in v.text]
-    assert "12 of 13 prompts are near-copies of others, in 3 clusters: 4 of '[v0] What is a prime" in said
+    assert "near-copies    12 in 3 clusters: 4 of '[v0] What is a prime" in str(report)
 
 
 def rated(path, apart: float, each: int = 1) -> str:

@@ -31,15 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 7 records, which other processes read from the first on."""
-    begin = Readers.__init__
-
-    def ready(readers: Readers, *arguments: Any) -> None:
-        begin(readers, *arguments)
-        for child in readers._starting:
-            assert child.channel._inbox.poll(60)
-
-    monkeypatch.setattr(Readers, "__init__", ready)
+    """Blocks of 7 records."""
     monkeypatch.setattr("agro.io.record_files.CHUNK", 7)
 
 
@@ -226,7 +218,7 @@ def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, m
     def killing(readers: Readers, *arguments: Any) -> Any:
         asked.append(arguments)
         if len(asked) == 9:
-            os.kill(readers._ready[0].process.pid, signal.SIGKILL)
+            os.kill(readers._children[0].process.pid, signal.SIGKILL)
         return ask(readers, *arguments)
 
     whole = imported(tmp_path, [log])

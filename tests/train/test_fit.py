@@ -14,10 +14,10 @@ import pytest
 from tiny_runs import tiny
 from typer.testing import CliRunner
 
-from agro.api.plan import fit as fitting
-from agro.api.plan import plan as planning
-from agro.api.plan.fit import Limits, answers, fit
-from agro.api.plan.measure import Rates, positions
+from agro.api import fit as fitting
+from agro.api import plan as planning
+from agro.api.fit import Limits, answers, fit
+from agro.api.plan import Rates, positions
 from agro.cli import app
 from agro.config import RunConfig
 from agro.config.override import merge
@@ -27,7 +27,7 @@ from agro.models.policy import Policy
 
 # A token of a pass takes 1 ms, one that is sampled 2 ms; nothing else takes time. A step of `tiny` has
 # 4 groups of 3 responses of 3 tokens to prompts of 5 (BOS, "000>").
-RATES = Rates(each_pass=0.0, training=1e-3, scoring=0.0, sampling=2e-3, saved=1e3, update=0.0)
+RATES = Rates(training=1e-3, scoring=0.0, sampling=2e-3, saved=1e3)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
 
-from agro.api.plan.plan import describe
+from agro.api.plan import describe
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused

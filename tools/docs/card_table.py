@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from agro.api.plan.fit import Choice, for_card, items
+from agro.api.fit import Choice, for_card, items
 from agro.config import RunConfig
 from agro.models.footprint import SIZES
 

@@ -23,28 +23,8 @@ from agro.io.nearest import nearest
 from agro.io.numbers import fixed, none_if_nan
 from agro.io.terminal import csv_cell
 from agro.logs.results import Result
-from agro.pages.run.figures import (
-    COLORS,
-    COLUMNS,
-    FONT,
-    INK,
-    NARROW,
-    WIDE,
-    HoverColumn,
-    Size,
-    css,
-    cut,
-    hover,
-    margins,
-    name_axes,
-    name_series,
-    png,
-    running_mean,
-    scale_axes,
-    smoothing,
-    style_axes,
-    svg,
-)
+from agro.pages.run import figures
+from agro.pages.run.figures import COLORS, NARROW, WIDE, Size, css, cut
 from agro.pages.run.paired_results import PairedSets
 from agro.pages.run.render import render
 from agro.rollout.evaluate import standard_error, t_quantile
@@ -78,6 +58,17 @@ class Interval:
     def n(self) -> int:
         return len(self.values)
 
+    def words(self, *, signed: bool) -> str:
+        """The mean with its interval; of fewer seeds than `BANDS` with the value of each."""
+        mean, low, high, *values = (
+            fixed(each, signed=signed) for each in (self.mean, self.low, self.high, *self.values)
+        )
+        return f"{mean}  ({' and '.join(values)})" if self.n < BANDS else f"{mean}  [{low}, {high}]"
+
+    def to_json(self) -> dict[str, Any]:
+        low, high = none_if_nan(self.low), none_if_nan(self.high)
+        return {"mean": self.mean, "low": low, "high": high, "seeds": self.n}
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -100,11 +91,6 @@ class Curve:
     @property
     def final(self) -> Interval:
         return Interval.of(self.finals)
-
-    @property
-    def unfinished(self) -> list[RunData]:
-        """Runs that have not reached their last step."""
-        return [run for run in self.runs if run.steps < run.steps_configured]
 
 
 @dataclass(frozen=True)
@@ -221,18 +207,16 @@ def _labels(groups: Sequence[Sequence[RunData]], differences: Mapping[str, Seque
     """A line's label: the values that differ, where these are few, else the folder of its first run."""
     labels = []
     for i, group in enumerate(groups):
-        values = {key: v[i] for key, v in differences.items() if v[i] != UNSET}
-        label = ", ".join(_short(key, value) for key, value in values.items())
+        parts = []
+        for key, values in differences.items():
+            if values[i] != UNSET:
+                name = "" if key == "objective.name" else f"{key.split('.')[-1]} "
+                parts.append(f"{name}{to_text(values[i])}")
+        label = ", ".join(parts)
         is_readable = label and len(label) <= LONGEST_LABEL and len(differences) <= 3
         labels.append(label if is_readable else group[0].name)
-    unique = []
-    for label, group in zip(labels, groups, strict=True):
-        unique.append(label if labels.count(label) == 1 else str(group[0].folder))
-    return unique
-
-
-def _short(key: str, value: Any) -> str:
-    return to_text(value) if key == "objective.name" else f"{key.split('.')[-1]} {to_text(value)}"
+    pairs = zip(labels, groups, strict=True)
+    return [label if labels.count(label) == 1 else str(group[0].folder) for label, group in pairs]
 
 
 def to_text(value: Any) -> str:
@@ -255,17 +239,12 @@ def _line(label: str, runs: Sequence[RunData], measure: str) -> Curve:
         finals = values[:, -1]
         se = to_array([run.value_at(steps[-1], f"{measure}_se") for run in runs])
     else:
-        finals = values[:, -tail(len(steps)) :].mean(1)
+        finals = values[:, -max(1, len(steps) // 10) :].mean(1)  # the last tenth: single steps are noisy
         se = np.full(len(runs), math.nan)
     return Curve(label, tuple(runs), np.array(steps), values, finals, se)
 
 
-def tail(steps: int) -> int:
-    """Steps whose mean is the final value of what isn't held out: the last tenth: single steps are noisy."""
-    return max(1, steps // 10)
-
-
-LINE_COLORS = (*COLORS, INK)
+LINE_COLORS = (*COLORS, figures.INK)
 DASHES = ("-", "--", ":", "-.")
 MEASURES = {HELD_OUT: "held-out reward", TRAINING: "training reward"}
 SHORTENED = 30  # characters of a label in the figure
@@ -298,71 +277,49 @@ def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENE
     """
     chart = Figure(figsize=size)
     labels = short_labels(comparison, longest)
-    axes: Any = chart.add_axes(margins(size, labels, 1))
-    style_axes(axes)
+    axes: Any = chart.add_axes(figures.margins(size, labels, 1))
+    figures.style_axes(axes)
     end = max(1, *(int(line.steps[-1]) for line in comparison.lines))
     axes.set_xlim(0, end)
     shown = []
-    ends: list[tuple[int, float]] = []  # of each line
     for i, line in enumerate(comparison.lines):
-        width = 1 if comparison.measure.startswith("eval_") else smoothing(len(line.steps))
-        values = np.array([running_mean(v, width) for v in line.values])
-        _draw_line(axes, line, values, color_of(i), DASHES[i // len(LINE_COLORS) % len(DASHES)])
-        shown.append(values.ravel())
-        ends.append((int(line.steps[-1]), float(values.mean(0)[-1])))
-    every = np.concatenate(shown)
-    scale_axes(axes, every)
-    low, high = every.min(), every.max()
-    room = 0.25 * (high - low) or 0.5  # a band may be so wide that it would flatten the lines
-    axes.set_ylim(0.0 if low >= 0 else low - room, high + room)
-    name_axes(axes, "step", measure_name(comparison), bold=True)
+        width = 1 if comparison.measure.startswith("eval_") else figures.smoothing(len(line.steps))
+        values = np.array([figures.running_mean(v, width) for v in line.values])  # [S,K]
+        shown.append(values)
+        color, dash = color_of(i), DASHES[i // len(LINE_COLORS) % len(DASHES)]
+        if len(values) > 1:
+            axes.plot(line.steps, values.T, color=color, linewidth=0.5, alpha=0.6)
+        if len(values) >= BANDS:
+            intervals = [Interval.of(v) for v in values.T]
+            low, high = [x.low for x in intervals], [x.high for x in intervals]
+            axes.fill_between(line.steps, low, high, color=color, alpha=0.15, linewidth=0)
+        marker = "o" if len(line.steps) < 30 else None
+        style = {"color": color, "linewidth": 1.6, "marker": marker, "markersize": 3.4, "clip_on": False}
+        axes.plot(line.steps, values.mean(0), dash, **style)
+    every = np.concatenate([values.ravel() for values in shown])
+    figures.scale_axes(axes, every)
+    lowest, highest = every.min(), every.max()
+    room = 0.25 * (highest - lowest) or 0.5  # a band may be so wide that it would flatten the lines
+    axes.set_ylim(0.0 if lowest >= 0 else lowest - room, highest + room)
+    figures.name_axes(axes, "step", measure_name(comparison), bold=True)
     at_edge = []
-    for i, (text, (step, value)) in enumerate(zip(labels, ends)):
+    for i, (text, line, values) in enumerate(zip(labels, comparison.lines, shown)):
+        step, value = int(line.steps[-1]), float(values.mean(0)[-1])
         if step == end:
             at_edge.append((text, color_of(i), value))
         else:
-            style = {"color": color_of(i), "fontsize": FONT, "va": "center", "parse_math": False}
+            style = {"color": color_of(i), "fontsize": figures.FONT, "va": "center", "parse_math": False}
             axes.annotate(text, (step, value), (5, 0), textcoords="offset points", **style)
     if at_edge:
-        name_series(axes, size, at_edge)
+        figures.name_series(axes, size, at_edge)
     return chart
-
-
-def values_under_pointer(comparison: RunComparison) -> list[HoverColumn]:
-    """The mean of each line at each step that is measured, up to `COLUMNS` of them."""
-    steps = sorted({int(step) for line in comparison.lines for step in line.steps})
-    spread = np.unique(np.linspace(0, len(steps) - 1, min(COLUMNS, len(steps))).astype(int))
-    names = short_labels(comparison, SHORTENED) or [""]
-    columns = []
-    for index in spread:
-        texts = []
-        for i, line in enumerate(comparison.lines):
-            column = np.flatnonzero(line.steps == steps[index])
-            if column.size:
-                value = fixed(float(line.values[:, column[0]].mean()))
-                texts.append((f"{names[i]} {value}".strip(), css(color_of(i))))
-        columns.append(HoverColumn(steps[index], f"step {steps[index]}", tuple(texts)))
-    return columns
-
-
-def _draw_line(axes: Any, line: Curve, values: Values, color: str, dash: str) -> None:
-    """`values`: [S,K]."""
-    if len(values) > 1:
-        axes.plot(line.steps, values.T, color=color, linewidth=0.5, alpha=0.6)
-    if len(values) >= BANDS:
-        intervals = [Interval.of(v) for v in values.T]
-        low, high = [x.low for x in intervals], [x.high for x in intervals]
-        axes.fill_between(line.steps, low, high, color=color, alpha=0.15, linewidth=0)
-    marker = "o" if len(line.steps) < 30 else None
-    style = {"color": color, "linewidth": 1.6, "marker": marker, "markersize": 3.4, "clip_on": False}
-    axes.plot(line.steps, values.mean(0), dash, **style)
 
 
 def write(comparison: RunComparison, folder: Path) -> list[Path]:
     """Write compare.png, .svg, .pdf, .csv and .html into `folder`, and return their paths."""
     _make(folder)
     paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "pdf", "csv", "html")]
-    png(figure(comparison), paths[0])
+    figures.png(figure(comparison), paths[0])
     for path, date in ((paths[1], "Date"), (paths[2], "CreationDate")):
         with matplotlib.rc_context({"svg.hashsalt": "compare"}):  # the same runs give the same file
             figure(comparison).savefig(path, facecolor="white", metadata={date: None})
@@ -414,8 +371,8 @@ def notes(comparison: RunComparison) -> list[str]:
         texts.append(note)
     if any(len(line.runs) == BANDS - 1 for line in comparison.lines):
         texts.append("Of two seeds both values are shown: no interval of two says more.")
-    for line in comparison.lines:
-        for run in line.unfinished:
+    for run in (run for line in comparison.lines for run in line.runs):
+        if run.steps < run.steps_configured:
             texts.append(f"{run.folder} has reached step {run.steps} of {run.steps_configured}.")
     if len({int(line.steps[-1]) for line in comparison.lines}) > 1:
         ends = "; ".join(f"{line.label} at {line.steps[-1]}" for line in comparison.lines)
@@ -425,29 +382,18 @@ def notes(comparison: RunComparison) -> list[str]:
 
 def final_words(line: Curve) -> str:
     """The final reward and its uncertainty."""
-    x = line.final
-    if x.n > 1:
-        return _with_spread(x, signed=False)
+    if line.final.n > 1:
+        return line.final.words(signed=False)
     if math.isfinite(line.se[0]):
-        return f"{fixed(x.mean)} ± {fixed(line.se[0])} (the run's own)"
-    return fixed(x.mean)
+        return f"{fixed(line.final.mean)} ± {fixed(line.se[0])} (the run's own)"
+    return fixed(line.final.mean)
 
 
 def difference_words(comparison: RunComparison, line: Curve) -> str:
     if line is comparison.lines[0]:
         return "–"
     x = comparison.difference(line)
-    if x is None:
-        return "fewer than two common seeds"
-    return f"{_with_spread(x, signed=True)} ({x.n} seeds)"
-
-
-def _with_spread(x: Interval, *, signed: bool) -> str:
-    """A mean with its interval; of fewer seeds than `BANDS` with the value of each."""
-    mean, *others = (fixed(each, signed=signed) for each in (x.mean, x.low, x.high, *x.values))
-    if x.n < BANDS:
-        return f"{mean}  ({' and '.join(others[2:])})"
-    return f"{mean}  [{others[0]}, {others[1]}]"
+    return "fewer than two common seeds" if x is None else f"{x.words(signed=True)} ({x.n} seeds)"
 
 
 def differences_words(comparison: RunComparison) -> list[str]:
@@ -457,43 +403,37 @@ def differences_words(comparison: RunComparison) -> list[str]:
 
 def to_json(comparison: RunComparison, paths: Sequence[Path]) -> dict[str, Any]:
     paired = PairedSets(()) if comparison.paired is None else comparison.paired
+    lines = []
+    for line in comparison.lines:
+        difference = comparison.difference(line)
+        each = zip(line.runs, line.finals.tolist(), line.se.tolist(), strict=True)
+        lines.append(
+            {
+                "label": line.label,
+                "seeds": line.seeds,
+                "step": int(line.steps[-1]),
+                "final": line.final.to_json(),
+                "difference_to_first": None if difference is None else difference.to_json(),
+                "runs": [
+                    {"run": str(r.folder), "seed": r.config.train.seed, "final": final, "se": none_if_nan(se)}
+                    for r, final, se in each
+                ],
+            }
+        )
     return {
         **paired.to_json(),
         "measure": comparison.measure,
         "interval": "95 % t-interval over seeds",
-        "lines": [_line_json(comparison, line) for line in comparison.lines],
+        "lines": lines,
         "differences": comparison.differences,
         "notes": notes(comparison),
         "files": [str(p) for p in paths],
     }
 
 
-def _line_json(comparison: RunComparison, line: Curve) -> dict[str, Any]:
-    runs = [
-        {"run": str(run.folder), "seed": run.config.train.seed, "final": final, "se": none_if_nan(se)}
-        for run, final, se in zip(line.runs, line.finals.tolist(), line.se.tolist(), strict=True)
-    ]
-    return {
-        "label": line.label,
-        "seeds": line.seeds,
-        "step": int(line.steps[-1]),
-        "final": _interval_json(line.final),
-        "difference_to_first": _interval_json(comparison.difference(line)),
-        "runs": runs,
-    }
-
-
-def _interval_json(x: Interval | None) -> dict[str, Any] | None:
-    if x is None:
-        return None
-    return {"mean": x.mean, "low": none_if_nan(x.low), "high": none_if_nan(x.high), "seeds": x.n}
-
-
 def page(comparison: RunComparison) -> str:
     """One self-contained file."""
-    values = values_under_pointer(comparison)
     charts = {"wide": figure(comparison), "narrow": figure(comparison, NARROW, 14)}
-    curves = [svg(chart, name, hover(chart.axes[0], values)) for name, chart in charts.items()]
     rows = []
     for i, line in enumerate(comparison.lines):
         row = {"color": css(color_of(i)), "line": line, "final": final_words(line)}
@@ -504,7 +444,7 @@ def page(comparison: RunComparison) -> str:
         runs=sum(len(line.runs) for line in comparison.lines),
         measure=measure_name(comparison),
         notes=notes(comparison),
-        curves=curves,
+        curves=[figures.svg(chart, name) for name, chart in charts.items()],
         rows=rows,
         differences={key: list(map(to_text, values)) for key, values in comparison.differences.items()},
         json=json.dumps(to_json(comparison, []), indent=1, ensure_ascii=False),

@@ -589,15 +589,12 @@ def against_kl(run: RunData, size: Size = WIDE) -> Markup:
     for axes, rows in zip(figure.axes, parts, strict=True):
         columns = []
         for s, kl in kl_pairs(run):
-            if s.points:
-                columns = [_column(run, s, kl, int(row)) for row in np.flatnonzero(_known(s, kl, rows))]
+            for row in np.flatnonzero(_known(s, kl, rows)) if s.points else ():
+                reward = (f"{s.label} {short(s.values[row])}", css(s.color))
+                lines = (reward, (f"KL {short(kl[row])}", css(MUTED)))
+                columns.append(HoverColumn(float(kl[row]), f"step {run.rows[row]['step']}", lines))
         over += hover(axes, columns)
     return svg(figure, f"Reward against KL {size}", over)
-
-
-def _column(run: RunData, s: Series, kl: Values, row: int) -> HoverColumn:
-    lines = ((f"{s.label} {short(s.values[row])}", css(s.color)), (f"KL {short(kl[row])}", css(MUTED)))
-    return HoverColumn(float(kl[row]), f"step {run.rows[row]['step']}", lines)
 
 
 def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.bool_]]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,33 +16,9 @@ from markupsafe import Markup
 
 from agro.io.files import write
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
+from agro.pages.run import figures
 from agro.pages.run.experience import LATE, RunExperience, begin_and_end
-from agro.pages.run.figures import (
-    COLORS,
-    FIRST,
-    MUTED,
-    NARROW,
-    PLAIN,
-    SECOND,
-    WIDE,
-    Axis,
-    Look,
-    Series,
-    Size,
-    against_kl,
-    columns,
-    css,
-    cut,
-    histogram,
-    hover,
-    kl_pairs,
-    learning_curve,
-    picture,
-    reward_series,
-    smoothing,
-    sources,
-    svg,
-)
+from agro.pages.run.figures import Look, Series, css, cut, smoothing, svg
 from agro.pages.run.held_out_samples import LONGEST, held_out_samples
 from agro.pages.run.render import Fact, Panel, render, script, with_script
 from agro.runs.metrics import FOLLOWED, METRICS
@@ -68,6 +45,35 @@ REFERENCES = {
     "periodic": "a copy of the policy that is renewed regularly, so KL doesn't add up over the run",
     "sampler": "the earlier weights that sample, so KL doesn't add up over the run",
 }
+# Panels of metrics alone by section: a title and the metrics, each with its label, the first one above.
+PANELS: dict[str, dict[str, dict[str, str]]] = {
+    "course": {
+        "Loss": {"loss": "training"},
+        "Learning rate": {"lr": "training"},
+        "Promised and kept": {"kept": "kept", "promised": "promised"},
+        "Speed": {"tokens_per_second": "training"},
+    },
+    "material": {
+        "Length over steps": {"length_mean": "training"},
+        "Truncated responses": {"truncated_share": "training"},
+        "Groups asked again": {"asked_again": "asked again", "groups": "all"},
+        "Staleness": {"staleness_mean": "mean", "staleness_max": "maximum"},
+        "Version of the sampler": {"sampler_version": "training"},
+        "AUC of the learned reward": {"learned_auc": "training"},
+        "KL of responses together": {"aggregate_kl": "training"},
+        "Draft tokens accepted": {"draft_accepted": "training"},
+    },
+    "health": {
+        "Gradient norm": {"grad_norm": "before", "grad_norm_clipped": "after"},
+        "Sampler and trainer": {
+            "logp_diff_mean": "mean",
+            "logp_diff_max": "maximum",
+            "push_error": "after a push",
+        },
+    },
+}
+LOG_SCALED = ("Gradient norm", "Sampler and trainer")
+UNSMOOTHED = ("Learning rate", *LOG_SCALED, "Promised and kept", "Staleness", "Groups asked again")
 PARTS = {
     "reward_parts": "Parts of the reward",
     "eval_reward_parts": "Parts of the held-out reward",
@@ -84,7 +90,7 @@ def heldout(run: RunData, metric: str, label: str = "held-out") -> Series:
     """A metric of the steps that evaluate, with its standard error where there is one."""
     error = f"{metric}_se"
     se = run.column(error) if error in METRICS else None
-    return Series(label, run.column(metric), SECOND, se, points=True, mark=run.mark(metric))
+    return Series(label, run.column(metric), figures.SECOND, se, points=True, mark=run.mark(metric))
 
 
 def ring(run: RunData, row: int | None) -> str:
@@ -101,13 +107,38 @@ def unit(metric: str, *, log: bool = False) -> Look:
     return Look(METRICS[metric].unit, log=log)
 
 
-def panel(run: RunData, title: str, series: Sequence[Series], text: str, look: Look = PLAIN) -> Panel | None:
+def panel(
+    run: RunData, title: str, series: Sequence[Series], text: str, look: Look = figures.PLAIN
+) -> Panel | None:
     """Series against steps; None where none has a value."""
     if not any(np.isfinite(s.values).any() for s in series):
         return None
     for s in series:
         text = f"{text} {ring(run, s.mark)}".rstrip()
-    return Panel(title, text, picture(run, series, title, look))
+    return Panel(title, text, figures.picture(run, series, title, look))
+
+
+def plain_panels(
+    run: RunData, section: str, said: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Panel | None]:
+    """Those of `PANELS` whose first metric is known and not always 0. `said`: by title what more to say."""
+    width = smoothing(len(run.rows))
+    for title, metrics in PANELS[section].items():
+        first, known = next(iter(metrics)), [metric for metric in metrics if run.measures(metric)]
+        if not run.total(first):
+            continue
+        smooth, text = 1 if title in UNSMOOTHED else width, caption(*known)
+        if smooth > 1:
+            text += f" Running mean over {width} steps."
+        colors = dict(zip(known, (figures.FIRST, figures.SECOND, figures.MUTED)))
+        series = [
+            training(run, metric, metrics[metric], color=colors[metric], smooth=smooth)
+            for metric in reversed(known)
+        ]
+        look = unit(first, log=title in LOG_SCALED)
+        if METRICS[first].unit == "share":
+            look = Look(percent=True)
+        yield panel(run, title, series, f"{text} {said.get(title, '')}".rstrip(), look)
 
 
 def present(panels: Iterable[Panel | None]) -> list[Panel]:
@@ -121,16 +152,16 @@ def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
     curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
         # The learning curve by the name of its axis: those axes that were measured.
-        axes = {"steps": Axis.steps(run)}
-        time = Axis.time(run)
+        axes = {"steps": figures.Axis.steps(run)}
+        time = figures.Axis.time(run)
         if time is not None:
             axes["time"] = time
         if experience.draws:
-            axes["responses"] = Axis(experience.seen(run), "responses drawn")
+            axes["responses"] = figures.Axis(experience.seen(run), "responses drawn")
         for name, axis in axes.items():
-            curves[name] = (_curve(run, name, axis, WIDE), _curve(run, name, axis, NARROW))
-        if kl_pairs(run):
-            curves["KL"] = (against_kl(run, WIDE), against_kl(run, NARROW))
+            curves[name] = (_curve(run, name, axis, figures.WIDE), _curve(run, name, axis, figures.NARROW))
+        if figures.kl_pairs(run):
+            curves["KL"] = (figures.against_kl(run, figures.WIDE), figures.against_kl(run, figures.NARROW))
     # The decays of train.weights_average; empty where no phase has one.
     phases = {name: run.config.phase(name) for name in run.config.phase_names}
     decays = {name: phase.train.weights_average for name, phase in phases.items()}
@@ -150,10 +181,10 @@ def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
     }
 
 
-def _curve(run: RunData, name: str, axis: Axis, size: Size) -> Markup:
-    figure = learning_curve(run, size, axis=axis)
-    values = columns(run, reward_series(run), axis)
-    return svg(figure, f"Reward against {name} {size}", hover(figure.axes[0], values))
+def _curve(run: RunData, name: str, axis: figures.Axis, size: figures.Size) -> Markup:
+    figure = figures.learning_curve(run, size, axis=axis)
+    values = figures.columns(run, figures.reward_series(run), axis)
+    return svg(figure, f"Reward against {name} {size}", figures.hover(figure.axes[0], values))
 
 
 def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:
@@ -184,7 +215,7 @@ def _learning_panels(run: RunData) -> list[Panel | None]:
     """How it ranks stored responses, and what it gave up of the rewards, as far as these were measured."""
     width = smoothing(len(run.rows))
     auc, consistency = run.column("eval_auc"), run.column("eval_consistency")
-    chance = Series("chance", np.where(np.isfinite(auc), 0.5, math.nan), MUTED, points=True)
+    chance = Series("chance", np.where(np.isfinite(auc), 0.5, math.nan), figures.MUTED, points=True)
     ranking = panel(
         run, "Held-out ranking (AUC)", [chance, heldout(run, "eval_auc", "policy")], caption("eval_auc")
     )
@@ -197,9 +228,9 @@ def _learning_panels(run: RunData) -> list[Panel | None]:
     if ratio is not None:
         text += f" The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
     series = [
-        replace(heldout(run, "eval_log_ratio_worst", "held-out worst"), color=COLORS[4]),
-        replace(heldout(run, "eval_log_ratio_best", "held-out best"), color=COLORS[2]),
-        training(run, "log_ratio_worst", "worst", color=SECOND, smooth=width),
+        replace(heldout(run, "eval_log_ratio_worst", "held-out worst"), color=figures.COLORS[4]),
+        replace(heldout(run, "eval_log_ratio_best", "held-out best"), color=figures.COLORS[2]),
+        training(run, "log_ratio_worst", "worst", color=figures.SECOND, smooth=width),
         training(run, "log_ratio_best", "best", smooth=width),
     ]
     ratios = panel(run, "Log-ratio of the best and worst responses", series, text, unit("log_ratio_best"))
@@ -209,7 +240,9 @@ def _learning_panels(run: RunData) -> list[Panel | None]:
         better = with_error(latest["eval_consistency_fall"], latest.get("eval_consistency_fall_se"), 4)
         groups = latest.get("eval_groups", "an unknown number of")
         text += f" At step {latest['step']} it was {better} below the reference's, on {groups} groups."
-    reference = Series("reference", consistency + run.column("eval_consistency_fall"), MUTED, points=True)
+    reference = Series(
+        "reference", consistency + run.column("eval_consistency_fall"), figures.MUTED, points=True
+    )
     series = [reference, heldout(run, "eval_consistency", "policy")]
     stored = panel(run, "Held-out ½ Var(R)", series, text)
     text = (
@@ -233,7 +266,7 @@ def _parts(run: RunData, metric: str, title: str) -> Panel | None:
     points = metric.startswith("eval_")
     errors = [row.get(f"{metric}_se") or {} for row in run.rows]
     series = []
-    for name, color in zip(names, COLORS, strict=False):
+    for name, color in zip(names, figures.COLORS, strict=False):
         values = to_array([row.get(name) for row in parts])
         width = 1 if points else smoothing(len(run.rows))
         se = to_array([row.get(name) for row in errors]) if points else None
@@ -255,7 +288,9 @@ def nearness(run: RunData) -> dict[str, Any]:
     kl[1] = replace(kl[1], split=policy.reference == "phase")
     text = caption("kl_ref", "eval_kl_ref")
     if run.measures("kl_of_best") and run.measures("kl_ref", "eval_kl_ref"):
-        best = Series("best of store", run.column("kl_of_best"), MUTED, smooth=smoothing(len(run.rows)))
+        best = Series(
+            "best of store", run.column("kl_of_best"), figures.MUTED, smooth=smoothing(len(run.rows))
+        )
         kl.insert(0, best)
         text += f" Gray: {caption('kl_of_best')}"
     panels = [panel(run, "KL to the reference", kl, text, unit("kl_ref", log=True))]
@@ -264,7 +299,7 @@ def nearness(run: RunData) -> dict[str, Any]:
         panels.append(panel(run, "β", [Series("β", betas)], caption("beta"), unit("beta")))
     spread = run.column("kl_to_reward_spread")
     if np.isfinite(spread).any():
-        optimum = Series("optimum", np.ones_like(spread), MUTED)
+        optimum = Series("optimum", np.ones_like(spread), figures.MUTED)
         text = caption("kl_to_reward_spread")
         text += " It is 1 at the optimum (gray); far above it, the rewards hardly count."
         series = [optimum, Series("policy", spread)]
@@ -366,7 +401,7 @@ def write_page(folder: Path) -> Path:
 
 def course(run: RunData) -> dict[str, Any]:
     """What the template's section about the optimization shows."""
-    facts, width = [], smoothing(len(run.rows))
+    facts = []
     seconds = run.total("seconds")
     tokens = (run.total("tokens") or 0.0) + (run.total("sampled_tokens") or 0.0)
     if seconds:
@@ -377,22 +412,15 @@ def course(run: RunData) -> dict[str, Any]:
             part = run.total(name)
             if part is not None:
                 facts.append(Fact(title, percent(part / seconds), "of the time"))
-    rate, rates = None, set(run.column("lr")[np.isfinite(run.column("lr"))].tolist())
+    rates = set(run.column("lr")[np.isfinite(run.column("lr"))].tolist())
     if len(rates) == 1:
         facts.append(Fact("learning rate", f"{rates.pop():.3g}", "constant"))
-    elif rates:
-        rate = panel(run, "Learning rate", [training(run, "lr")], caption("lr"))
-    text = "Loss of the objective on the responses of each step. Losses of two objectives can't be compared."
-    loss = panel(run, "Loss", [training(run, "loss", smooth=width)], text)
-    text, share = caption("promised", "kept"), kept_share(run.rows)
+    share = kept_share(run.rows)
+    said = {"Loss": "Losses of two objectives can't be compared."}
     if share is not None:
-        text += f" The median of the last steps kept {percent(share)}."
-    series = [training(run, "promised", "promised", color=SECOND), training(run, "kept", "kept")]
-    kept = panel(run, "Promised and kept", series, text)
-    series = [training(run, "tokens_per_second", smooth=width)]
-    text = "Tokens sampled and trained on, by the time of the step."
-    speed = panel(run, "Speed", series, text, unit("tokens_per_second"))
-    return {"facts": facts, "panels": present([loss, rate, kept, speed])}
+        said["Promised and kept"] = f"The median of the last steps kept {percent(share)}."
+    panels = present(plain_panels(run, "course", said))
+    return {"facts": facts, "panels": [p for p in panels if p.title != "Learning rate" or rates]}
 
 
 def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
@@ -415,26 +443,14 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
         equal_groups = replace(equal_groups, value=text, bad=equal > groups / 2)
     facts += [equal_groups, *_signal(run)]
     norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
-    measured = np.isfinite(norm)
-    text = caption("grad_norm", "grad_norm_clipped")
+    measured, said = np.isfinite(norm), ""
     if measured.any():
         clipped = clipped_norm[measured] < norm[measured]
-        text += f" Clipped at {percent(float(np.mean(clipped)))} of the steps."
+        said = f"Clipped at {percent(float(np.mean(clipped)))} of the steps."
         if clipped.all():
             middle = float(np.median(norm[measured]))
-            text += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
-    series = [training(run, "grad_norm_clipped", "after", color=SECOND), training(run, "grad_norm", "before")]
-    gradient = panel(run, "Gradient norm", series, text, Look(log=True))
-    series = [
-        training(run, "logp_diff_max", "maximum", color=SECOND),
-        training(run, "logp_diff_mean", "mean"),
-    ]
-    text = caption("logp_diff_mean", "logp_diff_max")
-    if run.measures("push_error"):
-        series.append(training(run, "push_error", "after a push", color=MUTED))
-        text += f" {caption('push_error')}"
-    difference = panel(run, "Sampler and trainer", series, text, Look("nats per token", log=True))
-    return {"facts": facts, "panels": present([gradient, difference])}
+            said += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
+    return {"facts": facts, "panels": present(plain_panels(run, "health", {"Gradient norm": said}))}
 
 
 def _signal(run: RunData) -> list[Fact]:
@@ -448,15 +464,6 @@ def _signal(run: RunData) -> list[Fact]:
         note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
         facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
     return facts
-
-
-# Of what learns or lags beside the policy, where a run has it.
-MECHANISMS = {
-    "sampler_version": "Version of the sampler",
-    "learned_auc": "AUC of the learned reward",
-    "aggregate_kl": "KL of responses together",
-    "draft_accepted": "Draft tokens accepted",
-}
 
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
@@ -497,30 +504,12 @@ def _material_panels(run: RunData, experience: RunExperience) -> Iterable[Panel 
     names, title = experience.source_names, "Sources over steps"
     if len(names) > 1:  # else the table says it all
         labels = [names.index(n) for n in experience.sources]
-        figure = svg(sources(run, experience.steps, labels, len(names)), title)
-        key = tuple((css(COLORS[i]), name[:60]) for i, name in enumerate(names))
+        figure = svg(figures.sources(run, experience.steps, labels, len(names)), title)
+        key = tuple((css(figures.COLORS[i]), name[:60]) for i, name in enumerate(names))
         yield Panel(title, "Where the responses of a step came from.", figure, key)
     yield _distribution("Rewards", "reward", experience.steps, experience.rewards)
     yield _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True)
-    width = smoothing(len(run.rows))
-    mean = f" Running mean over {width} steps." if width > 1 else ""
-
-    def smoothed(metric: str, title: str, look: Look) -> Panel | None:
-        return panel(run, title, [training(run, metric, smooth=width)], caption(metric) + mean, look)
-
-    yield smoothed("length_mean", "Length over steps", Look("tokens"))
-    if run.total("truncated_share"):
-        yield smoothed("truncated_share", "Truncated responses", Look(percent=True))
-    if run.measures("asked_again"):
-        series = [training(run, "asked_again", "asked again"), training(run, "groups", "all", color=SECOND)]
-        yield panel(run, "Groups asked again", series, caption("asked_again"), Look("groups"))
-    if run.total("staleness_max"):
-        series = [training(run, "staleness_max", "maximum", color=SECOND)]
-        series.append(training(run, "staleness_mean", "mean"))
-        text = caption("staleness_mean", "staleness_max")
-        yield panel(run, "Staleness", series, text, unit("staleness_mean"))
-    for metric, title in MECHANISMS.items():
-        yield smoothed(metric, title, unit(metric))
+    yield from plain_panels(run, "material")
     # Of an objective with a critic, whose metric it is.
     explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
     text = (
@@ -542,19 +531,15 @@ def _facts(run: RunData) -> list[Fact]:
         facts.append(Fact(name, None if value is None else count(value)))
     if run.total("truncated_share") == 0:
         facts.append(Fact("truncated responses", "none"))
-    if run.measures("asked_again"):
-        answers = count((run.total("hinted") or 0) + (run.total("experts") or 0))
-        facts.append(
-            Fact("groups asked again", count(run.total("asked_again") or 0), f"{answers} trained on")
-        )
-    if run.measures("searched"):
-        facts.append(Fact("states searched", count(run.total("searched") or 0), "turns were tried in them"))
-    if run.measures("same_meaning"):
-        alike = count(run.total("same_meaning") or 0)
-        facts.append(Fact("responses that mean the same", alike, "as another one to their prompt"))
-    if run.measures("draft_accepted"):
-        accepted = float(np.nanmean(run.column("draft_accepted")))
-        facts.append(Fact("draft tokens accepted", percent(accepted), "mean over steps"))
+    # Of methods that make more of a prompt than its responses.
+    for metric, name in (
+        ("searched", "states in which turns were tried"),
+        ("same_meaning", "responses that mean the same as another one"),
+        ("hinted", "responses written with a hint"),
+        ("experts", "responses of an expert"),
+    ):
+        if run.total(metric):
+            facts.append(Fact(name, count(run.total(metric) or 0)))
     return facts
 
 
@@ -566,9 +551,9 @@ def _distribution(
         return None
     begin, end = windows
     key = []
-    for color, w in ((MUTED, begin), (FIRST, end)):
+    for color, w in ((figures.MUTED, begin), (figures.FIRST, end)):
         key.append((css(color), f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}"))
     counts = f"{count(len(begin.values))} and {count(len(end.values))}"
     text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
-    figure = svg(histogram(begin.values, end.values, unit, integer=integer), title)
+    figure = svg(figures.histogram(begin.values, end.values, unit, integer=integer), title)
     return Panel(title, text, figure, tuple(key))

@@ -16,7 +16,6 @@ from agro.io.numbers import count, fixed, percent
 from agro.pages.run.figures import (
     COLORS,
     FIRST,
-    SHARE,
     css,
     draw_bars,
     draw_bins,
@@ -27,7 +26,7 @@ from agro.pages.run.figures import (
 )
 from agro.pages.run.page import present
 from agro.pages.run.render import Fact, Panel, render
-from agro.pages.store.check_report import Report, model_lines, own_reward_lines, survey_lines
+from agro.pages.store.check_report import Report, model_lines, survey_lines
 from agro.pages.store.check_survey import BINS, Spread
 
 ROWS = 12  # sources in the table
@@ -46,7 +45,6 @@ def write_page(report: Report, folder: Path) -> Path:
 
 def page(report: Report) -> str:
     """The page as text."""
-    of_model = [*model_lines(report), *own_reward_lines(report)]
     return render(
         "check.html",
         report=report,
@@ -55,7 +53,7 @@ def page(report: Report) -> str:
         sources=[_row(report, name) for name in report.sources[:ROWS]],
         more=max(0, len(report.sources) - ROWS),
         texts=present(_texts(report)),
-        model_facts=[Fact(name.strip(), value) for name, value in of_model],
+        model_facts=[Fact(name, value) for name, value in model_lines(report)],
         model=list(_model(report)),
         json=json.dumps(report.to_json(), ensure_ascii=False, indent=1),
     )
@@ -104,28 +102,20 @@ def _groups(report: Report) -> Iterator[Panel | None]:
         survey.coverage,
         "SACo",
     )
-    yield _spread_panel(
-        "Coverage by final answers",
-        "Distinct final answers per response (SACo). Far below the coverage above: different texts conclude "
-        "the same.",
-        survey.answers,
-        "SACo",
-    )
 
 
 def _spread_panel(title: str, text: str, spread: Spread, unit: str) -> Panel | None:
     if not spread.count:
         return None
     text = f"{text} Mean {fixed(spread.mean)} of {count(spread.count)} groups."
-    return Panel(title, text, group_shares(spread, unit))
+    return Panel(title, text, spreads({"": spread}, unit, title, of="groups"))
 
 
 def _texts(report: Report) -> Iterator[Panel | None]:
     lengths = _source_spreads(report, "lengths")
     yield _panel("Lengths", "Of responses, in characters.", lengths, "characters", log=True)
     tokens = _source_spreads(report, "tokens")
-    if tokens:
-        yield _panel("Tokens", "Of responses whose tokens are stored.", tokens, "tokens", log=True)
+    yield _panel("Tokens", "Of responses whose tokens are stored.", tokens, "tokens", log=True)
 
 
 def _panel(title: str, text: str, series: dict[str, Spread], unit: str, *, log: bool = False) -> Panel | None:
@@ -146,7 +136,7 @@ def _model(report: Report) -> Iterator[Panel]:
         title = "Log π of a token"
         figure = densities(per_token, "nats", title)
         text = "Mean over the tokens of a response: the best and the worst responses of each group."
-        yield Panel(title, text, figure, names(per_token))
+        yield Panel(title, text, figure, tuple((css(color), name) for color, name in zip(COLORS, per_token)))
     balance = measured.balance
     if len(np.unique(balance)) > 1:
         title = "Where rewards and log-ratios balance"
@@ -177,7 +167,9 @@ def sizes(groups: Mapping[int, int]) -> Markup:
     return svg(figure, "group sizes")
 
 
-def spreads(series: Mapping[str, Spread], unit: str, title: str, *, log: bool = False) -> Markup:
+def spreads(
+    series: Mapping[str, Spread], unit: str, title: str, *, log: bool = False, of: str = "responses"
+) -> Markup:
     """Shares of each of the series, which have the same edges; bars where all have few distinct values."""
     figure, axes = share_axes(below=int(not is_beside(unit)))
     shown = list(zip(series.values(), COLORS[:MOST]))
@@ -190,17 +182,8 @@ def spreads(series: Mapping[str, Spread], unit: str, title: str, *, log: bool = 
         begin, end = used[0], used[-1] + 1
         bins = [(np.array(spread.bins[begin:end]) / max(spread.count, 1), color) for spread, color in shown]
         draw_bins(axes, np.array(shown[0][0].edges[begin : end + 1], np.float64), bins, log=log)
-    name_axes(axes, unit, SHARE)
+    name_axes(axes, unit, f"share of {of}")
     return svg(figure, title)
-
-
-def group_shares(spread: Spread, unit: str) -> Markup:
-    """Shares of groups by a number from 0 to 1."""
-    figure, axes = share_axes()
-    draw_bins(axes, np.array(spread.edges), [(np.array(spread.bins) / spread.count, FIRST)])
-    axes.set_xlim(0, 1)
-    name_axes(axes, unit, "share of groups")
-    return svg(figure, unit)
 
 
 def key(series: Mapping[str, Spread]) -> Key:
@@ -224,8 +207,3 @@ def densities(series: Mapping[str, Any], unit: str, title: str, *, log: bool = F
     draw_bins(axes, edges, list(zip(bins, COLORS)), log=log)
     name_axes(axes, unit, "share")
     return svg(figure, title)
-
-
-def names(series: Mapping[str, Any]) -> Key:
-    """Colors and names of series."""
-    return tuple((css(color), name) for color, name in zip(COLORS, series, strict=False))

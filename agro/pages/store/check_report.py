@@ -12,8 +12,8 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives import Objective, get
-from agro.objectives.needs import BEHAVIOR_LOGP, PAIRS, REWARD, grouping
-from agro.pages.store.check_survey import RUN, StoreSurvey, explaining, survey
+from agro.objectives.needs import PAIRS, REWARD, grouping
+from agro.pages.store.check_survey import RUN, Spread, StoreSurvey, explaining, survey
 from agro.pages.store.ranking import rank
 from agro.store import Counts, Store
 from agro.store.location import Location, url_of
@@ -33,9 +33,7 @@ MANY_EQUAL = 0.5  # of groups
 MANY_REPEATS = 0.3  # of responses
 MANY_TRUNCATED = 0.1
 FEW_GROUPS = 50
-IMITABLE = 0.8  # trajectory quality
 SMALL_ESS = 0.1
-CHANCE = 0.5  # of AUC
 AHEAD = 0.1  # of the rewards' spread: so far above the model were the logs that imitation helped, of ten
 UNLIKELY = -3.0  # nats per token, on average
 SHOWN = 8  # sources
@@ -113,7 +111,7 @@ class Report:
 
     def __str__(self) -> str:
         """A summary of some lines, then the verdicts, without what can train on it."""
-        lines = [*survey_lines(self), *_source_lines(self), *model_lines(self), *own_reward_lines(self)]
+        lines = [*survey_lines(self), *_source_lines(self), *model_lines(self)]
         width = max(len(name) for name, _ in lines)
         text = [f"{name:<{width}}  {value}" for name, value in lines]
         text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
@@ -121,7 +119,8 @@ class Report:
 
 
 def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
-    entry = get(report.objective)
+    """What stands between the objective and the data, and what else asks for something to be done."""
+    survey, counts, entry = report.survey, report.counts, get(report.objective)
     nothing = _nothing_to_learn(report, entry)
     if report.problem and not nothing:
         yield DataVerdict("problem", report.problem)
@@ -145,10 +144,16 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
             f"--center-by {found.field} compares a response with what else they rated.",
         )
-    yield from _rewards(report, entry)
     is_reported = report.problem.startswith("rewards of different scales")
-    yield from map(_scales, report.scales_apart[int(is_reported) :])
-    survey = report.survey
+    for difference in report.scales_apart[int(is_reported) :]:
+        low, high = difference.lower, difference.higher
+        yield DataVerdict(
+            "problem",
+            f"In {count(difference.groups)} groups rewards of different scales meet: those of {low.source} "
+            f"go from {low.lowest:g} to {low.highest:g}, those of {high.source} from {high.lowest:g} to "
+            f"{high.highest:g}.",
+            "Map both to one scale (data.reward_scale), or train on one of them (data.sources).",
+        )
     near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
     if near > MANY_REPEATS:
         yield DataVerdict(
@@ -158,18 +163,29 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
             "another source, covers more.",
         )
-    yield from _truncated(report)
-    yield from _held_out(report)
-    copies = report.survey.copies
-    if copies is not None and copies.prompts:
+    recorded, truncated = survey.total("ended"), survey.total("truncated")
+    if truncated > MANY_TRUNCATED * recorded:
+        text = f"{percent(truncated / recorded)} of the responses were cut off before their end."
+        cut, complete = survey.truncated_rewards.mean, survey.complete_rewards.mean
+        if cut is not None and complete is not None and cut >= complete:
+            text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
+        yield DataVerdict("warning", text, "A larger length, or a reward that is low for them.")
+    held_out = survey.held_out
+    if held_out is not None and held_out.prompts_seen:
         yield DataVerdict(
-            "note",
-            f"{count(copies.prompts)} of {count(report.survey.groups)} prompts are near-copies of others, in "
-            f"{count(copies.clusters)} clusters: {copies.named}.",
-            "data.hold_out holds out all of a cluster or none; held-out prompts in a file of their own "
-            "shouldn't be copies of these.",
+            "warning",
+            f"{count(len(held_out.prompts_seen))} of {count(held_out.prompts)} held-out prompts share a run "
+            f"of {RUN} words with the store, or are a short prompt of it ({count(held_out.stored_prompts)} "
+            f"prompts and {count(held_out.responses)} responses).",
+            f"Remove them from {held_out.path}, or from the store (agro forget --prompt-id).",
         )
-    yield from _unknown(report, entry)
+    if counts.unscored or counts.failed:
+        yield DataVerdict(
+            "warning" if REWARD in entry.needed(report.options) else "note",
+            f"{count(counts.unscored)} responses have no reward, and the reward of {count(counts.failed)} "
+            "failed.",
+            "agro score fills them in.",
+        )
 
 
 def _nothing_to_learn(report: Report, entry: Objective) -> str:
@@ -177,12 +193,10 @@ def _nothing_to_learn(report: Report, entry: Objective) -> str:
     survey, needs = report.survey, entry.needed(report.options)
     if REWARD not in needs or report.completes:
         return ""
-    rewards = {
-        x for source in survey.sources.values() for x in (source.rewards.lowest, source.rewards.highest)
-    }
-    known = rewards - {None}
+    spreads = [source.rewards for source in survey.sources.values() if source.rewards.count]
+    known = {x for rewards in spreads for x in (rewards.lowest, rewards.highest)}
     if len(known) == 1 and report.counts.scored > 1:
-        return f"all {count(report.counts.scored)} rewards are {next(iter(known)):g}"
+        return f"all {count(report.counts.scored)} rewards are {known.pop():g}"
     if grouping(needs) is None or report.options.get("singletons") == "pool":
         return ""
     if survey.scored_groups and survey.equal == survey.scored_groups:
@@ -191,63 +205,44 @@ def _nothing_to_learn(report: Report, entry: Objective) -> str:
 
 
 def _groups(report: Report, entry: Objective) -> Iterator[DataVerdict]:
+    """Of groups of one, of few prompts, and of groups of equal rewards."""
     survey, needs = report.survey, entry.needed(report.options)
-    alone = survey.sizes[1]
-    compares = grouping(needs) is not None and PAIRS not in needs
-    compares = compares and report.options.get("singletons") != "pool"
-    if alone and compares and report.completes:
-        yield DataVerdict(
-            "note",
-            f"{count(alone)} of {count(survey.groups)} prompts have one response; {report.completes} fresh "
-            f"ones are sampled to each that is drawn (data.complete_groups = {report.completes}).",
-        )
-    elif alone and compares and report.options.get("singletons") == "drop":
-        yield DataVerdict(
-            "note",
-            f"{count(alone)} of {count(survey.groups)} prompts have one response, and are left out "
-            "(objective.singletons=drop).",
-            "data.complete_groups = 3 samples fresh ones to these prompts.",
-        )
-    elif alone and compares:
-        yield DataVerdict(
-            "warning",
-            f"{count(alone)} of {count(survey.groups)} prompts have one response, and {report.objective} "
-            "compares the responses to a prompt.",
-            "data.complete_groups=3 samples fresh ones to these prompts; objective.singletons=drop leaves "
-            "them out.",
-        )
+    singletons = report.options.get("singletons")
+    alone = f"{count(survey.sizes[1])} of {count(survey.groups)} prompts have one response"
+    if survey.sizes[1] and grouping(needs) is not None and PAIRS not in needs and singletons != "pool":
+        if report.completes:
+            sampled = f"{report.completes} fresh ones are sampled to each that is drawn"
+            yield DataVerdict("note", f"{alone}; {sampled} (data.complete_groups = {report.completes}).")
+        elif singletons == "drop":
+            text = f"{alone}, and are left out (objective.singletons=drop)."
+            yield DataVerdict("note", text, "data.complete_groups = 3 samples fresh ones to these prompts.")
+        else:
+            yield DataVerdict(
+                "warning",
+                f"{alone}, and {report.objective} compares the responses to a prompt.",
+                "data.complete_groups=3 samples fresh ones to these prompts; objective.singletons=drop "
+                "leaves them out.",
+            )
     if 0 < survey.groups < FEW_GROUPS:
         yield DataVerdict(
             "warning",
             f"The number of prompts is small: {survey.groups}.",
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
-
-
-def _rewards(report: Report, entry: Objective) -> Iterator[DataVerdict]:
-    survey, needs = report.survey, entry.needed(report.options)
-    if REWARD not in needs or not survey.scored_groups:
-        return
-    share = survey.equal / survey.scored_groups
-    if survey.equal:
-        text = (
-            f"In {percent(share)} of the groups with two or more rewards ({count(survey.equal)} of "
-            f"{count(survey.scored_groups)}) all rewards are equal{_equal_levels(report)}: "
-            f"{equal_means(entry, report.options)}."
-        )
-        todo = ""
-        if share > MANY_EQUAL:
-            todo = (
-                "Few groups teach: data.spread = true draws the others only; better are prompts of middle "
-                "difficulty, or a graded reward."
-            )
-        yield DataVerdict("warning" if share > MANY_EQUAL else "note", text, todo)
-    quality = survey.quality.mean
-    if quality is not None and quality >= IMITABLE:
+    if REWARD in needs and survey.equal:
+        levels = (("lowest", "at the lowest reward"), ("highest", "at the highest"))
+        parts = [f"{count(survey.equal_at[at])} {words}" for at, words in levels if survey.equal_at[at]]
+        levels_of = f" ({', '.join(parts)})" if parts else ""
+        many = survey.equal > MANY_EQUAL * survey.scored_groups
         yield DataVerdict(
-            "note",
-            f"Trajectory quality is {quality:.2f}: most responses are about as good as the best one.",
-            "Imitation may be enough (recipe sft with data.min_reward).",
+            "warning" if many else "note",
+            f"In {percent(survey.equal / survey.scored_groups)} of the groups with two or more rewards "
+            f"({count(survey.equal)} of {count(survey.scored_groups)}) all rewards are equal"
+            f"{levels_of}: {equal_means(entry, report.options)}.",
+            "Few groups teach: data.spread = true draws the others only; better are prompts of middle "
+            "difficulty, or a graded reward."
+            if many
+            else "",
         )
 
 
@@ -263,83 +258,30 @@ def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
     return "their gradient is 0"
 
 
-def _equal_levels(report: Report) -> str:
-    names = {"lowest": "at the lowest reward", "highest": "at the highest"}
-    parts = [f"{count(n)} {names[level]}" for level, n in report.survey.equal_at.items() if level in names]
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _scales(difference: ScaleConflict) -> DataVerdict:
-    low, high = difference.lower, difference.higher
-    return DataVerdict(
-        "problem",
-        f"In {count(difference.groups)} groups rewards of different scales meet: those of {low.source} go "
-        f"from {low.lowest:g} to {low.highest:g}, those of {high.source} from {high.lowest:g} to "
-        f"{high.highest:g}.",
-        "Map both to one scale (data.reward_scale), or train on one of them (data.sources).",
-    )
-
-
-def _truncated(report: Report) -> Iterator[DataVerdict]:
-    survey = report.survey
-    recorded, truncated = survey.total("ended"), survey.total("truncated")
-    if not recorded or truncated / recorded <= MANY_TRUNCATED:
-        return
-    text = f"{percent(truncated / recorded)} of the responses were cut off before their end."
-    cut, complete = survey.truncated_rewards.mean, survey.complete_rewards.mean
-    if cut is not None and complete is not None and cut >= complete:
-        text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
-    yield DataVerdict("warning", text, "A larger length, or a reward that is low for them.")
-
-
-def _held_out(report: Report) -> Iterator[DataVerdict]:
-    held_out = report.survey.held_out
-    if held_out is None:
-        return
-    if not held_out.prompts_seen:
-        yield DataVerdict(
-            "note", f"None of the {count(held_out.prompts)} held-out prompts overlaps with the store."
+def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
+    own, measured = report.own_reward, report.measured
+    if own is not None:
+        difference = with_error(own.log - own.own, own.difference_se)
+        helps = (
+            "From such a log a share of imitation that falls to 0 may help "
+            "(objective.imitation={start=1.0, end=0.0, steps=STEPS}); agro race tries it."
         )
-        return
-    yield DataVerdict(
-        "warning",
-        f"{count(len(held_out.prompts_seen))} of {count(held_out.prompts)} held-out prompts share a run of "
-        f"{RUN} words with the store, or are a short prompt of it ({count(held_out.stored_prompts)} prompts "
-        f"and {count(held_out.responses)} responses).",
-        f"Remove them from {held_out.path}, or from the store (agro forget --prompt-id).",
-    )
-
-
-def _unknown(report: Report, entry: Objective) -> Iterator[DataVerdict]:
-    missing = report.counts.samples - report.counts.with_behavior
-    if missing and BEHAVIOR_LOGP not in entry.needed(report.options):
         yield DataVerdict(
             "note",
-            f"{count(missing)} of {count(report.counts.samples)} responses have no log-probs of who wrote "
-            f"them. {report.objective} doesn't need these; methods with importance ratios (grpo) do.",
+            f"The log's mean reward less the model's own is {difference}, {own.lead:.2f} of the rewards' "
+            "spread.",
+            helps if own.lead > AHEAD else "A share of imitation isn't expected to help.",
         )
-    if report.counts.unscored or report.counts.failed:
-        yield DataVerdict(
-            "warning" if REWARD in entry.needed(report.options) else "note",
-            f"{count(report.counts.unscored)} responses have no reward, and the reward of "
-            f"{count(report.counts.failed)} failed.",
-            "agro score fills them in.",
-        )
-
-
-def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
-    yield from _own_reward(report)
-    measured = report.measured
-    if measured is not None and measured.invalid:
+    if measured is None:
+        return
+    if measured.invalid:
         reasons = ", ".join(f"{count(number)} ({reason})" for reason, number in measured.invalid.items())
         yield DataVerdict(
             "warning" if measured.groups else "problem",
             f"Of the measured responses the model can't be trained on these: {reasons}.",
             f"Such as {next(iter(measured.examples.values()), '')[:400]}",
         )
-    if measured is None or not measured.groups:
-        return
-    values = measured.to_json()
+    values, (ess, responses) = measured.to_json(), measured.ess
     best, worst = values["best_logp_per_token"], values["worst_logp_per_token"]
     if best is not None and best < UNLIKELY:
         yield DataVerdict(
@@ -348,54 +290,13 @@ def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
             f"{worst:.2f}): it would hardly write them.",
             "Imitate some first (sft), or add fresh samples (recipe mixed).",
         )
-    if values["auc"] is not None:
-        below = values["auc"] + 2 * (values["auc_se"] or 0.0) < CHANCE
+    if ess is not None and ess < SMALL_ESS:
         yield DataVerdict(
-            "note",
-            f"{values['auc_of']} ranks the better of two responses to a prompt higher in "
-            f"{percent(values['auc'])} of the comparisons (chance: 50%).",
-            "The worse ones are the more probable ones." if below else "",
-        )
-    ess, responses = measured.ess
-    if ess is not None:
-        low = ess < SMALL_ESS
-        yield DataVerdict(
-            "warning" if low else "note",
+            "warning",
             f"Weighted by π/μ, {count(responses)} responses count as {count(ess * responses)} "
             f"({percent(ess, 1)}).",
-            "Importance ratios of complete responses are too noisy here: agro has none." if low else "",
+            "Importance ratios of complete responses are too noisy here: agro has none.",
         )
-    beta = values["beta"]
-    if not beta["groups"]:
-        return
-    meaning = "β times the log-ratio differs as much as the rewards, as at the optimum"
-    if beta["of"] == "log π":
-        meaning = "the optimum moves the log-probs of a group as far apart as they are now"
-    yield DataVerdict(
-        "note",
-        f"At β from {beta['low']:.2g} to {beta['high']:.2g} (the middle half of {count(beta['groups'])} "
-        f"groups; median {beta['middle']:.2g}) {meaning}.",
-        "Below it the rewards lead, above it the reference.",
-    )
-
-
-def _own_reward(report: Report) -> Iterator[DataVerdict]:
-    own = report.own_reward
-    if own is None:
-        return
-    difference = with_error(own.log - own.own, own.difference_se)
-    text = (
-        f"The log's mean reward less the model's own is {difference}, {own.lead:.2f} of the rewards' spread."
-    )
-    if own.lead <= AHEAD:
-        yield DataVerdict("note", text, "A share of imitation isn't expected to help.")
-        return
-    yield DataVerdict(
-        "note",
-        text,
-        "From such a log a share of imitation that falls to 0 may help "
-        "(objective.imitation={start=1.0, end=0.0, steps=STEPS}); agro race tries it.",
-    )
 
 
 def check_store(
@@ -462,7 +363,13 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
     """What is known of the store: names and values, for terminal and page."""
     counts, survey = report.counts, report.survey
     yield "samples", f"{count(counts.samples)} of {count(counts.groups)} prompts"
-    yield "groups", _sizes(survey)
+    sizes = "none"
+    if survey.sizes:
+        smallest, largest = min(survey.sizes), max(survey.sizes)
+        numbers = str(smallest) if smallest == largest else f"{smallest} to {largest}"
+        sizes = f"of {numbers} responses, {count(survey.sizes[1])} of one; {count(survey.mixed)} "
+        sizes += "with several sources"
+    yield "groups", sizes
     scored, unscored = count(counts.scored), count(counts.unscored)
     yield "rewards", f"{scored} scored, {unscored} unscored, {count(counts.failed)} failed"
     if survey.scored_groups:
@@ -472,15 +379,23 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "pairs", count(counts.pairs)
     if counts.ties:
         yield "ties", f"{count(counts.ties)} judgments with equal votes"
-    yield "lengths", _lengths(survey)
-    yield "truncated", _share(survey.total("truncated"), survey.total("ended"), counts.samples)
+    lengths = [source.lengths for source in survey.sources.values()]
+    longest = max((spread.highest or 0.0 for spread in lengths), default=0.0)
+    of_lengths = f"{count(_mean(lengths))} characters on average, at most {count(longest)}"
+    if counts.with_tokens:
+        of_lengths += f"; {count(_mean([source.tokens for source in survey.sources.values()]))} tokens"
+    yield "lengths", of_lengths if counts.samples else "unknown"
+    recorded, truncated = survey.total("ended"), "unknown"
+    if recorded:
+        cut = survey.total("truncated")
+        truncated = f"{count(cut)} of {count(recorded)} ({percent(cut / recorded)})"
+        if recorded < counts.samples:
+            truncated += f"; unknown of {count(counts.samples - recorded)}"
+    yield "truncated", truncated
     if survey.coverage.count:
         near = f"{count(survey.near_repeats)} of {count(survey.inspected)} nearly equal one"
         yield "repeats", f"{count(survey.repeats)} equal an earlier response of their group; {near}"
-        answers = ""
-        if survey.answers.count:
-            answers = f", {fixed(survey.answers.mean)} distinct final answers"
-        yield "coverage", f"{fixed(survey.coverage.mean)} distinct responses per response{answers} (SACo)"
+        yield "coverage", f"{fixed(survey.coverage.mean)} distinct responses per response (SACo)"
     if survey.quality.count:
         yield "quality", f"{fixed(survey.quality.mean)} from worst (0) to best (1) of a group (TQ)"
     parts = {
@@ -488,11 +403,18 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
         "log-probs": counts.with_behavior,
         "version": survey.total("with_version"),
     }
-    yield "known", ", ".join(f"{name} of {_part(part, counts)}" for name, part in parts.items())
+    of = {0: "none", counts.samples: "all"}
+    yield "known", ", ".join(f"{name} of {of.get(part, count(part))}" for name, part in parts.items())
     if survey.copies is not None and survey.copies.prompts:
         yield "near-copies", str(survey.copies)
     if survey.held_out is not None:
         yield "held-out", f"{len(survey.held_out.prompts_seen)} of {survey.held_out.prompts} prompts overlap"
+
+
+def _mean(spreads: Sequence[Spread]) -> float:
+    """Of all numbers of several."""
+    total = sum(spread.count for spread in spreads)
+    return sum((spread.mean or 0.0) * spread.count for spread in spreads) / max(total, 1)
 
 
 def _source_lines(report: Report) -> Iterator[tuple[str, str]]:
@@ -511,6 +433,12 @@ def _source_lines(report: Report) -> Iterator[tuple[str, str]]:
 
 def model_lines(report: Report) -> Iterator[tuple[str, str]]:
     """What a model says of it."""
+    own = report.own_reward
+    if own is not None:
+        means = (
+            f"{with_error(own.log, own.log_se)} of the log, {with_error(own.own, own.own_se)} of the model's"
+        )
+        yield "mean reward", f"{means} own responses to {count(own.prompts)} of its prompts"
     if report.measured is None:
         return
     values = report.measured.to_json()
@@ -519,61 +447,29 @@ def model_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "template", ", ".join(f"{kind} {how}" for kind, how in values["template"].items())
     for reason, number in values["invalid"].items():
         yield "left out", f"{count(number)} responses: {reason}"
-        yield "  such as", report.measured.examples.get(reason, "")[:300]
     yield "log π", f"{short(values['logp'])} nats a response, {short(values['logp_per_token'])} a token"
     if report.measured.against_reference:
         per_token = short(values["ref_logp_per_token"])
         yield "log π_ref", f"{short(values['ref_logp'])} nats a response, {per_token} a token"
     if values["auc"] is not None:
         auc = with_error(values["auc"], values["auc_se"])
-        yield "AUC", f"{auc} of {values['auc_of']}, in {count(values['auc_groups'])} groups"
+        yield (
+            "AUC",
+            f"{auc}: {values['auc_of']} ranks the better of two responses to a prompt higher in "
+            f"{percent(values['auc'])} of the comparisons, in {count(values['auc_groups'])} groups",
+        )
     if values["ranked_pairs"]:
         yield "pairs ranked", f"{percent(values['ranked_share'])} of {count(values['ranked_pairs'])}"
     yield "coverage of π", f"{short(values['policy_coverage'])} of its probability on the stored responses"
     if values["ess"] is not None:
         yield "ESS", f"{percent(values['ess'], 1)} of {count(values['ess_responses'])} responses"
-
-
-def own_reward_lines(report: Report) -> Iterator[tuple[str, str]]:
-    own = report.own_reward
-    if own is not None:
-        means = (
-            f"{with_error(own.log, own.log_se)} of the log, {with_error(own.own, own.own_se)} of the model's"
+    beta = values["beta"]
+    if beta["groups"]:
+        meaning = "β times the log-ratio differs as much as the rewards; below, the rewards lead"
+        if beta["of"] == "log π":
+            meaning = "the optimum moves the log-probs of a group as far apart as they are now"
+        yield (
+            "β",
+            f"{beta['low']:.2g} to {beta['high']:.2g}, median {beta['middle']:.2g} (the middle half of "
+            f"{count(beta['groups'])} groups): {meaning}",
         )
-        yield "mean reward", f"{means} own responses to {count(own.prompts)} of its prompts"
-
-
-def _sizes(survey: StoreSurvey) -> str:
-    if not survey.sizes:
-        return "none"
-    smallest, largest = min(survey.sizes), max(survey.sizes)
-    text = f"of {smallest} responses" if smallest == largest else f"of {smallest} to {largest} responses"
-    return f"{text}, {count(survey.sizes[1])} of one; {count(survey.mixed)} with several sources"
-
-
-def _lengths(survey: StoreSurvey) -> str:
-    sources = survey.sources.values()
-    total = sum(s.lengths.count for s in sources)
-    if not total:
-        return "unknown"
-    mean = sum((s.lengths.mean or 0.0) * s.lengths.count for s in sources) / total
-    longest = max(s.lengths.highest or 0.0 for s in sources)
-    text = f"{count(mean)} characters on average, at most {count(longest)}"
-    tokens = sum(s.tokens.count for s in sources)
-    if tokens:
-        mean = sum((s.tokens.mean or 0.0) * s.tokens.count for s in sources) / tokens
-        text += f"; {count(mean)} tokens"
-    return text
-
-
-def _share(part: int, recorded: int, total: int) -> str:
-    if not recorded:
-        return "unknown"
-    text = f"{count(part)} of {count(recorded)} ({percent(part / recorded)})"
-    return text if recorded == total else f"{text}; unknown of {count(total - recorded)}"
-
-
-def _part(part: int, counts: Counts) -> str:
-    if part == counts.samples:
-        return "all"
-    return count(part) if part else "none"

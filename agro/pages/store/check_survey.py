@@ -1,9 +1,9 @@
 """One pass over all responses of a store, group by group: counts, rewards, lengths, repeats, and the fields
 that explain rewards whatever the responses: users, tasks, graders.
 
-Words are what spaces separate, lower-cased. Two responses are near-repeats where the sets of their runs of
-`SHINGLE` words have a Jaccard similarity of at least `NEAR`. A text overlaps with a held-out one where both
-have a run of `RUN` equal words (the 13-grams of GPT-3's report, arXiv 2005.14165, appendix C).
+Near-repeats are near-copies (`agro.io.near_copies`) with an index of at least `NEAR`. Words are what spaces
+separate, lower-cased. A text overlaps with a held-out one where both have a run of `RUN` equal words (the
+13-grams of GPT-3's report, arXiv 2005.14165, appendix C).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agro.io.near_copies import cluster_names
+from agro.io.near_copies import cluster_names, clusters
 from agro.io.numbers import count
+from agro.io.terminal import cut
 from agro.logs.normalizing import Components, Statistics
-from agro.rewards import maker_of
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.store.survey import SurveyRow
@@ -115,7 +115,6 @@ def equal_bins(lowest: float, highest: float, count: int = BINS) -> list[float]:
 LENGTHS = tuple(sorted({round(2 ** (i / 2)) for i in range(45)}))
 
 
-SHINGLE = 3
 NEAR = 0.8
 RUN = 13
 NAMED, SHOWN = 3, 60  # clusters that are named, and characters of a prompt there
@@ -125,31 +124,6 @@ ANCHOR = (RUN + 1) // 2
 
 def words_of(text: str) -> list[str]:
     return text.lower().split()
-
-
-def shingles(words: Sequence[str]) -> frozenset[tuple[str, ...]]:
-    """The runs of `SHINGLE` = 3 words; all words where there are fewer."""
-    if len(words) <= SHINGLE:
-        return frozenset([tuple(words)])
-    return frozenset(zip(words, words[1:], words[2:], strict=False))
-
-
-def near_repeats(texts: Iterable[str]) -> int:
-    """How many texts are near-repeats of an earlier one, equal ones included."""
-    earlier: list[frozenset[tuple[str, ...]]] = []
-    repeats = 0
-    for text in texts:
-        runs = shingles(words_of(text))
-        repeats += any(_similar(runs, other) for other in earlier)
-        earlier.append(runs)
-    return repeats
-
-
-def _similar(a: frozenset[tuple[str, ...]], b: frozenset[tuple[str, ...]]) -> bool:
-    if min(len(a), len(b)) < NEAR * max(len(a), len(b)):  # they can't be
-        return False
-    common = len(a & b)
-    return common >= NEAR * (len(a) + len(b) - common)
 
 
 @dataclass(frozen=True)
@@ -171,22 +145,15 @@ class PromptCopies:
         largest = tuple((-size, name, texts[name]) for size, name in copied[:NAMED])  # the largest first
         return cls(-sum(size for size, _ in copied), len(copied), largest)
 
-    @property
-    def named(self) -> str:
-        """The largest clusters in words."""
-        parts = [f"{size} of {_short(text)!r} ({name})" for size, name, text in self.largest]
-        return ", ".join(parts) + (", …" if self.clusters > len(parts) else "")
-
     def __str__(self) -> str:
-        return f"{count(self.prompts)} prompts in {count(self.clusters)} clusters"
+        """With the largest clusters."""
+        parts = [f"{size} of {cut(text, SHOWN)!r} ({name})" for size, name, text in self.largest]
+        named = ", ".join(parts) + (", …" if self.clusters > len(parts) else "")
+        return f"{count(self.prompts)} in {count(self.clusters)} clusters: {named}"
 
     def to_json(self) -> dict[str, Any]:
         largest = [{"size": size, "prompt_id": name, "prompt": text} for size, name, text in self.largest]
         return {"prompts": self.prompts, "clusters": self.clusters, "largest": largest}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 @dataclass
@@ -252,7 +219,7 @@ class HeldOutOverlap:
 
 
 INSPECTED = 2000  # groups, about, whose responses are compared pairwise
-LARGEST = 64  # responses of such a group, at most
+LARGEST = 16  # responses of such a group, at most: of 20 what most of them share wouldn't count
 
 
 @dataclass
@@ -303,11 +270,10 @@ class StoreSurvey:
     equal_at: Counter[str] = field(default_factory=Counter)  # of those: all lowest, all highest, between
     mixed: int = 0  # groups with several sources
     repeats: int = 0  # responses equal to an earlier one of their group
-    inspected: int = 0  # responses that were compared for near-repeats and final answers
+    inspected: int = 0  # responses that were compared for near-repeats
     near_repeats: int = 0
     quality: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
     coverage: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
-    answers: Spread = field(default_factory=lambda: Spread(equal_bins(0, 1, 10)))
     truncated_rewards: Spread = field(default_factory=Spread)  # rewards
     complete_rewards: Spread = field(default_factory=Spread)
     sources: dict[str, SourceSurvey] = field(default_factory=dict)
@@ -352,8 +318,7 @@ class StoreSurvey:
             if self.groups % self.stride == 0:
                 part = responses[:LARGEST]
                 self.inspected += len(part)
-                self.near_repeats += near_repeats(part)
-                self.answers.add(len(set(map(final_answer, part))) / len(part))
+                self.near_repeats += len(part) - len(set(clusters(part, NEAR).tolist()))
 
     def _rewards(self, rewards: Sequence[float]) -> None:
         """Of the scored responses of one group."""
@@ -391,7 +356,6 @@ class StoreSurvey:
             "near_repeats": {"compared": self.inspected, "found": self.near_repeats},
             "trajectory_quality": self.quality.to_json(),
             "coverage": self.coverage.to_json(),
-            "answer_coverage": self.answers.to_json(),
             "reward_of_truncated": self.truncated_rewards.to_json(),
             "reward_of_ended": self.complete_rewards.to_json(),
             "by_source": {name: source.to_json() for name, source in self.sources.items()},
@@ -426,12 +390,6 @@ def plain(prompt: Text) -> str:
     if isinstance(prompt, str):
         return prompt
     return " ".join(m["content"] for m in prompt if isinstance(m.get("content"), str))
-
-
-def final_answer(response: str) -> str:
-    """What a response concludes, in a canonical form; all of it where it names no answer."""
-    maker = maker_of("math")
-    return (response.strip() if maker is None else maker.final(response)) or ""
 
 
 def _rewards(rows: Sequence[SurveyRow]) -> list[float]:

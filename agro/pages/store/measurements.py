@@ -5,98 +5,107 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
-from agro.objectives.needs import PAIRS
-from agro.objectives.reduce import Groups, Pairs
+from agro.pages.store.rescored import Log, RescoredLog
 from agro.rewards import Reward
 from agro.rollout.evaluate import heldout, standard_error
+from agro.rollout.off_policy import Weights, by_group, pairs_by_reward
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
-from agro.store import DrawnGroups, Store
+from agro.store import Store
 from agro.store.draw_rules import noise
 from agro.store.records import are_repeats
-from agro.train.collate import collate, total_reward
-from agro.train.feed import Valid, select_valid
-from agro.train.measure import ranking, summary
-from agro.train.micro import TOKENS, MicroBatch
+from agro.train.measure import summary
 from agro.train.phases import derive
 from agro.train.source import stored_prompt
-from agro.train.step import Passes, streams_of
-from agro.train.trainable import pairs_among
-from agro.types import Batch, Prompt
+from agro.types import Prompt
 
 LIMIT = 1000  # prompts that are measured, unless more are asked for
-PASSES = Passes(MicroBatch(tokens=TOKENS))
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class GroupValues:
-    """The responses to one prompt, [N]; NaN where unknown. Log-probs are sums over tokens, in nats."""
-
-    reward: Values
-    tokens: Values
-    logp: Values
-    ref_logp: Values
-    behavior_logp: Values
-    repeats: NDArray[np.bool_]  # whether an earlier response of the group has the same text
-
-
-@dataclass
 class Measurements:
-    """What a model says of the valid responses of some groups."""
+    """What a model says of the N valid responses of some groups; [N] each, NaN where unknown.
 
+    Log-probs are sums over tokens, in nats. `group`: a number of the prompt; `repeats`: whether an earlier
+    response of the group has the same text; `rows`: by group of how many stored responses they are; `pairs`:
+    [P,2] winners and losers of judged pairs. `total`: groups of the store. `template`: what the chat template
+    shows, by kind of content.
+    """
+
+    rescored: RescoredLog
+    group: NDArray[np.int64]
+    repeats: NDArray[np.bool_]
+    ref_logp: Values
     against_reference: bool
-    total: int  # groups of the store
-    groups: list[GroupValues] = field(default_factory=list)
-    auc: Values = field(default_factory=lambda: np.empty(0))  # of groups with unequal rewards
-    dropped: int = 0  # of their responses
-    invalid: Counter[str] = field(default_factory=Counter)  # responses that can't be encoded, by reason
-    examples: dict[str, str] = field(default_factory=dict)  # of each reason the first, in words
-    template: dict[str, str] = field(default_factory=dict)  # what the chat template shows, by kind of content
-    pairs: dict[str, Any] = field(default_factory=dict)
+    rows: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    total: int
+    template: Mapping[str, str]
 
-    def of(self, name: str) -> Values:
-        """A value of all responses."""
-        return np.concatenate([np.empty(0), *(getattr(group, name) for group in self.groups)])
+    @property
+    def invalid(self) -> Counter[str]:
+        """Responses that can't be encoded, by reason; `examples`: of each the first, in words."""
+        return self.rescored.dropped
+
+    @property
+    def examples(self) -> Mapping[str, str]:
+        return self.rescored.examples
+
+    @cached_property
+    def groups(self) -> list[NDArray[np.int64]]:
+        """The responses of each group that has some."""
+        return [np.flatnonzero(self.group == number) for number in np.unique(self.group)]
+
+    @cached_property
+    def unequal(self) -> list[NDArray[np.int64]]:
+        """The scored responses of each group of unequal rewards."""
+        rewards = self.rescored.rewards
+        scored = [of[~np.isnan(rewards[of])] for of in self.groups]
+        return [of for of in scored if len(of) and np.ptp(rewards[of])]
+
+    @property
+    def auc(self) -> Values:
+        """[G] of each group of unequal rewards: how often log π/π_ref, or log π without a reference, ranks
+        the better of two responses higher."""
+        scores, pairs = self.rescored.totals, pairs_by_reward(self.rescored.rewards, self.group)
+        if self.against_reference:
+            scores = scores - self.ref_logp
+        better, worse = np.array([(p.winner, p.loser) for p in pairs], np.int64).reshape(-1, 2).T
+        return by_group(scores[better] - scores[worse], self.group[better])
 
     @property
     def per_token(self) -> dict[str, Values]:
         """Mean log π of a token, of the best and of the worst responses of groups with unequal rewards."""
-        best, worst = [np.empty(0)], [np.empty(0)]
-        for group in self._unequal():
-            mean = group.logp / group.tokens
-            best.append(mean[group.reward == np.nanmax(group.reward)])
-            worst.append(mean[group.reward == np.nanmin(group.reward)])
+        mean, rewards = self.rescored.totals / self.rescored.lengths, self.rescored.rewards
+        best = [np.empty(0), *(mean[of[rewards[of] == rewards[of].max()]] for of in self.unequal)]
+        worst = [np.empty(0), *(mean[of[rewards[of] == rewards[of].min()]] for of in self.unequal)]
         return {"best": np.concatenate(best), "worst": np.concatenate(worst)}
 
     @property
     def coverage(self) -> Values:
         """[G] π of all distinct responses to a prompt together: the share of π that the data show."""
-        masses = [np.exp(group.logp[~group.repeats]).sum() for group in self.groups]
-        return np.array(masses, np.float64).clip(max=1.0)
+        mass = np.where(self.repeats, 0.0, np.exp(self.rescored.totals))
+        return np.array([mass[of].sum() for of in self.groups], np.float64).clip(max=1.0)
 
     @property
     def ess(self) -> tuple[float | None, int]:
         """(Σw)² / Σw² over the number n of responses with known log μ, w = π/μ; and n."""
-        log_w = self.of("logp") - self.of("behavior_logp")
+        log_w = self.rescored.totals - self.rescored.behavior
         log_w = log_w[np.isfinite(log_w)]
-        if not len(log_w):
-            return None, 0
-        w = np.exp(log_w - log_w.max())
-        return float(w.sum() ** 2 / (w @ w) / len(w)), len(w)
+        return (Weights.of(log_w).ess / len(log_w) if len(log_w) else None), len(log_w)
 
     @property
     def balance(self) -> Values:
@@ -105,39 +114,35 @@ class Measurements:
         ρ is log π/π_ref. Without a reference it is log π: at this β the optimum's log-ratios differ as much
         as the model's log-probs do now.
         """
-        betas = []
-        for group in self._unequal():
-            rho = group.logp - group.ref_logp if self.against_reference else group.logp
-            spread = rho[~np.isnan(group.reward)].std()
-            if spread > 0:
-                betas.append(float(np.nanstd(group.reward)) / spread)
-        return np.array(betas)
-
-    def _unequal(self) -> Iterator[GroupValues]:
-        for group in self.groups:
-            rewards = group.reward[~np.isnan(group.reward)]
-            if len(rewards) and rewards.min() < rewards.max():
-                yield group
+        rho, rewards = self.rescored.totals, self.rescored.rewards
+        if self.against_reference:
+            rho = rho - self.ref_logp
+        spreads = [(rewards[of].std(), rho[of].std()) for of in self.unequal]
+        return np.array([of_rewards / of_rho for of_rewards, of_rho in spreads if of_rho > 0])
 
     def to_json(self) -> dict[str, Any]:
         """Shares, nats and β; None where unknown."""
-        ranked = summary("auc", self.auc)
-        ess, weighted = self.ess
+        logp, lengths, auc = self.rescored.totals, self.rescored.lengths, self.auc
+        ranked, (ess, weighted), (winner, loser) = summary("auc", auc), self.ess, self.pairs.T
         of = "log π/π_ref" if self.against_reference else "log π"
+        right = [(score[winner] >= score[loser]) for score in (logp, logp / lengths)]
+        unequal = [int(self.group[of[0]]) for of in self.unequal]
         return {
             "auc_of": of,
             "auc": ranked.get("auc"),
-            "auc_se": ranked["auc_se"] if len(self.auc) > 1 else None,
-            "auc_groups": len(self.auc),
-            "auc_dropped": self.dropped,
+            "auc_se": ranked["auc_se"] if len(auc) > 1 else None,
+            "auc_groups": len(auc),
+            "auc_dropped": int(self.rows[unequal].sum()) - sum(map(len, self.unequal)),
             "invalid": dict(self.invalid),
-            "template": self.template or None,
-            **self.pairs,
+            "template": dict(self.template) or None,
+            "ranked_share": float(right[0].mean()) if len(winner) else None,
+            "ranked_share_per_token": float(right[1].mean()) if len(winner) else None,
+            "ranked_pairs": len(winner),
             "measured_groups": len(self.groups),
-            "logp": _mean(self.of("logp")),
-            "logp_per_token": _mean(self.of("logp") / self.of("tokens")),
-            "ref_logp": _mean(self.of("ref_logp")),
-            "ref_logp_per_token": _mean(self.of("ref_logp") / self.of("tokens")),
+            "logp": _mean(logp),
+            "logp_per_token": _mean(logp / lengths),
+            "ref_logp": _mean(self.ref_logp),
+            "ref_logp_per_token": _mean(self.ref_logp / lengths),
             "best_logp_per_token": _mean(self.per_token["best"]),
             "worst_logp_per_token": _mean(self.per_token["worst"]),
             "policy_coverage": _mean(self.coverage),
@@ -152,18 +157,17 @@ def quartiles(values: Values) -> dict[str, Any]:
     """The middle half of values, their median, and how many they are."""
     if not len(values):
         return {"low": None, "middle": None, "high": None, "groups": 0}
-    low, middle, high = (float(x) for x in np.quantile(values, (0.25, 0.5, 0.75)))
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return {"low": low, "middle": middle, "high": high, "groups": len(values)}
 
 
 def measure(
     store: Store, policy: Policy, reference: Policy | None = None, limit: int | None = LIMIT
 ) -> Measurements:
-    """Measure up to `limit` groups, every so many in the order of the store, and all judged pairs.
+    """Measure up to `limit` groups, every so many in the order of the store, and the judged pairs in them.
 
-    The ranking is the within-prompt AUC of log π/π_ref, or of log π without a reference (see
-    `diagnostics.ranking`), and the share of the pairs whose winner has at least the log π of the loser
-    (ranking accuracy, arXiv 2405.19534). Raises `Refused` where the two models have different tokenizers.
+    The ranking of pairs is the share whose winner has at least the log π of the loser (ranking accuracy,
+    arXiv 2405.19534). Raises `Refused` where the two models have different tokenizers.
     """
     if reference is not None and reference.fingerprint != policy.fingerprint:
         raise Refused(
@@ -172,88 +176,35 @@ def measure(
         )
     total = store.counts().groups
     stride = 1 if limit is None else max(1, -(-total // limit))
-    measurements = Measurements(reference is not None, total)
-    if policy.tokenizer.chat_template:
-        measurements.template = policy.chat.template.abilities()
-    auc = [np.empty(0)]
-    for i, group in enumerate(store.groups()):
-        if i % stride:
-            continue
-        samples = list(store.samples(prompt_id=group.prompt_id))
-        valid = select_valid(DrawnGroups(samples), policy.encoder, None, set())
-        measurements.invalid += valid.dropped
-        measurements.examples = valid.examples | measurements.examples
-        if not valid.samples:
-            continue
-        batch = collate(valid.samples, 0)
-        logp_BT = streams_of(policy, batch, ["logp"], PASSES)["logp"]
-        ref_logp_BT = torch.zeros_like(logp_BT)
-        if reference is not None:
-            ref_logp_BT = streams_of(reference, batch, ["logp"], PASSES)["logp"]
-        measurements.groups.append(_group(valid, batch, logp_BT, ref_logp_BT if reference else None))
-        rewards = {s.id: total_reward(s) for s in valid.samples}  # several rows may be of one sample
-        if len({r for r in rewards.values() if r == r}) > 1:
-            measurements.dropped += len(samples) - sum(r == r for r in rewards.values())
-            auc.append(ranking(batch.replace(ref_logp=ref_logp_BT), logp_BT))
-    measurements.auc = np.concatenate(auc)
-    measurements.pairs = _measure_pairs(store, policy)
-    return measurements
-
-
-def _group(valid: Valid, batch: Batch, logp_BT: Tensor, ref_logp_BT: Tensor | None) -> GroupValues:
-    groups = Groups.of(batch)
-    unknown_BT = torch.full_like(logp_BT, torch.nan)
-    behavior_BT = unknown_BT if batch.behavior_logp is None else batch.behavior_logp.double()
-    # Those of truncated samples are over the tokens that were left, the model's over all.
-    excluded = torch.tensor([bool(s.truncation) or s.kept is not None for s in valid.samples])
-    behavior_BT = behavior_BT.masked_fill(excluded.to(behavior_BT.device)[:, None], torch.nan)
-    texts: dict[int, str] = {}
-    for number, sample in zip(batch.response.tolist(), valid.samples, strict=True):
-        texts[number] = texts.get(number, "") + sample.response
-    in_order = [texts[number] for number in range(len(texts))]
-    return GroupValues(
-        reward=_numpy(groups.reward),
-        tokens=_numpy(groups.sum_tokens(torch.ones_like(logp_BT))),
-        logp=_numpy(groups.sum_tokens(logp_BT)),
-        ref_logp=_numpy(groups.sum_tokens(unknown_BT if ref_logp_BT is None else ref_logp_BT)),
-        behavior_logp=_numpy(groups.sum_tokens(behavior_BT)),
-        repeats=np.array(are_repeats(in_order)),
+    prompts = [group.prompt_id for group in islice(store.groups(), 0, None, stride)]
+    samples = [sample for prompt in prompts for sample in store.samples(prompt_id=prompt)]
+    log = Log(str(store.path), samples, [pair for pair in store.pairs() if not pair.is_tie])
+    rescored = RescoredLog.of(log, policy)
+    ref_logp = np.full(len(rescored.responses), np.nan)
+    if reference is not None:
+        ref_logp = RescoredLog.of(log, reference).totals
+    number = {prompt: i for i, prompt in enumerate(prompts)}
+    texts = ["".join(sample.response for sample in of) for of in rescored.responses]
+    group = np.array([number[of[0].prompt_id] for of in rescored.responses], np.int64)
+    place = {sample.id: i for i, of in enumerate(rescored.responses) for sample in of}
+    judged = [(place.get(pair.winner), place.get(pair.loser)) for pair in log.pairs]
+    ids = {(number[s.prompt_id], s.id if s.episode is None else s.episode) for s in samples}
+    return Measurements(
+        rescored,
+        group,
+        np.array(are_repeats(f"{g} {text}" for g, text in zip(group, texts, strict=True)), bool),
+        ref_logp,
+        reference is not None,
+        np.bincount([g for g, _ in ids], minlength=len(prompts)),
+        np.array([pair for pair in judged if None not in pair], np.int64).reshape(-1, 2),
+        total,
+        policy.chat.template.abilities() if policy.tokenizer.chat_template else {},
     )
-
-
-def _numpy(values: Tensor) -> Values:
-    return values.double().cpu().numpy()
 
 
 def _mean(values: Values) -> float | None:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else None
-
-
-def _measure_pairs(store: Store, policy: Policy) -> dict[str, Any]:
-    """Of all judged pairs whose two responses are valid, which weigh equally."""
-    gaps = [np.empty((0, 2))]
-    for prompt_id, pairs in pairs_among(store.survey.each_summary(), {PAIRS}, store).items():
-        groups = DrawnGroups(list(store.samples(prompt_id=prompt_id)), pairs)
-        valid = select_valid(groups, policy.encoder, None, {PAIRS})
-        if valid.pairs:
-            batch = collate(valid.samples, 0, valid.pairs)
-            logp_BT = streams_of(policy, batch, ["logp"], PASSES)["logp"]
-            gaps.append(_gaps(Pairs.of(batch), logp_BT))
-    right = np.concatenate(gaps) >= 0
-    shares = right.mean(0).tolist() if len(right) else [None, None]
-    return {
-        "ranked_share": shares[0],
-        "ranked_share_per_token": shares[1],
-        "ranked_pairs": len(right),
-    }
-
-
-def _gaps(pairs: Pairs, logp_BT: Tensor) -> Values:
-    """[P,2] log π of the winner minus that of the loser: in all, and per token."""
-    total = pairs.gap(pairs.groups.sum_tokens(logp_BT))
-    per_token = pairs.gap(pairs.groups.mean_tokens(logp_BT))
-    return torch.stack([total, per_token], 1).cpu().numpy()
 
 
 PROMPTS = 256  # that are asked, at most

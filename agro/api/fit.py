@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from agro.api.plan.measure import unknown_sampling
-from agro.api.plan.plan import ADAPTED, Machine, load_average, plan, seconds_of
+from agro.api.plan import Machine, load_average, plan, seconds_of, unknown_sampling
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -33,6 +32,7 @@ from agro.types import Prompt
 
 SECONDS, BYTES = {"s": 1.0, "min": 60.0, "h": 3600.0}, {"MB": 1e6, "GB": 1e9}
 RANK = 16  # of an adapter
+ADAPTED = 100_000_000  # weights from which an adapter is chosen on a CPU
 PER_WEIGHT = 20  # bytes of a trained weight in float32: itself, its gradient, two moments and the reference
 USED = 0.8  # of what is free
 MICRO_TOKENS = 2048  # where neither train.micro_tokens nor train.micro_batch is given
@@ -82,7 +82,7 @@ class Fitted:
     """What was chosen, by dotted key, and what the run then takes."""
 
     settings: dict[str, Any]
-    plan: dict[str, Any]  # see `agro.api.plan.plan`
+    plan: dict[str, Any]  # see `agro.api.plan`
 
     def lines(self) -> list[str]:
         [f] = self.plan["phases"]

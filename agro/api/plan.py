@@ -1,0 +1,585 @@
+"""What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
+
+Everything is loaded and checked as for the run, so that the same settings are refused. Counts are exact,
+except those of tokens, which are upper bounds. For time and memory a part of a step is made: a pass over some
+of its sequences, and some tokens in the middle of responses. Other tokens are taken to take as long.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from agro.config import RunConfig
+from agro.io.numbers import count, duration, size
+from agro.models.encoding import InvalidSample
+from agro.models.footprint import activations, cached, logits, saved_for_backward
+from agro.models.policy import Policy
+from agro.models.pretrained import cores, parameters
+from agro.models.tiles import sum_dtype
+from agro.objectives.core import wanted_streams
+from agro.objectives.needs import REF_LOGP, provided_by
+from agro.rollout.engines import Request
+from agro.rollout.engines.capabilities import ENGINES, capabilities
+from agro.rollout.rollout import embedded
+from agro.runs.progress import LONG
+from agro.store import Store
+from agro.store.draw_rules import At, pick_pairs
+from agro.store.queries import chosen
+from agro.train.check import samples_kl
+from agro.train.micro import MicroBatch
+from agro.train.phases import Phase, options_at
+from agro.train.trainable import pairs_among
+from agro.types import Prompt
+
+MEASURING = 0.8  # seconds of each measurement of a run, about
+INSPECTED = 256  # prompts and stored samples, for the lengths
+SHORT = 48  # tokens of the pass that tells how much of a step can be timed
+DECODED = 8  # tokens of a response that are timed
+SLACK = 256  # columns that `agro.rollout.engines.decoding_rows` adds where responses wait
+JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
+
+
+@dataclass(frozen=True)
+class StepSequence:
+    """A sequence of a step. The last `learned` tokens have log-probs."""
+
+    tokens: list[int]
+    learned: int
+    group: int
+
+    def last(self, count: int) -> StepSequence:
+        """Its last tokens."""
+        return StepSequence(self.tokens[-count:], min(self.learned, count - 1), self.group)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The sequences of a step, the longest that they may be, and its passes over them.
+
+    `twice`: whether log-probs of all passes are needed before the first backward pass.
+    """
+
+    fresh: list[StepSequence]
+    stored: list[StepSequence]
+    passes: list[list[StepSequence]]
+    twice: bool
+
+    @property
+    def rows(self) -> list[StepSequence]:
+        return self.fresh + self.stored
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of a token, and the bytes that a pass saves of it. `sampling`: None where it is unknown."""
+
+    training: float  # forward and backward
+    scoring: float  # forward alone
+    sampling: float | None  # one of as many responses as are decoded at once
+    saved: float
+
+
+@dataclass
+class Machine:
+    """A loaded run, and what was measured of it on this machine."""
+
+    policy: Policy
+    reference: Policy | None
+    prompts: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    store: Store | None
+    load: float | None = field(default_factory=lambda: load_average())  # before the first measurement
+    measured: dict[str, Rates | None] = field(default_factory=dict)  # by phase
+    limit: float = MEASURING
+    seconds: float = 0.0  # that the measurements took
+    cpu_seconds: float = 0.0
+    loaded: int | None = field(init=False)  # bytes that are allocated before any step
+
+    def __post_init__(self) -> None:
+        self.loaded = resident(self.policy.device)
+
+    def rates(self, phase: Phase) -> Rates | None:
+        """What a token of a step of the phase takes; measured once."""
+        if phase.name not in self.measured:
+            reference = self.reference if phase.reads_reference else None
+            began, cpu = time.perf_counter(), time.process_time()
+            self.measured[phase.name] = measured(phase, self.policy, reference, self.work(phase), self.limit)
+            self.seconds += time.perf_counter() - began
+            self.cpu_seconds += time.process_time() - cpu
+        return self.measured[phase.name]
+
+    def work(self, phase: Phase) -> Work:
+        return work(phase, self.policy, self.prompts, self.store, _stored_responses(phase, self.store))
+
+    def forecast(self, phase: Phase) -> dict[str, Any]:
+        """Counts, bytes, and upper bounds of the seconds of a phase, as far as they are known."""
+        rates, step = self.rates(phase), self.work(phase)
+        policy, reference, config = self.policy, self.reference, phase.config
+        counts = phase_counts(phase, _stored_responses(phase, self.store), len(self.held_out))
+        if samples_kl(config) and reference is not None:  # responses for the KL alone
+            evaluations = _evaluations(
+                phase, at_start=phase.begins == 0 and config.policy.reference == "model"
+            )
+            responses = evaluations * config.evaluate.kl_samples
+            counts |= {"evaluations": evaluations, "responses_evaluated": responses}
+        policy.checkpoint_gradients(config.train.gradient_checkpointing)
+        relative = 1.0 if reference is None else parameters(reference.model) / parameters(policy.model)
+        parts = step_seconds(phase, policy, step, rates, relative)
+        totals: dict[str, float] = {}
+        if parts["sampling"]:
+            totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
+        if rates is not None and rates.sampling is not None:
+            tokens = counts["responses_evaluated"] * most_new(config)
+            totals["seconds_evaluating_at_most"] = tokens * (rates.sampling + rates.scoring)
+        if parts["training"] is not None and parts["reference"] is not None:
+            totals["seconds_training_at_most"] = phase.steps * (parts["training"] + parts["reference"])
+        return {
+            "phase": phase.name,
+            **counts,
+            "longest_sequence": max((len(row.tokens) for row in step.rows), default=2),
+            "step_seconds": parts,
+            "step_unknown": unknown_sampling(config),
+            **totals,
+            "peak": peak(policy, config, step, rates, self.loaded),
+        }
+
+
+def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:
+    """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds."""
+    machine.limit = MEASURING / len(config.phase_names)
+    phases = [machine.forecast(phase) for phase in Phase.all(config)]
+    policy = machine.policy
+    return {
+        "model": policy.name,
+        "device": str(policy.device),
+        "parameters": parameters(policy.model),
+        "parameters_trained": sum(w.numel() for w in policy.weights().values()),
+        "prompts": len(machine.prompts),
+        "eval_prompts": len(machine.held_out),
+        "phases": phases,
+        "measured": {
+            "seconds": machine.seconds,
+            "cpu_seconds": machine.cpu_seconds,
+            "threads": torch.get_num_threads(),
+            "cores": cores(),
+            "load_before": machine.load,
+        },
+        "seconds_at_most": sum(map(seconds_of, phases)),
+    }
+
+
+def phase_counts(phase: Phase, per_group: float | None, heldout: int) -> dict[str, Any]:
+    """What one phase samples and trains on. A number that is known only later is None.
+
+    Args:
+        phase: a run's first phase evaluates before its first step too.
+        per_group: mean responses that are drawn from a stored group.
+        heldout: held-out prompts.
+    """
+    config = phase.config
+    train, sampler = config.train, config.sampler
+    shares = [phase.stored_groups(step) for step in range(phase.steps)]
+    stored = sum(shares)
+    fresh = phase.steps * train.groups - stored
+    joining = config.data.complete_groups or 0
+    sampled = fresh * sampler.n + stored * joining
+    trained = None
+    if per_group is not None or not stored:
+        trained = round(sampled + stored * (per_group or 0))
+    evaluations = _evaluations(phase, at_start=phase.begins == 0) if heldout else 0
+    return {
+        "objective": config.objective.name,
+        "steps": phase.steps,
+        "updates": phase.steps * train.updates,
+        "groups_per_step": train.groups,
+        # Fresh and stored responses to one prompt are one group.
+        "groups_per_step_at_least": min((max(n, train.groups - n) for n in shares), default=train.groups),
+        "fresh_groups": fresh,
+        "stored_groups": stored,
+        "responses_sampled": sampled,
+        "tokens_sampled_at_most": sampled * most_new(config),
+        "responses_trained": trained,
+        "evaluations": evaluations,
+        "responses_evaluated": evaluations * heldout * config.evaluate.n,
+    }
+
+
+def _evaluations(phase: Phase, *, at_start: bool) -> int:
+    """After every so many steps, at the end, and before the first step where `at_start` says so."""
+    every = phase.config.evaluate.every
+    between = len(range(every, phase.steps, every)) if every else 0
+    return at_start + between + 1
+
+
+def _stored_responses(phase: Phase, store: Store | None) -> float | None:
+    """Mean responses that are drawn from a stored group."""
+    config = phase.config
+    if store is None or not config.data.draws_stored:
+        return None
+    rule = phase.rule(1)
+    sizes: list[int] = []
+    if rule.pairs:
+        judged = pairs_among(store.survey.summaries(**chosen(rule.data)), phase.needs, store)
+        for preferences in judged.values():
+            pairs = [(p.winner, p.loser) for p in preferences]
+            sizes.append(len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")))
+    else:
+        for group in store.groups(**chosen(rule.data)):
+            stored = group.scored if rule.scored_only else group.size
+            if stored >= rule.min_group:
+                sizes.append(min(stored, rule.data.group_size or stored))
+    return sum(sizes) / len(sizes) if sizes else None
+
+
+def most_new(config: RunConfig) -> int:
+    """An upper bound of the tokens in a response that the policy samples."""
+    return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
+
+
+def work(
+    phase: Phase, policy: Policy, prompts: Sequence[Prompt], store: Store | None, group_size: float | None
+) -> Work:
+    """Of the last step of a phase. `group_size`: responses of a stored group, None where that is unknown."""
+    config = phase.config
+    groups = phase.stored_groups(phase.steps - 1)
+    # The longest prompts come first, with random responses as long as they may be.
+    random, limit = np.random.default_rng(0), min(policy.context, config.train.max_length or policy.context)
+    encoded = sorted((policy.encode_prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
+    fresh = []
+    for group in range((config.train.groups - groups) if encoded else 0):
+        ids = encoded[group % len(encoded)]
+        new = max(0, min(most_new(config), limit - len(ids)))
+        for _ in range(config.sampler.n):
+            fresh.append(StepSequence(ids + random.integers(0, policy.vocab_size, new).tolist(), new, group))
+    stored: list[StepSequence] = []
+    if groups and store is not None and group_size is not None:
+        known = _first_stored(config, policy, store)
+        for i in range(round(groups * group_size) if known else 0):
+            row, group = known[i % len(known)], -1 - i // max(1, round(group_size))
+            stored.append(StepSequence(row.tokens, row.learned, group))
+    rows = fresh + stored
+    micro, lengths = MicroBatch.of(config.train), [len(row.tokens) for row in rows]
+    packed = micro.pack([[i] for i in range(len(rows))], lengths)
+    assert packed is not None  # single rows always fit
+    options = phase.resolved(options_at(config.objective.options, 0))
+    couples, blocks = phase.entry.coupling(options), dict[int, list[int]]()
+    for i, row in enumerate(rows):
+        blocks.setdefault({"row": i, "group": row.group, "step": 0}[couples], []).append(i)
+    together = micro.pack(list(blocks.values()), lengths)
+    passes = packed if together is None else together
+    return Work(fresh, stored, [[rows[i] for i in part] for part in passes], together is None)
+
+
+def _first_stored(config: RunConfig, policy: Policy, store: Store) -> list[StepSequence]:
+    """The first rows of the store that the policy can read."""
+    rows: list[StepSequence] = []
+    for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
+        with suppress(InvalidSample):  # the run drops it as well
+            for encoded in policy.encoder.rows(sample, config.train.max_length):
+                assert encoded.tokens is not None
+                assert encoded.mask is not None
+                rows.append(StepSequence(encoded.tokens.tolist(), int(encoded.mask.sum()), 0))
+    return rows
+
+
+def unknown_sampling(config: RunConfig) -> str:
+    """Why the time of sampling can't be measured here; empty where it can."""
+    reasons = {
+        "other processes sample": config.source.kind == "elsewhere",
+        "a server samples": "shares_weights" not in capabilities(config.engine.kind),
+        "an environment takes its own time": config.environment is not None,
+        "another engine samples": config.engine.kind not in ENGINES,
+        "groups are completed": bool(config.data.complete_groups),
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds and config.data.samples)
+
+
+def measured(
+    phase: Phase, policy: Policy, reference: Policy | None, step: Work, limit: float
+) -> Rates | None:
+    """Of a part of a step; None of one without sequences. `limit`: seconds of each measurement, about.
+
+    On a CPU seconds are the process's own by thread, which other programs don't prolong. No gradient remains.
+    """
+    if not step.rows:
+        return None
+    train = partial(_pass, policy, reference, wanted_streams(phase.needs))
+    score = partial(_pass, policy, None, ("logp",), backward=False)
+    short = step.passes[0][0].last(SHORT)
+    train([short.last(DECODED)])  # the first one takes longer in any process
+    rows = within(step.passes[0], int(3 * limit * SHORT / _seconds(policy.device, partial(train, [short]))))
+    computed = positions(policy, rows)
+    recomputes, policy.recompute = policy.recompute, False
+    with saved_for_backward(policy.model) as saved:
+        training = _seconds(policy.device, partial(train, rows)) / computed
+    policy.recompute = recomputes
+    scoring = _seconds(policy.device, partial(score, rows)) / computed
+    sampling = None
+    if step.fresh and not unknown_sampling(phase.config):
+        sampling = _decoding(policy, phase.config, step, int(limit / scoring))
+    tokens = sum(len(row.tokens) for row in rows)
+    return Rates(training, scoring, sampling, sum(saved.values()) / tokens)
+
+
+def within(rows: Sequence[StepSequence], limit: int) -> list[StepSequence]:
+    """The first rows of at most so many tokens; of the first row a part, where it alone has more."""
+    found = [rows[0].last(max(SHORT, limit))]
+    for row in rows[1:]:
+        limit -= len(found[-1].tokens)
+        if len(row.tokens) > limit:
+            break
+        found.append(row)
+    return found
+
+
+def _clock(device: torch.device) -> float:
+    """A time in seconds; on a CPU the process's own, by thread."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time() / torch.get_num_threads()
+
+
+def _seconds(device: torch.device, work: Callable[[], object]) -> float:
+    began = _clock(device)
+    work()
+    return max(_clock(device) - began, 1e-6)
+
+
+def _pass(
+    policy: Policy,
+    reference: Policy | None,
+    want: Collection[str],
+    rows: Sequence[StepSequence],
+    *,
+    backward: bool = True,
+) -> None:
+    """One pass over some sequences."""
+    lengths = torch.tensor([len(row.tokens) for row in rows])
+    tokens = torch.zeros((len(rows), int(lengths.max())), dtype=torch.long)
+    mask = torch.zeros(tokens.shape, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        length = len(row.tokens)
+        tokens[i, :length] = torch.tensor(row.tokens)
+        mask[i, max(1, length - row.learned) : length] = True
+    with torch.set_grad_enabled(backward):
+        streams = policy.streams(tokens, lengths, mask, want, reference)
+        if backward:
+            torch.stack([s.nan_to_num().sum() for s in streams.values()]).sum().backward()
+            policy.zero_grad()
+
+
+def _decoding(policy: Policy, config: RunConfig, step: Work, tokens: int) -> float | None:
+    """Seconds of a token in the middle of responses, with as many at once as the step has; None where
+    responses are too short to measure it.
+
+    `tokens`: decoded at most, about; where that is fewer, so are the responses.
+    """
+    longest = max(step.fresh, key=lambda row: len(row.tokens))
+    context = longest.tokens[: max(1, len(longest.tokens) - longest.learned // 2 - 1)]
+    new = min(DECODED, longest.learned - 1)
+    batch = min(config.sampler.batch, len(step.fresh), max(2, tokens // DECODED))
+    engine = embedded(policy, fused=config.engine.fused)
+    sampler = config.sampler.model_copy(update={"batch": batch + 1, "stop": ()})
+    requests = [Request(0, context, 1), *(Request(1 + i, context, 1 + new) for i in range(batch))]
+    ended: list[tuple[int, float]] = []
+    for done in engine.decode(deque(requests), sampler, 0):
+        ended.append((len(done.tokens), _clock(policy.device)))
+    (early, begin), (late, end) = ended[0], ended[-1]
+    return max(end - begin, 1e-9) / (late - early) / batch if late > early else None
+
+
+def positions(policy: Policy, rows: Sequence[StepSequence]) -> int:
+    """That a pass computes: the prompt of a group once, where the policy can."""
+    if not policy.packs:
+        return sum(len(row.tokens) for row in rows)
+    contexts = {row.group: len(row.tokens) - row.learned for row in rows}
+    return sum(contexts.values()) + sum(row.learned for row in rows)
+
+
+def step_seconds(
+    phase: Phase, policy: Policy, step: Work, rates: Rates | None, relative: float
+) -> dict[str, float | None]:
+    """Of each part of a step; None: unknown. `relative`: weights of the reference, in those of the policy."""
+    config, needs = phase.config, phase.needs
+    parts: dict[str, float | None] = {"sampling": None, "reference": None, "training": None}
+    if not unknown_sampling(config) and not step.fresh:
+        parts["sampling"] = 0.0
+    if rates is None:
+        return parts
+    if step.fresh and rates.sampling is not None:
+        contexts = {row.group: len(row.tokens) - row.learned for row in step.fresh}
+        new = sum(row.learned for row in step.fresh)
+        parts["sampling"] = sum(contexts.values()) * rates.scoring + new * rates.sampling
+    computed = sum(positions(policy, rows) for rows in step.passes)
+    scored = positions(policy, step.fresh) if config.evaluate.beta is not None else 0
+    if REF_LOGP in needs:
+        scored = computed
+    if not config.policy.reference_is_served:
+        parts["reference"] = 0.0 if config.policy.cache_reference else scored * rates.scoring * relative
+    again = (
+        step.twice + len(provided_by("draw", needs)) + bool(config.train.gain_ratio or config.train.step_kl)
+    )
+    parts["training"] = computed * (config.train.updates * rates.training + again * rates.scoring)
+    return parts
+
+
+def resident(device: torch.device) -> int | None:
+    """Bytes that are allocated now: on the GPU, or by the process (Linux; None elsewhere)."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * 4096 if pages.exists() else None
+
+
+def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, loaded: int | None) -> int | None:
+    """The most bytes at once: while responses are sampled, or in a pass. None where a part is unknown.
+
+    In the only pass of a step, gradients come as activations go. On a CPU the C library keeps what sampling
+    and a pass of activations used, in pieces that seldom fit again, so both count besides a pass.
+
+    Args:
+        loaded: bytes that are allocated when everything is loaded.
+    """
+    if loaded is None or rate is None:
+        return None
+    trained = policy.trained().values()
+    gradients = sum(w.nbytes for w in trained)
+    is_8bit = config.train.optimizer == "adamw_8bit"
+    constant = loaded + 2 * (sum(w.numel() for w in trained) if is_8bit else gradients)
+    if config.train.weights_average is not None:
+        constant += sum(w.numel() * max(w.itemsize, 4) for w in trained)
+    head = policy.model.get_output_embeddings().weight
+    head_gradient = head.numel() * sum_dtype(head).itemsize if head.requires_grad else 0
+    learned = max((sum(row.learned for row in rows) for rows in step.passes), default=0)
+    text, itemsize = policy.model.config.get_text_config(), policy.dtype.itemsize
+    largest = max(positions(policy, rows) for rows in step.passes)
+    saved = round(
+        sum(activations(text, rate.saved / text.num_hidden_layers, largest, config.train, itemsize))
+    )
+    in_pass = saved + head_gradient + logits(learned, policy.vocab_size, config.policy.chunk)
+    sampling = _sampling_bytes(policy, config, step)
+    if policy.device.type == "cpu":
+        return constant + gradients + sampling + in_pass + saved
+    if len(step.passes) > 1:
+        in_pass += gradients
+    return constant + max(gradients + sampling, in_pass)
+
+
+def _sampling_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
+    """Of responses that are sampled at once in this process: keys and values, logits twice, the copies of
+    weights that the fused sampler packs, and those that lag."""
+    shares = "shares_weights" in capabilities(config.engine.kind)
+    if not step.fresh or not shares or config.source.kind != "inline":
+        return 0
+    batch, columns = config.sampler.batch, max(len(row.tokens) for row in step.fresh)
+    if len(step.fresh) > batch:
+        columns += SLACK
+    batch = min(batch, len(step.fresh))
+    held = batch * columns * cached(policy.model.config.get_text_config(), policy.dtype.itemsize)
+    held += 2 * batch * policy.vocab_size * 4
+    if config.source.lags:
+        held += sum(p.nbytes for p in policy.model.parameters())
+    from agro.rollout.engines.fused import is_fusable
+
+    if config.engine.fused and is_fusable(policy):
+        for name, module in policy.model.named_modules():
+            if isinstance(module, nn.Linear):
+                copies = 1 + (name.endswith(JOINED) and policy.dtype == torch.float32)
+                held += copies * module.weight.nbytes
+    return held
+
+
+def seconds_of(phase: dict[str, Any]) -> float:
+    """Of a phase's forecast, as far as they are known."""
+    return float(
+        sum(phase.get(f"seconds_{part}_at_most", 0.0) for part in ("sampling", "training", "evaluating"))
+    )
+
+
+def load_average() -> float | None:
+    """Processes that ran or waited for a core in the last minute, on average; None where it is unknown."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def describe(plan: dict[str, Any]) -> str:
+    """The plan as text: also how the times were measured, and whether other programs prolonged them."""
+    weights, trained = count(plan["parameters"]), count(plan["parameters_trained"])
+    m = plan["measured"]
+    lines = [
+        *(f"note: {note}" for note in plan["notes"]),
+        f"{plan['model']} on {plan['device']}: {weights} parameters, {trained} of them trained",
+        f"{count(plan['prompts'])} prompts, {count(plan['eval_prompts'])} held-out",
+        *(line for phase in plan["phases"] for line in _phase_lines(phase)),
+        f"measured in {duration(m['seconds'])}, with {duration(m['cpu_seconds'])} of CPU time, "
+        f"on {m['threads']} of {m['cores']} cores",
+    ]
+    if m["load_before"] is not None and m["load_before"] - 1 + m["threads"] > m["cores"]:
+        lines.append(
+            f"note: other programs use the cores (load average {m['load_before']:.1f} before the "
+            "measurement, of which about 1 is this command's): beside them the run takes longer"
+        )
+    return "\n".join([*lines, time_line(plan)])
+
+
+def time_line(plan: dict[str, Any]) -> str:
+    """The time of the run and, of a long one, what makes it shorter."""
+    seconds = plan["seconds_at_most"]
+    text = (
+        f"about {duration(seconds)} of computation on this machine, if every response has the maximal "
+        "length; rewards, drawing and writing come on top"
+    )
+    if seconds <= LONG:
+        return text
+    return (
+        f'{text}. What to do: the same command with --fit 30min (fit="30min" in Python) chooses settings for '
+        "that time, such as an adapter, lengths, responses and steps, and says them"
+    )
+
+
+def _phase_lines(p: dict[str, Any]) -> list[str]:
+    trained = "as many as the store will have"
+    if p["responses_trained"] is not None:
+        trained = count(p["responses_trained"])
+    memory = "unknown: the process's own, or the step's sequences are"
+    if p["peak"] is not None:
+        memory = f"{size(p['peak'])}, with the process's own"
+    merged = ""
+    if p["groups_per_step_at_least"] < p["groups_per_step"]:
+        merged = (
+            f", {p['groups_per_step_at_least']} to {p['groups_per_step']} groups a step: a prompt that is "
+            "both sampled and drawn is one group"
+        )
+    known = {name: part for name, part in p["step_seconds"].items() if part}
+    listed = ", ".join(f"{name} {duration(part)}" for name, part in known.items())
+    line = f"  a step: {duration(sum(known.values()))} at the maximal lengths ({listed}), without rewards"
+    missing = [name for name, part in p["step_seconds"].items() if part is None]
+    if missing:
+        reason = f" ({p['step_unknown']})" if p["step_unknown"] else ""
+        line += f"; unknown: {', '.join(missing)}{reason}"
+    return [
+        f"{p['phase']}: {p['objective']}, {count(p['steps'])} steps, {count(p['updates'])} updates{merged}",
+        f"  sampled: {count(p['responses_sampled'])} responses to {count(p['fresh_groups'])} prompts, "
+        f"at most {count(p['tokens_sampled_at_most'])} tokens",
+        f"  from the store: {count(p['stored_groups'])} groups; trained on: {trained} responses "
+        f"of up to {count(p['longest_sequence'])} tokens",
+        f"  held-out: {p['evaluations']} evaluations, {count(p['responses_evaluated'])} responses",
+        line,
+        f"  peak of all memory: {memory}",
+    ]

@@ -1,1 +1,0 @@
-"""What a run would do and cost, before it starts."""
