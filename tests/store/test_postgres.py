@@ -21,7 +21,9 @@ from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.copying import copy
-from agro.store.postgres import HOLD, LONG, decoded, encoded, to_postgres
+from agro.store.postgres import HOLD
+from agro.store.postgres_sql import SCHEMA, to_postgres
+from agro.store.postgres_values import LONG, decoded, encoded
 from agro.store.records import OtherPrompt
 from agro.store.shared import DatabaseFolder, shared_runs
 
@@ -292,7 +294,7 @@ def test_what_is_refused_by_name(postgres: str, postgres_url: str, monkeypatch: 
             store.append([sample()], run="r" * 1001)
         store.append([sample("after it")])
         store._database.run("UPDATE about SET schema = 1")
-    with pytest.raises(Refused, match="expected a store of schema 9, got 1"):
+    with pytest.raises(Refused, match=f"expected a store of schema {SCHEMA}, got 1"):
         Store.open(postgres_url)
     monkeypatch.setattr("psycopg.ConnectionInfo.backend_pid", -1)
     with pytest.raises(Refused, match="got a pool of connections"):
