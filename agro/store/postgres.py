@@ -39,7 +39,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
 from agro.store.database import Database, P, Statement
-from agro.store.paging import PAGE_BYTES, Page
+from agro.store.paging import PAGE_BYTES, Page, first_page
 from agro.store.postgres_sql import IS_MADE, MADE, SCHEMA, definitions, rows_of, to_postgres
 from agro.store.postgres_values import (
     DELETE_UNUSED_IDS,
@@ -65,7 +65,6 @@ LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may comput
 CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
 NETWORK = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "connect_timeout": 5}
 SESSION = {
-    "plan_cache_mode": "force_custom_plan",  # lists of ids have very different lengths
     "random_page_cost": "1.1",  # few rows are read of any table: by an index, also where it is small
     "jit": "off",
     "client_encoding": "UTF8",
@@ -362,14 +361,7 @@ class PostgresDatabase(Database):
     def page(
         self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
     ) -> Page[tuple[Any, ...]]:
-        items: list[tuple[Any, ...]] = []
-        length = 0
-        for row in self.run(sql, args):
-            items.append(row)
-            length += sum([len(value) for value in row if isinstance(value, (str, bytes))])
-            if len(items) == rows or length >= size:
-                return Page(items, row[0])
-        return Page(items, None)
+        return first_page(self.run(sql, args), rows, size)
 
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
@@ -525,12 +517,12 @@ class Repeating:
             if database.in_transaction:  # all of it is repeated, or nothing
                 return value(*args, **kwargs)
             database.repeats = True
-            again = [list(each) if isinstance(each, Iterator) else each for each in (*args, *kwargs.values())]
-            given = dict(zip(kwargs, again[len(args) :]))
+            again = [list(each) if isinstance(each, Iterator) else each for each in args]
+            given = {k: list(each) if isinstance(each, Iterator) else each for k, each in kwargs.items()}
             try:
                 while True:
                     try:
-                        result = value(*again[: len(args)], **given)
+                        result = value(*again, **given)
                         database.flush()
                         return result
                     except Lost:

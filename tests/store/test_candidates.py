@@ -191,8 +191,8 @@ def test_orders_in_use_are_kept_and_one_that_another_connection_renewed_is_count
 
 
 def test_a_change_that_was_missed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 6 changes a draw keeps 2: a connection that saw none of them looks at all groups again. It finds those
-    that nobody removed among the changes, also where they are more than 2."""
+    """Of 6 changes a draw keeps 2: a connection that saw none of them looks at all groups again. It finds
+    those that nobody removed among the changes, also where they are more than 2."""
     monkeypatch.setattr("agro.store.candidates.CHANGES", 2)
     rule = DrawRule(9, fewer=True)
     with Store.open(tmp_path / "s.db") as store, Store.open(tmp_path / "s.db") as other:
