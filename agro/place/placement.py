@@ -26,11 +26,6 @@ Kind = Literal["local", "ray"]
 Role = Literal["server", "trainer", "collector"]
 FILE = "place.json"  # of a run that is placed
 FORMS = "local:N (N collectors), ray://HOST:PORT or ray:local"
-STARTED = "agro train CONFIG data.store=postgresql://… source.kind=elsewhere is the trainer; "
-ELSEWHERE = {
-    "ssh": f"{STARTED}ssh HOST agro collect postgresql://… a collector on another host",
-    "slurm": f"{STARTED}srun agro collect postgresql://… a collector on each node of a job",
-}  # what stands in place of earlier forms
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,7 @@ class Placement:
         address = target.removeprefix("//")
         if kind == "ray" and (address in ("local", "auto") or re.fullmatch(r"[\w.-]+:\d+", address)):
             return cls("ray", address)
-        way_out = f". What to do: {ELSEWHERE[kind]}" if kind in ELSEWHERE else ""
-        raise Refused(f"--place {text}: expected {FORMS}{way_out}")
+        raise Refused(f"--place {text}: expected {FORMS}; What to do: on other hosts start agro collect URL")
 
     def __str__(self) -> str:
         if self.kind == "local":

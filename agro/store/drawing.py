@@ -170,20 +170,6 @@ class Draws:
             draws.append(Draw(step, i, reward, role, decode_text(source), bool(is_own), staleness, length))
         return draws
 
-    def uses(self, ids: Iterable[int]) -> dict[int, int]:
-        """How often each sample was drawn, by all runs, at steps that they committed."""
-        ids = list(ids)
-        self._tables.check_ids(ids)
-        rows = self._database.run(
-            f"""
-            SELECT sample, count(*) FROM draws
-            JOIN ({queries.LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
-            WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY sample
-            """,
-            [self._database.listed(ids)],
-        )
-        return dict.fromkeys(ids, 0) | dict(rows)
-
     def trained(self, ids: Sequence[int]) -> list[RunUse]:
         """The runs that drew any of these samples."""
         rows = self._database.run(

@@ -214,13 +214,8 @@ class PostgresDatabase(Database):
             self.run("DELETE FROM writers WHERE written < ?", [self.now() - CLIENTS_SECONDS])
 
     def _make(self) -> None:
-        statements = [
-            "BEGIN",
-            "SET LOCAL lock_timeout = 0",
-            f"SELECT CAST(pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0)) AS TEXT)",
-            *definitions(self.schema),
-            "COMMIT",
-        ]
+        lock = f"SELECT CAST(pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0)) AS TEXT)"
+        statements = ["BEGIN", "SET LOCAL lock_timeout = 0", lock, *definitions(self.schema), "COMMIT"]
         try:
             self._trip([(statement, ()) for statement in statements])
         except (errors.DuplicateTable, errors.DuplicateFunction):  # another process was faster

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from itertools import chain, repeat
 from typing import Any
@@ -23,6 +24,7 @@ from agro.store.postgres_sql import TYPES
 from agro.store.sample_rows import Wtf8
 
 MARK = "\uffff"
+NULL = b"\xff\xff\xff\xff"  # in place of the length of a value
 LONG = 1000
 IDS = ("prompt_id", "episode")  # the columns that may be long and are compared
 # These may be long and aren't compared; other columns have no longer ones.
@@ -114,26 +116,19 @@ class Column(bytes):
             return cls(b"\0" * 8 + struct.pack(">I", oid))
         head = struct.pack(">iiIii", 1, 1, oid, len(values), 1)
         if number and None not in values:
-            return cls(head + struct.pack(f">{number * len(values)}", *chain(*zip(repeat(8), values))))
-        parts = [head]
-        for value in values:
-            if value is None:
-                parts.append(b"\xff\xff\xff\xff")
-            elif number:
-                parts.append(struct.pack(f">{number}", 8, value))
-            else:
-                data = encode(value) if kind == "TEXT" else bytes(value)
-                parts += (len(data).to_bytes(4, "big"), data)
-        return cls(b"".join(parts))
+            return cls(head + struct.pack(f">{f'i{number}' * len(values)}", *chain(*zip(repeat(8), values))))
+        if number:
+            encode = partial(struct.pack, f">{number}")
+        elif kind == "BYTEA":
+            encode = bytes
+        cells = (None if value is None else encode(value) for value in values)
+        return cls(head + b"".join(NULL if x is None else len(x).to_bytes(4, "big") + x for x in cells))
 
     @classmethod
     def each(cls, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
         """The columns of rows, by their names."""
-        encodings = dict.fromkeys(IDS, shortened) | dict.fromkeys(CONTENT, encoded)
-        return [
-            cls.of(TYPES[name], values, encodings.get(name, checked))
-            for name, values in zip(names, zip(*rows), strict=True)
-        ]
+        columns = zip(names, zip(*rows), strict=True)
+        return [cls.of(TYPES[name], values, _ENCODINGS.get(name, checked)) for name, values in columns]
 
 
 class TextDumper(StrBinaryDumper):
@@ -149,4 +144,5 @@ class ColumnDumper(Dumper):
 
 
 _OIDS = {"BIGINT": 20, "TEXT": 25, "DOUBLE PRECISION": 701, "BYTEA": 17}
-_NUMBERS = {"BIGINT": "iq", "DOUBLE PRECISION": "id"}  # the number of bytes, and a value
+_NUMBERS = {"BIGINT": "q", "DOUBLE PRECISION": "d"}  # of 8 bytes
+_ENCODINGS = dict.fromkeys(IDS, shortened) | dict.fromkeys(CONTENT, encoded)
