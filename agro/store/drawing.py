@@ -13,15 +13,7 @@ from agro.errors import Refused
 from agro.store import queries
 from agro.store.candidates import WAITS, Candidates
 from agro.store.database import Statement
-from agro.store.draw_rules import (
-    At,
-    Candidate,
-    DrawRule,
-    Selection,
-    pick_groups,
-    pick_pairs,
-    pick_responses,
-)
+from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups, pick_pairs, pick_responses
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
 from agro.store.sample_rows import decode_text, encode_text, ledger_of
 from agro.store.samples import Experience

@@ -36,29 +36,17 @@ except ImportError:
 
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.types.numeric import Int8BinaryDumper
 
 from agro.store.database import Database, P, Statement
 from agro.store.paging import PAGE_BYTES, Page, first_page
 from agro.store.postgres_sql import IS_MADE, MADE, SCHEMA, definitions, rows_of, to_postgres
-from agro.store.postgres_values import (
-    DELETE_UNUSED_IDS,
-    Column,
-    ColumnDumper,
-    TextDumper,
-    digest_of,
-    has_marks,
-    long_ids,
-    restored,
-    shortened,
-)
-from agro.store.sample_rows import Wtf8, in_place
+from agro.store.postgres_values import DELETE_UNUSED_IDS, TEXT, Column, long_ids, register, restored
+from agro.store.sample_rows import in_place
 
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections that were lost
 PATIENCE = 120.0  # seconds that a server may be away
 OPEN_SECONDS = 10.0  # the same when a store is opened
 RETRY_SECONDS = 0.2
-TEXT = 25  # the number of the type
 AT_ONCE = 16  # statements that write, in one trip
 HOLD = 3.0  # seconds that a client may have the lock without using it
 LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
@@ -144,7 +132,7 @@ class PostgresDatabase(Database):
         self._version: int | None = None  # of the store, when a transaction read first
         self._pending: list[Statement] = []  # that a transaction has still to write
         self._late: list[Statement] = []  # a transaction that is sent with the next statement
-        self._ids: dict[str, str] = {}  # long ones by their digests, as they are stored
+        self._ids: dict[str, str] = {}  # long ones of the last rows, by their digests
         self._connection = self._connected(OPEN_SECONDS)
         try:
             self._prepare(create)
@@ -172,11 +160,7 @@ class PostgresDatabase(Database):
                 ) from None
             raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
         self._pid = connection.info.backend_pid
-        adapters = connection.adapters
-        adapters.register_dumper(int, Int8BinaryDumper)
-        adapters.register_dumper(str, TextDumper)
-        adapters.register_dumper(Wtf8, TextDumper)
-        adapters.register_dumper(Column, ColumnDumper)
+        register(connection.adapters)
         return connection
 
     def _prepare(self, create: bool) -> None:
@@ -315,7 +299,7 @@ class PostgresDatabase(Database):
     def listed(self, values: Iterable[Any]) -> Any:
         listed = list(values)
         kind = {int: "BIGINT", str: "TEXT"}.get(type(listed[0])) if listed else None
-        return Column.of(kind, listed, shortened) if kind else listed
+        return Column.of(kind, listed) if kind else listed
 
     def has(self, table: str, schema: str = "main") -> bool:
         if schema == "main" and table in MADE:
@@ -348,10 +332,18 @@ class PostgresDatabase(Database):
             if len(self._pending) >= AT_ONCE:
                 self._send([])
             return []
-        return self._repeated([(statement, args)])[0]
+        return self.run_all((sql, args))[0]
 
     def run_all(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
-        return self._repeated([(to_postgres(sql)[0], args) for sql, args in statements])
+        batch = [(to_postgres(sql)[0], args) for sql, args in statements]
+        while True:
+            is_part = self._open or self._late  # of what has to be repeated as a whole
+            try:
+                return self._send(batch)
+            except Lost:
+                if is_part:
+                    raise
+                self.reconnect()
 
     def page(
         self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
@@ -375,16 +367,6 @@ class PostgresDatabase(Database):
             source = f"{rows_of(every)} AS new ({', '.join(every)})"
             sql = f"UPDATE {table} SET {changes} FROM {source} WHERE {table}.id = new.id"
             self.run(sql, Column.each(every, rows))
-
-    def _repeated(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
-        while True:
-            is_part = self._open or self._late  # of what has to be repeated as a whole
-            try:
-                return self._send(statements)
-            except Lost:
-                if is_part:
-                    raise
-                self.reconnect()
 
     def flush(self) -> None:
         """Send what waits for a next statement."""
@@ -456,17 +438,14 @@ class PostgresDatabase(Database):
     def _rows(self, cursor: Any) -> list[tuple[Any, ...]]:
         """The rows of a statement, with texts as they were; none where it returns none."""
         result = cursor.pgresult
-        rows: list[tuple[Any, ...]] = cursor.fetchall() if result.nfields else []
-        if not has_marks(rows, [i for i in range(result.nfields) if result.ftype(i) == TEXT]):
-            return rows
-        digests = {digest_of(value) for row in rows for value in row if isinstance(value, str)}
-        missing = [digest for digest in digests - self._ids.keys() if digest]
-        if missing:
+        texts = [i for i in range(result.nfields) if result.ftype(i) == TEXT]
+        return restored(cursor.fetchall(), texts, self._long_ids) if result.nfields else []
+
+    def _long_ids(self, digests: set[str]) -> dict[str, str]:
+        if not digests <= self._ids.keys():
             sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
-            if len(self._ids) > AT_ONCE:
-                self._ids.clear()
-            self._ids.update(self._connection.execute(sql, [missing], binary=True).fetchall())
-        return [restored(row, self._ids) for row in rows]
+            self._ids = dict(self._connection.execute(sql, [list(digests)], binary=True).fetchall())
+        return self._ids
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what an error means for a user; the error itself where it is none of theirs."""

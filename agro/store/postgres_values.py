@@ -15,8 +15,9 @@ from hashlib import sha256
 from itertools import chain, repeat
 from typing import Any
 
-from psycopg.adapt import Dumper
+from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
+from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from agro.errors import Refused
@@ -24,6 +25,7 @@ from agro.store.postgres_sql import TYPES
 from agro.store.sample_rows import Wtf8
 
 MARK = "\uffff"
+TEXT = 25  # the number of the type
 NULL = b"\xff\xff\xff\xff"  # in place of the length of a value
 LONG = 1000
 IDS = ("prompt_id", "episode")  # the columns that may be long and are compared
@@ -94,22 +96,25 @@ def digest_of(text: str) -> str | None:
     return long and long[1]
 
 
-def has_marks(rows: Sequence[Sequence[Any]], columns: Sequence[int]) -> bool:
-    """Whether there is a text among these columns that isn't stored as it is."""
-    return any(MARK in "".join([row[i] for row in rows if row[i]]) for i in columns)
+def restored(
+    rows: list[tuple[Any, ...]], columns: Sequence[int], find: Callable[[set[str]], Mapping[str, str]]
+) -> list[tuple[Any, ...]]:
+    """Rows with texts as they were. `columns`: those of text; `find`: long ids by their digests."""
+    if not any(MARK in "".join([row[i] for row in rows if row[i]]) for i in columns):
+        return rows
+    ids = find({digest for row in rows for i in columns if row[i] and (digest := digest_of(row[i]))})
 
+    def text(value: str) -> str | Wtf8:
+        return decoded(ids.get(digest_of(value) or "", value))
 
-def restored(row: Sequence[Any], ids: Mapping[str, str]) -> tuple[Any, ...]:
-    """A row with texts as they were. `ids`: long ones by their digests."""
-    texts = (ids.get(digest_of(v) or "", v) if isinstance(v, str) else v for v in row)
-    return tuple(decoded(v) if isinstance(v, str) and MARK in v else v for v in texts)
+    return [tuple(text(v) if isinstance(v, str) and MARK in v else v for v in row) for row in rows]
 
 
 class Column(bytes):
     """Values of one type, as an array of PostgreSQL in its binary form."""
 
     @classmethod
-    def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = encoded) -> Column:
+    def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = shortened) -> Column:
         """`encode`: of texts."""
         oid, number = _OIDS[kind], _NUMBERS.get(kind)
         if not values:
@@ -143,6 +148,14 @@ class ColumnDumper(Dumper):
         return bytes(obj)
 
 
-_OIDS = {"BIGINT": 20, "TEXT": 25, "DOUBLE PRECISION": 701, "BYTEA": 17}
+def register(adapters: AdaptersMap) -> None:
+    """Let a connection send values so."""
+    adapters.register_dumper(int, Int8BinaryDumper)
+    adapters.register_dumper(Column, ColumnDumper)
+    for kind in (str, Wtf8):
+        adapters.register_dumper(kind, TextDumper)
+
+
+_OIDS = {"BIGINT": 20, "TEXT": TEXT, "DOUBLE PRECISION": 701, "BYTEA": 17}
 _NUMBERS = {"BIGINT": "q", "DOUBLE PRECISION": "d"}  # of 8 bytes
 _ENCODINGS = dict.fromkeys(IDS, shortened) | dict.fromkeys(CONTENT, encoded)
