@@ -160,7 +160,7 @@ class Candidates:
         """
         run = encode_text(self._run)
         looks: list[tuple[str, list[Any]]] = [(LOOK, [run, run, at.step])]
-        if _has_orders(self._database, self._schema):
+        if self._database.has("orders", self._schema):
             order = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
             looks.append((order, [self._name]))
         [(sample, change, oldest, waits, drawn)], *orders = self._database.run_all(*looks)
@@ -172,7 +172,7 @@ class Candidates:
 
     def _make(self, condition: tuple[str, list[Any]]) -> None:
         run, schema = self._database.run, self._schema
-        if not _has_orders(self._database, schema):
+        if not self._database.has("orders", schema):
             for table in TABLES:
                 run(table.format(schema=schema))
         newest_first = f"SELECT number, used FROM {schema}.orders ORDER BY used DESC"
@@ -240,7 +240,7 @@ class Candidates:
 
 def drop_orders(database: Database, numbers: Collection[int] | None = None, schema: str = "main") -> None:
     """Remove orders; all of a store where none are named."""
-    if not _has_orders(database, schema):
+    if not database.has("orders", schema):
         return
     if numbers is None:
         numbers = [number for (number,) in database.run(f"SELECT number FROM {schema}.orders")]
@@ -248,7 +248,3 @@ def drop_orders(database: Database, numbers: Collection[int] | None = None, sche
         database.run(f"DROP TABLE {schema}.order_{number}")
         database.run(f"DELETE FROM {schema}.order_versions WHERE number = ?", [number])
         database.run(f"DELETE FROM {schema}.orders WHERE number = ?", [number])
-
-
-def _has_orders(database: Database, schema: str) -> bool:
-    return database.has("orders", schema)

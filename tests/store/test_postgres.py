@@ -133,8 +133,8 @@ def test_what_a_lost_connection_wrote_counts_once(
 
 
 def test_a_method_that_meets_another_writer_is_repeated(store: Store, postgres_url: str) -> None:
-    """The ids that it read were taken meanwhile. It happens so often that psycopg prepares statements, also in
-    a trip that fails: the connection knows of those, and goes on."""
+    """The ids that it read were taken meanwhile. It happens so often that psycopg prepares statements, also
+    in a trip that fails: the connection knows of those, and goes on."""
     database: Any = store.tables.database
     send, met, pid = database._trip, [], database._pid
     with Store.open(postgres_url) as other:
