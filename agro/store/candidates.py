@@ -51,8 +51,10 @@ SELECT (SELECT coalesce(max(id), 0) FROM samples), (SELECT coalesce(max(number),
 # Those with new samples, or whose use changed, and those whose staleness came to be known, or too large; the
 # other way round where the run went back.
 AGED = "SELECT prompt_id FROM samples WHERE run = ? AND version > ? AND version <= ?"
+# With an end: PostgreSQL expects few rows then, and takes an index, also before it has counted any.
 TOUCHED = """
-SELECT prompt_id FROM samples WHERE id > ? UNION SELECT prompt_id FROM changes WHERE number > ?
+SELECT prompt_id FROM samples WHERE id > ? AND id <= ?
+UNION SELECT prompt_id FROM changes WHERE number > ? AND number <= ?
 """
 ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
 
@@ -198,7 +200,7 @@ class Candidates:
     def _renew(self, seen: Seen, newest: Seen, condition: tuple[str, list[Any]]) -> None:
         """Look again at the groups that changed."""
         low, high = sorted((seen.version, newest.version))
-        touched, args = TOUCHED, list[Any]([seen.sample, seen.change])
+        touched, args = TOUCHED, list[Any]([seen.sample, newest.sample, seen.change, newest.change])
         for age in (0, (self._rule.data.max_age or 0) + 1) if low < high else ():
             touched += f" UNION {AGED}"
             args += [encode_text(self._run), low - age, high - age]
