@@ -122,12 +122,10 @@ class PostgresDatabase(Database):
             raise Refused(f"{url}: expected a plain name as schema, got {schema!r}")
         self.schema = schema
         self.path, self.read_only, self.timeout = url, read_only, timeout
-        self.trips = 0  # to the server
-        self._hold = HOLD
+        self.trips, self._hold = 0, HOLD  # trips to the server
         self.repeats = False  # whether who calls repeats a method that meets a conflict
         self.in_doubt = False  # whether an error may come of reads without the lock
-        self._open = self._locked = False
-        self._durable = True
+        self._open, self._locked, self._durable = False, False, True
         self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
         self._version: int | None = None  # of the store, when a transaction read first
         self._pending: list[Statement] = []  # that a transaction has still to write
@@ -144,8 +142,8 @@ class PostgresDatabase(Database):
         session = {**SESSION, "search_path": f'"{self.schema}"', "lock_timeout": f"{HOLD:g}s"}
         session["default_transaction_read_only"] = "on" if self.read_only else "off"
         more = " ".join(f"-c {name}={value}" for name, value in session.items())
-        own = {"options": f"{self._parameters.get('options', '')} {more}"}
-        own["application_name"] = f"agro {self._hold:g}"
+        options = f"{self._parameters.get('options', '')} {more}"
+        own = {"options": options, "application_name": f"agro {self._hold:g}"}
         try:
             connection = psycopg.connect(
                 autocommit=True,
@@ -179,15 +177,12 @@ class PostgresDatabase(Database):
         try:
             if not is_made:
                 self._make()
-            schemas = self.run("SELECT schema FROM about")
+            [(schema,)] = self.run("SELECT schema FROM about LIMIT 1") or [(None,)]
         except (errors.UndefinedColumn, errors.UndefinedTable):
-            schemas = []
-        if len(schemas) != 1:
             raise Refused(
                 f"{self.path}: expected a schema of a store, got one with other tables. What to do: give "
                 "another ?schema=NAME"
-            )
-        [(schema,)] = schemas
+            ) from None
         if schema != SCHEMA:
             raise Refused(
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
@@ -309,8 +304,7 @@ class PostgresDatabase(Database):
 
     def renumber(self, tables: Sequence[str]) -> None:
         for table in tables:
-            last = f"SELECT max(rowid) FROM {table}"
-            self.run(f"SELECT setval(pg_get_serial_sequence('{table}', 'rowid'), ({last}))")
+            self.run(f"SELECT setval(pg_get_serial_sequence('{table}', 'rowid'), max(rowid)) FROM {table}")
 
     def analyze(self, table: str) -> None:
         self.run(f"ANALYZE {table}")
@@ -353,8 +347,7 @@ class PostgresDatabase(Database):
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
-        long = long_ids(columns, rows) if table == "samples" else []
-        if long:
+        if table == "samples" and (long := long_ids(columns, rows)):
             self.insert("long_ids", ("digest", "text"), long, key=("digest",))
         if rows:
             into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {rows_of(columns)}"
@@ -465,21 +458,17 @@ class PostgresDatabase(Database):
 
 def is_made(url: str) -> bool:
     """Whether there is a store. Raises `Refused` where no server answers."""
-    try:
+    with suppress(NotMade):
         PostgresDatabase(url, read_only=True, create=False, timeout=OPEN_SECONDS).close()
-    except NotMade:
-        return False
-    return True
+        return True
+    return False
 
 
 class Repeating:
     """A part of a store whose writes are made again where the connection was lost before they counted."""
 
     def __init__(self, part: Any, database: PostgresDatabase) -> None:
-        self.__dict__.update(_part=part, _database=database)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._part, name, value)
+        self._part, self._database = part, database
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._part, name)

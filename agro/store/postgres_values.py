@@ -22,7 +22,7 @@ from psycopg.types.string import StrBinaryDumper
 
 from agro.errors import Refused
 from agro.store.postgres_sql import TYPES
-from agro.store.sample_rows import Wtf8
+from agro.store.sample_rows import Wtf8, encode_text
 
 MARK = "\uffff"
 TEXT = 25  # the number of the type
@@ -54,13 +54,9 @@ def encoded(text: str | bytes) -> bytes:
     return text.encode()
 
 
-def decoded(text: str) -> str | Wtf8:
-    text = _MARKED.sub(lambda match: chr(int(match[1], 16)), text)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return Wtf8(text.encode("utf-8", "surrogatepass"))
-    return text
+def decoded(text: str) -> Any:
+    """The text, as `encode_text` has it."""
+    return encode_text(_MARKED.sub(lambda match: chr(int(match[1], 16)), text))
 
 
 def shortened(text: str | bytes) -> bytes:
@@ -104,7 +100,7 @@ def restored(
         return rows
     ids = find({digest for row in rows for i in columns if row[i] and (digest := digest_of(row[i]))})
 
-    def text(value: str) -> str | Wtf8:
+    def text(value: str) -> Any:
         return decoded(ids.get(digest_of(value) or "", value))
 
     return [tuple(text(v) if isinstance(v, str) and MARK in v else v for v in row) for row in rows]
