@@ -11,7 +11,7 @@ from agro.errors import Refused
 from agro.io.datasets import on_hub
 from agro.io.files import is_complete_folder
 from agro.io.record_files import read_records
-from agro.place.record import FILE
+from agro.place.placement import FILE
 from agro.rewards import check_name
 from agro.runs.folder import check_out
 from agro.store import Store

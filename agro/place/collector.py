@@ -18,7 +18,7 @@ from agro.config import RunConfig, check_texts
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.published import load_published
-from agro.place.record import PlacedRecord
+from agro.place.placement import PlacedRecord
 from agro.rewards import Reward, load_reward
 from agro.rollout import Activity, Rollout, Task, collect
 from agro.rollout.engines import Engine, NoServer

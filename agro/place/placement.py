@@ -1,4 +1,4 @@
-"""What `--place` asks for, and the processes that come of it.
+"""What `--place` asks for, the processes that come of it, and what of them is left in the run's folder.
 
 Every placement has the same processes. The trainer trains; collectors sample and score for it, any number of
 them; servers sample where a configuration has some. They share the run's folder and its store: a file, where
@@ -7,25 +7,25 @@ all of them are on one host, or else a database of PostgreSQL.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io.files import write
 from agro.store.location import located, url_of
 
 Kind = Literal["local", "ray"]
 Role = Literal["server", "trainer", "collector"]
+FILE = "place.json"  # of a run that is placed
 FORMS = "local:N (N collectors), ray://HOST:PORT or ray:local"
-STARTED = "agro train CONFIG data.store=postgresql://… source.kind=elsewhere is the trainer; "
-ELSEWHERE = {
-    "ssh": f"{STARTED}ssh HOST agro collect postgresql://… a collector on another host",
-    "slurm": f"{STARTED}srun agro collect postgresql://… a collector on each node of a job",
-}  # what stands in place of earlier forms
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class Placement:
         address = target.removeprefix("//")
         if kind == "ray" and (address in ("local", "auto") or re.fullmatch(r"[\w.-]+:\d+", address)):
             return cls("ray", address)
-        way_out = f". What to do: {ELSEWHERE[kind]}" if kind in ELSEWHERE else ""
-        raise Refused(f"--place {text}: expected {FORMS}{way_out}")
+        raise Refused(f"--place {text}: expected {FORMS}; What to do: on other hosts start agro collect URL")
 
     def __str__(self) -> str:
         if self.kind == "local":
@@ -161,3 +160,27 @@ def _trainer(config: RunConfig, command: TrainCommand, changes: Sequence[str]) -
 def _collector(number: int, run: Path) -> PlacedProcess:
     name = f"collector-{number}"
     return PlacedProcess(name, "collector", "agro", ("collect", str(run), "--name", name))
+
+
+@dataclass(frozen=True)
+class PlacedRecord:
+    """RUN/place.json."""
+
+    placement: str
+    processes: Sequence[dict[str, Any]]  # see `Supervised.to_json`
+    host: str = ""  # of the supervisor
+    pid: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> PlacedRecord | None:
+        """None for a run that wasn't placed."""
+        try:
+            content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        content.pop("url", None)  # of an owner, of earlier versions
+        return cls(**content)
+
+    def write(self, folder: Path) -> None:
+        content = {**asdict(self), "host": socket.gethostname(), "pid": os.getpid()}
+        write(folder / FILE, json.dumps(content, indent=1) + "\n")

@@ -12,10 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from agro.errors import Refused
-from agro.place.local import LocalLauncher
-from agro.place.placement import Placement, Plan, TrainCommand
-from agro.place.record import PlacedRecord
-from agro.place.supervisor import Launcher, Supervised, Supervisor
+from agro.place.placement import PlacedRecord, Placement, Plan, TrainCommand
+from agro.place.supervisor import Launcher, LocalLauncher, Supervised, Supervisor
 
 LOGS = "logs"  # a folder in the run's, of the processes' output
 VARIABLES = {"PYTHONUNBUFFERED": "1"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.place.record import PlacedRecord
+from agro.place.placement import PlacedRecord
 from agro.store.location import located, url_of
 from agro.store.shared import LocalFolder, shared_runs
 from agro.train.publications import ProcessReport, Publications, PublishedWeights

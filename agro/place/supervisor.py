@@ -8,14 +8,19 @@ collector. The number of restarts is bounded, see `Lives`.
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from agro.io.numbers import duration
+from agro.io.processes import LocalProcess
 from agro.place.placement import PlacedProcess, Plan, Role
 
 POLL_SECONDS = 0.2
@@ -55,6 +60,24 @@ class Launcher(Protocol):
     """Finds a host for a process, and starts it there."""
 
     def start(self, process: PlacedProcess, *, again: bool) -> Started: ...
+
+
+@dataclass(frozen=True)
+class LocalLauncher:
+    """Starts processes beside this one. The trainer writes to the terminal, the others into files."""
+
+    logs: Path
+    environment: Mapping[str, str]  # variables that they have besides this one's
+
+    def start(self, process: PlacedProcess, *, again: bool) -> LocalProcess:
+        log = None if process.role == "trainer" else log_file(self.logs, process)
+        variables = {**os.environ, **self.environment}
+        return LocalProcess(process.argv(sys.executable, again), variables, log, socket.gethostname())
+
+
+def log_file(logs: Path, process: PlacedProcess) -> Path:
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs / f"{process.name}.log"
 
 
 @dataclass

@@ -25,6 +25,8 @@ Condition = Callable[[bool], tuple[str, list[Any]]]
 KEPT = 8  # orders of a store; one more takes the places of those that nobody used lately
 LATELY = 600.0  # seconds
 LOOKS = 128  # in one query
+CHANGES = 100_000  # of groups, that orders can still read
+COLUMNS = ("prompt_id", "uses", "newest", "place")
 BY = {
     "least_used": "uses, place",
     "uniform": "place",
@@ -39,18 +41,20 @@ TABLES = (
     "CREATE TABLE {schema}.order_versions (number INTEGER, newest INTEGER, groups INTEGER NOT NULL, "
     "PRIMARY KEY (number, newest)) WITHOUT ROWID",
 )
-NEWEST = """
-SELECT (SELECT coalesce(max(id), 0) FROM samples), (SELECT coalesce(max(number), 0) FROM changes),
-  (SELECT coalesce(min(number), 1) FROM changes)
-"""
-# Whether a run has samples that wait to be fresh ones, and whether it has drawn at a step.
+# Whether a run has samples that wait to be fresh ones.
 WAITS = "SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1"
-IS_DRAWN = "SELECT 1 FROM draws WHERE run = ? AND step = ? LIMIT 1"
+LOOK = f"""
+SELECT (SELECT coalesce(max(id), 0) FROM samples), (SELECT coalesce(max(number), 0) FROM changes),
+  (SELECT coalesce(min(number), 1) FROM changes), EXISTS ({WAITS}),
+  EXISTS (SELECT 1 FROM draws WHERE run = ? AND step = ?)
+"""
 # Those with new samples, or whose use changed, and those whose staleness came to be known, or too large; the
 # other way round where the run went back.
 AGED = "SELECT prompt_id FROM samples WHERE run = ? AND version > ? AND version <= ?"
+# With an end: PostgreSQL expects few rows then, and takes an index, also before it has counted any.
 TOUCHED = """
-SELECT prompt_id FROM samples WHERE id > ? UNION SELECT prompt_id FROM changes WHERE number > ?
+SELECT prompt_id FROM samples WHERE id > ? AND id <= ?
+UNION SELECT prompt_id FROM changes WHERE number > ? AND number <= ?
 """
 ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
 
@@ -116,6 +120,8 @@ class Candidates:
                 self._make(fits)
             else:
                 self._renew(seen, newest, fits)
+            if newest.change - oldest >= CHANGES and not self._database.read_only:
+                self._database.run("DELETE FROM changes WHERE number <= ?", [newest.change - CHANGES])
             self._database.run(
                 f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, used = ? "
                 "WHERE number = ?",
@@ -154,12 +160,12 @@ class Candidates:
         Sets the number of the order: 0 where it isn't there. The version counts only where a draw depends
         on it.
         """
-        order = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
         run = encode_text(self._run)
-        looks: list[tuple[str, list[Any]]] = [(NEWEST, []), (WAITS, [run]), (IS_DRAWN, [run, at.step])]
-        if _has_orders(self._database, self._schema):
+        looks: list[tuple[str, list[Any]]] = [(LOOK, [run, run, at.step])]
+        if self._database.has("orders", self._schema):
+            order = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
             looks.append((order, [self._name]))
-        [(sample, change, oldest)], waits, drawn, *orders = self._database.run_all(*looks)
+        [(sample, change, oldest, waits, drawn)], *orders = self._database.run_all(*looks)
         self._waits, self.is_drawn = bool(waits), bool(drawn)
         seen = Seen(*orders[0][0]) if orders and orders[0] else Seen(0, 0, 0, 0)
         self._number = seen.number
@@ -168,7 +174,7 @@ class Candidates:
 
     def _make(self, condition: tuple[str, list[Any]]) -> None:
         run, schema = self._database.run, self._schema
-        if not _has_orders(self._database, schema):
+        if not self._database.has("orders", schema):
             for table in TABLES:
                 run(table.format(schema=schema))
         newest_first = f"SELECT number, used FROM {schema}.orders ORDER BY used DESC"
@@ -184,7 +190,8 @@ class Candidates:
             f"CREATE TABLE {self._table} "
             "(prompt_id TEXT PRIMARY KEY, uses INTEGER, newest INTEGER, place INTEGER) WITHOUT ROWID"
         )
-        self._insert(run(*queries.drawable(self._rule, self._run, condition)))
+        groups = run(*queries.drawable(self._rule, self._run, condition))
+        self._database.insert(self._table, COLUMNS, self._placed(groups))
         run(f"CREATE INDEX {self._table}_by ON order_{self._number} ({BY[self._rule.data.order]})")
         self._database.analyze(self._table)
         counts = f"SELECT CAST(? AS BIGINT), newest, count(*) FROM {self._table} GROUP BY newest"
@@ -193,32 +200,37 @@ class Candidates:
     def _renew(self, seen: Seen, newest: Seen, condition: tuple[str, list[Any]]) -> None:
         """Look again at the groups that changed."""
         low, high = sorted((seen.version, newest.version))
-        touched, args = TOUCHED, list[Any]([seen.sample, seen.change])
+        touched, args = TOUCHED, list[Any]([seen.sample, newest.sample, seen.change, newest.change])
         for age in (0, (self._rule.data.max_age or 0) + 1) if low < high else ():
             touched += f" UNION {AGED}"
             args += [encode_text(self._run), low - age, high - age]
         within, versions = queries.WITHIN.format(groups=touched), f"{self._schema}.order_versions"
-        removed, found, groups = self._database.run_all(
-            (f"SELECT newest FROM {self._table} WHERE {within}", args),
+        kept, found = self._database.run_all(
+            (f"SELECT {', '.join(COLUMNS)} FROM {self._table} WHERE {within}", args),
             queries.drawable(self._rule, self._run, condition, within=(touched, args)),
-            (f"SELECT newest, groups FROM {versions} WHERE number = ?", [self._number]),
         )
-        self._database.run(f"DELETE FROM {self._table} WHERE {within}", args)
-        added = self._insert(found)
-        counts = Counter(added)
-        counts.subtract(newest for (newest,) in removed)
-        before = dict(groups)
-        rows = [(self._number, v, before.get(v, 0) + count) for v, count in counts.items() if count]
-        self._database.insert(versions, ("number", "newest", "groups"), rows, key=("number", "newest"))
-        if any(not count for _, _, count in rows):
+        before, after = ({row[0]: row for row in rows} for rows in (kept, self._placed(found)))
+        counts = Counter(newest for _, _, newest, _ in after.values())
+        counts.subtract(newest for _, _, newest, _ in before.values())
+        if before.keys() - after.keys():
+            self._database.run(f"DELETE FROM {self._table} WHERE {within}", args)
+            before = {}
+        changed = [row for group, row in after.items() if before.get(group) != row]
+        self._database.insert(self._table, COLUMNS, changed, key=COLUMNS[:1])
+        for version, count in counts.items():
+            if count:
+                self._database.run(
+                    f"INSERT INTO {versions} (number, newest, groups) VALUES (?, ?, ?) ON CONFLICT "
+                    f"(number, newest) DO UPDATE SET groups = {versions}.groups + excluded.groups",
+                    [self._number, version, count],
+                )
+        if min(counts.values(), default=0) < 0:
             self._database.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
 
-    def _insert(self, groups: Sequence[tuple[Any, ...]]) -> list[int]:
-        """Add those of these groups that aren't held out; returns the newest version of each."""
+    def _placed(self, groups: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Those of these groups that aren't held out, as rows of `COLUMNS`."""
         rows = [(*group, self._place(*group[:2])) for group in groups]
-        rows = [row for row in rows if row[-1] >= 0]
-        self._database.insert(self._table, ("prompt_id", "uses", "newest", "place"), rows)
-        return [newest for _, _, newest, _ in rows]
+        return [row for row in rows if row[-1] >= 0]
 
     def _place(self, prompt_id: Any, uses: int) -> int:
         """Of a group in the table; below 0 for one that is held out."""
@@ -230,7 +242,7 @@ class Candidates:
 
 def drop_orders(database: Database, numbers: Collection[int] | None = None, schema: str = "main") -> None:
     """Remove orders; all of a store where none are named."""
-    if not _has_orders(database, schema):
+    if not database.has("orders", schema):
         return
     if numbers is None:
         numbers = [number for (number,) in database.run(f"SELECT number FROM {schema}.orders")]
@@ -238,7 +250,3 @@ def drop_orders(database: Database, numbers: Collection[int] | None = None, sche
         database.run(f"DROP TABLE {schema}.order_{number}")
         database.run(f"DELETE FROM {schema}.order_versions WHERE number = ?", [number])
         database.run(f"DELETE FROM {schema}.orders WHERE number = ?", [number])
-
-
-def _has_orders(database: Database, schema: str) -> bool:
-    return database.has("orders", schema)

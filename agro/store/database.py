@@ -92,11 +92,7 @@ class Database(ABC):
 
     @abstractmethod
     def insert(
-        self,
-        table: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        key: Sequence[str] = (),
+        self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
         """Add rows, in place of those with the same `key` where the table has one."""
 

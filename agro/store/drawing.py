@@ -13,15 +13,7 @@ from agro.errors import Refused
 from agro.store import queries
 from agro.store.candidates import WAITS, Candidates
 from agro.store.database import Statement
-from agro.store.draw_rules import (
-    At,
-    Candidate,
-    DrawRule,
-    Selection,
-    pick_groups,
-    pick_pairs,
-    pick_responses,
-)
+from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups, pick_pairs, pick_responses
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
 from agro.store.sample_rows import decode_text, encode_text, ledger_of
 from agro.store.samples import Experience
@@ -169,20 +161,6 @@ class Draws:
             length = None if action is None else int.from_bytes(action, "big").bit_count()
             draws.append(Draw(step, i, reward, role, decode_text(source), bool(is_own), staleness, length))
         return draws
-
-    def uses(self, ids: Iterable[int]) -> dict[int, int]:
-        """How often each sample was drawn, by all runs, at steps that they committed."""
-        ids = list(ids)
-        self._tables.check_ids(ids)
-        rows = self._database.run(
-            f"""
-            SELECT sample, count(*) FROM draws
-            JOIN ({queries.LAST_COMMITS}) AS c ON c.run = draws.run AND draws.step <= c.step
-            WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY sample
-            """,
-            [self._database.listed(ids)],
-        )
-        return dict.fromkeys(ids, 0) | dict(rows)
 
     def trained(self, ids: Sequence[int]) -> list[RunUse]:
         """The runs that drew any of these samples."""

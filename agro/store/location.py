@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 from agro.errors import Refused
+from agro.io.record_files import has_several_tables
 
 Location = Path | str  # of a file; of a server, such as postgresql://me@host/runs?schema=first
 
 READ_SECONDS = 10.0  # that who only reports waits for a server
-SHORTEST = 512  # bytes of a file of SQLite that isn't empty: one page
 _URL = re.compile(r"postgres(?:ql)?:(/+)(.+)")
 
 
@@ -62,18 +60,5 @@ def check_made(location: Location) -> None:
 
 
 def is_store(path: Location) -> bool:
-    """Whether it is a file of SQLite, or in PostgreSQL.
-
-    SQLite itself opens it: to read it and close it would release the locks of the process's connections.
-    """
-    if url_of(path):
-        return True
-    path = Path(path)
-    if not path.is_file() or path.stat().st_size < SHORTEST:
-        return False
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            database.execute("PRAGMA schema_version")
-    except sqlite3.Error as error:
-        return error.sqlite_errorcode != sqlite3.SQLITE_NOTADB
-    return True
+    """Whether it is a database of several tables; one of one table is a file of records."""
+    return url_of(path) is not None or has_several_tables(Path(path))

@@ -5,9 +5,9 @@ Nothing stays open between two pages, so that a caller may write meanwhile, or n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -24,6 +24,17 @@ class Page(Generic[T]):
 
     items: list[T]
     cursor: int | None
+
+
+def first_page(rows: Iterable[tuple[Any, ...]], most: int, size: int) -> Page[tuple[Any, ...]]:
+    """The first `most` rows, or fewer that have `size` bytes; the cursor is the first column."""
+    items, length = list[tuple[Any, ...]](), 0
+    for row in rows:
+        items.append(row)
+        length += sum([len(value) for value in row if isinstance(value, (str, bytes))])
+        if len(items) == most or length >= size:
+            return Page(items, row[0])
+    return Page(items, None)
 
 
 def read_pages(read: Callable[[int], Page[T]]) -> Iterator[T]:

@@ -14,37 +14,34 @@ that writes, unless its transaction is found to be committed: each leaves its nu
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import struct
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import lru_cache, partial
-from itertools import chain, repeat
+from functools import partial
 from typing import Any, NoReturn, cast
 from urllib.parse import unquote
 
 from agro.errors import Refused, Unwritable
-from agro.store import candidates, leases, split
-from agro.store.database import LEDGERS, SCHEMA, TABLES, Database, P, Statement
-from agro.store.paging import PAGE_BYTES, Page
-from agro.store.sample_rows import Wtf8, in_place
 
 try:
     import psycopg
-    from psycopg import errors
-    from psycopg.adapt import Dumper, Loader
-    from psycopg.conninfo import conninfo_to_dict
-    from psycopg.pq import Format
-    from psycopg.types.numeric import Int8BinaryDumper
-    from psycopg.types.string import StrBinaryDumper
 except ImportError:
     raise Refused(
         "postgresql://: psycopg isn't installed. What to do: pip install 'psycopg[binary]>=3.2,<4'"
     ) from None
+
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
+
+from agro.store.database import Database, P, Statement
+from agro.store.paging import PAGE_BYTES, Page, first_page
+from agro.store.postgres_sql import IS_MADE, MADE, SCHEMA, definitions, rows_of, to_postgres
+from agro.store.postgres_values import DELETE_UNUSED_IDS, TEXT, Column, long_ids, register, restored
+from agro.store.sample_rows import in_place
 
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections that were lost
 PATIENCE = 120.0  # seconds that a server may be away
@@ -53,9 +50,10 @@ RETRY_SECONDS = 0.2
 AT_ONCE = 16  # statements that write, in one trip
 HOLD = 3.0  # seconds that a client may have the lock without using it
 LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
+CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
 NETWORK = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "connect_timeout": 5}
 SESSION = {
-    "plan_cache_mode": "force_custom_plan",  # lists of ids have very different lengths
+    "random_page_cost": "1.1",  # few rows are read of any table: by an index, also where it is small
     "jit": "off",
     "client_encoding": "UTF8",
     # The server ends who was cut off also where nobody waits.
@@ -65,72 +63,17 @@ SESSION = {
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
 }
-SAME_VERSION = """
-CREATE FUNCTION same_version(seen bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  IF (SELECT version FROM about) <> seen THEN RAISE serialization_failure; END IF;
-END $$
-"""
-# Counts a transaction that wrote, and leaves the number that its client gave it.
-TURN = """
-WITH turn AS (UPDATE about SET version = version + 1)
-INSERT INTO writers SELECT $1::text, $2::bigint, extract(epoch FROM clock_timestamp())::float
-ON CONFLICT (client) DO UPDATE SET number = excluded.number, written = excluded.written
-"""
-# By the catalog's rows: what to_regclass remembers may be older than the lock.
-IS_MADE = "SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'about'"
-CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
-# What the processes of a run share, see `agro.store.shared`. Pieces are published again after a crash.
-SHARED = """
-CREATE TABLE shared (run TEXT, name TEXT, content BLOB, written REAL, PRIMARY KEY (run, name));
-CREATE TABLE writers (client TEXT PRIMARY KEY, number INTEGER, written REAL);
-CREATE UNLOGGED TABLE pieces (
-  run TEXT, name TEXT, number INTEGER, content BLOB, PRIMARY KEY (run, name, number)
-);
-"""
-DDL = ";".join(
-    (TABLES, SHARED, leases.TABLE, split.TABLE, *(table.format(schema="main") for table in candidates.TABLES))
-)
-MADE = frozenset(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(?:main\.)?(\w+)", DDL))
 # Of the clients that have the lock those that are to send something, or to take an answer.
 EVICT = """
 SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-  AND (l.classid::bigint << 32 | l.objid::bigint) = $1::bigint
+  AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('agro store ' || current_schema(), 0)
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND (a.state LIKE 'idle%' OR a.wait_event_type = 'Client')
   AND clock_timestamp() - a.state_change
     > make_interval(secs => coalesce(substring(a.application_name FROM '^agro ([0-9.]+)$')::float, 3))
 """
-NUMBER_OF = """
-CREATE FUNCTION number_of(object text, key text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-  IF object = '{}' THEN RETURN NULL; END IF;
-  RETURN CAST(CAST(object AS jsonb) ->> key AS bigint);
-EXCEPTION WHEN OTHERS THEN RETURN NULL;
-END $$
-"""
-MARK = "\uffff"  # before four hexadecimal digits of a character that PostgreSQL's text can't have
-# A text of more bytes than this is stored in the columns `IDS`, and compared, as its beginning and a digest,
-# by which `long_ids` has it: indexes take 2,700 bytes of a row. `CONTENT` isn't compared; other columns have
-# no longer ones.
-LONG = 1000
-IDS = ("prompt_id", "episode")
-CONTENT = (
-    *("text", "prompt", "messages", "response", "sampling", "meta"),
-    *("options", "license", "files", "clusters"),
-)
-LONG_IDS = "CREATE TABLE IF NOT EXISTS long_ids (digest TEXT PRIMARY KEY, text TEXT NOT NULL)"
-_LONG = re.compile(f"{MARK}#([0-9a-f]{{64}})$")
-# Those that no sample has any more.
-UNUSED_IDS = """
-DELETE FROM long_ids WHERE digest NOT IN (
-  SELECT right(prompt_id, 64) FROM samples UNION SELECT right(coalesce(episode, ''), 64) FROM samples
-)
-"""
-_UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
-_MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
-# The last one is of a statement that the server doesn't have, see `_trip`.
+# The last one is of a statement that the server doesn't have, after a pipeline that failed.
 _GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.InvalidSqlStatementName)
 # What a server says when it opens no connection and won't; of its code libpq doesn't tell.
 REFUSAL = re.compile(
@@ -148,175 +91,6 @@ class Lost(Refused):
 
 class NotMade(Refused):
     """There is no store."""
-
-
-def encoded(text: str | bytes) -> bytes:
-    """A text as PostgreSQL can have it."""
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "surrogatepass")
-    if not text.isprintable():
-        text = _UNFIT.sub(lambda match: f"{MARK}{ord(match[0]):04x}", text)
-    return text.encode()
-
-
-def decoded(text: str) -> str | Wtf8:
-    text = _MARKED.sub(lambda match: chr(int(match[1], 16)), text)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return Wtf8(text.encode("utf-8", "surrogatepass"))
-    return text
-
-
-def shortened(text: str | bytes) -> bytes:
-    """An id as indexes have it, see `LONG`."""
-    data = encoded(text)
-    if len(data) <= LONG:
-        return data
-    start, digest = data[: LONG // 2].decode(errors="ignore"), hashlib.sha256(data).hexdigest()
-    return f"{start}{MARK}#{digest}".encode()
-
-
-def checked(text: str | bytes) -> bytes:
-    """A name. Raises `Refused` where it is too long."""
-    data = encoded(text)
-    if len(data) > LONG:
-        raise Refused(
-            f"{text[:40]!r}…: expected the name of a run or a source to have at most {LONG} bytes, got "
-            f"{len(data)}. What to do: a shorter name, or a store in a file"
-        )
-    return data
-
-
-class TextDumper(StrBinaryDumper):
-    def dump(self, obj: Any) -> bytes:
-        return shortened(obj)
-
-
-class TextLoader(Loader):
-    """Texts as they were before `shortened` and `encoded`."""
-
-    format = Format.BINARY
-    ids: dict[str, Any]  # long ones that are known, by their digests
-    missing: set[str]  # digests of those that have to be read
-
-    def load(self, data: Any) -> Any:
-        text = str(data, "utf-8")
-        if text.isascii() or MARK not in text:
-            return text
-        long = _LONG.search(text)
-        if long is None:
-            return decoded(text)
-        if long[1] not in self.ids:
-            self.missing.add(long[1])
-        return self.ids.get(long[1], text)
-
-
-class Column(bytes):
-    """Values of one type, as an array of PostgreSQL in its binary form."""
-
-    @classmethod
-    def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = encoded) -> Column:
-        """`encode`: of texts."""
-        oid, number = _OIDS[kind], _NUMBERS.get(kind)
-        if not values:
-            return cls(b"\0" * 8 + struct.pack(">I", oid))
-        head = struct.pack(">iiIii", 1, 1, oid, len(values), 1)
-        if number and None not in values:
-            return cls(head + struct.pack(f">{number * len(values)}", *chain(*zip(repeat(8), values))))
-        parts = [head]
-        for value in values:
-            if value is None:
-                parts.append(b"\xff\xff\xff\xff")
-            elif number:
-                parts.append(struct.pack(f">{number}", 8, value))
-            else:
-                data = encode(value) if kind == "TEXT" else bytes(value)
-                parts += (struct.pack(">i", len(data)), data)
-        return cls(b"".join(parts))
-
-
-class ColumnDumper(Dumper):
-    format = Format.BINARY  # and of no type: the statement says which
-
-    def dump(self, obj: Any) -> bytes:
-        return bytes(obj)
-
-
-_OIDS = {"BIGINT": 20, "TEXT": 25, "DOUBLE PRECISION": 701, "BYTEA": 17}
-_NUMBERS = {"BIGINT": "iq", "DOUBLE PRECISION": "id"}  # the number of bytes, and a value
-_KINDS = {"INTEGER": "BIGINT", "TEXT": "TEXT", "REAL": "DOUBLE PRECISION", "BLOB": "BYTEA"}
-# A column has the same type in every table.
-TYPES = {"reward": "DOUBLE PRECISION", "key": "TEXT", "rowid": "BIGINT"}
-TYPES |= dict.fromkeys(("uses", "place", "count"), "BIGINT") | dict.fromkeys(("digest", "text"), "TEXT")
-TYPES |= {name: _KINDS[kind] for name, kind in re.findall(r"(\w+) (INTEGER|TEXT|REAL|BLOB)\b", DDL)}
-
-_REWRITES = [
-    (r"IN \(SELECT value FROM json_each\((\?\d*)\)\)", r"= ANY(\1)"),
-    # By an index, however many the planner expects.
-    (r"IN \((SELECT prompt_id FROM \([^()]*\) AS touched)\)", r"= ANY(ARRAY(\1))"),
-    (r"FROM json_each\((\?\d*)\)(?=\s+WHERE EXISTS)", r"FROM unnest(CAST(\1 AS TEXT[])) AS value"),
-    (r"FROM json_each\((\?\d*)\)", r"FROM unnest(CAST(\1 AS BIGINT[])) AS value"),
-    (r"INDEXED BY \w+", ""),
-    (r"\bmain\.", ""),
-    (r"\btemp\.", "pg_temp."),
-    (r"CREATE INDEX pg_temp\.(\w+) ON (\w+)", r"CREATE INDEX \1 ON pg_temp.\2"),
-    (r"CREATE TABLE (IF NOT EXISTS )?pg_temp\.", r"CREATE TEMP TABLE \1"),
-    (r"CROSS JOIN (\w+(?: \w+)?) ON", r"JOIN \1 ON"),
-    (r"\bIS NOT (\?\d*)", r"IS DISTINCT FROM \1"),
-    (r"\bIS (\?\d*|\w\.\w+)", r"IS NOT DISTINCT FROM \1"),
-    (r"json_group_array\(DISTINCT CAST\(source AS TEXT\)\)", "CAST(jsonb_agg(DISTINCT source) AS TEXT)"),
-]
-_DEFINITIONS = [
-    (r"\bINTEGER PRIMARY KEY\b", "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY"),
-    (r"\bINTEGER\b", "BIGINT"),
-    (r"\bREAL\b", "DOUBLE PRECISION"),
-    (r"\bBLOB\b", "BYTEA"),
-    (r"\bTEXT\b", 'TEXT COLLATE "C"'),
-    (r"\breward,\n", "reward DOUBLE PRECISION,\n"),
-    (r"\bREFERENCES samples \(id\)", ""),  # who writes ids has read them, and no row is deleted
-    (r"WITHOUT ROWID", ""),
-]
-
-
-@lru_cache(maxsize=4096)
-def to_postgres(sql: str) -> tuple[str, bool]:
-    """A statement of SQLite's dialect, as far as the store uses it, and whether it returns rows."""
-    sql = sql.strip()
-    for pattern, replacement in _REWRITES:
-        sql = re.sub(pattern, replacement, sql)
-    if re.match(r"CREATE (TEMP |UNLOGGED )?TABLE", sql):
-        for pattern, replacement in _DEFINITIONS:
-            sql = re.sub(pattern, replacement, sql)
-    number = 0
-
-    def parameter(match: re.Match[str]) -> str:
-        nonlocal number
-        number += 1
-        return f"${match[1] or number}"
-
-    return re.sub(r"\?(\d*)", parameter, sql), sql.startswith(("SELECT", "WITH")) or "RETURNING" in sql
-
-
-def _definitions(schema: str) -> Iterator[str]:
-    """The tables of SQLite's file; one without an id has the column `rowid`, which SQLite has anyway."""
-    yield f'CREATE SCHEMA IF NOT EXISTS "{schema}"'
-    for statement in DDL.split(";"):
-        name = re.match(r"\s*CREATE TABLE (\w+)", statement)
-        sql, _ = to_postgres(statement)
-        if name and name[1] in (*LEDGERS, "reference_logp"):
-            sql = sql.replace("(", "(\n  rowid BIGINT GENERATED BY DEFAULT AS IDENTITY,", 1)
-        if sql:
-            yield sql
-    yield "CREATE INDEX draws_rowid ON draws (rowid)"
-    yield "CREATE INDEX pairs_rowid ON pairs (rowid)"
-    yield NUMBER_OF
-    for column in ("tokens", "behavior_logp", "context_tokens", "token_reward", "kept"):
-        yield f"ALTER TABLE samples ALTER {column} SET STORAGE EXTERNAL"  # which don't get smaller
-    yield "ALTER TABLE pieces ALTER content SET STORAGE EXTERNAL"
-    yield SAME_VERSION
-    # `version` counts the transactions that wrote.
-    yield f"CREATE TABLE about AS SELECT {SCHEMA} AS schema, CAST(0 AS BIGINT) AS version"
 
 
 class PostgresDatabase(Database):
@@ -348,16 +122,15 @@ class PostgresDatabase(Database):
             raise Refused(f"{url}: expected a plain name as schema, got {schema!r}")
         self.schema = schema
         self.path, self.read_only, self.timeout = url, read_only, timeout
-        self.trips = 0  # to the server
-        self._hold = HOLD
+        self.trips, self._hold = 0, HOLD  # trips to the server
         self.repeats = False  # whether who calls repeats a method that meets a conflict
         self.in_doubt = False  # whether an error may come of reads without the lock
-        self._open = self._locked = False
-        self._durable = True
+        self._open, self._locked, self._durable = False, False, True
         self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
         self._version: int | None = None  # of the store, when a transaction read first
         self._pending: list[Statement] = []  # that a transaction has still to write
         self._late: list[Statement] = []  # a transaction that is sent with the next statement
+        self._ids: dict[str, str] = {}  # long ones of the last rows, by their digests
         self._connection = self._connected(OPEN_SECONDS)
         try:
             self._prepare(create)
@@ -369,8 +142,8 @@ class PostgresDatabase(Database):
         session = {**SESSION, "search_path": f'"{self.schema}"', "lock_timeout": f"{HOLD:g}s"}
         session["default_transaction_read_only"] = "on" if self.read_only else "off"
         more = " ".join(f"-c {name}={value}" for name, value in session.items())
-        own = {"options": f"{self._parameters.get('options', '')} {more}"}
-        own["application_name"] = f"agro {self._hold:g}"
+        options = f"{self._parameters.get('options', '')} {more}"
+        own = {"options": options, "application_name": f"agro {self._hold:g}"}
         try:
             connection = psycopg.connect(
                 autocommit=True,
@@ -385,15 +158,7 @@ class PostgresDatabase(Database):
                 ) from None
             raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
         self._pid = connection.info.backend_pid
-        adapters = connection.adapters
-        adapters.register_dumper(int, Int8BinaryDumper)
-        adapters.register_dumper(str, TextDumper)
-        adapters.register_dumper(Wtf8, TextDumper)
-        adapters.register_dumper(Column, ColumnDumper)
-        self._ids: dict[str, Any] = {}
-        self._missing = set[str]()
-        loader = type("IdLoader", (TextLoader,), {"ids": self._ids, "missing": self._missing})
-        adapters.register_loader("text", loader)
+        register(connection.adapters)
         return connection
 
     def _prepare(self, create: bool) -> None:
@@ -411,25 +176,29 @@ class PostgresDatabase(Database):
             )
         try:
             if not is_made:
-                with self.transaction():
-                    if not self.run(IS_MADE, [self.schema]):  # no other process was faster
-                        self._pending += [(statement, ()) for statement in _definitions(self.schema)]
-            schemas = self.run("SELECT schema FROM about")
-        except (errors.DuplicateTable, errors.UndefinedColumn):
-            schemas = []
-        if len(schemas) != 1:
+                self._make()
+            [(schema,)] = self.run("SELECT schema FROM about LIMIT 1") or [(None,)]
+        except (errors.UndefinedColumn, errors.UndefinedTable):
             raise Refused(
                 f"{self.path}: expected a schema of a store, got one with other tables. What to do: give "
                 "another ?schema=NAME"
-            )
-        [(schema,)] = schemas
-        if not self.read_only:
-            self.run("DELETE FROM writers WHERE written < ?", [self.now() - CLIENTS_SECONDS])
+            ) from None
         if schema != SCHEMA:
             raise Refused(
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
-                "wrote it; copy it with that version to a file, export that, and import it with this one"
+                "wrote it. What to do: agro store copy of it to a file with that version, and of the file to "
+                "another ?schema=NAME with this one"
             )
+        if not self.read_only:
+            self.run("DELETE FROM writers WHERE written < ?", [self.now() - CLIENTS_SECONDS])
+
+    def _make(self) -> None:
+        lock = f"SELECT CAST(pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0)) AS TEXT)"
+        statements = ["BEGIN", "SET LOCAL lock_timeout = 0", lock, *definitions(self.schema), "COMMIT"]
+        try:
+            self._trip([(statement, ()) for statement in statements])
+        except (errors.DuplicateTable, errors.DuplicateFunction):  # another process was faster
+            self._rollback()
 
     def close(self) -> None:
         with suppress(psycopg.Error):
@@ -471,10 +240,7 @@ class PostgresDatabase(Database):
                 self._trip([("BEGIN READ WRITE", ())])
                 self._locked = True
             yield
-            if temporary:
-                self._send([("COMMIT", ())])
-            else:
-                self._commit()
+            self._commit()
         except BaseException:
             self.in_doubt = self._reads_alone
             self._rollback()
@@ -490,12 +256,12 @@ class PostgresDatabase(Database):
     def _commit(self) -> None:
         if not self._locked and not self._pending:
             return
-        ends: list[Statement] = [(TURN, [self._client, self._number]), ("COMMIT", ())]
+        end: Statement = ("COMMIT", ())
         if not self._durable and not self._locked and self.repeats:
-            self._late = [*self._pending, *ends]  # who reads next wants to see it
+            self._late = [*self._pending, end]  # who reads next wants to see it
             return
         try:
-            self._send(ends)
+            self._send([end])
         except Lost:
             if not self._is_committed():
                 raise
@@ -504,8 +270,9 @@ class PostgresDatabase(Database):
     def _rollback(self) -> None:
         self._pending = []
         if not self._connection.closed:
+            # A statement that psycopg hasn't seen, so that it forgets what it prepared, or failed to.
             with suppress(psycopg.Error):
-                self._connection.execute("ROLLBACK")
+                self._connection.execute(f"ROLLBACK -- {self.trips}")
 
     def _is_committed(self) -> bool:
         """Whether a transaction counts whose COMMIT wasn't answered; that of a server which still works on it
@@ -520,15 +287,14 @@ class PostgresDatabase(Database):
         """Rows that were deleted leave the tables' files now, and the log, backups and replicas when these
         are rotated."""
         yield
-        self.run(LONG_IDS)
-        self.run(UNUSED_IDS)
+        self.run(DELETE_UNUSED_IDS)
         for table in ("samples", "changes", "identities", "pairs", "reference_logp", "long_ids"):
             self.run(f"VACUUM {table}")
 
     def listed(self, values: Iterable[Any]) -> Any:
         listed = list(values)
         kind = {int: "BIGINT", str: "TEXT"}.get(type(listed[0])) if listed else None
-        return Column.of(kind, listed, shortened) if kind else listed
+        return Column.of(kind, listed) if kind else listed
 
     def has(self, table: str, schema: str = "main") -> bool:
         if schema == "main" and table in MADE:
@@ -538,8 +304,7 @@ class PostgresDatabase(Database):
 
     def renumber(self, tables: Sequence[str]) -> None:
         for table in tables:
-            last = f"SELECT max(rowid) FROM {table}"
-            self.run(f"SELECT setval(pg_get_serial_sequence('{table}', 'rowid'), ({last}))")
+            self.run(f"SELECT setval(pg_get_serial_sequence('{table}', 'rowid'), max(rowid)) FROM {table}")
 
     def analyze(self, table: str) -> None:
         self.run(f"ANALYZE {table}")
@@ -561,55 +326,40 @@ class PostgresDatabase(Database):
             if len(self._pending) >= AT_ONCE:
                 self._send([])
             return []
-        return self._repeated([(statement, args)])[0]
+        return self.run_all((sql, args))[0]
 
     def run_all(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
-        return self._repeated([(to_postgres(sql)[0], args) for sql, args in statements])
+        batch = [(to_postgres(sql)[0], args) for sql, args in statements]
+        while True:
+            is_part = self._open or self._late  # of what has to be repeated as a whole
+            try:
+                return self._send(batch)
+            except Lost:
+                if is_part:
+                    raise
+                self.reconnect()
 
     def page(
         self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
     ) -> Page[tuple[Any, ...]]:
-        items: list[tuple[Any, ...]] = []
-        length = 0
-        for row in self.run(sql, args):
-            items.append(row)
-            length += sum([len(value) for value in row if isinstance(value, (str, bytes))])
-            if len(items) == rows or length >= size:
-                return Page(items, row[0])
-        return Page(items, None)
+        return first_page(self.run(sql, args), rows, size)
 
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
-        if table == "samples":  # a character has up to 4 bytes
-            texts = {row[columns.index(name)] or "" for name in IDS for row in rows}
-            long = [text for text in texts if len(text) > LONG // 4 and len(encoded(text)) > LONG]
-            if long:
-                self.run(LONG_IDS)
-                ids = [(shortened(text)[-64:].decode(), text) for text in long]
-                self.insert("long_ids", ("digest", "text"), ids, key=("digest",))
+        if table == "samples" and (long := long_ids(columns, rows)):
+            self.insert("long_ids", ("digest", "text"), long, key=("digest",))
         if rows:
-            into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {_unnest(columns)}"
-            self.run(f"{into}{in_place(columns, key)}", _columns(columns, rows))
+            into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {rows_of(columns)}"
+            self.run(f"{into}{in_place(columns, key)}", Column.each(columns, rows))
 
     def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         if rows:
             changes = ", ".join(f"{name} = new.{name}" for name in columns)
             every = (*columns, "id")
-            source = f"{_unnest(every)} AS new ({', '.join(every)})"
-            self.run(
-                f"UPDATE {table} SET {changes} FROM {source} WHERE {table}.id = new.id", _columns(every, rows)
-            )
-
-    def _repeated(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
-        while True:
-            is_part = self._open or self._late  # of what has to be repeated as a whole
-            try:
-                return self._send(statements)
-            except Lost:
-                if is_part:
-                    raise
-                self.reconnect()
+            source = f"{rows_of(every)} AS new ({', '.join(every)})"
+            sql = f"UPDATE {table} SET {changes} FROM {source} WHERE {table}.id = new.id"
+            self.run(sql, Column.each(every, rows))
 
     def flush(self) -> None:
         """Send what waits for a next statement."""
@@ -640,14 +390,8 @@ class PostgresDatabase(Database):
 
     def _begin(self, batch: list[Statement]) -> list[list[tuple[Any, ...]]]:
         """Wait for the lock, and send the first statements of a transaction with it."""
-        lock = f"CAST(pg_advisory_xact_lock(hashtextextended('agro store {self.schema}', 0)) AS TEXT)"
-        turn: Statement = (f"SELECT {lock}", ())
-        if self._version is not None:  # compared after the wait
-            same = "CAST(same_version($1) AS TEXT)"
-            turn = f"SELECT CASE WHEN {lock} IS NOT NULL THEN {same} END", [self._version]
-        start: list[Statement] = [("BEGIN", ()), turn]
-        if not self._durable:
-            start.append(("SET LOCAL synchronous_commit = off", ()))
+        turn = [self._version, self._client, self._number, self._durable]
+        start: list[Statement] = [("BEGIN", ()), ("SELECT CAST(begin_turn($1, $2, $3, $4) AS TEXT)", turn)]
         sooner: list[Statement] = [("SET LOCAL lock_timeout = '500ms'", ())]
         deadline = time.monotonic() + self.timeout
         while True:
@@ -662,42 +406,39 @@ class PostgresDatabase(Database):
                         f"{self.path}: another process has been writing for more than {self.timeout:g} s; "
                         "try again when it is done"
                     ) from None
-                self._trip([(EVICT, [self._key()])])
+                self._trip([(EVICT, ())])
             except errors.SerializationFailure:
                 raise Conflict(f"{self.path}: another process wrote at the same time; try again") from None
             else:
                 self._locked = True
                 return results
 
-    def _key(self) -> int:
-        [[(key,)]] = self._trip([("SELECT hashtextextended($1, 0)", [f"agro store {self.schema}"])])
-        return int(key)
-
     def _trip(self, batch: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         self.trips += 1
-        # psycopg forgets that a statement wasn't prepared where the one before it in a pipeline failed.
-        may_fail = self._locked or batch[0][0] == "BEGIN"
-        execute = partial(self._connection.execute, binary=True, prepare=False if may_fail else None)
+        execute = partial(self._connection.execute, binary=True)
         try:
             if len(batch) == 1:
                 cursors = [execute(*batch[0])]
             else:
                 with self._connection.pipeline():
                     cursors = [execute(sql, args) for sql, args in batch]
-            rows = [_rows(cursor) for cursor in cursors]
-            if self._missing:
-                sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
-                found = execute(sql, [list(self._missing)]).fetchall()
-                self._missing.clear()
-                if len(self._ids) > AT_ONCE:
-                    self._ids.clear()
-                self._ids.update(found)
-                rows = [_rows(cursor) for cursor in cursors]
-            return rows
+            return [self._rows(cursor) for cursor in cursors]
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
         except (psycopg.Error, OverflowError, struct.error) as error:
             self._refuse(error)
+
+    def _rows(self, cursor: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement, with texts as they were; none where it returns none."""
+        result = cursor.pgresult
+        texts = [i for i in range(result.nfields) if result.ftype(i) == TEXT]
+        return restored(cursor.fetchall(), texts, self._long_ids) if result.nfields else []
+
+    def _long_ids(self, digests: set[str]) -> dict[str, str]:
+        if not digests <= self._ids.keys():
+            sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
+            self._ids = dict(self._connection.execute(sql, [list(digests)], binary=True).fetchall())
+        return self._ids
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what an error means for a user; the error itself where it is none of theirs."""
@@ -717,21 +458,17 @@ class PostgresDatabase(Database):
 
 def is_made(url: str) -> bool:
     """Whether there is a store. Raises `Refused` where no server answers."""
-    try:
+    with suppress(NotMade):
         PostgresDatabase(url, read_only=True, create=False, timeout=OPEN_SECONDS).close()
-    except NotMade:
-        return False
-    return True
+        return True
+    return False
 
 
 class Repeating:
     """A part of a store whose writes are made again where the connection was lost before they counted."""
 
     def __init__(self, part: Any, database: PostgresDatabase) -> None:
-        self.__dict__.update(_part=part, _database=database)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._part, name, value)
+        self._part, self._database = part, database
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._part, name)
@@ -743,12 +480,12 @@ class Repeating:
             if database.in_transaction:  # all of it is repeated, or nothing
                 return value(*args, **kwargs)
             database.repeats = True
-            again = [list(each) if isinstance(each, Iterator) else each for each in (*args, *kwargs.values())]
-            given = dict(zip(kwargs, again[len(args) :]))
+            again = [list(each) if isinstance(each, Iterator) else each for each in args]
+            given = {k: list(each) if isinstance(each, Iterator) else each for k, each in kwargs.items()}
             try:
                 while True:
                     try:
-                        result = value(*again[: len(args)], **given)
+                        result = value(*again, **given)
                         database.flush()
                         return result
                     except Lost:
@@ -761,23 +498,3 @@ class Repeating:
                 database.repeats = False
 
         return call
-
-
-def _unnest(columns: Sequence[str]) -> str:
-    return f"unnest({', '.join(f'CAST(? AS {TYPES[name]}[])' for name in columns)})"
-
-
-def _columns(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
-    encodings = dict.fromkeys(IDS, shortened) | dict.fromkeys(CONTENT, encoded)
-    return [
-        Column.of(TYPES[name], values, encodings.get(name, checked))
-        for name, values in zip(columns, zip(*rows), strict=True)
-    ]
-
-
-def _rows(cursor: Any) -> list[tuple[Any, ...]]:
-    """All rows of a statement, from the first one on; none where it returns none."""
-    if not cursor.pgresult.nfields or not cursor.rowcount:
-        return []
-    cursor.scroll(0, mode="absolute")
-    return list(cursor.fetchall())

@@ -13,7 +13,6 @@ UNSCORED, FAILED, SCORED = range(len(STATES))
 Clause = tuple[str, list[Any]]  # SQL, and its arguments
 PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.imports`
 NO_LIMIT = 2**62  # steps that draw from a group
-LAST_COMMITS = "SELECT * FROM commits WHERE rowid IN (SELECT max(rowid) FROM commits GROUP BY run)"
 LAST_STEP = "SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1"
 
 # No other sample of the prompt and `origin` has a higher reward. Names without a table are of the other one.
@@ -234,9 +233,7 @@ LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = s.prompt_id
 WHERE s.id IN (SELECT value FROM json_each(?))
 """
 
-NUMBER = """
-number_of(meta, 'index')
-"""
+NUMBER = "number_of(meta, 'index')"
 # Oldest first; in a step by number of the response, since responses are stored in the order of finishing.
 BY_NUMBER = f"ORDER BY step, CASE WHEN step IS NOT NULL THEN {NUMBER} END, id"
 

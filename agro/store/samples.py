@@ -136,11 +136,7 @@ class Experience:
         self._tables, self._database = tables, tables.database
 
     def samples(
-        self,
-        *,
-        ids: Iterable[int] | None = None,
-        skip_damaged: bool = False,
-        **chosen: Unpack[Filter],
+        self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
     ) -> Iterator[Sample]:
         """The chosen samples in the order of their ids, those that are there when it begins; writing
         meanwhile is fine.
@@ -258,11 +254,7 @@ class Experience:
         return Page(samples, page.cursor)
 
     def find(
-        self,
-        *,
-        source: str | None = None,
-        prompt_id: str | None = None,
-        meta: tuple[str, str] | None = None,
+        self, *, source: str | None = None, prompt_id: str | None = None, meta: tuple[str, str] | None = None
     ) -> list[int]:
         """Ids of all samples, redone ones included, that fit what is given.
 

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 from agro.errors import Refused, Unwritable
 from agro.store.database import LEDGERS, SCHEMA, TABLES, Database
-from agro.store.location import SHORTEST
-from agro.store.paging import PAGE_BYTES, Page
+from agro.store.paging import PAGE_BYTES, Page, first_page
 from agro.store.sample_rows import SAMPLE, insert_into
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
+SHORTEST = 512  # bytes of a file that isn't empty: one page
 CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
 _ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
 
@@ -119,15 +119,8 @@ class SqliteDatabase(Database):
     def page(
         self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
     ) -> Page[tuple[Any, ...]]:
-        items: list[tuple[Any, ...]] = []
-        length = 0
         with self._plainly(), closing(self._connection.execute(sql, args)) as query:
-            for row in query:
-                items.append(row)
-                length += sum([len(value) for value in row if type(value) in (str, bytes)])
-                if len(items) == rows or length >= size:
-                    return Page(items, row[0])
-        return Page(items, None)
+            return first_page(query, rows, size)
 
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()

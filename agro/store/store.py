@@ -88,12 +88,7 @@ class Store:
 
     @classmethod
     def open(
-        cls,
-        location: Location,
-        *,
-        read_only: bool = False,
-        create: bool = True,
-        timeout: float | None = None,
+        cls, location: Location, *, read_only: bool = False, create: bool = True, timeout: float | None = None
     ) -> Self:
         """Open a store, or create one.
 

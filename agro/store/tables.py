@@ -19,8 +19,6 @@ from agro.store.sample_rows import (
     without_version,
 )
 
-CHANGES = 100_000  # of groups, that orders can still read
-
 
 class Tables:
     """The tables of one database, and whether they are still as they were written."""
@@ -131,7 +129,7 @@ class Tables:
             )
 
     def note_changes(self, ids: Iterable[int]) -> None:
-        """Record that what groups may be drawn of these samples' changed. The last records are kept."""
+        """Record that what groups may be drawn of these samples' changed."""
         groups = "SELECT DISTINCT prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))"
         self.note_groups(group for (group,) in self.database.run(groups, [self.database.listed(ids)]))
 
@@ -139,6 +137,3 @@ class Tables:
         """The same of groups, by prompt ids as they are stored."""
         rows = [(prompt_id,) for prompt_id in prompt_ids]
         self.database.insert("changes", ("prompt_id",), rows)
-        self.database.run(
-            "DELETE FROM changes WHERE number <= (SELECT max(number) FROM changes) - ?", [CHANGES]
-        )

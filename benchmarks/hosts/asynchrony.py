@@ -34,7 +34,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from placed import ENVIRONMENT, last_step  # noqa: E402
 
 from agro.config import RunConfig  # noqa: E402
-from agro.place.record import PlacedRecord  # noqa: E402
+from agro.place.placement import PlacedRecord  # noqa: E402
 from benchmarks import recording  # noqa: E402
 from reproductions.panel import logs  # noqa: E402
 from reproductions.panel.jobs import JOBS, Model  # noqa: E402

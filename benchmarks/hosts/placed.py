@@ -13,7 +13,7 @@ from typing import Any
 
 from agro.config import RunConfig
 from agro.io.processes import LocalProcess
-from agro.place.record import PlacedRecord
+from agro.place.placement import PlacedRecord
 from agro.store import Store
 from agro.store.location import located
 

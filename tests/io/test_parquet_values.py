@@ -16,11 +16,7 @@ UTC, DAY = dt.UTC, dt.date(2026, 1, 2)
 NS = 1767323045678000123  # 2026-01-02 03:04:05.678000123, more digits than datetime has
 COLUMNS = {  # the type, a value, and what is read
     "moment": (pa.timestamp("us"), dt.datetime(2026, 1, 2, 3, 4, 5, 678000), "2026-01-02T03:04:05.678000"),
-    "zone": (
-        pa.timestamp("ms", "UTC"),
-        dt.datetime(2026, 1, 2, tzinfo=UTC),
-        "2026-01-02T00:00:00.000Z",
-    ),
+    "zone": (pa.timestamp("ms", "UTC"), dt.datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00.000Z"),
     "nanoseconds": (pa.timestamp("ns"), NS, "2026-01-02T03:04:05.678000123"),
     "date": (pa.date32(), dt.date(2026, 1, 2), "2026-01-02"),
     "late date": (pa.date32(), 10_000_000, "29349-01-26"),  # later than Python's dates

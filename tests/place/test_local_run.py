@@ -20,10 +20,9 @@ from agro.cli.runs import ps
 from agro.errors import Refused
 from agro.pages.run.live import LivePage
 from agro.place import run as placing
-from agro.place.local import log_file
-from agro.place.placement import PlacedProcess, Placement, TrainCommand
-from agro.place.record import PlacedRecord
+from agro.place.placement import PlacedProcess, PlacedRecord, Placement, TrainCommand
 from agro.place.run import place
+from agro.place.supervisor import log_file
 
 STEPS = 8
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from agro.place import supervisor
-from agro.place.local import LocalLauncher
 from agro.place.placement import PlacedProcess, Placement, Plan, Role
-from agro.place.supervisor import LOST, Lives, Supervised, Supervisor, death_words
+from agro.place.supervisor import LOST, Lives, LocalLauncher, Supervised, Supervisor, death_words
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -139,7 +138,7 @@ import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
 from agro.place import supervisor
-from agro.place.local import LocalLauncher
+from agro.place.supervisor import LocalLauncher
 from agro.place.placement import PlacedProcess
 sleep = PlacedProcess("server", "server", None, (sys.executable, "-c", "import time; time.sleep(60)"))
 child = LocalLauncher(Path({str(tmp_path)!r}), {{}}).start(sleep, again=False)

@@ -191,8 +191,9 @@ def test_orders_in_use_are_kept_and_one_that_another_connection_renewed_is_count
 
 
 def test_a_change_that_was_missed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 6 changes 2 are kept: a connection that saw none of them looks at all groups again."""
-    monkeypatch.setattr("agro.store.tables.CHANGES", 2)
+    """Of 6 changes a draw keeps 2: a connection that saw none of them looks at all groups again. It finds
+    those that nobody removed among the changes, also where they are more than 2."""
+    monkeypatch.setattr("agro.store.candidates.CHANGES", 2)
     rule = DrawRule(9, fewer=True)
     with Store.open(tmp_path / "s.db") as store, Store.open(tmp_path / "s.db") as other:
         ids = store.append([sample(f"p{i}", reward=None) for i in range(6)])
@@ -200,8 +201,11 @@ def test_a_change_that_was_missed_is_found(tmp_path: Path, monkeypatch: pytest.M
         assert store.draws.pick(rule, at) == []
         for i in ids:
             other.set_rewards([(i, 1.0, {})])
+        assert len(other.draws.pick(rule, At("another", 1, 0, 0))) == 6
         assert store._database.run("SELECT count(*) FROM changes") == [(2,)]
         assert len(store.draws.pick(rule, at)) == 6
+        other.set_rewards([(i, None, {}) for i in ids[:4]])
+        assert len(store.draws.pick(rule, at)) == 2
 
 
 def test_a_taken_request_can_be_drawn_from_at_the_next_step(tmp_path: Path) -> None:

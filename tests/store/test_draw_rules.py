@@ -122,12 +122,11 @@ def test_epochs_are_a_run_s_own(store: Store) -> None:
 
 
 def test_a_draw_gives_whole_groups_and_is_noted(store: Store) -> None:
-    ids = store.append([s for i in range(3) for s in group(f"p{i}", [0.0, 1.0, 0.5])])
+    store.append([s for i in range(3) for s in group(f"p{i}", [0.0, 1.0, 0.5])])
     drawn = draw(store, DrawRule(2))
     assert list(sizes(drawn).values()) == [3, 3]
     assert [s.response for s in drawn] == ["response 0", "response 1", "response 2"] * 2
-    store.ledger.commit("r", 1, "digest")
-    assert {i for i, n in store.draws.uses(ids).items() if n} == {s.id for s in drawn}
+    assert [d.sample for d in store.draws.drawn("r")] == [s.id for s in drawn]
 
 
 def test_group_size_bounds_the_responses(store: Store) -> None:

@@ -62,16 +62,8 @@ def test_an_export_gives_back_the_same_samples(tmp_path: Path, ending: str, word
 
 def test_random_samples_use_every_field() -> None:
     samples = random_samples(1, 400, WORDS + LONE)
-    for name in (
-        "reward",
-        "learn",
-        "episode",
-        "tokenizer",
-        "sampling",
-        "context_tokens",
-        "token_reward",
-        "kept",
-    ):
+    names = ("reward", "learn", "episode", "tokenizer", "sampling", "context_tokens", "token_reward", "kept")
+    for name in names:
         assert {getattr(s, name) is None for s in samples} == {True, False}, name
     assert any(isinstance(s.version, np.ndarray) for s in samples)
     assert any(isinstance(s.prompt, list) for s in samples)

@@ -205,9 +205,7 @@ def test_what_earlier_records_decide(tmp_path: Path, read_here: list[Any]) -> No
     )  # the first block's third record decides
     log = pack(tmp_path / "samples.jsonl", lines)
     report = compared(tmp_path, [log])
-    assert report["left_out"] == {
-        "of the filter flexible; taken is strict (--choose filter=NAME)": 29,
-    }
+    assert report["left_out"] == {"of the filter flexible; taken is strict (--choose filter=NAME)": 29}
     assert 9 < len(read_here) < 18
 
 

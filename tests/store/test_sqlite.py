@@ -172,21 +172,6 @@ def test_integers_that_do_not_fit_are_refused(store: Store) -> None:
         store.append([sample(version=2**63)])
 
 
-def test_uses_count_the_draws_that_were_committed(store: Store) -> None:
-    a, b = store.append(group("p", [0.0, 1.0]))
-    store.draws.record("r", 1, [a, b])
-    store.draws.record("r", 2, [a])
-    store.draws.record("other", 9, [b])
-    assert store.draws.uses([a, b]) == {a: 0, b: 0}
-    store.ledger.commit("r", 1, "digest")
-    assert store.draws.uses([a, b]) == {a: 1, b: 1}
-    store.ledger.commit("r", 2, "digest")
-    store.ledger.commit("other", 9, "digest")
-    assert store.draws.uses([b, a]) == {a: 2, b: 2}
-    with pytest.raises(Refused, match="no sample has the id 9"):
-        store.draws.record("r", 3, [a, 9])
-
-
 def test_a_commit_notes_how_far_the_store_had_come(store: Store) -> None:
     assert store.ledger.committed("r") is None
     store.ledger.commit("r", 0, "empty")
@@ -216,7 +201,9 @@ def test_rewinding_forgets_later_draws_and_sets_later_samples_aside(store: Store
     assert [g.size for g in store.groups(redone=True)] == [1, 3]
     assert store.ledger.rewind("r") == Rewind(0, 0)
     store.ledger.commit("r", 2, "again")
-    assert store.draws.uses([log, one, two]) == {log: 1, one: 1, two: 0}
+    assert [(d.step, d.sample) for d in store.draws.drawn("r")] == [(1, one), (1, log)]
+    with pytest.raises(Refused, match="no sample has the id 9"):
+        store.draws.record("r", 3, [one, 9])
 
 
 def test_a_run_without_a_commit_is_rewound_to_nothing(store: Store) -> None:
