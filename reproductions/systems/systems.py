@@ -28,6 +28,8 @@ class System:
     """beyond what its recipes say of themselves"""
     part: Extent = "the loss"
     """what is here where something is missing"""
+    equations: tuple[str, ...] = ()
+    """objectives whose equation makes it"""
 
     @property
     def lacks(self) -> str:
@@ -50,6 +52,6 @@ class System:
 
 
 SYSTEMS = tuple(
-    System(name, **values | {"recipes": tuple(values.get("recipes", ()))})
+    System(name, **{key: tuple(x) if isinstance(x, list) else x for key, x in values.items()})
     for name, values in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 )
