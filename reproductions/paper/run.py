@@ -89,7 +89,7 @@ def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
             drawing.save(figure, folder, name)
     if beside:
         harness.put(HERE / "README.md", text, report.BEGIN, report.END)
-    print(text)
+    print(text, report.others(found), sep="\n\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
