@@ -22,8 +22,7 @@ from agro.runs.progress import Interruption, RunActivity
 
 
 def config(tmp_path: Path) -> RunConfig:
-    """Two phases, fresh and stored groups mixed, the second phase's reference its own start; several
-    passes a step."""
+    """Two phases, fresh and stored groups mixed, the second phase's reference its own start."""
     phases = [
         {"name": "fresh", "train": {"steps": 7}},
         {
@@ -38,7 +37,6 @@ def config(tmp_path: Path) -> RunConfig:
         phases=phases,
         policy__reference="phase",
         train__checkpoint_every=3,
-        train__micro_batch=4,
         train__schedule="cosine",
         data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)),
         evaluate__every=5,

@@ -31,14 +31,14 @@ def write_prompts(path: Path, numbers: range) -> str:
 
 
 def tiny(folder: Path, **changes: Any) -> RunConfig:
-    """Fresh AGRO by default, a step in one pass; `changes` are dotted keys with __ for the dot."""
+    """Fresh AGRO by default; `changes` are dotted keys with __ for the dot."""
     values: dict[str, Any] = {
         "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
         "data": {"prompts": write_prompts(folder / "prompts.jsonl", range(60))},
         "sampler": {"n": 3, "max_new": 3},
         "reward": {"name": f"{Path(__file__).parent / 'reward.py'}:digits"},
         "objective": {"name": "agro", "beta": 0.1},
-        "train": {"steps": 6, "groups": 4, "micro_batch": 12, "lr": 1e-2, "checkpoint_every": 2},
+        "train": {"steps": 6, "groups": 4, "micro_batch": 4, "lr": 1e-2, "checkpoint_every": 2},
     }
     for key, value in changes.items():
         *sections, last = key.split("__")
