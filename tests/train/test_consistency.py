@@ -22,6 +22,7 @@ from agro.store import Store, is_held_out
 from agro.train.learner import Local
 from agro.train.measure import ranking
 from agro.train.monitors.heldout import HeldOutGroups
+from agro.train.trainer import BaseTrainer
 from agro.types import Batch, Sample, prompt_hash
 
 BETA = 0.3
@@ -74,7 +75,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def start(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     """The weights before the first step: of a run that doesn't move."""
     folder = tmp_path_factory.mktemp("start")
-    run = Trainer(log_run(folder, train__lr=1e-30, train__steps=1), folder / "run").run()
+    run = BaseTrainer(log_run(folder, train__lr=1e-30, train__steps=1), folder / "run").run()
     return of_run(run)
 
 
