@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,34 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def known(path: Path) -> dict[str, Row]:
+    """By name the rows of a file; none where there is no file."""
+    return {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+
+
+def keep(path: Path, rows: Mapping[str, Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+
+
+def apart(script: str, checkout: Path, *words: str) -> Any:
+    """The JSON that `script` prints last, in a process of its own with the agro of this checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, script, *words]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def machine_of_models() -> str:
+    """With the versions of the libraries that compute."""
+    return f"{machine()}, torch {version('torch')}, transformers {version('transformers')}"
+
+
 def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
-    version = ".".join(map(str, sys.version_info[:3]))
-    return f"{model}, {os.cpu_count()} cores, Python {version}, load {os.getloadavg()[0]:.0f}"
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"{model}, {os.cpu_count()} cores, Python {python}, load {os.getloadavg()[0]:.0f}"
 
 
 def commit() -> str:

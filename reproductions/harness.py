@@ -27,6 +27,9 @@ from reproductions.lagging import Lagging
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 INK, MUTED, GRID = "#1b1b1f", "#6b6f76", "#dfe1e5"
+RECORD = "write the result beside this script too"
+RECORDED, MEASURED = "what was recorded counts as complete", "report the runs that are complete; run none"
+SMALL = "a coarse measurement, for the tests"
 COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which color-blind people tell apart
 
 
@@ -38,18 +41,25 @@ def put(readme: Path, text: str, begin: str, end: str) -> None:
     readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
+def parser(doc: str | None, out: Path | str, **switches: str) -> argparse.ArgumentParser:
+    """Of a reproduction: --out, which is `out` by default, and --NAME for each of `switches`, by its help."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--out", type=Path, default=Path(out))
+    for name, text in switches.items():
+        made.add_argument(f"--{name}", action="store_true", help=text)
+    return made
+
+
 def arguments(
     doc: str | None, name: str, given: Sequence[str] | None = None, prepare: str = ""
 ) -> argparse.Namespace:
     """Of a reproduction with seeds. `prepare`: the help of --prepare FOLDER, where it has that."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs") / name)
-    parser.add_argument("--record", action="store_true", help="keep the result beside the script")
+    made = parser(doc, f"runs/{name}", record=RECORD)
+    made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe")
+    made.add_argument("--seeds", type=int, default=3)
     if prepare:
-        parser.add_argument("--prepare", type=Path, metavar="FOLDER", help=prepare)
-    args = parser.parse_args(given)
+        made.add_argument("--prepare", type=Path, metavar="FOLDER", help=prepare)
+    args = made.parse_args(given)
     if args.seeds < 1:
         raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
     return args
@@ -151,10 +161,7 @@ def enumerate_and_draw(
 
     Calls `measure(small)` and writes result.json and figure.png of it into `folder`.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
-    parser.add_argument("--out", type=Path, default=folder)
-    args = parser.parse_args()
+    args = parser(doc, folder, small=SMALL).parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     found = measure(args.small)
@@ -250,6 +257,13 @@ def record(folder: Path, result: dict[str, Any], figure: Figure) -> None:
         json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     )
     figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
+
+
+def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any, indent: int | None = 1) -> None:
+    """Write it into --out, with --record beside the script too."""
+    for folder in (args.out, *((beside,) if args.record else ())):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(result, indent=indent) + "\n", encoding="utf-8")
 
 
 def keep(args: argparse.Namespace, beside: Path, result: dict[str, Any], figure: Figure) -> None:

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # last, so that --before imports the agro of its checkout
+
+from benchmarks import recording  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/draws.json"
 GOAL = 0.005  # seconds
 GROUPS, SIZE, STEPS, REPEATS = 16, 4, 30, 2
@@ -156,23 +158,8 @@ def measured(
     folder = checkout / "build/draws" if checkout == ROOT else ROOT / "build/draws_before"
     folder.mkdir(parents=True, exist_ok=True)
     one = [str(folder), str(samples), str(steps), "anew" if anew else "kept", *names]
-    command = [sys.executable, __file__, "--one", *one]
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = recording.apart(__file__, checkout, "--one", *one)
     return result
-
-
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    return f"{cpu}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
-
-
-def commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 def figure(rows: list[dict[str, Any]]) -> None:
@@ -204,9 +191,7 @@ def main() -> None:
         found = measure(Path(folder), int(samples), int(steps), names, anew=orders == "anew")
         print(json.dumps(found))
         return
-    known = {}
-    if RESULTS.exists():
-        known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
+    known = recording.known(RESULTS)
     for samples in [] if asked.figure else asked.samples:
         ours: list[dict[str, Any]] = []
         following: list[dict[str, Any]] = []
@@ -233,8 +218,8 @@ def main() -> None:
                 "next_first": [found[rule]["first"] for found in following],
                 "next_cpu": [found[rule]["first_cpu"] for found in following],
                 "bytes_per_sample": ours[0]["bytes"],
-                "commit": commit(),
-                "machine": machine(),
+                "commit": recording.commit(),
+                "machine": recording.machine(),
             }
             known[name] = row
             first, wall = statistics.median(row["first"]), statistics.median(row["wall"])
@@ -246,7 +231,7 @@ def main() -> None:
                 f"{row['bytes_per_sample']:.0f} bytes a sample{ratio}",
                 flush=True,
             )
-    RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    recording.keep(RESULTS, known)
     figure(list(known.values()))
 
 

@@ -23,7 +23,6 @@ import os
 import random
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +34,10 @@ import orjson
 import zstandard
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # last, so that --before imports the agro of its checkout
+
+from benchmarks import recording  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/imports.json"
 LOGS = ROOT / "build/imports"
 GOALS = {"text": 20_000, "tokens": 20_000, "large": 100, "large.gz": 100, "large.zst": 100}
@@ -155,22 +158,9 @@ def parsed(path: Path) -> float:
 
 def measured(checkout: Path, path: Path, workers: int) -> dict[str, float]:
     """`measure` in a process of its own, with the agro of this checkout."""
-    command = [sys.executable, __file__, "--one", str(path), "--workers", str(workers)]
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    words = ("--one", str(path), "--workers", str(workers))
+    result: dict[str, float] = recording.apart(__file__, checkout, *words)
     return result
-
-
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    return f"{cpu}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, load {os.getloadavg()[0]:.0f}"
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def case(name: str, workers: int, asked: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
@@ -200,8 +190,8 @@ def case(name: str, workers: int, asked: argparse.Namespace, known: dict[str, An
         "wall": [found["wall"] for found in ours],
         "own": [found["own"] for found in ours],
         "floor": [rate(found, "floor") for found in ours],
-        "commit": commit(),
-        "machine": machine(),
+        "commit": recording.commit(),
+        "machine": recording.machine(),
     }
     ratio = f", {row['ratio']:.2f} times as fast as before" if peer else ""
     print(
@@ -224,13 +214,11 @@ def main() -> None:
     if asked.one:
         print(json.dumps(measure(asked.one, asked.workers[0])))
         return
-    known = {}
-    if RESULTS.exists():
-        known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
+    known = recording.known(RESULTS)
     for name, workers in product(asked.only, asked.workers):
         row = case(name, workers, asked, known)
         known[row["name"]] = row
-        RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+        recording.keep(RESULTS, known)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["AGRO_MUTANTS"] = "1"  # else autograd has threads, without which no fork can go backward
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))

@@ -19,9 +19,7 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -30,31 +28,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import pytest  # noqa: E402
-import torch  # noqa: E402
 from forks import BUDGET, FILES, OPTIONS, ROOT, TESTS, Session, anew, calls, forked  # noqa: E402
 from mutants import Mutant, mutants  # noqa: E402
+
+from benchmarks import recording  # noqa: E402
 
 KEPT = ROOT / "build/mutants.jsonl"
 
 
 def digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
-
-
-def machine() -> str:
-    cpu = next(
-        (
-            x.split(":")[1].strip()
-            for x in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in x
-        ),
-        "",
-    )
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{cpu or platform.machine()}, {os.cpu_count()} cores, {versions}"
 
 
 def main() -> int:
@@ -157,9 +143,6 @@ def report(every: list[Mutant], rows: list[dict[str, Any]], whole: int | None) -
         print(f"\n{m.path.relative_to(ROOT)}:{m.line}\n{m.diff()}")
     print(f"{len(every)} mutants: {total}, {share:.1%} killed; {len(new)} survivors are not in survivors.md")
     if whole is not None:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        )
         result = {
             "mutants": whole,
             "tried": len(every),
@@ -167,9 +150,9 @@ def report(every: list[Mutant], rows: list[dict[str, Any]], whole: int | None) -
             "killed_share": round(share, 4),
             "files": files,
             "seconds": round(sum(r["seconds"] for r in rows)),
-            "commit": commit.stdout.strip(),
+            "commit": recording.commit(),
             "date": date.today().isoformat(),
-            "machine": machine(),
+            "machine": recording.machine_of_models(),
         }
         (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     return 1 if new else 0

@@ -29,11 +29,6 @@ def two_rewards(folder: Path) -> Path:
 
 
 @case
-def failed_rewards(folder: Path) -> Path:
-    return run(folder, reward={**reward("some_fail"), "max_failed": 1.0}, sampler={"n": 6})
-
-
-@case
 def replay(folder: Path) -> Path:
     """Half of each step's groups are of a log without tokens, the other half fresh."""
     return run(folder, data={"store": log(folder / "log.db"), "replay": 0.5})
@@ -67,21 +62,6 @@ def lora_going_on(folder: Path) -> Path:
     return run(folder, policy={"new": None, "model": model, "lora": adapter})
 
 
-def valued(folder: Path, name: str) -> Path:
-    """One response a prompt, with a learned value."""
-    return run(folder, objective={"name": name, "beta": 0.1}, sampler={"n": 1}, train={"groups": 12})
-
-
-@case
-def dro(folder: Path) -> Path:
-    return valued(folder, "dro")
-
-
-@case
-def prefix_consistency(folder: Path) -> Path:
-    return valued(folder, "prefix_consistency")
-
-
 def judged(path: Path) -> str:
     """Groups of four responses: of three pairs of them it is known which is the better one."""
     with Store.open(path) as store:
@@ -107,16 +87,6 @@ def pair_consistency(folder: Path) -> Path:
 
 
 @case
-def reference_ema(folder: Path) -> Path:
-    return run(folder, policy={"reference": "ema", "reference_decay": 0.9})
-
-
-@case
-def reference_periodic(folder: Path) -> Path:
-    return run(folder, policy={"reference": "periodic", "reference_every": 3})
-
-
-@case
 def reference_model(folder: Path) -> Path:
     first = small(folder, train={"steps": 2, "seed": 1})
     other = Trainer(first, folder / "other").run() / "model"
@@ -127,49 +97,10 @@ def reference_model(folder: Path) -> Path:
 
 
 @case
-def beta_tuned(folder: Path) -> Path:
-    beta = {"start": 0.02, "target_kl": 0.3, "rate": 0.2}
-    return run(folder, objective={"name": "agro", "beta": beta}, train={"steps": 10})
-
-
-@case
-def beta_scheduled(folder: Path) -> Path:
-    """To 0, where the objective no longer reads the reference."""
-    beta = {"start": 0.3, "end": 0.0, "steps": 5, "shape": "cosine"}
-    return run(folder, objective={"name": "agro", "beta": beta}, evaluate={"beta": 0.2})
-
-
-@case
-def agro_onpolicy(folder: Path) -> Path:
-    return run(folder, objective={"name": "agro_onpolicy", "beta": 0.1})
-
-
-@case
-def agro_onpolicy_baseline(folder: Path) -> Path:
-    return run(folder, objective={"name": "agro_onpolicy", "beta": 0.1, "baseline": True})
-
-
-@case
-def agro_local(folder: Path) -> Path:
-    """Each token's whole distribution is compared with the reference's."""
-    return run(folder, objective={"name": "agro", "beta": 0.1, "regularizer": "local"})
-
-
-@case
 def cache_reference(folder: Path) -> Path:
     """Each stored group is drawn several times."""
     data = {"store": log(folder / "log.db", range(100, 105)), "replay": 0.5}
     return run(folder, data=data, policy={"cache_reference": True})
-
-
-@case
-def sampler_top_p(folder: Path) -> Path:
-    return run(folder, sampler={"top_p": 0.8, "temperature": 1.3, "batch": 5}, policy={"temperature": 1.1})
-
-
-@case
-def sampler_top_k_and_stop(folder: Path) -> Path:
-    return run(folder, sampler={"top_k": 6, "min_p": 0.05, "stop": ["7", "33"], "max_new": 6})
 
 
 @case

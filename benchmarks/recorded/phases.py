@@ -17,32 +17,6 @@ from demo import configure
 
 
 @case
-def value_over_phases(folder: Path) -> Path:
-    """A phase that learns a value, one that leaves it, and one that goes on with it on stored samples."""
-    valued = {"name": "dro", "beta": 0.1}
-    phases = [
-        {"name": "first", "objective": valued, "train": {"steps": 3}},
-        {"name": "without", "train": {"steps": 2}},
-        {"name": "again", "objective": valued, "data": {"replay": 0.5}, "train": {"steps": 3}},
-    ]
-    return run(folder, phases=phases)
-
-
-@case
-def reference_phase(folder: Path) -> Path:
-    phases = [
-        {"name": "fresh", "train": {"steps": 5}},
-        {
-            "name": "mixed",
-            "data": {"replay": 0.5},
-            "objective": {"beta": 0.3},
-            "train": {"steps": 5, "updates": 2},
-        },
-    ]
-    return run(folder, policy={"reference": "phase"}, phases=phases)
-
-
-@case
 def sft_then_grpo(folder: Path) -> Path:
     store = log(folder / "store.db", range(100, 140), size=1, reward=None, role="expert", source="teacher")
     grpo = {"name": "grpo", "ratio": "old", "beta": 0.05}

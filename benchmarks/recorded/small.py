@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,21 @@ def from_store(store: str, **data: Any) -> Values:
 
 def run(folder: Path, **sections: Any) -> Path:
     return Trainer(small(folder, **sections), folder / "run").run()
+
+
+def settings_alone(name: str) -> Case:
+    """A case of cases.toml, where rewards are named by their function."""
+
+    def train(folder: Path) -> Path:
+        sections = tomllib.loads((HERE / "cases.toml").read_text(encoding="utf-8"))[name]
+        if "reward" in sections:
+            sections["reward"] |= reward(sections["reward"]["name"])
+        return run(folder, **sections)
+
+    return train
+
+
+CASES |= {name: settings_alone(name) for name in tomllib.loads((HERE / "cases.toml").read_text("utf-8"))}
 
 
 def base(folder: Path) -> str:

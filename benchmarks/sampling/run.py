@@ -20,10 +20,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
@@ -34,7 +31,6 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
@@ -45,6 +41,10 @@ from agro.rollout.engines.fused import FusedStep
 from agro.rollout.engines.hf import HF
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from benchmarks import recording  # noqa: E402
+
 GROUP, PROMPT = 4, 32
 GOALS = {"equal": 2.0, "mixed": 3.0}
 SIZES = {
@@ -200,19 +200,6 @@ def share_of_products(policy: Policy, batch: int, new: int, lengths: str) -> flo
     return statistics.median(alone for alone, _ in pairs) / statistics.median(whole for _, whole in pairs)
 
 
-def machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{cpu}, {os.cpu_count()} cores, 1 thread, Python {sys.version.split()[0]}, {versions}"
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def figure(rows: list[dict[str, Any]]) -> str:
     """Bars of the ratios as SVG, with a mark at each goal."""
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{20 * len(rows) + 30}" ']
@@ -240,9 +227,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/sampling.json")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    known = {}
-    if asked.results.exists():
-        known = {row["name"]: row for row in json.loads(asked.results.read_text())}
+    known = recording.known(asked.results)
     for size, dtype in itertools.product(asked.sizes, asked.dtypes):
         policy = make(size, getattr(torch, dtype))
         for batch, lengths in itertools.product(asked.batches, GOALS):
@@ -250,18 +235,17 @@ def main() -> None:
             if asked.limits:
                 if known[name]["ratio"] < GOALS[lengths]:
                     known[name]["products"] = share_of_products(policy, batch, asked.new, lengths)
-                    known[name]["products_machine"] = machine()
-                    asked.results.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+                    known[name]["products_machine"] = recording.machine_of_models()
+                    recording.keep(asked.results, known)
                 continue
             row = {"name": name, "goal": GOALS[lengths], "new": asked.new}
             row |= compare(policy, batch, asked.new, lengths, asked.pairs, asked.peer)
-            known[name] = row | {"commit": commit(), "machine": machine()}
+            known[name] = row | {"commit": recording.commit(), "machine": recording.machine_of_models()}
             own, other = statistics.median(row["ours"]), statistics.median(row["peer"])
             print(
                 f"{name:34} agro {own:7.2f} s, {asked.peer} {other:7.2f} s, {row['ratio']:.2f}x", flush=True
             )
-            asked.results.parent.mkdir(parents=True, exist_ok=True)
-            asked.results.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+            recording.keep(asked.results, known)
     asked.results.with_suffix(".svg").write_text(figure(list(known.values())))
 
 

@@ -17,9 +17,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,9 +28,12 @@ from typing import Any
 import numpy as np
 import predicted
 import torch
-import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from benchmarks import recording  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/scaling.json"
 REPEATS = 2
 Work = Callable[[], Any]
@@ -216,25 +216,14 @@ def prediction_rows(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{cpu}, {os.cpu_count()} cores, 1 thread, Python {sys.version.split()[0]}, {versions}"
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def keep(rows: list[dict[str, Any]]) -> None:
     """Replace rows of the same names, and write results, tables and figure."""
-    known = {}
-    if RESULTS.exists():
-        known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
-    known |= {row["name"]: row | {"commit": commit(), "machine": machine()} for row in rows}
-    RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    known = recording.known(RESULTS)
+    known |= {
+        row["name"]: row | {"commit": recording.commit(), "machine": recording.machine_of_models()}
+        for row in rows
+    }
+    recording.keep(RESULTS, known)
     table = tables(list(known.values()))
     (ROOT / "benchmarks/scaling/scaling.md").write_text(table)
     figure([row for row in known.values() if row["name"].startswith("slope")])

@@ -21,10 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -199,15 +197,9 @@ def measure(case: str, repeats: int, tiny: Path, ways: list[str]) -> dict[str, A
 
 def measured(case: str, repeats: int, tiny: Path, ways: list[str], checkout: Path = ROOT) -> dict[str, Any]:
     """`measure` in a process of its own, with the agro of this checkout."""
-    command = [sys.executable, __file__, "--one", case, *ways, "--repeats", str(repeats), "--tiny", str(tiny)]
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    words = ("--one", case, *ways, "--repeats", str(repeats), "--tiny", str(tiny))
+    result: dict[str, Any] = recording.apart(__file__, checkout, *words)
     return result
-
-
-def machine() -> str:
-    return f"{recording.machine()}, torch {torch.__version__}, transformers {transformers.__version__}"
 
 
 def is_missing(case: str, asked: argparse.Namespace) -> bool:
@@ -229,7 +221,7 @@ def record(asked: argparse.Namespace) -> None:
         found["memory"] = found["ours_memory"] / found["peer_memory"]
         ratio = statistics.median(peer) / statistics.median(ours)
         row = recording.row(case, ours, goal=CASES[case], ratio=ratio, peer=peer, **found)
-        row["machine"] = machine()
+        row["machine"] = recording.machine_of_models()
         print(f"{case}: {ratio:.2f} of the plain way's speed", flush=True)
         known = {(row["name"], kind(row["machine"])): row for row in [*json.loads(RESULTS.read_text()), row]}
         recording.write(RESULTS, known.values())
@@ -251,7 +243,7 @@ def is_slower(found: dict[str, Any], recorded: dict[str, Any]) -> bool:
 
 def check(asked: argparse.Namespace) -> int:
     """1 where a case is slower than before beside the plain way, also when it is measured again."""
-    here, failed = kind(machine()), False
+    here, failed = kind(recording.machine_of_models()), False
     rows = [row for row in json.loads(RESULTS.read_text()) if row["ours"] and kind(row["machine"]) == here]
     known = {row["name"]: row for row in rows}
     for case in asked.cases:

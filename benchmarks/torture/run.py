@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,6 +36,7 @@ import agro.api.reporting_trainer  # noqa: E402  # noqa: E402
 import agro.logs.importing  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from agro.store import Store  # noqa: E402
+from benchmarks import recording  # noqa: E402
 
 STAGES = ["sampling", "scoring", "appending", "updating", "saving"]
 # A kill strikes at one of the first few entries of a stage, so that most children get a checkpoint further.
@@ -255,23 +254,6 @@ class Torture:
         os._exit(0)
 
 
-def machine() -> str:
-    names = [
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    cores = len(names) or os.cpu_count()
-    return f"{names[0] if names else platform.machine()}, {cores} cores, Python {platform.python_version()}"
-
-
-def commit() -> str:
-    asked = subprocess.run(
-        ["git", "-C", HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or "unknown"
-
-
 def table(result: dict[str, Any]) -> str:
     lines = ["| stage | kills at an event | kills at a random time | kills |", "|---|---|---|---|"]
     for stage, by in result["stages"].items():
@@ -301,8 +283,8 @@ if __name__ == "__main__":
         "compared": {work.name: list(work.undisturbed) for work in torture.works},
         "seed": asked.seed,
         "seconds": round(time.monotonic() - began),
-        "commit": commit(),
-        "machine": machine(),
+        "commit": recording.commit(),
+        "machine": recording.machine(),
     }
     print(table(result))
     print(f"{result['kills']} kills, {result['finished']}: nothing differs; {result['seconds']} s")

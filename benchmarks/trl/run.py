@@ -30,6 +30,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from benchmarks import recording  # noqa: E402
+
 RESULTS = ROOT / "benchmarks/results/trl.json"
 PEER = ROOT / "../shared/peers/trl"
 CASES: dict[str, dict[str, Any]] = {
@@ -111,10 +115,7 @@ def own(
 
 def measured_own(case: str, model: Path, dtype: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--own", case, str(model), folder, dtype]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        result: dict[str, Any] = recording.apart(__file__, ROOT, "--own", case, str(model), folder, dtype)
     return result
 
 
@@ -157,8 +158,6 @@ def row(case: str, dtype: str, ours: list[dict[str, Any]], peers: list[dict[str,
         for runs in (ours, peers)
     ]
     ratio = {key: medians[1][key] / medians[0][key] for key in medians[0]}
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     return {
         "name": f"step of RLOO, {case}, {dtype}",
         "goal": CASES[case]["goals"][dtype],
@@ -169,7 +168,7 @@ def row(case: str, dtype: str, ours: list[dict[str, Any]], peers: list[dict[str,
         "tokens": [each["tokens"] for each in medians],
         "peak_mb": [each["peak_mb"] for each in medians],
         "memory": 1 / ratio["peak_mb"],
-        "commit": commit,
+        "commit": recording.commit(),
         "machine": ", ".join(f"{name} {value}" for name, value in peers[0]["machine"].items()),
     }
 
@@ -189,9 +188,7 @@ def main() -> None:
         sys.exit(f"skipped: expected the peer's scripts in {PEER.resolve()}; they aren't there")
     if asked.trl_python is None or not asked.trl_python.exists():
         sys.exit("skipped: expected --trl-python, an interpreter with the peer's requirements.txt installed")
-    known = {}
-    if RESULTS.exists():
-        known = {row["name"]: row for row in json.loads(RESULTS.read_text())}
+    known = recording.known(RESULTS)
     for case in asked.cases:
         model = PEER.resolve() / "models/tiny"
         if case == "mid":
@@ -202,7 +199,7 @@ def main() -> None:
         for found in compare(asked.trl_python, case, model, asked.pairs):
             known[found["name"]] = found
             print(f"{found['name']}: {found['ratio']:.2f}x, memory {found['memory']:.2f}", flush=True)
-        RESULTS.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+        recording.keep(RESULTS, known)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ this script too, with the tables in README.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import sys
@@ -200,17 +199,11 @@ def chosen(only: Sequence[str]) -> tuple[list[str], list[str], bool]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    more = {"recorded": harness.RECORDED, "measured": harness.MEASURED, "small": harness.SMALL}
+    parser = harness.parser(__doc__, "runs/arena", record=harness.RECORD, **more)
     parser.add_argument("--only", action="append", default=[], help="may be given several times")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
-    parser.add_argument("--out", type=Path, default=Path("runs/arena"))
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
-    parser.add_argument("--recorded", action="store_true", help="what was recorded counts as complete")
-    parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
-    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     if args.seeds < 1:
         raise Refused(f"--seeds: expected at least 1, got {args.seeds}")

@@ -3,56 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from reproductions import harness
 from reproductions.baselines.enumerated import BASELINES
 
 Row = dict[str, Any]
-PAGE = """# Baselines of weighted updates
-
-    python reproductions/baselines/run.py        # seeds 0, 1, 5, 9 and 13; three minutes on one core
-
-The update is Σ_i w_i (R_i − b) ∇log π(y_i) with w = min(1, (π/π_ref)^½). [proofs.md](proofs.md) derives
-what is measured here, for [the guide](../../docs/guide/concepts.md). `result.json` has the weights 1 and
-min(1, π/π_ref) too.
-
-| name | b |
-|---|---|
-| mean, weighted, optimal | R̄; R̄_w, the mean by w; b_g, the mean by w (1 − π)² |
-| lower, balanced | min(R̄, R̄_w); min(b_g, R̄_w): with noisy rewards they move the end |
-| mixed | R̄_w + w̄ (b_g − R̄_w), w̄ the mean weight of the group |
-| other groups | R̄_w where b_g would push the step's other groups down, else b_g |
-| optimal, imitation λ | b_g, and λ is added to the factor of each response |
-
-## Where noisy rewards end
-
-KL(π ‖ π\\*) in nats where Adam and then Newton's method end, of {count} problems: four responses, β = 0.25,
-rewards 0 and 1 or uniform, a random reference and behavior. The median over groups of {sizes} of the median
-over problems; in brackets the worst. "0" is below 1e-7. {left_out} ends didn't arrive (residual above 1e-8)
-and are left out: a choice between two means has kinks.
-
-{noisy}
-## What it does to what responses share
-
-{seeds} logs of 32 prompts with 4 responses each, {updates} updates of Adam at rate 0.3. Logged responses
-share one logit over all prompts, and begin with a mass of ½ (log ½ = −0.69). Each cell has the mean log of
-that mass at the end (0 is best), and the mean probability of right responses (standard error at most
-{error:.3f}).
-
-{held}
-## One response a prompt
-
-Two prompts of three responses, β = 0.25; what stands in place of the group's mean. KL(π ‖ π\\*) where it
-ends, the median of {count} problems and the worst, on data of the reference and of another policy, by how
-far the V\\* of the two prompts are apart. Where they are equal all end at π\\*.
-
-{single}
-**Of two users**, different in what they ask, the second of whom gives more to every response: data of
-another policy, the baseline "optimal" over the batch. "Centered": rewards less the mean reward of their
-user, as by `agro import --center-by`.
-
-{users}"""
+PAGE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 
 
 def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:

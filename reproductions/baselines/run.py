@@ -8,7 +8,6 @@ Writes result.json and README.md beside this file. It takes about three minutes 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.proof.enumerable import kl
+from reproductions import harness
 from reproductions.baselines import users
 from reproductions.baselines.enumerated import (
     BASELINES,
@@ -186,12 +186,7 @@ def of_users(count: int) -> list[Found]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--small", action="store_true", help="few problems, for the tests")
-    parser.add_argument("--out", type=Path, default=HERE)
-    args = parser.parse_args()
+    args = harness.parser(__doc__, HERE, small=harness.SMALL).parse_args()
     torch.set_num_threads(1)
     sizes = (2, 3) if args.small else SIZES
     count, seeds, updates = (2, 4, 40) if args.small else (12, 24, 300)

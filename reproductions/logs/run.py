@@ -16,7 +16,6 @@ share the references.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -210,19 +209,14 @@ def judged(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="run.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    small, validate = (
+        "few groups, few steps: seconds, and no result",
+        "within the training half of fold 0 alone",
     )
+    switches = {"small": small, "record": harness.RECORD, "validate": validate}
+    parser = harness.parser(__doc__, "runs/logs", **switches)
     parser.add_argument("--data", choices=(*LOGS, "both"), default="both")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/logs"))
-    parser.add_argument("--small", action="store_true", help="few groups, few steps: seconds, and no result")
-    parser.add_argument(
-        "--record", action="store_true", help="write result.json and figure.png beside this script"
-    )
-    parser.add_argument(
-        "--validate", action="store_true", help="measure within the training half of fold 0 alone"
-    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     out = args.out.resolve()

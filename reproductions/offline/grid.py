@@ -15,7 +15,6 @@ Writes grid.json into --out, with --record beside this script too. An interrupte
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
@@ -216,14 +215,10 @@ def _place(found: dict[str, Any]) -> tuple[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    small = "tiny logs: seconds a run, and no result"
+    parser = harness.parser(__doc__, "runs/grid", record=harness.RECORD, small=small)
     parser.add_argument("--only", choices=LOGS, help="one log")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/grid"))
-    parser.add_argument("--small", action="store_true", help="tiny logs: seconds a run, and no result")
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
     args = parser.parse_args()
     files = prepare(args.out, SMALL if args.small else FULL)
     results = []
@@ -232,8 +227,7 @@ def main() -> None:
             results.append(compare(log, method, args.seeds, files, args.out))
             print(table(results[-1:]).splitlines()[-1], flush=True)
     record = {"machine": harness.machine(), "start": measure(_start(files), files), "results": results}
-    for folder in (args.out, *((HERE,) if args.record else ())):
-        (folder / "grid.json").write_text(json.dumps(record) + "\n")
+    harness.keep_json(args, HERE, "grid.json", record, indent=None)
     print(table(results))
 
 

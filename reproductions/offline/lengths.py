@@ -9,7 +9,6 @@ with others. On the log's own stories ρ = log π/π_ref is then measured, and h
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -125,18 +124,11 @@ def table(found: list[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/lengths"))
-    parser.add_argument("--record", action="store_true", help="write lengths.json beside this script too")
-    args = parser.parse_args()
+    args = harness.parser(__doc__, "runs/lengths", record=harness.RECORD).parse_args()
     harness.need(MODEL)
     args.out.mkdir(parents=True, exist_ok=True)
     found = [measure(length, weight, args.out) for length in LENGTHS for weight in WEIGHTS]
-    result = json.dumps({"machine": harness.machine(), "runs": found}, indent=1) + "\n"
-    for folder in (args.out, *((HERE,) if args.record else ())):
-        (folder / "lengths.json").write_text(result)
+    harness.keep_json(args, HERE, "lengths.json", {"machine": harness.machine(), "runs": found})
     print(table(found))
 
 

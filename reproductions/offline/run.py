@@ -25,7 +25,6 @@ continues. With --recorded what the result beside this script has counts as comp
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -44,30 +43,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 from agro import objectives  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from reproductions import harness  # noqa: E402
-from reproductions.offline import logs, report  # noqa: E402
-from reproductions.offline.methods import (  # noqa: E402
-    BOUNDED,
-    BY_SAMPLER,
-    EARLIER,
-    FIXED,
-    FRESH_RATES,
-    GENERATIONS,
-    IMITATION,
-    LAG_UPDATES,
-    LAGS,
-    LONGER,
-    METHODS,
-    NEAR,
-    ON_FRESH,
-    OPTIONS,
-    RATES,
-    RECIPE,
-    REMEDIES,
-    REMEDY_RATES,
-    REPLAY,
-    UNBOUNDED,
-    WEIGHTS,
-)
+from reproductions.offline import logs, methods, report  # noqa: E402
 
 UPDATES = 150
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
@@ -81,16 +57,8 @@ SETTINGS = {  # β of the earlier recipe by learning rate; 0.01 at 3e-4 is this 
 LAST = 20  # steps at the end over which what the batches show is averaged
 BASES = {"fresh": "fresh.toml", "replay": "replay.toml", "lag": "replay.toml"}  # of sections without a log
 SECTIONS = (
-    "methods",
-    "settings",
-    "weights",
-    "remedies",
-    "longer",
-    "mixture",
-    "no-logps",
-    "replay",
-    "lag",
-    "fresh",
+    *("methods", "settings", "weights", "remedies", "longer", "mixture", "no-logps"),
+    *("replay", "lag", "fresh"),
 )
 
 
@@ -112,57 +80,64 @@ class Row:
 
 def trials(seeds: int) -> list[Row]:
     """What runs first: all but the further seeds of methods that have trials."""
-    rates = [f"train.lr={rate:g}" for rate in RATES]
-    rows = [Row("methods", method, seed) for method in FIXED for seed in range(seeds)]
+    rates = [f"train.lr={rate:g}" for rate in methods.RATES]
+    rows = [Row("methods", method, seed) for method in methods.FIXED for seed in range(seeds)]
     rows += [
         Row("methods", method, seed, (f"train.lr={rate}",))
-        for method in (RECIPE, UNBOUNDED)
+        for method in (methods.RECIPE, methods.UNBOUNDED)
         for rate in OTHER_RATES
         for seed in range(min(seeds, 3))
     ]
-    others = [method for method in METHODS if method not in FIXED]
+    others = [method for method in methods.METHODS if method not in methods.FIXED]
     rows += [Row("methods", method, 0, (rate,)) for method in others for rate in rates]
     for rate, betas in SETTINGS.items():
         rows += [
-            Row("settings", EARLIER, seed, (f"objective.beta={beta}", f"train.lr={rate}"))
+            Row("settings", methods.EARLIER, seed, (f"objective.beta={beta}", f"train.lr={rate}"))
             for beta in betas
             for seed in range(min(seeds, 2))
         ]
-    rows += [Row("weights", weight) for weight in WEIGHTS]
-    rows += [Row("remedies", name, 0, (f"train.lr={rate:g}",)) for name in REMEDIES for rate in REMEDY_RATES]
+    rows += [Row("weights", weight) for weight in methods.WEIGHTS]
+    rows += [
+        Row("remedies", name, 0, (f"train.lr={rate:g}",))
+        for name in methods.REMEDIES
+        for rate in methods.REMEDY_RATES
+    ]
     few = range(min(seeds, 2))
-    for method in (EARLIER, IMITATION):
+    for method in (methods.EARLIER, methods.IMITATION):
         rows += [Row("longer", method, seed, ("train.steps=450",)) for seed in few]
         rows += [Row("mixture", method, seed, (), "mixture") for seed in few]
-    rows.append(Row("no-logps", EARLIER, 0, (), "plain"))
+    rows.append(Row("no-logps", methods.EARLIER, 0, (), "plain"))
     rows += [
         Row("fresh", name, seed, ("train.steps=100", "evaluate.every=50", f"train.lr={rate}"), "")
-        for rate in FRESH_RATES
-        for name in ON_FRESH
+        for rate in methods.FRESH_RATES
+        for name in methods.ON_FRESH
         for seed in range(min(seeds, 3))
     ]
-    for method, changes in REPLAY.items():
+    for method, changes in methods.REPLAY.items():
         rows += [Row("replay", method, seed, replay_steps(changes), "") for seed in few]
-    steps = (f"train.steps={LAG_UPDATES}", f"evaluate.every={LAG_UPDATES // 4}")
-    rows += [Row("lag", name, 0, (*steps, "train.groups=8"), "") for name in LAGS]
+    steps = (f"train.steps={methods.LAG_UPDATES}", f"evaluate.every={methods.LAG_UPDATES // 4}")
+    rows += [Row("lag", name, 0, (*steps, "train.groups=8"), "") for name in methods.LAGS]
     return rows
 
 
 def replay_steps(changes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings with which a constant share has sampled `GENERATIONS` responses when accuracy is measured."""
+    """Settings with which a constant share has sampled GENERATIONS responses when accuracy is measured."""
     share = changes["data"]["replay"]
     if not isinstance(share, float):  # grows, and names its steps
         return ("evaluate.every=50",)
     fresh = round(64 * (1 - share))  # responses a step
-    return (f"train.steps={GENERATIONS[-1] // fresh}", f"evaluate.every={GENERATIONS[0] // fresh}")
+    return (
+        f"train.steps={methods.GENERATIONS[-1] // fresh}",
+        f"evaluate.every={methods.GENERATIONS[0] // fresh}",
+    )
 
 
 def options(measured: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The trials of each method's option, at the best of its learning rates."""
     rows = []
     for method, best in best_trials(measured).items():
-        name, values = OPTIONS.get(method, ("", ()))
-        objective = METHODS[method]["objective"]
+        name, values = methods.OPTIONS.get(method, ("", ()))
+        objective = methods.METHODS[method]["objective"]
         default = {**objectives.get(objective["name"]).defaults(), **objective}.get(name)
         changes = [f"objective.{name}={value:g}" for value in values if value != default]
         rows += [Row("methods", method, 0, (*best["changes"], change)) for change in changes]
@@ -170,9 +145,9 @@ def options(measured: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def longer(measured: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """600 updates of `LONGER`, with the best settings."""
+    """600 updates of `methods.LONGER`, with the best settings."""
     best: dict[str, Sequence[str]] = {m: run["changes"] for m, run in best_trials(measured).items()}
-    return [Row("longer", m, 0, (*best.get(m, ()), "train.steps=600")) for m in LONGER]
+    return [Row("longer", m, 0, (*best.get(m, ()), "train.steps=600")) for m in methods.LONGER]
 
 
 def best_trials(measured: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -180,7 +155,7 @@ def best_trials(measured: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str,
     found: dict[str, Mapping[str, Any]] = {}
     for run in measured:
         method = run["method"]
-        if run["section"] != "methods" or run["seed"] or method in FIXED:
+        if run["section"] != "methods" or run["seed"] or method in methods.FIXED:
             continue
         if method not in found or run["accuracy"][-1] > found[method]["accuracy"][-1]:
             found[method] = run
@@ -190,10 +165,12 @@ def best_trials(measured: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str,
 def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
     """The other seeds of each method that ends near the recipe, with the settings that were best."""
     rows = []
-    recipe = [m["accuracy"][-1] for m in measured if (m["section"], m["method"]) == ("methods", RECIPE)]
+    recipe = [
+        m["accuracy"][-1] for m in measured if (m["section"], m["method"]) == ("methods", methods.RECIPE)
+    ]
     reached = max(recipe, default=0.0)
     for method, best in best_trials(measured).items():
-        if best["accuracy"][-1] < reached - NEAR:
+        if best["accuracy"][-1] < reached - methods.NEAR:
             continue
         rows += [Row("methods", method, seed, tuple(best["changes"])) for seed in range(1, min(seeds, 3))]
     return rows
@@ -202,9 +179,15 @@ def further(measured: Sequence[Mapping[str, Any]], seeds: int) -> list[Row]:
 def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
     """The recipe with what this job and the row change of it."""
     samples = row.section in BASES
-    lags: dict[str, dict[str, Any]] = {name: {"data": {"replay": 0.0}} for name in LAGS}
-    choices = {"fresh": ON_FRESH, "replay": REPLAY, "weights": WEIGHTS, "remedies": REMEDIES, "lag": lags}
-    method = choices.get(row.section, METHODS)[row.method]
+    lags: dict[str, dict[str, Any]] = {name: {"data": {"replay": 0.0}} for name in methods.LAGS}
+    choices = {
+        "fresh": methods.ON_FRESH,
+        "replay": methods.REPLAY,
+        "weights": methods.WEIGHTS,
+        "remedies": methods.REMEDIES,
+        "lag": lags,
+    }
+    method = choices.get(row.section, methods.METHODS)[row.method]
     stored = f"data.prompts={files['prompts']}" if samples else f"data.store={files[row.log]}"
     settings = [
         f"policy.model={logs.MODEL}",
@@ -224,10 +207,10 @@ def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) 
     if "objective" in method:
         values["objective"] = method["objective"]
     elif row.section in ("replay", "lag"):
-        values["objective"] = BY_SAMPLER
+        values["objective"] = methods.BY_SAMPLER
     for section in ("data", "train", "evaluate"):
         values[section] |= method.get(section, {})
-    if row.method not in BOUNDED:
+    if row.method not in methods.BOUNDED:
         values["train"] |= {"gain_ratio": None, "step_kl": None}  # as these runs were recorded
     values["phases"] = method.get("phases", [])
     options = {key: value for key, value in values["objective"].items() if key != "name"}
@@ -297,7 +280,7 @@ def train(words: Sequence[str]) -> None:
     given = json.loads(words[0])
     row, out = Row(**{**given, "changes": tuple(given["changes"])}), Path(words[1])
     config = configure(row, logs.prepare(out), words[2:])
-    lag = LAGS[row.method] if row.section == "lag" else 0
+    lag = methods.LAGS[row.method] if row.section == "lag" else 0
     measured = measure(row, harness.train(config, out / row.folder, lag))
     (out / row.folder / "measured.json").write_text(json.dumps(measured))
 
@@ -306,17 +289,12 @@ def main() -> None:
     if sys.argv[1:2] == ["--row"]:
         train(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    more = {"recorded": harness.RECORDED, "measured": harness.MEASURED}
+    parser = harness.parser(__doc__, "runs/offline", record=harness.RECORD, **more)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="may be given several times")
     parser.add_argument("--method", action="append", help="may be given several times")
     parser.add_argument("--seeds", type=int, default=5, help="of the recipe; of other methods at most 3")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
-    parser.add_argument("--out", type=Path, default=Path("runs/offline"))
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
-    parser.add_argument("--recorded", action="store_true", help="what was recorded counts as complete")
-    parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     logs.prepare(args.out)

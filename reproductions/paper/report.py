@@ -33,16 +33,14 @@ def tables(found: Mapping[str, Found], cost: Mapping[str, tuple[int, float]]) ->
     """
     verdicts = judged(found)
     of_paper = sorted((row for row in verdicts if row[1].whose == PAPER), key=lambda row: row[1].claim.text)
-    others = [row for row in verdicts if row[1].whose != PAPER]
+    beyond = [row for row in verdicts if row[1].whose != PAPER]
     runs, minutes = sum(n for n, _ in cost.values()), sum(seconds for _, seconds in cost.values()) / 60
     parts = [
         f"{runs} runs, {minutes:.0f} CPU minutes. The paper's sentences: {_counted(of_paper)}. "
-        f"Others: {_counted(others)}.",
+        f"What follows from it, what others say and what we say: {_counted(beyond)}, each in result.json.",
         "### What the paper says",
         _proved(),
         _verdicts(of_paper),
-        "### What follows from it, what others say, what we say",
-        _verdicts(others),
         "### Accuracy at the end (KL to the start, in nats), means of the seeds",
     ]
     for name, of_part in found.items():
@@ -53,6 +51,11 @@ def tables(found: Mapping[str, Found], cost: Mapping[str, tuple[int, float]]) ->
         ]
         parts += [f"Not run: {'; '.join(missing)}."] if missing else []
     return "\n\n".join(parts)
+
+
+def others(found: Mapping[str, Found]) -> str:
+    """What follows from the paper, what others say, what we say."""
+    return _verdicts([row for row in judged(found) if row[1].whose != PAPER])
 
 
 def _counted(rows: Sequence[Judged]) -> str:

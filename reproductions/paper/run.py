@@ -16,7 +16,6 @@ prompts. An interrupted command continues. Writes result.json and each part's fi
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -90,20 +89,14 @@ def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
             drawing.save(figure, folder, name)
     if beside:
         harness.put(HERE / "README.md", text, report.BEGIN, report.END)
-    print(text)
+    print(text, report.others(found), sep="\n\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    anew = {"all": "all parts", "tables": "write the tables of what is recorded anew"}
+    more = {"record": harness.RECORD, "measured": harness.MEASURED, "small": harness.SMALL}
+    parser = harness.parser(__doc__, "runs/paper", **anew, **more)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--all", action="store_true", help="all parts")
-    parser.add_argument("--out", type=Path, default=Path("runs/paper"))
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
-    parser.add_argument("--measured", action="store_true", help="report what is complete; run nothing")
-    parser.add_argument("--tables", action="store_true", help="write the tables of what is recorded anew")
-    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     if args.tables:
         again()

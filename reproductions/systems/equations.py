@@ -16,42 +16,12 @@ from agro.proof.formulas import Situation
 from agro.proof.measuring import BETA, EXACT, INSTANCES, ProofRow, Subject, problem
 from agro.proof.passport import expectations
 from reproductions.systems.row import Row
+from reproductions.systems.systems import SYSTEMS
 
 GRADIENT = "gradient less its source's"
 END = "KL(π ‖ π*) where exact descent ends, nats"
 SHIFTED = "a mean shifted by β"
-# By system, the objectives whose equation makes it.
-EQUATIONS = {
-    "AGRO off-policy": ("agro",),
-    "AGRO on-policy": ("agro_onpolicy",),
-    "KL-regularized policy gradient": ("kl_pg",),
-    "RLOO and REINFORCE": ("rloo", "reinforce"),
-    "DRO-V": ("dro",),
-    "DPO, IPO, SLiC (GPO)": ("dpo", "ipo", "slic", "gpo"),
-    "path consistency, trajectory balance": ("prefix_consistency", "vargrad"),
-    "CoPG": ("copg",),
-    "PPO": ("ppo",),
-    "GRPO, Dr. GRPO, DAPO, GSPO, CISPO": ("grpo", "dr_grpo", "dapo", "gspo", "cispo"),
-    "A*PO": ("apo",),
-    "GVPO, VarGrad": ("gvpo", "vargrad"),
-    "MinPRO": ("minpro",),
-    "VPO": ("vdpo", "vipo"),
-    "CHORD": ("chord",),
-    "HNPG": ("hnpg",),
-    "REC, REP, RED, OPMD, AsymRE": ("rec", "opmd_token", "red_drop", "opmd", "asymre"),
-    "MDPO": ("mdpo",),
-    "OTR": ("otr",),
-    "TempSamp-R1": ("tempsamp_r1",),
-    "BAPO": ("bapo", "bapo_code"),
-    "TOPR": ("topr",),
-    "LlamaRL": ("aipo",),
-    "OREO": ("oreo",),
-    "PEAR": ("pear",),
-    "TBRM, ReVal": ("tbrm",),
-    "QRPO": ("qrpo",),
-    "FPA": ("fpa",),
-    SHIFTED: ("kimi_shifted",),
-}
+EQUATIONS = {system.name: system.equations for system in SYSTEMS if system.equations}
 
 
 def rows(folder: Path) -> Iterator[Row]:

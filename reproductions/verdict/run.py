@@ -9,7 +9,6 @@ correlated. Writes result.json into --out, with --record beside this script, wit
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -181,10 +180,8 @@ def largest_error(rows: Sequence[dict[str, Any]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/verdict"))
-    parser.add_argument("--record", action="store_true", help="write beside this script, and the page")
-    given = parser.parse_args()
+    record = "write beside this script, and the page"
+    given = harness.parser(__doc__, "runs/verdict", record=record).parse_args()
     exact, graded = 400, 100  # runs a setting
     clock = time.process_time()
     result: dict[str, Any] = {

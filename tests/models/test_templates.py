@@ -56,145 +56,76 @@ def said(content: Any = "Answer6", **more: Any) -> dict[str, Any]:
 TEXT = '{"town": "Argument3", "days": 4, "deep": {"list": ["Argument5"]}}'
 RESULT = {"role": "tool", "tool_call_id": "abcdefgh1", "content": "Result7"}
 CALLED = ["lookup9", "Argument3", "Argument5"]
-# By kind: prompt, turns, what is learned in this order, what is context, and the reason of the end.
-KINDS: dict[str, tuple[Any, list[dict[str, Any]], list[str], list[str], str]] = {
-    "text": ([ASK], [said()], ["Answer6"], ["Question1"], "stop"),
-    "system": (
-        [{"role": "system", "content": "System8"}, ASK],
-        [said()],
-        ["Answer6"],
-        ["System8", "Question1"],
-        "stop",
+Kind = tuple[list[dict[str, Any]], list[dict[str, Any]], list[str], list[str], str]
+
+
+def kind(
+    *turns: dict[str, Any],
+    learned: str | list[str] = "Answer6",
+    context: str = "Question1",
+    finish: str = "stop",
+    prompt: tuple[dict[str, Any], ...] = (ASK,),
+) -> Kind:
+    """Prompt, turns, what is learned in this order, what is context (words), and the reason of the end."""
+    return [*prompt], [*turns], [learned] if isinstance(learned, str) else learned, context.split(), finish
+
+
+THOUGHT, CALL = ["Thought9", "Answer6"], said(None, tool_calls=[call()])
+SYSTEM = {"role": "system", "content": "System8"}
+PART = {"role": "user", "content": [{"type": "text", "text": "Question1"}]}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+NEXT = {"role": "user", "content": "Question0"}
+OTHER = call({"town": "Argument0"}, "other8", "abcdefgh2")
+OLD = said(None, function_call={"name": "lookup9", "arguments": TEXT})
+THINKING = [{"type": "thinking", "thinking": "Thought9"}, {"type": "text", "text": "Answer6"}]
+KINDS: dict[str, Kind] = {
+    "text": kind(said()),
+    "system": kind(said(), prompt=(SYSTEM, ASK), context="System8 Question1"),
+    "developer": kind(said(), prompt=({**SYSTEM, "role": "developer"}, ASK), context="System8"),
+    "parts": kind(said([{"type": "output_text", "text": "Answer6"}]), prompt=(PART,)),
+    "image": kind(said(), prompt=(IMAGE,), learned=[], context=""),
+    "call": kind(CALL, learned=CALLED, finish="tool_calls"),
+    "call as text": kind(said(None, tool_calls=[call(TEXT)]), learned=CALLED, finish="tool_calls"),
+    "text and call": kind(said(tool_calls=[call()]), learned=["Answer6", *CALLED], finish="tool_calls"),
+    "two calls": kind(
+        said(None, tool_calls=[call(), OTHER]), learned=[*CALLED, "other8", "Argument0"], finish="tool_calls"
     ),
-    "developer": (
-        [{"role": "developer", "content": "System8"}, ASK],
-        [said()],
-        ["Answer6"],
-        ["System8"],
-        "stop",
+    "no arguments": kind(said(None, tool_calls=[call("")]), learned="lookup9", finish="tool_calls"),
+    "old call": kind(OLD, learned=CALLED, context="", finish="function_call"),
+    "result": kind(CALL, RESULT, said(), learned=[*CALLED, "Answer6"], context="Result7"),
+    "result in the prompt": kind(
+        said(), prompt=(ASK, said(None, tool_calls=[call(TEXT)]), RESULT), context="Argument3 Result7"
     ),
-    "parts": (
-        [{"role": "user", "content": [{"type": "text", "text": "Question1"}]}],
-        [said([{"type": "output_text", "text": "Answer6"}])],
-        ["Answer6"],
-        ["Question1"],
-        "stop",
+    "reasoning_content": kind(said(reasoning_content="Thought9"), learned=THOUGHT),
+    "reasoning": kind(said(reasoning="Thought9"), learned=THOUGHT),
+    "thinking": kind(said(thinking="Thought9"), learned=THOUGHT),
+    "thinking part": kind(said(THINKING), learned=THOUGHT),
+    "inline thought": kind(said("<think>\nThought9\n</think>\n\nAnswer6"), learned=THOUGHT),
+    "half inline": kind(said("Thought9\n</think>\n\nAnswer6"), learned=THOUGHT),
+    "cut thought": kind(said("<think>\nThought9 and"), learned="Thought9 and", finish="length"),
+    "cut reasoning": kind(
+        said("", reasoning_content="Thought9 and"), learned="Thought9 and", finish="length"
     ),
-    "image": (
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
-        [said()],
-        [],
-        [],
-        "stop",
+    "cut": kind(said("Answer6 and"), learned="Answer6 and", finish="length"),
+    "reasoning and call": kind(
+        said(None, reasoning_content="Thought9", tool_calls=[call()]),
+        learned=["Thought9", *CALLED],
+        finish="tool_calls",
     ),
-    "call": ([ASK], [said(None, tool_calls=[call()])], CALLED, ["Question1"], "tool_calls"),
-    "call as text": ([ASK], [said(None, tool_calls=[call(TEXT)])], CALLED, ["Question1"], "tool_calls"),
-    "text and call": ([ASK], [said(tool_calls=[call()])], ["Answer6", *CALLED], ["Question1"], "tool_calls"),
-    "two calls": (
-        [ASK],
-        [said(None, tool_calls=[call(), call({"town": "Argument0"}, "other8", "abcdefgh2")])],
-        [*CALLED, "other8", "Argument0"],
-        ["Question1"],
-        "tool_calls",
+    "tools": kind(said(), context="lookup9 Question1"),
+    "tools and call": kind(CALL, learned=CALLED, context="Description2 Question1"),
+    "empty": kind(said(""), learned=[]),
+    "two turns": kind(said(), NEXT, said("Answer7"), learned=["Answer6", "Answer7"], context="Question0"),
+    "two thoughts": kind(
+        said(reasoning_content="Thought9"),
+        NEXT,
+        said("Answer7", reasoning_content="Thought8"),
+        learned=["Thought9", "Answer6", "Thought8", "Answer7"],
+        context="Question0",
     ),
-    "no arguments": ([ASK], [said(None, tool_calls=[call("")])], ["lookup9"], ["Question1"], "tool_calls"),
-    "old call": (
-        [ASK],
-        [said(None, function_call={"name": "lookup9", "arguments": TEXT})],
-        CALLED,
-        [],
-        "function_call",
-    ),
-    "result": (
-        [ASK],
-        [said(None, tool_calls=[call()]), RESULT, said()],
-        [*CALLED, "Answer6"],
-        ["Result7"],
-        "stop",
-    ),
-    "result in the prompt": (
-        [ASK, said(None, tool_calls=[call(TEXT)]), RESULT],
-        [said()],
-        ["Answer6"],
-        ["Argument3", "Result7"],
-        "stop",
-    ),
-    "reasoning_content": (
-        [ASK],
-        [said(reasoning_content="Thought9")],
-        ["Thought9", "Answer6"],
-        ["Question1"],
-        "stop",
-    ),
-    "reasoning": ([ASK], [said(reasoning="Thought9")], ["Thought9", "Answer6"], ["Question1"], "stop"),
-    "thinking": ([ASK], [said(thinking="Thought9")], ["Thought9", "Answer6"], ["Question1"], "stop"),
-    "thinking part": (
-        [ASK],
-        [said([{"type": "thinking", "thinking": "Thought9"}, {"type": "text", "text": "Answer6"}])],
-        ["Thought9", "Answer6"],
-        ["Question1"],
-        "stop",
-    ),
-    "inline thought": (
-        [ASK],
-        [said("<think>\nThought9\n</think>\n\nAnswer6")],
-        ["Thought9", "Answer6"],
-        ["Question1"],
-        "stop",
-    ),
-    "half inline": (
-        [ASK],
-        [said("Thought9\n</think>\n\nAnswer6")],
-        ["Thought9", "Answer6"],
-        ["Question1"],
-        "stop",
-    ),
-    "cut thought": ([ASK], [said("<think>\nThought9 and")], ["Thought9 and"], ["Question1"], "length"),
-    "cut reasoning": (
-        [ASK],
-        [said("", reasoning_content="Thought9 and")],
-        ["Thought9 and"],
-        ["Question1"],
-        "length",
-    ),
-    "cut": ([ASK], [said("Answer6 and")], ["Answer6 and"], ["Question1"], "length"),
-    "reasoning and call": (
-        [ASK],
-        [said(None, reasoning_content="Thought9", tool_calls=[call()])],
-        ["Thought9", *CALLED],
-        ["Question1"],
-        "tool_calls",
-    ),
-    "tools": ([ASK], [said()], ["Answer6"], ["lookup9", "Question1"], "stop"),
-    "tools and call": (
-        [ASK],
-        [said(None, tool_calls=[call()])],
-        CALLED,
-        ["Description2", "Question1"],
-        "stop",
-    ),
-    "empty": ([ASK], [said("")], [], ["Question1"], "stop"),
-    "two turns": (
-        [ASK],
-        [said(), {"role": "user", "content": "Question0"}, said("Answer7")],
-        ["Answer6", "Answer7"],
-        ["Question0"],
-        "stop",
-    ),
-    "two thoughts": (
-        [ASK],
-        [
-            said(reasoning_content="Thought9"),
-            {"role": "user", "content": "Question0"},
-            said("Answer7", reasoning_content="Thought8"),
-        ],
-        ["Thought9", "Answer6", "Thought8", "Answer7"],
-        ["Question0"],
-        "stop",
-    ),
-    "spaces": ([ASK], [said("  Answer6 \n")], ["  Answer6 \n"], ["Question1"], "stop"),
-    "its own end": ([ASK], [said("Answer6{end}\n")], ["Answer6"], ["Question1"], "stop"),
-    "another turn": ([ASK], [said("Answer6{end}\nQuestion0")], [], [], "stop"),
+    "spaces": kind(said("  Answer6 \n"), learned="  Answer6 \n"),
+    "its own end": kind(said("Answer6{end}\n")),
+    "another turn": kind(said("Answer6{end}\nQuestion0"), learned=[], context=""),
 }
 
 

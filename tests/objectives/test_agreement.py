@@ -304,14 +304,29 @@ def test_what_looks_along_a_response_refuses_one_of_several_rows() -> None:
     ("name", "options", "said"),
     [
         ("agro", {"average": "token", "regularizer": "local"}, 'regularizer = "local" .*average = "token"'),
+        ("agro", {"weight": "reference", "regularizer": "triangular"}, "regularizer"),
         (
             "agro_onpolicy",
             {"squared": "local", "likelihood_ratio": "adaptive"},
             'squared = "local" .*"adaptive"',
         ),
         ("squared_consistency", {"baseline": "stored"}, 'scale = "half_variance" divides by n − 1'),
+        (
+            "pair_consistency",
+            {"gap": "reward", "votes": "mean"},
+            'gap = "reward" knows .*votes = "mean" estimates',
+        ),
+        ("opmd", {"form": "pairwise", "baseline": "soft"}, 'form = "pairwise"'),
+        ("grpo", {"weight_level": "token"}, 'is of a weight, but weight = "none"'),
+        ("grpo", {"weight_min": 0.5}, 'is of a weight, but weight = "none"'),
+        ("grpo", {"weight_rule": "mask"}, 'is of a weight, but weight = "none"'),
+        ("bapo", {"low": (0.9, 0.6, 0.1)}, "low: expected start, maximum and step"),
+        ("bapo", {"high": (1.2, 3.0, 0.0)}, "high: expected start, maximum and step"),
+        ("bapo", {"low": (0.6, 1.5, 0.1)}, r"lower bound may go to 1\.5, above the upper one, 1\.2"),
     ],
+    ids=str,
 )
 def test_options_that_exclude_each_other(name: str, options: dict[str, Any], said: str) -> None:
+    required = {"beta": 0.3} if objectives.describe(name)["options"].get("beta", {}).get("required") else {}
     with pytest.raises(Refused, match=said):
-        evaluate(draw(0, episodes=False), name, {"beta": 0.3, **options})
+        evaluate(draw(0, episodes=False), name, required | options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,8 @@ import pytest
 from cases import Case, change, draw, evaluate
 
 from agro import Batch, objectives
-from agro.errors import Refused
 
 BASE = -60.0
-TOKEN_MEAN = ["cispo", "aipo", "minpro", "vespo", "m2po", "rec", "opmd_token", "mdpo"]
 
 
 def grad(case: Case, name: str, **options: Any) -> np.ndarray:
@@ -45,88 +42,41 @@ def coefficients(name: str, log_ratios: list[float], better: bool = True, **opti
     return np.asarray(out.grad)[0, 1:] * (T + 1) * (-2.0 if better else 2.0)
 
 
-@pytest.mark.parametrize("name", TOKEN_MEAN)
-def test_at_the_behavior_policy_all_are_reinforce(name: str) -> None:
-    """w = 1: −A over the number of all tokens, A = r − r̄. (The KL of mdpo has a gradient of 1 + log w.)"""
-    case = draw(30, episodes=False)
-    case.behavior_logp = case.logp
-    options = {} if name in ("aipo", "opmd_token") else {"advantage": "mean"}
-    expected = grad(case, "rec")
-    if name == "mdpo":
-        options["kl"] = "square"
-    np.testing.assert_allclose(grad(case, name, **options), expected, atol=1e-15)
+SQUARES = [0.1, -0.2, 0.3, -0.4]  # of which the mean with those of the other response, 0, is 0.06
 
 
-def test_the_weight_of_cispo_keeps_every_token() -> None:
-    """The weight is the ratio, 1.28 above it: also where PPO's clip has no gradient."""
-    log_ratios = np.log([0.1, 0.9, 1.2, 5.0]).tolist()
-    for better in (True, False):
-        found = coefficients("cispo", log_ratios, better, advantage="mean")
-        np.testing.assert_allclose(found, [0.1, 0.9, 1.2, 1.28], rtol=1e-12)
-    found = coefficients("cispo", log_ratios, advantage="mean", clip=(0.2, 0.28))
-    np.testing.assert_allclose(found, [0.8, 0.9, 1.2, 1.28], rtol=1e-12)
-
-
-def test_the_weight_of_aipo_saturates_at_rho_and_goes_to_0() -> None:
-    np.testing.assert_allclose(
-        coefficients("aipo", [-30.0, 0.0, np.log(3.9), np.log(4.1), 50.0]),
-        [np.exp(-30.0), 1, 3.9, 4, 4],
-        rtol=1e-12,
-    )
-
-
-def test_minpro_lets_a_small_ratio_count_for_every_later_token() -> None:
-    """And for none before it: the weights are 1, 0.01, 0.01 · 1, 0.01 · 1.1."""
-    ratios = np.array([1.0, 0.01, 1.0, 1.1])
-    found = coefficients("minpro", np.log(ratios).tolist(), advantage="mean")
-    np.testing.assert_allclose(found, [1, 0.01, 0.01, 0.011], rtol=1e-12)
-    held = coefficients("minpro", np.log(ratios).tolist(), advantage="mean", clip=(0.2, 0.28))
-    np.testing.assert_allclose(held, [1, 0.8, 0.8, 0.8], rtol=1e-12)
-
-
-def test_minpro_looks_back_alone() -> None:
-    """Whatever order later ratios have, the weights before are the same."""
-    later = [0.3, -0.2, 0.1]
-    first = {
-        tuple(coefficients("minpro", [-0.1, 0.2, *order], advantage="mean")[:2].tolist())
-        for order in itertools.permutations(later)
-    }
-    assert len(first) == 1
-
-
-def test_minpro_capped_is_cispo_where_no_ratio_is_below_1() -> None:
-    ratios = [0.0, 0.05, 0.1, 0.14]
-    capped = coefficients("minpro", ratios, advantage="mean", cap_at_one=True)
-    np.testing.assert_allclose(capped, coefficients("cispo", ratios, advantage="mean"), rtol=1e-14)
-    plain = coefficients("minpro", ratios[1:], advantage="mean")
-    np.testing.assert_allclose(plain, np.exp([0.05, 0.15, 0.19]), rtol=1e-12)
-
-
-def test_the_weight_of_vespo_by_hand() -> None:
-    """W = ½ of the response: e^λ W^k e^(−λW) is e^1.5/4 where A > 0, e^1/8 where A < 0."""
-    log_ratios = [np.log(0.5) + 0.3, -0.3]
-    for better, expected in ((True, np.exp(1.5) / 4), (False, np.exp(1.0) / 8)):
-        found = coefficients("vespo", log_ratios, better, advantage="mean")
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert (coefficients("vespo", [59.0, 0.0], advantage="mean") == 0).all()  # no overflow
-
-
-def test_m2po_masks_the_largest_squares_of_the_step() -> None:
-    """Squares 0.01, 0.04, 0.09, 0.16 of the first response and 0 of the second.
-
-    The mean of all is 0.06, of all but the largest 0.035.
-    """
-    log_ratios = [0.1, -0.2, 0.3, -0.4]
-    found = coefficients("m2po", log_ratios, advantage="mean", budget=0.04)
-    np.testing.assert_allclose(found, [*np.exp(log_ratios[:3]), 0], rtol=1e-12)
-    assert (coefficients("m2po", log_ratios, advantage="mean", budget=0.06 + 1e-12) > 0).all()
-
-
-def test_m2po_of_the_authors_looks_at_harmful_tokens() -> None:
-    """A > 0: those of 0.1 and 0.3. Their mean is 0.05; with the larger one counted as 0.01 it is 0.01."""
-    log_ratios = [0.1, -0.2, 0.3, -0.4]
-    found = coefficients("m2po", log_ratios, advantage="mean", tokens="harmful")
-    np.testing.assert_allclose(found, np.exp([0.1, -0.2, -np.inf, -0.4]), rtol=1e-12)
+@pytest.mark.parametrize(
+    ("name", "ratios", "options", "expected"),
+    [
+        # the ratio, 1.28 above it: also where PPO's clip has no gradient
+        ("cispo", [0.1, 0.9, 1.2, 5.0], {}, [0.1, 0.9, 1.2, 1.28]),
+        ("cispo", [0.1, 0.9, 1.2, 5.0], {"better": False}, [0.1, 0.9, 1.2, 1.28]),
+        ("cispo", [0.1, 0.9, 1.2, 5.0], {"clip": (0.2, 0.28)}, [0.8, 0.9, 1.2, 1.28]),
+        # saturates at ρ = 4 and goes to 0
+        ("aipo", np.exp([-30.0, 0.0, np.log(3.9), np.log(4.1), 50.0]), {}, [np.exp(-30.0), 1, 3.9, 4, 4]),
+        # a small ratio counts for every later token, and for none before it
+        ("minpro", [1.0, 0.01, 1.0, 1.1], {}, [1, 0.01, 0.01, 0.011]),
+        ("minpro", [1.2, 1.0, 0.01], {}, [1.2, 1.2, 0.01]),
+        ("minpro", [1.0, 0.01, 1.0, 1.1], {"clip": (0.2, 0.28)}, [1, 0.8, 0.8, 0.8]),
+        # above 1 the least of before multiplies, unless it is capped
+        ("minpro", np.exp([0.05, 0.1, 0.14]), {}, np.exp([0.05, 0.15, 0.19])),
+        ("minpro", np.exp([0.05, 0.1, 0.14]), {"cap_at_one": True}, np.exp([0.05, 0.1, 0.14])),
+        # W = ½ of the response: e^λ W^k e^(−λW) is e^1.5/4 where A > 0, e^1/8 where A < 0
+        ("vespo", [0.5 * np.exp(0.3), np.exp(-0.3)], {}, [np.exp(1.5) / 4] * 2),
+        ("vespo", [0.5 * np.exp(0.3), np.exp(-0.3)], {"better": False}, [np.exp(1.0) / 8] * 2),
+        ("vespo", np.exp([59.0, 0.0]), {}, [0, 0]),  # no overflow
+        # without the largest of the squares their mean over the step is 0.035
+        ("m2po", np.exp(SQUARES), {"budget": 0.04}, [*np.exp(SQUARES[:3]), 0]),
+        ("m2po", np.exp(SQUARES), {"budget": 0.06 + 1e-12}, np.exp(SQUARES)),
+        # of harmful tokens, those of 0.1 and 0.3, the mean is 0.05; with 0.01 for the larger one it is 0.01
+        ("m2po", np.exp(SQUARES), {"tokens": "harmful"}, np.exp([0.1, -0.2, -np.inf, -0.4])),
+    ],
+    ids=str,
+)
+def test_weights_of_tokens(name: str, ratios: Any, options: dict[str, Any], expected: Any) -> None:
+    options = options if name == "aipo" else {"advantage": "mean"} | options
+    found = coefficients(name, np.log(ratios).tolist(), **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_m2po_without_a_kept_token_stands_still() -> None:
@@ -141,21 +91,6 @@ def test_raft_pp_imitates_the_best_until_the_ratio_is_too_large() -> None:
     out = objectives.evaluate("raft_pp", [[0.0, *[BASE] * 4]] * 2, batch)
     np.testing.assert_allclose(out.grad[0, 1:], -np.exp([0, 0.1, -np.inf, -2]) / 8, atol=1e-15)
     assert (out.grad[1] == 0).all()
-
-
-def test_nested_reft_without_skipped_layers_has_one_rule() -> None:
-    """μ is then the policy before the step; retrace weighs by λ at most."""
-    case = draw(32)
-    case.old_logp = case.behavior_logp
-    np.testing.assert_array_equal(grad(case, "nested_reft"), grad(case, "nested_reft", mismatch="ignore"))
-    on_policy = change(case, behavior_logp=case.logp)
-    np.testing.assert_allclose(
-        grad(on_policy, "nested_reft", mismatch="retrace", retrace=0.7), 0.7 * grad(on_policy, "nested_reft")
-    )
-    far = change(case, behavior_logp=case.logp - 3.0)
-    np.testing.assert_allclose(
-        grad(far, "nested_reft", mismatch="retrace"), grad(on_policy, "nested_reft"), atol=1e-15
-    )
 
 
 def test_one_sided_rec_with_the_ratio_is_the_gradient_of_ppo() -> None:
@@ -202,14 +137,6 @@ def test_red_drop_by_hand() -> None:
     np.testing.assert_allclose(out.grad[:, 1], [*[-1 / 16] * 3, 3 / 16], atol=1e-15)
 
 
-def test_asymre_adds_imitation_of_all_samples() -> None:
-    """Its gradient minus that of REINFORCE with the group's mean: 0.1 times that of −log π of a response."""
-    case = draw(36)
-    ones = change(case, reward=[1.0] * len(case.reward))
-    added = grad(case, "asymre") - grad(case, "reinforce", baseline="mean")
-    np.testing.assert_allclose(added, 0.1 * grad(ones, "reinforce"), atol=1e-15)
-
-
 def test_reinforce_on_a_log_goes_to_the_wrong_arm() -> None:
     """REC's bandit: μ = [.3, .6, .1], r = [0, .8, 1], as 10 responses of one token.
 
@@ -227,26 +154,6 @@ def test_reinforce_on_a_log_goes_to_the_wrong_arm() -> None:
             p = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
             logits = logits + c - p * c.sum()
         np.testing.assert_allclose(p, c / c.sum() if shift else [0, 1, 0], atol=1e-6)
-
-
-def test_opmd_is_reinforce_of_another_step() -> None:
-    case = draw(37)
-    plain = grad(case, "rec")
-    for tau in (0.5, 3.0):
-        np.testing.assert_allclose(grad(case, "opmd", tau=tau), plain / (1 + tau), atol=1e-15)
-        pairs = grad(case, "opmd", tau=tau, form="pairwise")
-        np.testing.assert_allclose(pairs, 2 * tau / max(1, tau) * plain, atol=1e-15)
-    with pytest.raises(Refused, match='form = "pairwise"'):
-        evaluate(case, "opmd", {"form": "pairwise", "baseline": "soft"})
-
-
-def test_kimi_is_reinforce_and_the_square_of_a_response() -> None:
-    """2β times the gradient of −(r − r̄) log π + (β/2) e²; of one token opmd_token has β/2 = 0.1."""
-    case = draw(38, groups=1, sizes=(3, 3), episodes=False)
-    case.mask = np.zeros_like(case.mask)
-    case.mask[:, 2] = True
-    case.logp[:, 2], case.behavior_logp[:, 2] = [-1.0, -2.0, -3.0], [-1.5, -1.0, -3.0]
-    np.testing.assert_allclose(grad(case, "kimi", beta=0.2), 2 * 0.2 * grad(case, "opmd_token"), atol=1e-15)
 
 
 def test_mdpo_begins_with_the_policy_gradient_and_a_small_step_stays() -> None:

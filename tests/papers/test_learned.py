@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import InterruptAfter, copying, metrics, weights
+from tiny_runs import copying, metrics, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.store import Store
 from agro.train.check import check_config
 from agro.types import Sample
@@ -87,15 +87,8 @@ def test_the_reward_is_a_sum_where_its_own_counts(tmp_path: Path) -> None:
 )
 def test_a_resumed_run_has_the_same_discriminator(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Checkpoints are at steps 2 and 4, and the run is interrupted after step 3."""
-    for name in ("whole", "run"):
-        (tmp_path / name).mkdir()
-    whole = Trainer(imitating(tmp_path / "whole", 5, **changes), tmp_path / "whole" / "run").run()
-    config = imitating(tmp_path / "run", 5, **changes)
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run" / "run", monitors=[InterruptAfter(3)]).run()
-    run = Trainer(config, tmp_path / "run" / "run", resume=True).run()
+    whole, run = whole_and_resumed(lambda folder: imitating(folder, 5, **changes), tmp_path, 3)
     assert parts(run, "learned") == parts(whole, "learned")
-    assert weights(run) == weights(whole)
 
 
 def test_replayed_responses_have_the_reward_of_the_present_fit(tmp_path: Path) -> None:
@@ -160,14 +153,7 @@ def test_a_flow_rewards_the_tokens_of_fresh_responses_and_is_fitted_again(tmp_pa
 
 
 def test_a_resumed_run_has_the_same_flow(tmp_path: Path) -> None:
-    for name in ("whole", "run"):
-        (tmp_path / name).mkdir()
-    whole = Trainer(flowing(tmp_path / "whole"), tmp_path / "whole" / "run").run()
-    config = flowing(tmp_path / "run")
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run" / "run", monitors=[InterruptAfter(3)]).run()
-    run = Trainer(config, tmp_path / "run" / "run", resume=True).run()
-    assert weights(run) == weights(whole)
+    whole_and_resumed(flowing, tmp_path, 3)
 
 
 def test_the_ranking_of_errors() -> None:

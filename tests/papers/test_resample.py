@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import InterruptAfter, logp_rounding, metrics, tiny, weights
+from tiny_runs import interrupted, logp_rounding, metrics, tiny, weights
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.check import check_config
@@ -172,8 +172,7 @@ def test_a_resumed_run_asks_the_same_groups_and_ends_with_the_same_bytes(tmp_pat
         return with_hints(tmp_path, again=again, objective={"name": name}, data__store=path)
 
     whole = Trainer(config("whole"), tmp_path / "whole").run()
-    with pytest.raises(Interrupted):
-        Trainer(config("cut"), tmp_path / "run", monitors=[InterruptAfter(3)]).run()
+    interrupted(config("cut"), tmp_path / "run", 3)
     with Store.open(tmp_path / "cut.db", read_only=True) as store:
         path = store.path
     values = config_of(tmp_path / "run")

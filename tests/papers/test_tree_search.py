@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiers import some
-from tiny_runs import InterruptAfter, metrics, tiny, weights
+from tiny_runs import interrupted, metrics, tiny, weights, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.check import check_config
@@ -152,12 +152,7 @@ def test_a_self_critique_is_half_of_a_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", some([FIRST, {}], every=2), ids=["path", "pairs"])
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path, changes: dict[str, Any]) -> None:
-    config = on_locks(tmp_path, **changes)
-    whole = Trainer(config, tmp_path / "whole").run()
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[InterruptAfter(3)]).run()
-    run = Trainer(config, tmp_path / "run", resume=True).run()
-    assert weights(run) == weights(whole)
+    whole_and_resumed(lambda folder: on_locks(folder, **changes), tmp_path, 3)
 
 
 def tree_of(*rewards: float) -> tuple[Tree, list[Action]]:
@@ -244,6 +239,5 @@ def test_a_phase_begins_with_the_first_weights(tmp_path: Path) -> None:
     assert not all(torch.allclose(searched[name], weight, atol=1e-4) for name, weight in first.items())
     assert [row["version"] for row in metrics(run)] == sorted(row["version"] for row in metrics(run))
     assert metrics(run)[-1]["version"] == 7 + 1
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[InterruptAfter(4)]).run()
+    interrupted(config, tmp_path / "run", 4)
     assert weights(Trainer(config, tmp_path / "run", resume=True).run()) == weights(run)

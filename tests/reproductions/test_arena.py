@@ -83,14 +83,6 @@ def test_the_prompts_for_validation_choose() -> None:
     assert run.best_of(runs, ("grpo", "fresh")) is None
 
 
-def test_the_table_has_the_mean_of_the_best_settings() -> None:
-    """.5 and .7: mean .6, above the start at .3; the default at lr 3e-4 has the lower validation."""
-    runs = [measured(1e-3, 0.9, accuracy=0.5), measured(1e-3, 0.9, 1, accuracy=0.7)]
-    runs.append(measured(3e-4, 0.1, accuracy=0.25))
-    text = report.tables({"runs": runs, "theory": [], "missing": [], "start": {"accuracy": 0.3}})
-    assert text.endswith("| – | – | – | – | 0.600 | – | – | – | 0.600 | 0 of 1 |")
-
-
 def test_all_prompts_differ(files) -> None:
     """Those to sample from, the logged ones, those held out."""
     prompts = [json.loads(line)["prompt"] for line in files.prompts.read_text().splitlines()]

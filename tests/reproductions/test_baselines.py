@@ -10,7 +10,7 @@ from agro.objectives.reduce import Groups
 from agro.objectives.weights import excess
 from agro.proof.enumerable import kl
 from agro.types import Batch
-from reproductions.baselines import enumerated, page, run, shared, users
+from reproductions.baselines import enumerated, run, shared, users
 
 
 def worst(name: str, noise: float, n: int = 3) -> float:
@@ -96,16 +96,6 @@ def test_the_baselines_are_the_librarys(name: str, kind: str) -> None:
     excess_G = excess(kind, groups, slope_N, weight_BT, logp.view(15, 1).expand(15, 2))
     expected = -weight_BT[:, 0] * (slope_N - excess_G[groups.group])
     torch.testing.assert_close(force, expected)
-
-
-def test_the_page(monkeypatch) -> None:
-    monkeypatch.setattr(enumerated, "DESCENT", 2)  # so that nothing arrives
-    monkeypatch.setattr(enumerated, "NEWTON", 1)
-    noisy = run.noisy(1, (2,))
-    found = {"noisy": noisy, "held": run.held(2, 3), "single": run.single(1), "users": run.of_users(1)}
-    text = page.readme(found, 1, 2, 3)
-    assert "| – |" in text
-    assert text.count("| other groups |") == 1 + 1 + 1
 
 
 def test_an_end_is_where_the_update_vanishes() -> None:

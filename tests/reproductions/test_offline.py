@@ -44,24 +44,6 @@ def test_further_seeds_take_the_best_trial() -> None:
     assert run.further(ends, 1) == []
 
 
-def test_the_table_has_the_mean_and_its_standard_error() -> None:
-    """.5 and .7: mean .6, standard deviation .1414, over √2 .1."""
-    rows = [measured("GRPO", 0, 0.5), measured("GRPO", 1, 0.7)]
-    assert "| 0.500 0.700 | 0.600 ± 0.100 | 1.00 |" in report.tables(rows)
-
-
-def test_the_table_of_fresh_samples_has_the_peers_own() -> None:
-    rows = [measured("fresh, REINFORCE", seed, 0.5 + seed / 10, "train.lr=3e-4") for seed in range(3)]
-    rows = [{**row, "section": "fresh"} for row in rows]
-    peer = {
-        "settings": {"trainer": "rloo", "lr": 1e-4},
-        "held_out_accuracy": [{"accuracy": 0.3}, {"accuracy": 0.8}],
-    }
-    lines = report.fresh_table(rows, [peer]).splitlines()
-    assert lines[2] == "| REINFORCE | – | 0.500, 0.600, 0.700: 0.600 ± 0.100 | 1.00 |"
-    assert lines[3] == "| TRL 1.16 itself, RLOO (512 held-out sums) | 0.800 | – | – |"
-
-
 def test_recorded_runs_count_as_complete(tmp_path) -> None:
     run.restore(tmp_path)
     recorded = json.loads((Path(run.__file__).parent / "result.json").read_text())["runs"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from rounding import rounding
 from safetensors.torch import load_file
 from test_references import of_model
 from tiers import some
-from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import fill_store, metrics, tiny, weights, whole_and_resumed, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.train.learner import Average, Local
 from agro.train.monitors import Action, Monitor, View
@@ -120,16 +119,6 @@ def test_held_out_numbers_are_those_of_the_saved_average(tmp_path: Path) -> None
         assert last[name] == pytest.approx(found[name], abs=rounding(found[name])["atol"])
 
 
-def interrupted(config: RunConfig, out: Path, after: int) -> None:
-    class Interrupt(Monitor):
-        def after(self, view: View) -> None:
-            if view.step == after:
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        Trainer(config, out, monitors=[Interrupt()]).run()
-
-
 @pytest.mark.parametrize("at", some([5, 3, 4], every=3))
 def test_a_resumed_run_has_the_same_average(tmp_path: Path, at: int) -> None:
     """In the first phase, at its end, and in the second one, which begins an average of its own."""
@@ -137,15 +126,11 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path, at: int) -> None:
         {"name": "a", "train": {"steps": 4, "updates": 2}},
         {"name": "b", "train": {"steps": 4, "weights_average": 0.9}},
     ]
-    config = averaged(tmp_path, phases=phases)
-    plain = Trainer(config, tmp_path / "plain").run()
-    interrupted(config, tmp_path / "run", at)
-    out = Trainer(config, tmp_path / "run", resume=True).run()
-    assert weights(out) == weights(plain)
+    plain, out = whole_and_resumed(lambda folder: averaged(folder, phases=phases), tmp_path, at)
     rows = [[m["eval_reward"] for m in metrics(run)] for run in (out, plain)]
     assert rows[0] == rows[1]
     before = weights(out)
-    Trainer(config, out, resume=True).run()  # of a run that is finished
+    Trainer(averaged(out.parent, phases=phases), out, resume=True).run()  # of a run that is finished
     assert weights(out) == before
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import InterruptAfter, metrics, tiny, weights, write_prompts
+from tiny_runs import interrupted, metrics, tiny, weights, write_prompts
 
 from agro import objectives
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.store import Store
 from agro.types import Batch, Sample
 
@@ -39,8 +39,7 @@ def test_it_is_how_much_the_log_is_better_and_falls_to_0(tmp_path: Path) -> None
     assert start["baseline_shift"] == pytest.approx(shift, rel=1e-6)
     assert shift > 0.3
     assert [row["baseline_shift"] for row in rows] == pytest.approx([shift * (1 - i / 6) for i in range(6)])
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "again", monitors=[InterruptAfter(3)]).run()
+    interrupted(config, tmp_path / "again", 3)
     assert weights(Trainer(config, tmp_path / "again", resume=True).run()) == weights(run)
     options = config.objective.model_copy(update={"baseline_shift": 0.0})
     plain = Trainer(config.model_copy(update={"objective": options}), tmp_path / "plain").run()

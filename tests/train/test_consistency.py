@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from agro.store import Store, is_held_out
 from agro.train.learner import Local
 from agro.train.measure import ranking
 from agro.train.monitors.heldout import HeldOutGroups
+from agro.train.trainer import BaseTrainer
 from agro.types import Batch, Sample, prompt_hash
 
 BETA = 0.3
@@ -52,21 +55,44 @@ def total_logp(policy: Policy, sample: Sample) -> float:
     return float(logp[torch.tensor(s.action[1:])].detach().sum())
 
 
+Trained = Callable[[str], tuple[RunConfig, Path]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A function: average of the objective -> a run that is measured every 3 steps, and its folder."""
+
+    @cache
+    def run(average: str) -> tuple[RunConfig, Path]:
+        folder = tmp_path_factory.mktemp(average)
+        config = log_run(folder, evaluate__every=3, objective__average=average)
+        return config, Trainer(config, folder / "run").run()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """The weights before the first step: of a run that doesn't move."""
+    folder = tmp_path_factory.mktemp("start")
+    run = BaseTrainer(log_run(folder, train__lr=1e-30, train__steps=1), folder / "run").run()
+    return of_run(run)
+
+
+def of_run(run: Path) -> Policy:
+    return Policy.load(RunConfig.of({"policy": {"model": str(run / "model")}}).policy)
+
+
 @pytest.mark.parametrize("average", ["sum", "token"])
-def test_is_half_the_variance_of_the_regularized_reward(tmp_path: Path, average: str) -> None:
-    config = log_run(tmp_path, evaluate__every=3, objective__average=average)
-    folder = Trainer(config, tmp_path / "run").run()
+def test_is_half_the_variance_of_the_regularized_reward(
+    trained: Trained, start: Policy, average: str
+) -> None:
+    config, folder = trained(average)
     rows = [m for m in metrics(folder) if m["eval_consistency"] is not None]
     assert [m["step"] for m in rows] == [0, 3, 6]
     assert all((m["eval_groups"], m["eval_dropped"]) == (5, 2) for m in rows)
 
-    seed_model = Trainer(
-        log_run(tmp_path / "start", train__lr=1e-30, train__steps=1), tmp_path / "start" / "run"
-    ).run()
-    start, now = (
-        Policy.load(RunConfig.of({"policy": {"model": str(f / "model")}}).policy)
-        for f in (seed_model, folder)
-    )
+    now = of_run(folder)
     before, after = [], []
     with Store.open(config.data.eval_store, read_only=True) as store:
         for p in range(200, 205):
@@ -114,21 +140,15 @@ def test_the_ranking_is_a_share_of_pairs_by_hand() -> None:
     assert ranking(batch, logp) == pytest.approx([4.5 / 5, 1.0])
 
 
-def test_the_ranking_of_held_out_responses_is_that_of_the_models(tmp_path: Path) -> None:
-    config = log_run(tmp_path, evaluate__every=3)
-    folder = Trainer(config, tmp_path / "run").run()
+def test_the_ranking_of_held_out_responses_is_that_of_the_models(trained: Trained, start: Policy) -> None:
+    config, folder = trained("sum")
     rows = [m for m in metrics(folder) if m["eval_auc"] is not None]
-    start = Trainer(
-        log_run(tmp_path / "start", train__lr=1e-30, train__steps=1), tmp_path / "start" / "run"
-    ).run()
-    before, after = (
-        Policy.load(RunConfig.of({"policy": {"model": str(f / "model")}}).policy) for f in (start, folder)
-    )
+    after = of_run(folder)
     found = []
     with Store.open(config.data.eval_store, read_only=True) as store:
         for p in range(200, 205):
             group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
-            rho = [total_logp(after, s) - total_logp(before, s) for s in group]
+            rho = [total_logp(after, s) - total_logp(start, s) for s in group]
             pairs = [
                 (rho[i] > rho[j]) + (rho[i] == rho[j]) / 2
                 for i, one in enumerate(group)

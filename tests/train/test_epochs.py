@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import StopAfter, fill_store, metrics, tiny, weights, write_toml
+from tiny_runs import StopAfter, fill_store, metrics, tiny, weights, whole_and_resumed, write_toml
 from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer
@@ -89,20 +89,7 @@ def test_a_resumed_run_keeps_its_steps_where_the_store_grew(tmp_path: Path) -> N
 
 
 def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    config = logged(tmp_path)
-    plain = Trainer(config, tmp_path / "plain").run()
-    with pytest.raises(ZeroDivisionError):
-        Trainer(config, tmp_path / "run", monitors=[Broken()]).run()
-    assert weights(Trainer(config, tmp_path / "run", resume=True).run()) == weights(plain)
-
-
-class Broken(StopAfter):
-    def __init__(self) -> None:
-        super().__init__(5)
-
-    def after(self, view: Any) -> None:
-        if view.step == self.step:
-            raise ZeroDivisionError
+    whole_and_resumed(logged, tmp_path, 5)
 
 
 def test_phases_have_epochs_or_steps_of_their_own(tmp_path: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import fill_store, interrupted, metrics, tiny, weights, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.runs.rundata import Outcome, load_run
 from agro.train.monitors import Monitor, View
 from agro.train.monitors.guard import Best
@@ -78,13 +77,7 @@ def test_patience_on_a_log_ends_the_run_also_when_it_was_resumed(tmp_path: Path,
     plain = Trainer(config, tmp_path / "plain").run()
     assert metrics(plain)[-1]["step"] == 4
 
-    class Interrupt(Monitor):
-        def after(self, view: View) -> None:
-            if view.step == 2:
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[Interrupt()]).run()
+    interrupted(config, tmp_path / "run", 2)
     out = Trainer(config, tmp_path / "run", resume=True).run()
     assert metrics(out)[-1]["step"] == 4
     assert weights(out) == weights(plain)
@@ -142,69 +135,6 @@ def test_a_log_of_equal_rewards_has_nothing_to_follow(tmp_path: Path) -> None:
     fill_store(with_equal / "log.db", groups=12, size=1)
     with pytest.raises(Refused, match="eval_auc can't be measured on these held-out groups"):
         Trainer(on_a_log(with_equal, evaluate__patience=2), with_equal / "run").run()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* set data\.eval_prompts .*data\.hold_out"),
-        ({"evaluate__keep_best": True}, r"evaluate\.keep_best = True .* no phase makes any"),
-        ({"evaluate__target": 0.0}, r"evaluate\.target = 0\.0 .* no phase makes any"),
-        ({"evaluate__metric": "eval_auc"}, r"evaluate\.metric = eval_auc is measured on held-out groups"),
-        ({"evaluate__metric": "eval_log_ratio_best"}, r"is measured on held-out groups"),
-        (
-            {"data__hold_out": 0.4, "data__store": "log.db", "evaluate__metric": "eval_reward"},
-            r"evaluate\.metric = eval_reward is measured on data\.eval_prompts",
-        ),
-        (
-            {
-                "data__hold_out": 0.4,
-                "data__store": "log.db",
-                "evaluate__metric": "eval_consistency",
-                "objective": {"name": "sft"},
-            },
-            r"evaluate\.metric = eval_consistency .* a β \(evaluate\.beta\)",
-        ),
-        (
-            {
-                "data__hold_out": 0.4,
-                "data__store": "log.db",
-                "evaluate__metric": "eval_consistency",
-                "objective__beta": {"start": 0.1, "end": 0.2, "steps": 3},
-            },
-            r"eval_consistency compares .* needs one β",
-        ),
-        (
-            {
-                "data__hold_out": 0.4,
-                "data__store": "log.db",
-                "evaluate__metric": "eval_consistency",
-                "phases": [{"name": "a"}, {"name": "b", "objective": {"beta": 0.3}}],
-            },
-            r"eval_consistency compares .* got 0\.1, 0\.3",
-        ),
-        ({"evaluate__target_kl": 1.0}, r"evaluate\.target_kl = 1 .* which no phase measures"),
-        (
-            {"evaluate__target_kl": 1.0, "data__eval_prompts": "held.jsonl", "evaluate__kl": False},
-            r"evaluate\.target_kl = 1 .* which no phase measures",
-        ),
-        (
-            {"evaluate__target_kl": 1.0, "data__eval_prompts": "held.jsonl", "evaluate__every": 0},
-            r"evaluate\.target_kl = 1 acts at evaluations",
-        ),
-        ({"evaluate__target_kl": 0.0}, r"evaluate\.target_kl"),
-        (
-            {
-                "data__eval_prompts": "held.jsonl",
-                "phases": [{"name": "a", "evaluate": {"metric": "eval_auc"}}],
-            },
-            r"a phase can't change evaluate\.metric",
-        ),
-    ],
-)
-def test_what_no_phase_measures_is_not_followed(tmp_path: Path, changes: dict, message: str) -> None:
-    with pytest.raises(Refused, match=message):
-        Trainer(tiny(tmp_path, **{"evaluate__every": 1, **changes}), tmp_path / "run")
 
 
 def test_a_phase_may_measure_for_the_others(tmp_path: Path) -> None:

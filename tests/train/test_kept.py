@@ -205,31 +205,10 @@ def test_without_ratios_log_probs_are_over_the_vocabulary_and_nothing_is_recorde
         assert all(s.kept is not None for s in store.samples())
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"sampler__keep_sets": False}, r'top_p 0\.8: .*engine\.kind = "hf" and sampler\.keep_sets = true'),
-        ({"engine": {"kind": "server", "url": "http://x"}}, r'top_p 0\.8: .*engine\.kind = "hf"'),
-        (
-            {"sampler__temperature": 0.0},
-            r"temperature 0, top_p 0\.8: .*: sample without it, or use",
-        ),
-    ],
-    ids=str,
-)
-def test_a_run_cannot_make_ratios_without_kept_sets(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(Refused, match=words):
-        Trainer(tiny(tmp_path, sampler__top_p=0.8, objective={"name": "grpo"}, **changes))
-
-
 def test_a_server_does_not_report_kept_sets(tmp_path: Path) -> None:
     server = {"kind": "server", "url": "http://x"}
     old = {"name": "grpo", "ratio": "old"}  # both log-probs of this ratio are the trainer's
     Trainer(tiny(tmp_path, sampler__top_p=0.8, objective=old, engine=server))
-    with pytest.raises(Refused, match="keep_sets and engine"):
-        Trainer(tiny(tmp_path, sampler__top_p=0.8, sampler__keep_sets=True, engine=server))
 
 
 def test_they_are_recorded_where_a_phase_of_the_run_has_ratios(tmp_path: Path) -> None:

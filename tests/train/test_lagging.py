@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import InterruptAfter, StopAfter, logp_rounding, metrics, tiny, weights
+from tiny_runs import StopAfter, logp_rounding, metrics, tiny, weights, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
-from agro.errors import Interrupted, Refused
 from agro.models.published import load_published
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.store.shared import LocalFolder
-from agro.train.check import check_config
 from agro.train.phases import Phase
 from agro.train.publications import Publications
 from agro.train.source import CollectorSource
@@ -76,12 +74,7 @@ def test_a_resumed_run_has_the_same_lag_and_ends_with_the_same_bytes(
     tmp_path: Path, every: int, at: int
 ) -> None:
     """Checkpoints are at steps 2, 4 and 6, and where it is interrupted."""
-    config = tiny(tmp_path, source__sync_every=every)
-    whole = Trainer(config, tmp_path / "whole").run()
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[InterruptAfter(at)]).run()
-    run = Trainer(config, tmp_path / "run", resume=True).run()
-    assert weights(run) == weights(whole)
+    whole, run = whole_and_resumed(lambda folder: tiny(folder, source__sync_every=every), tmp_path, at)
     assert staleness(run) == staleness(whole)
 
 
@@ -110,14 +103,6 @@ def test_beta_matters_to_an_anchor_at_the_behavior_only_with_a_lag(tmp_path: Pat
         return (trained(0.05, every) - trained(0.5, every)).abs().max().item()
 
     assert moved(8) > 10 * moved(1)
-
-
-def test_an_objective_for_current_samples_is_refused(tmp_path: Path) -> None:
-    config = tiny(tmp_path, objective={"name": "agro_onpolicy", "beta": 0.1}, source__sync_every=2)
-    with pytest.raises(
-        Refused, match=r"source\.sync_every = 2 samples are stale. What to do: source\.sync_every = 1"
-    ):
-        check_config(config)
 
 
 def test_collectors_keep_their_weights_too(tmp_path: Path) -> None:

@@ -106,40 +106,6 @@ def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(
     assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"phases": [{"name": "a", "data": {"prompts": "other.jsonl"}}]},
-            r"phase a: a phase can't change data\.prompts",
-        ),
-        (
-            {"phases": [{"name": "a", "train": {"push": "me/it"}}]},
-            r"phase a: a phase can't change train\.push",
-        ),
-        (
-            {"phases": [{"name": "a", "guard": {"kl": 1.0, "action": "skip"}}]},
-            r'phase a: guard\.kl and guard\.action = "skip"',
-        ),
-        (
-            {"guard": {"kl": 1.0}, "objective": {"name": "rloo", "beta": 0.0}},
-            r"guard\.kl: .* would watch nothing",
-        ),
-        (
-            {"policy__cache_reference": True, "objective": {"name": "sft"}},
-            r"policy\.cache_reference ",
-        ),
-        (
-            {"policy__reference": "ema", "policy__reference_decay": 0.9, "policy__dtype": "bfloat16"},
-            r'policy\.reference = "ema" .* policy\.dtype = "bfloat16"',
-        ),
-    ],
-)
-def test_settings_that_would_be_passed_over_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
-    with pytest.raises(Refused, match=message):
-        Trainer(tiny(tmp_path, **changes), tmp_path / "run")
-
-
 def test_patience_of_all_phases_and_evaluations_of_one(tmp_path: Path) -> None:
     phases = [{"name": "a"}, {"name": "b", "evaluate": {"every": 2}}]
     Trainer(

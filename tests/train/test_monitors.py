@@ -61,23 +61,15 @@ def test_a_guard_remembers_the_losses_of_its_own_phase(tmp_path: Path) -> None:
     assert (same.losses, other.losses) == ((3, 4, 5, 6, 7), ())
 
 
-def test_the_best_is_kept_and_patience_counts(tmp_path: Path) -> None:
-    kept: list[int] = []
-    best = Best(keep=lambda metric, measured: kept.append(measured["step"]))
-    rewards = [0.5, 0.5, None, math.nan, 0.7, 0.6, 0.7]
-    rule = {"evaluate": {"keep_best": True, "patience": 2, "every": 1}}
-    rule["data__eval_prompts"] = str(tmp_path / "none.jsonl")
-    stops = []
-    for step, reward in enumerate(rewards):
-        seen = view(tmp_path, step, {"eval_reward": reward}, **rule)
-        best.after(seen)
-        stops.append(bool(seen.stop))
-    assert kept == [0, 4]
-    assert stops == [False] * 6 + [True]
+def test_the_state_of_the_best_survives_a_stop(tmp_path: Path) -> None:
+    best = Best(keep=ignore)
+    assert best.state() is None
+    rules = {"evaluate": {"patience": 2, "every": 1}, "data__eval_prompts": str(tmp_path / "none.jsonl")}
+    for step, reward in enumerate([0.5, 0.7, 0.6]):
+        best.after(view(tmp_path, step, {"eval_reward": reward}, **rules))
     again = Best(keep=ignore)
     again.restore(json.loads(json.dumps(best.state())))
-    assert (again.value, again.step, again.waited) == (0.7, 4, 2)
-    assert Best(keep=ignore).state() is None
+    assert (again.value, again.step, again.waited) == (0.7, 1, 1)
 
 
 def ignore(metric: str, measured: Mapping[str, Any]) -> None:
@@ -93,45 +85,55 @@ def stored(folder: Path, **evaluate: Any) -> dict[str, Any]:
     }
 
 
+PROMPTS = {"data__eval_prompts": "none.jsonl"}
+STORED = {"data__store": "log.db", "data__hold_out": 0.2}  # without prompts to evaluate
+
+
 @pytest.mark.parametrize(
-    ("metric", "values", "best"),
+    ("rules", "metric", "values", "kept", "stops", "said"),
     [
-        (None, [0.5, 0.7, 0.6, 0.65], 1),  # eval_auc
-        ("eval_consistency", [0.5, 0.3, 0.4, 0.35], 1),
-        ("eval_log_ratio_best", [0.0, 0.2, -0.1, 0.1], 1),
+        (PROMPTS | {"patience": 2}, "eval_reward", [0.5, 0.5, None, math.nan, 0.7, 0.6, 0.7], [0, 4], 6, ""),
+        (PROMPTS | {"target": 0.9}, "eval_reward", [0.8, 0.9], [0, 1], 1, "evaluate.target"),
+        (STORED | {"patience": 2}, "eval_auc", [0.5, 0.7, 0.6, 0.65], [0, 1], 3, "0.7000, which step 1 had"),
+        (
+            STORED | {"patience": 2},
+            "eval_consistency",
+            [0.5, 0.3, 0.4, 0.35],
+            [0, 1],
+            3,
+            "0.3000, which step 1",
+        ),
+        (STORED | {"patience": 2}, "eval_log_ratio_best", [0.0, 0.2, -0.1, 0.1], [0, 1], 3, "0.2000, which"),
+        (STORED | {"target": 0.1}, "eval_consistency", [0.11, 0.1], [0, 1], 1, "evaluate.target"),
+        ({"target_kl": 2.0}, "eval_kl_ref", [None, math.nan, 1.99, 2.0], [], 3, "evaluate.target_kl 2"),
     ],
 )
-def test_held_out_groups_decide_without_prompts(
-    tmp_path: Path, metric: str | None, values: list[float], best: int
+def test_a_metric_decides_what_is_kept_and_when_a_run_ends(
+    tmp_path: Path,
+    rules: dict[str, Any],
+    metric: str,
+    values: list[Any],
+    kept: list[int],
+    stops: int,
+    said: str,
 ) -> None:
-    kept: list[tuple[str, int]] = []
-    monitor = Best(keep=lambda name, measured: kept.append((name, measured["step"])))
-    rules = stored(tmp_path, patience=2, keep_best=True, metric=metric)
-    stops = []
+    """It stops at step `stops`, and `said` is why. Rewards of prompts decide where there are some."""
+    best: list[tuple[str, int]] = []
+    monitor = Best(keep=lambda name, measured: best.append((name, measured["step"])))
+    data = {key: value for key, value in rules.items() if "__" in key}
+    evaluate = {"every": 1, **{key: value for key, value in rules.items() if "__" not in key}}
+    if data:
+        evaluate["keep_best"] = True
+    if metric not in ("eval_reward", "eval_auc", "eval_kl_ref"):
+        evaluate["metric"] = metric
+    ended = []
     for step, value in enumerate(values):
-        seen = view(tmp_path, step, {metric or "eval_auc": value, "eval_reward": 1.0}, **rules)
+        seen = view(tmp_path, step, {metric: value}, evaluate=evaluate, **data)
         monitor.after(seen)
-        stops.append(seen.stop)
-    assert kept == [(metric or "eval_auc", 0), (metric or "eval_auc", best)]
-    assert stops[:3] == [""] * 3
-    assert f"{metric or 'eval_auc'} = {values[best]:.4f}, which step 1 had" in stops[3]
-
-
-def test_a_lower_metric_reaches_its_target_from_above(tmp_path: Path) -> None:
-    rules = stored(tmp_path, metric="eval_consistency", target=0.1)
-    seen = [view(tmp_path, 1, {"eval_consistency": value}, **rules) for value in (0.11, 0.1)]
-    for each in seen:
-        Best(keep=ignore).after(each)
-    assert [bool(each.stop) for each in seen] == [False, True]
-
-
-def test_a_kl_ends_a_run(tmp_path: Path) -> None:
-    rules = {"evaluate": {"target_kl": 2.0}}
-    seen = [view(tmp_path, 1, {"eval_kl_ref": kl}, **rules) for kl in (None, math.nan, 1.99, 2.0)]
-    for each in seen:
-        Best(keep=ignore).after(each)
-    assert [bool(each.stop) for each in seen] == [False, False, False, True]
-    assert "evaluate.target_kl 2" in seen[-1].stop
+        ended.append(seen.stop)
+    assert best == [(metric, step) for step in kept]
+    assert [bool(stop) for stop in ended] == [step == stops for step in range(len(values))]
+    assert said in ended[-1]
 
 
 def test_a_stop_that_another_monitor_asked_for_stays(tmp_path: Path) -> None:
@@ -144,17 +146,9 @@ def test_a_stop_that_another_monitor_asked_for_stays(tmp_path: Path) -> None:
 def test_held_out_groups_without_the_metric_are_refused_at_the_start(tmp_path: Path) -> None:
     for rule in ({"patience": 2}, {"keep_best": True}, {"target": 0.0}):
         with pytest.raises(Refused, match="eval_auc can't be measured on these held-out groups"):
-            Best(keep=ignore).after(view(tmp_path, 0, **stored(tmp_path, **rule)))
-    Best(keep=ignore).after(view(tmp_path, 0, **stored(tmp_path)))  # nothing waits for it
-    Best(keep=ignore).after(view(tmp_path, 1, **stored(tmp_path, patience=2)))
-
-
-def test_a_target_ends_a_run(tmp_path: Path) -> None:
-    held = str(tmp_path / "none.jsonl")
-    seen = view(tmp_path, 3, {"eval_reward": 0.9}, evaluate={"target": 0.9}, data__eval_prompts=held)
-    Best(keep=ignore).after(seen)
-    assert "evaluate.target" in seen.stop
-    assert seen.last
+            Best(keep=ignore).after(view(tmp_path, 0, evaluate={"every": 1, **rule}, **STORED))
+    Best(keep=ignore).after(view(tmp_path, 0, evaluate={"every": 1}, **STORED))  # nothing waits for it
+    Best(keep=ignore).after(view(tmp_path, 1, evaluate={"every": 1, "patience": 2}, **STORED))
 
 
 def test_held_out_data_are_measured_at_both_ends_and_every_so_often(tmp_path: Path) -> None:

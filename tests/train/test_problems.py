@@ -78,8 +78,8 @@ def test_what_is_wrong_at_the_end_of_a_log(
 
 
 def test_a_distance_that_the_held_out_reward_pays_for_is_no_problem(tmp_path: Path) -> None:
-    far = {"eval_kl_ref": 20.0, "eval_kl_ref_se": 3.0, "eval_ratio_mean": 1e16}
     """By the comparison with the start, prompt by prompt: one whose interval holds 0 is none of the two."""
+    far = {"eval_kl_ref": 20.0, "eval_kl_ref_se": 3.0, "eval_ratio_mean": 1e16}
     risen, fallen, unclear = (
         AUC | {"eval_reward": r, "eval_gain": r - 0.3, "eval_gain_low": low, "eval_gain_high": high}
         for r, low, high in ((0.5, 0.1, 0.3), (0.009, -0.4, -0.2), (0.25, -0.15, 0.05))

@@ -8,11 +8,17 @@ import pytest
 import torch
 from rounding import rounding
 from safetensors.torch import load_file
-from tiny_runs import RESPONSE_ROUNDING, InterruptAfter, before_step, metrics, tiny, weights
+from tiny_runs import (
+    RESPONSE_ROUNDING,
+    before_step,
+    metrics,
+    tiny,
+    whole_and_resumed,
+)
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import LoRA, PolicyConfig, RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.train.feed import Feed, Valid
 from agro.train.monitors import Monitor, View
@@ -38,12 +44,8 @@ def train(config: RunConfig, out: Path, *monitors: Monitor, resume: bool = False
     return Trainer(config, out, monitors=monitors, resume=resume).run()
 
 
-def interrupted_and_resumed(config: RunConfig, folder: Path, at: int) -> None:
-    """The same weights as a run that wasn't stopped."""
-    plain = train(config, folder / "plain")
-    with pytest.raises(Interrupted):
-        train(config, folder / "stopped", InterruptAfter(at))
-    assert weights(train(config, folder / "stopped", resume=True)) == weights(plain)
+def resumes(config: RunConfig, folder: Path) -> None:
+    whole_and_resumed(lambda _: config, folder, 3)
 
 
 def test_a_moving_average(tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_a_moving_average(tmp_path: Path) -> None:
         torch.testing.assert_close(seen.reference[i][name], expected)
     stored = load_file(out / "checkpoints/step-00000006/reference.safetensors")
     assert torch.equal(stored[name], seen.reference[-1][name])
-    interrupted_and_resumed(config, tmp_path, 3)
+    resumes(config, tmp_path)
 
 
 def test_a_copy_renewed_every_few_steps(tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_a_copy_renewed_every_few_steps(tmp_path: Path) -> None:
     rows = metrics(tmp_path / "run")
     assert rows[2]["kl_ref"] == pytest.approx(0.0, abs=RESPONSE_ROUNDING)  # renewed a moment ago
     assert rows[3]["kl_ref"] != pytest.approx(0.0, abs=RESPONSE_ROUNDING)
-    interrupted_and_resumed(config, tmp_path, 3)
+    resumes(config, tmp_path)
 
 
 def base(folder: Path, seed: int = 0) -> str:
@@ -123,38 +125,4 @@ def test_an_adapter_trains_and_resumes(tmp_path: Path) -> None:
     logp = [p.streams(tokens, lengths, mask)["logp"][mask].detach() for p in (plain, merged, alone)]
     torch.testing.assert_close(logp[1], logp[2], **rounding(logp[2]))
     assert not torch.allclose(logp[0], logp[1], atol=1e-3)
-    interrupted_and_resumed(config, tmp_path, 3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"policy__reference": "ema"}, r'policy\.reference_decay and policy\.reference = "ema" go together'),
-        (
-            {"policy__reference_every": 3},
-            r'policy\.reference_every and policy\.reference = "periodic" go together',
-        ),
-        ({"policy__lora": {}}, r"\[policy\.lora\] adapts a trained model, but policy\.new"),
-        ({"guard": {"kl": 1.0, "action": "skip"}}, r'guard\.kl and guard\.action = "skip"'),
-        ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts"),
-        (
-            {"phases": [{"name": "a", "policy": {"temperature": 2.0}}, {"name": "b"}]},
-            r"a phase can't change \[policy\]",
-        ),
-        ({"phases": [{"name": "a", "policy": {"temperature": 2.0}}]}, r"a phase can't change \[policy\]"),
-        (
-            {"phases": [{"name": "a", "reward": {"name": "exact"}}, {"name": "b"}]},
-            r"a phase can't change \[reward\]",
-        ),
-        (
-            {
-                "policy__reference": "phase",
-                "phases": [{"name": "a"}, {"name": "b", "policy": {"reference": "start"}}],
-            },
-            r"a: phase, b: start",
-        ),
-    ],
-)
-def test_contradictions_are_refused_with_both_names(tmp_path: Path, changes: dict, message: str) -> None:
-    with pytest.raises(Refused, match=message):
-        Trainer(tiny(tmp_path, **changes), tmp_path / "run")
+    resumes(config, tmp_path)

@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import RESPONSE_ROUNDING, InterruptAfter, before_step, copying, metrics, tiny, weights
+from tiny_runs import (
+    RESPONSE_ROUNDING,
+    before_step,
+    copying,
+    metrics,
+    tiny,
+    whole_and_resumed,
+)
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.store import Store
 from agro.train.check import check_config
 from agro.train.feed import Feed, Valid
@@ -102,12 +109,7 @@ def test_pairs_are_of_a_demonstration_and_a_sample_of_the_rival(tmp_path: Path) 
 
 @pytest.mark.parametrize("at", [3, pytest.param(5, marks=pytest.mark.nightly)])
 def test_a_resumed_run_has_the_same_rivals_and_ends_with_the_same_bytes(tmp_path: Path, at: int) -> None:
-    whole = Trainer(of_rivals(tmp_path), tmp_path / "whole").run()
-    config = of_rivals(tmp_path)
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[InterruptAfter(at)]).run()
-    run = Trainer(config, tmp_path / "run", resume=True).run()
-    assert weights(run) == weights(whole)
+    whole, run = whole_and_resumed(of_rivals, tmp_path, at)
     assert sampler_versions(run) == sampler_versions(whole)
 
 

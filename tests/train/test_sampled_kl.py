@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from test_consistency import total_logp
-from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import fill_store, metrics, tiny, weights, whole_and_resumed, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Interrupted
 from agro.models.policy import Policy
 from agro.rollout.rollout import embedded, load_rollout
 from agro.store import Store, is_held_out
@@ -64,11 +63,11 @@ def test_it_changes_nothing_of_the_training(tmp_path: Path) -> None:
 def test_a_resumed_run_measures_the_same(tmp_path: Path, replay: float) -> None:
     """With replay 0.5 the run fills its own store, whose prompts it must not choose anew."""
     every = {"evaluate": {"every": 1, "kl_samples": 5}}
-    config = on_log(tmp_path, **every) if replay == 1 else tiny(tmp_path, data__replay=replay, **every)
-    whole = metrics(Trainer(config, tmp_path / "whole").run())
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "stopped", monitors=[InterruptAfter(3)]).run()
-    resumed = metrics(Trainer(config, tmp_path / "stopped", resume=True).run())
+
+    def make(folder: Path) -> RunConfig:
+        return on_log(folder, **every) if replay == 1 else tiny(folder, data__replay=replay, **every)
+
+    whole, resumed = (metrics(run) for run in whole_and_resumed(make, tmp_path, 3))
     assert len(whole) == 6
     assert [m["eval_kl_ref"] for m in resumed] == [m["eval_kl_ref"] for m in whole]
     assert all(m["eval_kl_ref"] is not None for m in whole)

@@ -166,21 +166,6 @@ def test_two_ranks_sample_with_a_server(tmp_path: Path, start: str) -> None:
     assert all(row["push_error"] < ROUNDED and row["logp_diff_max"] < ROUNDED for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ({"push": "adapter"}, r"engine\.push = adapter needs policy\.lora"),
-        ({"dialect": "sglang", "push": "transfer"}, r"engine\.push = transfer and engine\.dialect = sglang"),
-        ({"dialect": "sglang", "api": "generate"}, r"engine\.api = generate and engine\.dialect = sglang"),
-        ({"url": None}, r"engine\.url"),
-        ({"api_key": "env:AGRO_NOT_SET"}, r"engine\.api_key: expected AGRO_NOT_SET"),
-    ],
-)
-def test_what_a_server_cannot_do_is_refused_before_a_model_is_loaded(tmp_path: Path, engine, words) -> None:
-    with pytest.raises(Refused, match=words):
-        check_config(tiny(tmp_path, engine={"kind": "server", "url": "http://127.0.0.1:9", **engine}))
-
-
 def test_a_key_is_not_in_the_run_folder(tmp_path: Path, start: str, monkeypatch) -> None:
     monkeypatch.setenv("AGRO_TEST_KEY", "s3cret-of-the-server")
     with serving(Policy.load(PolicyConfig(model=start))) as (url, _):

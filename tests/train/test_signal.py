@@ -118,33 +118,6 @@ def test_a_log_of_mostly_equal_groups_is_learned_from_with_spread(tmp_path: Path
     assert {row["groups_equal"] for row in metrics(tmp_path / "spread")} == {0}
 
 
-@pytest.mark.parametrize(
-    ("spread", "changes", "message"),
-    [
-        (
-            True,
-            {"objective": {"name": "dpo", "beta": 0.1}, "data__replay": 1.0},
-            "data.spread = true .*, but objective dpo draws judged pairs",
-        ),
-        (
-            0.1,
-            {"objective": {"name": "sft"}, "data__best_of_group": True},
-            r"data.spread = 0\.1 .*, but data.best_of_group draws only",
-        ),
-        (
-            True,
-            {"objective": {"name": "reinforce"}, "sampler__n": 1},
-            "sampler.n = 1 makes groups of one response",
-        ),
-    ],
-)
-def test_spread_is_refused_where_no_rewards_can_differ(
-    tmp_path: Path, spread: bool | float, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(Refused, match=message):
-        Trainer(tiny(tmp_path, data__spread=spread, **changes), tmp_path / "run")
-
-
 def test_a_number_of_spread_is_for_stored_groups_alone(tmp_path: Path) -> None:
     """Those that a step samples all come, in groups of one too. 0 and 1 are false and true."""
     lonely = {"objective": {"name": "reinforce"}, "sampler__n": 1, "data__spread": 0.1}

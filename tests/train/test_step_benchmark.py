@@ -31,7 +31,7 @@ def benchmark(tmp_path, monkeypatch):
     }
     (tmp_path / "step.json").write_text(json.dumps([row]))
     monkeypatch.setattr(module, "RESULTS", tmp_path / "step.json")
-    monkeypatch.setattr(module, "machine", lambda: "CPU, 2 cores, torch 2")
+    monkeypatch.setattr(module.recording, "machine_of_models", lambda: "CPU, 2 cores, torch 2")
     return module
 
 
@@ -84,6 +84,6 @@ def test_the_other_checkout_is_what_is_imported(benchmark, tmp_path) -> None:
 
 
 def test_an_unknown_kind_of_machine_is_said(benchmark, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(benchmark, "machine", lambda: "CPU, 64 cores, torch 2")
+    monkeypatch.setattr(benchmark.recording, "machine_of_models", lambda: "CPU, 64 cores, torch 2")
     assert checked(benchmark, monkeypatch) == 0
     assert "not compared: step.json has no row of CPU, 64 cores" in capsys.readouterr().out

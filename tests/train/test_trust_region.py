@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from tiny_runs import metrics, tiny, weights
+from tiny_runs import metrics, tiny, weights, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import TrainConfig
-from agro.errors import Interrupted
 from agro.train.check import check_config
-from agro.train.monitors import Monitor, View
 from agro.train.monitors.warnings import notes_on_settings
 from agro.train.phases import TRIED, Position
 from agro.train.update import KEPT, change, loss_of, lowered, recalled, speed_of, step_bound
@@ -136,25 +134,18 @@ def test_a_bound_that_is_never_met_changes_nothing(tmp_path: Path) -> None:
     assert weights(plain) == weights(bounded)
 
 
-class Stopping(Monitor):
-    """Ends the process's run after a step, as Ctrl-C does."""
-
-    name = "stopping"
-
-    def after(self, view: View) -> None:
-        if view.step == 3:
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_a_resumed_run_knows_what_steps_did(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train__lr": 0.1, "train__step_kl": 0.01, "train__gain_ratio": 0.9, "train__steps": 7},
+        {"train__lr": "auto", "train__schedule": "linear"},
+    ],
+    ids=["rules", "a rate that is found"],
+)
+def test_a_resumed_run_knows_what_steps_did(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Checkpoints are every two steps, so it continues after a step that was measured before. Both rules
-    lower rates here."""
-    config = tiny(tmp_path, train__lr=0.1, train__step_kl=0.01, train__gain_ratio=0.9, train__steps=7)
-    undisturbed = Trainer(config, tmp_path / "undisturbed").run()
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[Stopping()]).run()
-    resumed = Trainer(config, tmp_path / "run", resume=True).run()
-    assert weights(undisturbed) == weights(resumed)
+    lower rates here. And the rate that was found is kept."""
+    whole_and_resumed(lambda folder: tiny(folder, **changes), tmp_path, 3)
 
 
 def test_each_phase_begins_without_what_steps_did(tmp_path: Path) -> None:
@@ -174,15 +165,6 @@ def test_a_rate_is_found_at_which_the_first_step_meets_the_bound(tmp_path: Path)
     assert json.loads((run / "config.json").read_text())["train"]["lr"] == "auto"
     same = tiny(tmp_path, train__lr=first["lr"], train__step_kl=0.001)
     assert weights(Trainer(same, tmp_path / "same").run()) == weights(run)
-
-
-def test_a_resumed_run_keeps_the_rate_that_was_found(tmp_path: Path) -> None:
-    config = tiny(tmp_path, train__lr="auto", train__schedule="linear")
-    undisturbed = Trainer(config, tmp_path / "undisturbed").run()
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[Stopping()]).run()
-    resumed = Trainer(config, tmp_path / "run", resume=True).run()
-    assert weights(undisturbed) == weights(resumed)
 
 
 def test_equal_rewards_tell_no_rate(tmp_path: Path) -> None:

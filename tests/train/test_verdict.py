@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import InterruptAfter, fill_store, metrics, tiny, write_prompts
+from tiny_runs import fill_store, interrupted, metrics, tiny, whole_and_resumed, write_prompts
 
-from agro.errors import Interrupted
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Ratings, Verdict
 from agro.store import Store
@@ -38,6 +37,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    """What the verdict on that run is read from, to be changed."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("config.json", "metrics.jsonl"):
+        (folder / name).write_bytes((run / name).read_bytes())
+    return folder
+
+
 def test_each_evaluation_is_compared_with_the_start(run: Path) -> None:
     rows = {row["step"]: row for row in metrics(run)}
     assert all(rows[0][name] is None for name in GAIN)
@@ -49,8 +58,7 @@ def test_each_evaluation_is_compared_with_the_start(run: Path) -> None:
 
 
 def test_a_resumed_run_compares_with_the_same_start(tmp_path: Path, run: Path) -> None:
-    with pytest.raises(Interrupted):
-        BaseTrainer(config(tmp_path), tmp_path / "run", monitors=[InterruptAfter(4)]).run()
+    interrupted(config(tmp_path), tmp_path / "run", 4)
     BaseTrainer(config(tmp_path), tmp_path / "run", resume=True).run()
     plain, resumed = (metrics(folder)[-1] for folder in (run, tmp_path / "run"))
     assert [plain[name] for name in GAIN] == [resumed[name] for name in GAIN]
@@ -78,16 +86,12 @@ def test_a_resumed_run_compares_with_the_same_start(tmp_path: Path, run: Path) -
     ],
 )
 def test_the_sentence(
-    run: Path, tmp_path: Path, interval: tuple[float, ...], p: float | None, answer: str, beginning: str
+    copied: Path, interval: tuple[float, ...], p: float | None, answer: str, beginning: str
 ) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.json", "metrics.jsonl"):
-        (folder / name).write_bytes((run / name).read_bytes())
-    Ratings(0, 40, 0, 0, step=6).save(folder)  # rewards say more than ratings
+    Ratings(0, 40, 0, 0, step=6).save(copied)  # rewards say more than ratings
     low, gain, high = interval
     values = dict(zip(GAIN, (gain, low, high, p, 512, 0.055), strict=True))
-    verdict = Verdict.of(load_run(changed_rows(folder, **values, eval_kl_ref=1.3)))
+    verdict = Verdict.of(load_run(changed_rows(copied, **values, eval_kl_ref=1.3)))
     assert verdict.answer == answer
     assert verdict.sentence.startswith(beginning)
     assert "KL to the reference 1.300 nats a response" in verdict.sentence
@@ -135,26 +139,19 @@ def test_a_log_with_log_probs_is_estimated_off_policy(tmp_path: Path) -> None:
 def test_a_resumed_run_estimates_against_the_same_start(tmp_path: Path) -> None:
     author = tiny(tmp_path, train__groups=60, train__steps=1, train__lr=1e-9, sampler__n=4)
     BaseTrainer(author, tmp_path / "author").run()
-    config = logged_by(tmp_path / "author", tmp_path, train__steps=4)
-    BaseTrainer(config, tmp_path / "plain").run()
-    with pytest.raises(Interrupted):
-        BaseTrainer(config, tmp_path / "run", monitors=[InterruptAfter(3)]).run()
-    BaseTrainer(config, tmp_path / "run", resume=True).run()
-    name = "eval_logged_gain"
-    plain, resumed = (metrics(tmp_path / run)[-1][name] for run in ("plain", "run"))
+    runs = whole_and_resumed(lambda f: logged_by(tmp_path / "author", f, train__steps=4), tmp_path, 3)
+    plain, resumed = (metrics(run)[-1]["eval_logged_gain"] for run in runs)
     assert plain == pytest.approx(resumed)
     assert plain is not None
 
 
-def test_too_few_effective_responses_leave_it_unmeasured(run: Path, tmp_path: Path) -> None:
-    for name in ("config.json", "metrics.jsonl"):
-        (tmp_path / name).write_bytes((run / name).read_bytes())
-    rows = metrics(tmp_path)
+def test_too_few_effective_responses_leave_it_unmeasured(copied: Path) -> None:
+    rows = metrics(copied)
     for row in rows:
         row |= dict.fromkeys(GAIN) | {"eval_auc": 0.9}
-    rows[-1] |= {"eval_logged_gain_ess": 12.3, "eval_logged_gain_weight": 0.004}
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    verdict = Verdict.of(load_run(tmp_path))
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = {"eval_logged_gain_ess": 12.3, "eval_logged_gain_weight": 0.004}
+    verdict = Verdict.of(load_run(changed_rows(copied, **few)))
     assert verdict.answer == "not measured"
     assert "12 of its responses count, and their mean weight is 0.004" in verdict.sentence
 
@@ -173,12 +170,9 @@ def test_a_judge_of_the_user_s_judges_a_run_on_ratings(tmp_path: Path) -> None:
     assert metrics(tmp_path / "run")[-1]["rewards_failed"] in (0, None)
 
 
-def test_a_gain_and_a_kl_of_two_zero_points_name_both(run: Path, tmp_path: Path) -> None:
+def test_a_gain_and_a_kl_of_two_zero_points_name_both(copied: Path) -> None:
     """The gain is against the run's start, which has random weights; the KL against that of the phase."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    stored = json.loads((run / "config.json").read_text())
-    (folder / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes())
+    stored = json.loads((copied / "config.json").read_text())
     for reference, expected in (
         ("start", "; KL to the reference 1.300 nats a response"),
         ("ema", " (against random weights); KL to a moving reference 1.300 nats a response"),
@@ -186,18 +180,14 @@ def test_a_gain_and_a_kl_of_two_zero_points_name_both(run: Path, tmp_path: Path)
     ):
         more = {"ema": {"reference_decay": 0.9}, "model": {"reference_model": "m"}}.get(reference, {})
         values = stored | {"policy": stored["policy"] | {"reference": reference} | more}
-        (folder / "config.json").write_text(json.dumps(values))
-        assert expected in Verdict.of(load_run(changed_rows(folder, eval_kl_ref=1.3))).sentence
+        (copied / "config.json").write_text(json.dumps(values))
+        assert expected in Verdict.of(load_run(changed_rows(copied, eval_kl_ref=1.3))).sentence
 
 
-def test_rewards_that_are_missing_on_one_side_show_nothing(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.json", "metrics.jsonl"):
-        (folder / name).write_bytes((run / name).read_bytes())
+def test_rewards_that_are_missing_on_one_side_show_nothing(copied: Path) -> None:
     values = dict(zip(GAIN, (0.2, -0.1, 0.4, None, 300, 0.05), strict=True))
     unknown = {"eval_gain_unknown_a": 0.0, "eval_gain_unknown_b": 0.42}
-    verdict = Verdict.of(load_run(changed_rows(folder, **values, **unknown)))
+    verdict = Verdict.of(load_run(changed_rows(copied, **values, **unknown)))
     assert verdict.answer == "not shown"
     assert "unknown are 0% of the rewards before and 42% after, which differ" in verdict.sentence
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from rounding import rounding
 
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
+from agro.errors import Interrupted
 from agro.store import Store
 from agro.train.feed import Feed, Valid
 from agro.train.monitors import Monitor, View
@@ -135,6 +137,26 @@ class InterruptAfter(Monitor):
     def after(self, view: View) -> None:
         if view.step == self.step:
             signal.raise_signal(signal.SIGINT)
+
+
+def interrupted(config: RunConfig, folder: Path, at: int) -> None:
+    """The run in `folder` ends by Ctrl-C after step `at`."""
+    with pytest.raises(Interrupted):
+        Trainer(config, folder, monitors=[InterruptAfter(at)]).run()
+
+
+def whole_and_resumed(make: Callable[[Path], RunConfig], folder: Path, at: int) -> tuple[Path, Path]:
+    """A run of `make(FOLDER)`, and one that ends by Ctrl-C after step `at` and is resumed: both end with the
+    same weights. Each has a folder of its own, also for what `make` writes."""
+    runs = [folder / name / "run" for name in ("whole", "resumed")]
+    for run in runs:
+        run.parent.mkdir()
+    Trainer(make(runs[0].parent), runs[0]).run()
+    config = make(runs[1].parent)
+    interrupted(config, runs[1], at)
+    Trainer(config, runs[1], resume=True).run()
+    assert weights(runs[1]) == weights(runs[0])
+    return runs[0], runs[1]
 
 
 @contextmanager

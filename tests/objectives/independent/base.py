@@ -12,7 +12,7 @@ in the mask (of all its rows, where an episode has several). w_g is the group's 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import exp, fsum
 from typing import Any
@@ -280,14 +280,39 @@ def with_kl(
     return loss, {**grads, "logp": grad}
 
 
-def advantages(group: Group, std: bool) -> list[float]:
+def standardized(r: list[float], std: bool) -> list[float]:
     """r - r̄, over the standard deviation (n-1) + 1e-6 with `std`; 0 where all are equal, without rounding."""
-    r = [y.reward for y in group.responses]
     if max(r) == min(r):
         return [0.0] * len(r)
     mean = fsum(r) / len(r)
     spread = math.sqrt(fsum((x - mean) ** 2 for x in r) / (len(r) - 1)) + 1e-6 if std else 1.0
     return [(x - mean) / spread for x in r]
+
+
+def advantages(group: Group, std: bool) -> list[float]:
+    return standardized([y.reward for y in group.responses], std)
+
+
+# (advantage, response, place) -> the loss of the token there, and its slope
+Token = Callable[[float, Response, tuple[int, int]], tuple[float, float]]
+
+
+def over_tokens(case: Case, token: Token, std: bool, average: str | float) -> Result:
+    """The sum of the tokens' losses by their shares; slopes are in their log-probs."""
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
+    share = shares(groups, average)
+    for g in groups:
+        for A, y in zip(advantages(g, std), g.responses):
+            for place in y.places:
+                term, slope = token(A, y, place)
+                loss += share[place] * term
+                grad[place] = share[place] * slope
+    return loss, {"logp": grad}
+
+
+def token_log_ratio(case: Case, place: tuple[int, int], ratio: str = "behavior") -> float:
+    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
+    return float(case.logp[place]) - float(anchor[place])
 
 
 def imitating(

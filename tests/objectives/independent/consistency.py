@@ -207,14 +207,9 @@ def squared_consistency(
     moves too: d (a_i - ā) / d a_j = δ_ij - 1/n, and Σ_i (a_i - ā) = 0 leaves δ_ij alone.
     """
     f = {"reference": case.ref_logp, "behavior": case.behavior_logp, "old": case.old_logp}[anchor]
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1 if baseline == "stored" else 2)
-    W = fsum(g.weight for g in groups)
-    for g in groups:
-        n = len(g.responses)
-        a = [
-            y.reward - beta * fsum(t for p in y.places for t in (float(case.logp[p]), -float(f[p])))
-            for y in g.responses
-        ]
+    parts = []
+    for g, a in residuals(case, f, beta, 1 if baseline == "stored" else 2):
+        n = len(a)
         rewards, beta1 = [y.reward for y in g.responses], value_beta or beta
         most = max(rewards)
         soft = most + beta1 * log(fsum(exp((r - most) / beta1) for r in rewards) / n)
@@ -226,23 +221,20 @@ def squared_consistency(
             factor = 1 / (2 * (n - 1))
         else:
             factor = {"square": 1 / n, "trajectory": 1 / (n * beta * beta)}.get(scale) or n / (n - 1)
-        loss += g.weight / W * factor * fsum((x - b) ** 2 for x in a)
-        for x, y in zip(a, g.responses):
-            for place in y.places:
-                grad[place] = g.weight / W * factor * 2 * (x - b) * -beta
-    return loss, {"logp": grad}
+        parts.append((g, factor * fsum((x - b) ** 2 for x in a), [factor * 2 * (x - b) * -beta for x in a]))
+    return descended(case, parts)
+
+
+def log_ratios(case: Case, f: np.ndarray, least: int = 2) -> Iterator[tuple[Group, list[float]]]:
+    """Each group with Σ_t (l_t - f_t) of its responses."""
+    for g in groups_of(case, least):
+        yield g, [fsum(t for p in y.places for t in (float(case.logp[p]), -float(f[p]))) for y in g.responses]
 
 
 def residuals(case: Case, f: np.ndarray, beta: float, least: int = 2) -> Iterator[tuple[Group, list[float]]]:
     """Each group with its r_i - β Σ_t (l_it - f_it)."""
-    for g in groups_of(case, least):
-        yield (
-            g,
-            [
-                y.reward - beta * fsum(t for p in y.places for t in (float(case.logp[p]), -float(f[p])))
-                for y in g.responses
-            ],
-        )
+    for g, ratios in log_ratios(case, f, least):
+        yield g, [y.reward - beta * ratio for y, ratio in zip(g.responses, ratios)]
 
 
 def descended(case: Case, parts: list[tuple[Group, float, list[float]]]) -> Result:
@@ -342,10 +334,9 @@ def apo(case: Case, beta: float = 1e-3, value_beta: float = 0.5) -> Result:
 def qrpo(case: Case, beta: float) -> Result:
     """Mean of (q_i - β log Z - β ρ_i)², Z = ∫_0^1 exp(q/β) dq = β (exp(1/β) - 1); d/dl_i = -2β/n (…)."""
     parts, log_Z = [], log(beta * (exp(1 / beta) - 1))
-    for g in groups_of(case, 1):
+    for g, ratios in log_ratios(case, case.ref_logp, 1):
         n, off = len(g.responses), []
-        for y in g.responses:
-            rho = fsum(t for p in y.places for t in (float(case.logp[p]), -float(case.ref_logp[p])))
+        for y, rho in zip(g.responses, ratios):
             off.append(float(case.stored_quantile[y.places[0][0]]) - beta * log_Z - beta * rho)
         parts.append((g, fsum(x * x for x in off) / n, [-2 * beta / n * x for x in off]))
     return descended(case, parts)
@@ -355,12 +346,11 @@ def tbrm(case: Case, beta: float) -> Result:
     """½β mean of (ρ_i + V_i - r_i/β)²; d/dl_i = d/dV_i = β/n (…), V_i the normalizer at the first token."""
     assert case.normalizer is not None
     parts, by_start = [], np.zeros(case.logp.shape)
-    everything = groups_of(case, 1)
-    W = fsum(g.weight for g in everything)
-    for g in everything:
+    everything = list(log_ratios(case, case.ref_logp, 1))
+    W = fsum(g.weight for g, _ in everything)
+    for g, ratios in everything:
         n, off = len(g.responses), []
-        for y in g.responses:
-            rho = fsum(t for p in y.places for t in (float(case.logp[p]), -float(case.ref_logp[p])))
+        for y, rho in zip(g.responses, ratios):
             off.append(rho + float(case.normalizer[y.places[0]]) - y.reward / beta)
             by_start[y.places[0]] = g.weight / W * beta / n * off[-1]
         parts.append((g, 0.5 * beta * fsum(x * x for x in off) / n, [beta / n * x for x in off]))

@@ -7,17 +7,16 @@ from math import exp, fsum
 
 import numpy as np
 
-from independent.base import Case, Group, Response, Result, groups_of
-
-
-def standardized(rewards: list[float], std: bool) -> list[float]:
-    """(r - r̄)/(std + 1e-6), std with n - 1, or r - r̄."""
-    n = len(rewards)
-    if len(set(rewards)) == 1:
-        return [0.0] * n
-    mean = fsum(rewards) / n
-    spread = math.sqrt(fsum((x - mean) ** 2 for x in rewards) / (n - 1)) + 1e-6 if std else 1.0
-    return [(x - mean) / spread for x in rewards]
+from independent.base import (
+    Case,
+    Group,
+    Response,
+    Result,
+    groups_of,
+    over_tokens,
+    standardized,
+    token_log_ratio,
+)
 
 
 def clipped(
@@ -33,8 +32,7 @@ def clipped(
 
 
 def ratio_of(case: Case, place: tuple[int, int], ratio: str) -> float:
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
-    return exp(float(case.logp[place]) - float(anchor[place]))
+    return exp(token_log_ratio(case, place, ratio))
 
 
 def logistic(u: float) -> float:
@@ -89,20 +87,15 @@ def luffy(
     std: bool = False,
 ) -> Result:
     """-A p/(p+γ) on the expert's tokens, whose derivative in log p is -A γ p/(p+γ)²; -A w on own ones."""
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    total = fsum(g.weight for g in groups)
-    for g in groups:
-        share = g.weight / total / len(g.responses)
-        for y, A in zip(g.responses, standardized([y.reward for y in g.responses], std)):
-            for place in y.places:
-                if y.role == "expert":
-                    f = logistic(float(case.logp[place]) - math.log(gamma))
-                    gain, slope = A * f, A * f * (1 - f)
-                else:
-                    gain, slope = clipped(ratio_of(case, place, ratio), A, clip, dual_clip)
-                loss -= share * gain
-                grad[place] = -share * slope
-    return loss, {"logp": grad}
+
+    def token(A: float, y: Response, place: tuple[int, int]) -> tuple[float, float]:
+        if y.role == "expert":
+            f = logistic(float(case.logp[place]) - math.log(gamma))
+            return -A * f, -A * f * (1 - f)
+        gain, slope = clipped(ratio_of(case, place, ratio), A, clip, dual_clip)
+        return -gain, -slope
+
+    return over_tokens(case, token, std, 1.0)
 
 
 def ampo(case: Case) -> Result:
@@ -118,14 +111,8 @@ def guide(
     std: bool = True,
 ) -> Result:
     """-A w/(w+γ) on hinted tokens, γ a constant: with f = w/(w+γ) its derivative in log w is -A f (1-f)."""
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    total = fsum(g.weight for g in groups)
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
-
-    def e(place: tuple[int, int]) -> float:
-        return float(case.logp[place]) - float(anchor[place])
-
-    hinted = sorted((e(p), g.weight) for g in groups for y in g.responses if y.hinted for p in y.places)
+    of_hints = [(g.weight, p) for g in groups_of(case, 2) for y in g.responses if y.hinted for p in y.places]
+    hinted = sorted((token_log_ratio(case, place, ratio), weight) for weight, place in of_hints)
     log_gamma, reached, every = 0.0, 0.0, sum(w for _, w in hinted)
     for value, w in hinted:
         reached += w
@@ -134,18 +121,15 @@ def guide(
             break
     if gamma != "quantile":
         log_gamma = math.log(gamma)
-    for g in groups:
-        share = g.weight / total / len(g.responses)
-        for y, A in zip(g.responses, standardized([y.reward for y in g.responses], std)):
-            for place in y.places:
-                if y.hinted:
-                    f = logistic(e(place) - log_gamma)
-                    gain, slope = A * f, A * f * (1 - f)
-                else:
-                    gain, slope = clipped(exp(e(place)), A, clip)
-                loss -= share * gain
-                grad[place] = -share * slope
-    return loss, {"logp": grad}
+
+    def token(A: float, y: Response, place: tuple[int, int]) -> tuple[float, float]:
+        if y.hinted:
+            f = logistic(token_log_ratio(case, place, ratio) - log_gamma)
+            return -A * f, -A * f * (1 - f)
+        gain, slope = clipped(exp(token_log_ratio(case, place, ratio)), A, clip)
+        return -gain, -slope
+
+    return over_tokens(case, token, std, 1.0)
 
 
 def tempsamp_r1(

@@ -3,35 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from math import fsum
 
-import numpy as np
-
-from independent.base import Case, Group, Result, groups_of
+from independent.base import Case, Result, groups_of
+from independent.consistency import descended, log_ratios
 from independent.preference import log_sigmoid, sigmoid
-
-
-def ratios(case: Case, least: int) -> Iterator[tuple[Group, list[float]]]:
-    """Each group with Σ_t (l_t - f_t) of its responses."""
-    for g in groups_of(case, least):
-        yield (
-            g,
-            [
-                fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.ref_logp[p])))
-                for y in g.responses
-            ],
-        )
-
-
-def with_slopes(case: Case, parts: list[tuple[Group, float, list[float]]]) -> Result:
-    """Mean over groups; the slope in ρ of a response is that of all its tokens."""
-    grad, W = np.zeros(case.logp.shape), fsum(g.weight for g, _, _ in parts)
-    for g, _, slopes in parts:
-        for y, slope in zip(g.responses, slopes):
-            for place in y.places:
-                grad[place] = g.weight / W * slope
-    return fsum(g.weight / W * value for g, value, _ in parts), {"logp": grad}
 
 
 def kto(
@@ -43,7 +19,7 @@ def kto(
     kl: str = "step",
 ) -> Result:
     """λ (1 - σ(u)), u = ±β (ρ - z), z = max(0, mean ρ) a constant; d/dρ = ∓λ β σ(u) σ(-u)."""
-    found = list(ratios(case, 1))
+    found = list(log_ratios(case, case.ref_logp, 1))
     W = fsum(g.weight for g, _ in found)
     z = max(0.0, fsum(g.weight / W * x / len(rho) for g, rho in found for x in rho)) if kl == "step" else 0.0
     parts = []
@@ -55,13 +31,13 @@ def kto(
             value += weight * sigmoid(-u) / len(rho)
             slopes.append(-sign * weight * beta * sigmoid(u) * sigmoid(-u) / len(rho))
         parts.append((g, value, slopes))
-    return with_slopes(case, parts)
+    return descended(case, parts)
 
 
 def online_dpo(case: Case, beta: float, label_smoothing: float = 0.0) -> Result:
     """Mean over all (best, worst) of -(1 - ε) log σ(z) - ε log σ(-z); slopes ±β (ε σ(z) - (1 - ε) σ(-z))."""
     parts, eps = [], label_smoothing
-    for g, rho in ratios(case, 2):
+    for g, rho in log_ratios(case, case.ref_logp, 2):
         r = [y.reward for y in g.responses]
         every = [
             (i, j)
@@ -77,7 +53,7 @@ def online_dpo(case: Case, beta: float, label_smoothing: float = 0.0) -> Result:
             slopes[i] += slope
             slopes[j] -= slope
         parts.append((g, value, slopes))
-    return with_slopes(case, parts)
+    return descended(case, parts)
 
 
 def gepo(
@@ -92,7 +68,7 @@ def gepo(
     parts, factor = [], variance * (beta**2 if unit == "logit" else 1.0)
     if equivalent == "meaning":
         return by_meaning(case, beta, threshold, factor)
-    for g, rho in ratios(case, 2):
+    for g, rho in log_ratios(case, case.ref_logp, 2):
         good = [y.reward > threshold for y in g.responses]
         W = [x for x, is_good in zip(rho, good) if is_good]
         L = [x for x, is_good in zip(rho, good) if not is_good]
@@ -106,14 +82,14 @@ def gepo(
             value += factor * off * off / len(W) if is_good else 0.0
             slopes.append(up + 2 * factor * off / len(W) if is_good else down)
         parts.append((g, value, slopes))
-    return with_slopes(case, parts)
+    return descended(case, parts)
 
 
 def by_meaning(case: Case, beta: float, threshold: float, factor: float) -> Result:
     """The same over meanings: of m good ones each counts 1/m, and a response of k 1/(m k). The variance of a
     meaning has the slope 2 (ρ - its mean)/k."""
     parts = []
-    for g, rho in ratios(case, 2):
+    for g, rho in log_ratios(case, case.ref_logp, 2):
         members: dict[float, list[int]] = {}
         for i, y in enumerate(g.responses):
             members.setdefault(y.meaning, []).append(i)
@@ -137,7 +113,7 @@ def by_meaning(case: Case, beta: float, threshold: float, factor: float) -> Resu
                 value += factor * (rho[i] - mean) ** 2 / (len(rows) * len(W))
                 slopes[i] += 2 * factor * (rho[i] - mean) / (len(rows) * len(W))
         parts.append((g, value, slopes))
-    return with_slopes(case, parts)
+    return descended(case, parts)
 
 
 def oorl(

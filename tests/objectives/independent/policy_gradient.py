@@ -14,8 +14,7 @@ def rloo(case: Case, beta: float = 0.0, baseline: str = "others", normalize: boo
     """-(1/n) Σ_i (a_i - b_i) l_i, where a_i = r_i - β (l_i - f_i) is a number, not a function of l; for b_i
     see `less_baseline`. Normalized: minus their mean, over their standard deviation, 1e-4 or more, both
     weighted, with n - 1 for the number of responses."""
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2 if baseline == "others" else 1)
-    W = fsum(g.weight for g in groups)
+    groups = groups_of(case, 2 if baseline == "others" else 1)
     every = [regularized(case, g, beta) for g in groups]
     offs = [less_baseline(case, groups, at, every, baseline) for at in range(len(groups))]
     if normalize:
@@ -24,13 +23,7 @@ def rloo(case: Case, beta: float = 0.0, baseline: str = "others", normalize: boo
         mean = fsum(w * a for w, a in flat) / total_weight
         variance = fsum(w * (a - mean) ** 2 for w, a in flat) / total_weight * len(flat) / (len(flat) - 1)
         offs = [[(a - mean) / max(variance**0.5, 1e-4) for a in off] for off in offs]
-    for off, g in zip(offs, groups, strict=True):
-        n = len(off)
-        for advantage, y in zip(off, g.responses, strict=True):
-            loss += g.weight / W * -advantage / n * total(case.logp, y)
-            for place in y.places:
-                grad[place] = g.weight / W * -advantage / n
-    return loss, {"logp": grad}
+    return summed(case, list(zip(groups, offs, strict=True)))
 
 
 def reinforce(case: Case, baseline: str | float = "none", shift: float = 0.0) -> Result:

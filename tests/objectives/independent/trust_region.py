@@ -2,32 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import exp, expm1, fsum, inf, log
 
-import numpy as np
-
-from independent.base import Case, Response, Result, advantages, groups_of, shares
-
-# (advantage, response, place) -> the loss of the token there, and its slope
-Token = Callable[[float, Response, tuple[int, int]], tuple[float, float]]
-
-
-def _over_tokens(case: Case, token: Token, std: bool, average: str | float) -> Result:
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    share = shares(groups, average)
-    for g in groups:
-        for A, y in zip(advantages(g, std), g.responses):
-            for place in y.places:
-                term, slope = token(A, y, place)
-                loss += share[place] * term
-                grad[place] = share[place] * slope
-    return loss, {"logp": grad}
-
-
-def _e(case: Case, place: tuple[int, int], ratio: str = "behavior") -> float:
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
-    return float(case.logp[place]) - float(anchor[place])
+from independent.base import Case, Response, Result, over_tokens, token_log_ratio
 
 
 def deepseek_v32(
@@ -41,23 +18,23 @@ def deepseek_v32(
     """GRPO's token, and 0 where A < 0 and the mean of b - l of the response is above δ."""
 
     def token(A: float, y: Response, place: tuple[int, int]) -> tuple[float, float]:
-        if A < 0 and -fsum(_e(case, p) for p in y.places) / len(y.places) > off_policy:
+        if A < 0 and -fsum(token_log_ratio(case, p) for p in y.places) / len(y.places) > off_policy:
             return 0.0, 0.0
-        w = exp(_e(case, place, ratio))
+        w = exp(token_log_ratio(case, place, ratio))
         clamped = min(max(w, 1 - clip[0]), 1 + clip[1])
         return (-w * A, -w * A) if w * A <= clamped * A else (-clamped * A, 0.0)
 
-    return _over_tokens(case, token, std, average)
+    return over_tokens(case, token, std, average)
 
 
 def kimi_k25(case: Case, std: bool = False, average: str | float = "token", pull: float = 1e-3) -> Result:
     """-w A + τ e² has the slope -w A + 2 τ e."""
 
     def token(A: float, _: Response, place: tuple[int, int]) -> tuple[float, float]:
-        e = _e(case, place)
+        e = token_log_ratio(case, place)
         return -exp(e) * A + pull * e * e, -exp(e) * A + 2 * pull * e
 
-    return _over_tokens(case, token, std, average)
+    return over_tokens(case, token, std, average)
 
 
 def sapo(
@@ -70,12 +47,12 @@ def sapo(
     """-(4/τ) σ A, σ = 1/(1 + exp(-τ (w - 1))), has the slope -4 σ (1 - σ) w A."""
 
     def token(A: float, _: Response, place: tuple[int, int]) -> tuple[float, float]:
-        tau, w = temperature[0] if A > 0 else temperature[1], exp(_e(case, place, ratio))
+        tau, w = temperature[0] if A > 0 else temperature[1], exp(token_log_ratio(case, place, ratio))
         other = exp(-min(tau * (w - 1), 700.0))  # (1 - σ)/σ
         sigma = 1 / (1 + other)
         return -4 / tau * sigma * A, -4 * sigma * (other * sigma) * w * A
 
-    return _over_tokens(case, token, std, average)
+    return over_tokens(case, token, std, average)
 
 
 def dppo(
@@ -90,7 +67,7 @@ def dppo(
             return 0.0, 0.0
         return -exp(new - b) * A, -exp(new - b) * A
 
-    return _over_tokens(case, token, std, average)
+    return over_tokens(case, token, std, average)
 
 
 def _bernoulli(b: float, new: float) -> float:
@@ -120,7 +97,7 @@ def remix(
     """
 
     def token(A: float, _: Response, place: tuple[int, int]) -> tuple[float, float]:
-        w, u = exp(_e(case, place)), _e(case, place, "old")
+        w, u = exp(token_log_ratio(case, place)), token_log_ratio(case, place, "old")
         kappa = exp(float(case.old_logp[place]) - float(case.behavior_logp[place]))
         clamped = min(max(w, kappa - clip[0]), kappa + clip[1])
         term, slope = (-w * A, -w * A) if w * A <= clamped * A else (-clamped * A, 0.0)
@@ -131,4 +108,4 @@ def remix(
                 slope -= beta * lam * expm1(-x)
         return term, slope
 
-    return _over_tokens(case, token, std, average)
+    return over_tokens(case, token, std, average)

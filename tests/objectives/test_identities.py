@@ -1,0 +1,128 @@
+"""Of which other objective a gradient is a multiple, on random batches: a row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import Case, change, draw, evaluate
+
+BETA = 0.4
+
+
+def fresh(seed: int, of: str = "logp", **how: Any) -> Case:
+    """Sampled by the policy itself, or by that of old_logp."""
+    case = draw(seed, **how)
+    return change(case, behavior_logp=getattr(case, of))
+
+
+def old_is_behavior(seed: int) -> Case:
+    case = draw(seed)
+    return change(case, old_logp=case.behavior_logp)
+
+
+def one_token_each() -> Case:
+    """Three responses of one token in one group."""
+    case = draw(38, groups=1, sizes=(3, 3), episodes=False)
+    case.mask = np.zeros_like(case.mask)
+    case.mask[:, 2] = True
+    case.logp[:, 2], case.behavior_logp[:, 2] = [-1.0, -2.0, -3.0], [-1.5, -1.0, -3.0]
+    return case
+
+
+# The batch, an objective, and what it is so many times.
+Row = tuple[Case, str, dict[str, Any], str, dict[str, Any], float]
+ROWS: list[Row] = [
+    # w = 1: −A/(n T). GMPO's geometric mean and the slope of SAPO's gate, 4 σ(0)², are 1.
+    *((fresh(1), name, {"std": True}, "grpo", {}, 1.0) for name in ("gspo", "gmpo", "sapo", "deepseek_v32")),
+    # w = 1: −A over the number of all tokens, A = r − r̄. (The KL of mdpo has a gradient of 1 + log w.)
+    *(
+        (fresh(30, episodes=False), name, options, "rec", {}, 1.0)
+        for name, options in (
+            *((name, {"advantage": "mean"}) for name in ("cispo", "minpro", "vespo", "m2po")),
+            *(("aipo", {}), ("opmd_token", {}), ("mdpo", {"advantage": "mean", "kl": "square"})),
+        )
+    ),
+    # No mismatch of engine and trainer.
+    *(
+        (fresh(4, "old_logp"), name, {}, "grpo", {"ratio": "old"}, 1.0)
+        for name in ("tis", "mis", "icepop", "decoupled_ppo")
+    ),
+    (old_is_behavior(5), "remix", {}, "grpo", {"average": "token"}, 1.0),
+    (draw(7), "bapo", {"target": 0.0}, "grpo", {"clip": (0.4, 0.2), "average": "token"}, 1.0),
+    # Without skipped layers μ is the policy before the step; retrace weighs by λ at most.
+    (old_is_behavior(32), "nested_reft", {}, "nested_reft", {"mismatch": "ignore"}, 1.0),
+    (fresh(32), "nested_reft", {"mismatch": "retrace", "retrace": 0.7}, "nested_reft", {}, 0.7),
+    # REINFORCE of another step.
+    *((draw(37), "opmd", {"tau": tau}, "rec", {}, 1 / (1 + tau)) for tau in (0.5, 3.0)),
+    *((draw(37), "opmd", {"tau": t, "form": "pairwise"}, "rec", {}, 2 * t / max(1, t)) for t in (0.5, 3.0)),
+    # 2β times −(r − r̄) log π + (β/2) e²; of one token opmd_token has β/2 = 0.1.
+    (one_token_each(), "kimi", {"beta": 0.2}, "opmd_token", {}, 0.4),
+    # Squares of n responses: 2n, and 2 (n − 1)/(n β²), times AGRO's loss.
+    *(
+        (draw(n, sizes=(n, n)), name, {"beta": BETA}, "agro", {"beta": BETA, "scale": "loss"}, factor)
+        for n in (2, 3, 5)
+        for name, factor in (("copg", 2 * n), ("vargrad", 2 * (n - 1) / n / BETA**2))
+    ),
+    (draw(12), "agro", {"beta": 0.0}, "rloo", {}, 1.0),
+    # The remark at equation 4: one gradient, on any data.
+    (draw(13), "agro", {"beta": 0.3}, "rloo", {"beta": 0.3}, 1.0),
+    *((draw(11), "agro", {"beta": b, "scale": "loss"}, "agro", {"beta": b}, b) for b in (0.0, 0.01, 4.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "options", "other", "others", "factor"),
+    ROWS,
+    ids=[f"{r[1]}-{r[2]}-{r[3]}" for r in ROWS],
+)
+def test_a_gradient_is_that_of_another(
+    case: Case, name: str, options: dict[str, Any], other: str, others: dict[str, Any], factor: float
+) -> None:
+    found, wanted = evaluate(case, name, options), evaluate(case, other, others)
+    np.testing.assert_allclose(found.grad, factor * wanted.grad, rtol=1e-10, atol=1e-13)
+    if name in ("copg", "vargrad"):
+        assert found.loss == pytest.approx(factor * wanted.loss, rel=1e-12)
+    if name == other == "agro":
+        assert found.loss == wanted.loss
+    if name == "agro" and other == "rloo" and options["beta"]:
+        assert abs(found.loss - wanted.loss) > 0.01
+
+
+def test_retrace_takes_a_ratio_above_1_for_1() -> None:
+    case = fresh(32)
+    case.old_logp = draw(32).behavior_logp
+    far = change(case, behavior_logp=case.logp - 3.0)
+    found, wanted = evaluate(far, "nested_reft", {"mismatch": "retrace"}), evaluate(case, "nested_reft", {})
+    np.testing.assert_allclose(found.grad, wanted.grad, atol=1e-15)
+
+
+def test_agro_goes_to_rloo_as_beta_goes_to_0() -> None:
+    near, at = (evaluate(draw(12), "agro", {"beta": beta}).grad for beta in (1e-13, 0.0))
+    np.testing.assert_allclose(near, at, rtol=1e-11, atol=1e-11)
+
+
+def test_oapl_with_an_infinite_beta_is_kimi() -> None:
+    soft = evaluate(draw(3), "oapl", {"beta": BETA, "value_beta": 1e9})
+    kimi = evaluate(draw(3), "kimi", {"beta": BETA})
+    assert soft.loss == pytest.approx(kimi.loss, rel=1e-6)
+    np.testing.assert_allclose(soft.grad, kimi.grad, atol=1e-7)
+
+
+def test_asymre_adds_imitation_of_all_samples() -> None:
+    """Its gradient minus that of REINFORCE with the group's mean: 0.1 times that of −log π of a response."""
+    case = draw(36)
+    ones = change(case, reward=[1.0] * len(case.reward))
+    added = evaluate(case, "asymre", {}).grad - evaluate(case, "reinforce", {"baseline": "mean"}).grad
+    np.testing.assert_allclose(added, 0.1 * evaluate(ones, "reinforce", {}).grad, atol=1e-15)
+
+
+def test_luspo_is_gspo_times_the_length() -> None:
+    case = draw(2, spread=1e-4)
+    tokens = dict.fromkeys(case.response, 0)
+    for mask, response in zip(case.mask, case.response):
+        tokens[response] += int(mask.sum())
+    times = np.array([tokens[response] for response in case.response])[:, None]
+    wanted = times * evaluate(case, "gspo", {}).grad
+    np.testing.assert_allclose(evaluate(case, "luspo", {}).grad, wanted, atol=1e-14)

@@ -1,0 +1,76 @@
+"""The pages of reproductions: made again from what was recorded, they are as they stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reproductions.arena import report as of_arena
+from reproductions.baselines import page as of_baselines
+from reproductions.offline import logs
+from reproductions.offline import report as of_offline
+from reproductions.offline import run as offline_run
+from reproductions.paper import report as of_paper
+from reproductions.paper.experiments import PARTS
+from reproductions.systems import run as systems_run
+from reproductions.systems.row import Row
+from reproductions.verdict import off_policy, off_policy_values
+from reproductions.verdict import run as verdict_run
+
+ROOT = Path(__file__).parents[2] / "reproductions"
+Found = Any
+
+
+def paper_tables(result: Found) -> str:
+    found = {name: PARTS[name].found(runs) for name, runs in result["runs"].items()}
+    cost = {
+        name: (len(runs), sum(run["cpu_seconds"] for run in runs)) for name, runs in result["runs"].items()
+    }
+    return of_paper.tables(found, cost)
+
+
+def systems_page(result: Found) -> str:
+    parts = [systems_run.Measured(**part | {"rows": [Row(**row) for row in part["rows"]]}) for part in result]
+    return systems_run.page(parts)
+
+
+def fresh_table(result: Found) -> str:
+    if not logs.LOG.exists():
+        pytest.skip(f"{logs.LOG} isn't there: the shared folder holds TRL's runs")
+    return of_offline.fresh_table(result["runs"], offline_run.peers())
+
+
+@pytest.mark.parametrize(
+    ("result", "render", "marks"),
+    [
+        ("arena/result.json", of_arena.tables, (of_arena.BEGIN, of_arena.END)),
+        ("baselines/result.json", lambda found: of_baselines.readme(found, 12, 24, 300), None),
+        ("offline/result.json", fresh_table, (offline_run.BEGIN, offline_run.END)),
+        ("paper/result.json", paper_tables, (of_paper.BEGIN, of_paper.END)),
+        ("systems/result.json", systems_page, None),
+        ("verdict/result.json", verdict_run.tables, (verdict_run.MARK, verdict_run.END)),
+        (
+            "verdict/off_policy.json",
+            off_policy.table,
+            (off_policy.MARK, off_policy.END),
+        ),
+        (
+            "verdict/off_policy_values.json",
+            lambda found: off_policy_values.table(found["rows"]),
+            (off_policy_values.MARK, off_policy_values.END),
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_page_is_made_of_its_result(
+    result: str, render: Callable[[Found], str], marks: tuple[str, str] | None
+) -> None:
+    page = (ROOT / result).with_name("README.md").read_text(encoding="utf-8")
+    made = render(json.loads((ROOT / result).read_text(encoding="utf-8")))
+    if marks:
+        page = page.partition(marks[0])[2].partition(marks[1])[0].strip("\n")
+    assert made == page
