@@ -76,15 +76,6 @@ def ignore(metric: str, measured: Mapping[str, Any]) -> None:
     pass
 
 
-def stored(folder: Path, **evaluate: Any) -> dict[str, Any]:
-    """A run on a log, without prompts to evaluate."""
-    return {
-        "data__store": str(folder / "log.db"),
-        "data__hold_out": 0.2,
-        "evaluate": {"every": 1, **evaluate},
-    }
-
-
 PROMPTS = {"data__eval_prompts": "none.jsonl"}
 STORED = {"data__store": "log.db", "data__hold_out": 0.2}  # without prompts to evaluate
 
