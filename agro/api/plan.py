@@ -330,8 +330,7 @@ def measured(
     sampling = None
     if step.fresh and not unknown_sampling(phase.config):
         sampling = _decoding(policy, phase.config, step, int(limit / scoring))
-    tokens = sum(len(row.tokens) for row in rows)
-    return Rates(training, scoring, sampling, sum(saved.values()) / tokens)
+    return Rates(training, scoring, sampling, sum(saved.values()) / computed)
 
 
 def within(rows: Sequence[StepSequence], limit: int) -> list[StepSequence]:
