@@ -169,6 +169,16 @@ def test_a_prompt_of_a_group_is_counted_once_where_passes_share_it(tmp_path: Pat
         assert positions(policy, rows) == count
 
 
+def test_a_store_that_the_run_will_fill_counts_as_full(tmp_path: Path) -> None:
+    """Half of 4 groups come from it: a step is trained on as many responses as one of fresh samples alone."""
+    for replay in (0.0, 0.5):
+        trainer = Trainer(tiny(tmp_path, data__replay=replay), tmp_path / "run")
+        with trainer.loaded() as machine:
+            step = machine.work(Phase.all(trainer.config)[0])
+        assert len(step.fresh) == 12 * (1 - replay)
+        assert sum(positions(machine.policy, rows) for rows in step.passes) == 4 * 5 + 12 * 3
+
+
 def test_what_a_pass_saves_is_counted_by_what_it_computes(tmp_path: Path) -> None:
     """Two prompts of 5 tokens have 8 responses of 3 each: 58 tokens are computed where 128 stand."""
     trainer = Trainer(
