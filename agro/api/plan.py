@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -254,7 +254,7 @@ def work(
 ) -> Work:
     """Of the last step of a phase. `group_size`: responses of a stored group, None where that is unknown."""
     config = phase.config
-    groups = phase.stored_groups(phase.steps - 1)
+    groups, n = phase.stored_groups(phase.steps - 1), config.sampler.n
     # The longest prompts come first, with random responses as long as they may be.
     random, limit = np.random.default_rng(0), min(policy.context, config.train.max_length or policy.context)
     encoded = sorted((policy.encode_prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
@@ -262,7 +262,7 @@ def work(
     for group in range((config.train.groups - groups) if encoded else 0):
         ids = encoded[group % len(encoded)]
         new = max(0, min(most_new(config), limit - len(ids)))
-        for _ in range(config.sampler.n):
+        for _ in range(n):
             fresh.append(StepSequence(ids + random.integers(0, policy.vocab_size, new).tolist(), new, group))
     stored: list[StepSequence] = []
     if groups and store is not None and group_size is not None:
@@ -270,6 +270,8 @@ def work(
         for i in range(round(groups * group_size) if known else 0):
             row, group = known[i % len(known)], -1 - i // max(1, round(group_size))
             stored.append(StepSequence(row.tokens, row.learned, group))
+    if group_size is None:  # the run fills the store: with responses as long as its fresh ones
+        stored = [replace(row, group=-1 - i // n) for i, row in enumerate((fresh * groups)[: groups * n])]
     rows = fresh + stored
     micro, lengths = MicroBatch.of(config.train), [len(row.tokens) for row in rows]
     packed = micro.pack([[i] for i in range(len(rows))], lengths)
@@ -330,8 +332,7 @@ def measured(
     sampling = None
     if step.fresh and not unknown_sampling(phase.config):
         sampling = _decoding(policy, phase.config, step, int(limit / scoring))
-    tokens = sum(len(row.tokens) for row in rows)
-    return Rates(training, scoring, sampling, sum(saved.values()) / tokens)
+    return Rates(training, scoring, sampling, sum(saved.values()) / computed)
 
 
 def within(rows: Sequence[StepSequence], limit: int) -> list[StepSequence]:

@@ -32,7 +32,7 @@ from agro.cli.run_models import (
 from agro.config import DataConfig, RewardConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
-from agro.io.terminal import plain
+from agro.io.terminal import cut, plain
 from agro.rollout.blind import Test, answer, check_free, key_of, read_key, read_ratings, write_sheet
 from agro.rollout.evaluate import Heldout
 from agro.rollout.paired import compare, holm
@@ -278,7 +278,7 @@ def _show(measured: MeasuredSet, threshold: float | None) -> None:
     for title, choose in (("best", max), ("worst", min)):
         if scored:
             sample = choose(scored, key=lambda s: s.reward or 0.0)
-            said = " → ".join(f"{text!r:.{SHOWN}}" for text in (sample.prompt, sample.response))
+            said = " → ".join(cut(repr(text), SHOWN) for text in (sample.prompt, sample.response))
             print(f"{title} (reward {sample.reward:g}): {said}")
     if measured.seen is not None:
         print(f"seen in training: {measured.seen.sentence}")

@@ -298,21 +298,20 @@ def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
 
     if not judged:
         return {"n": 0, "agreement": None, "kappa": None, "low": None, "high": None}
-    answers = np.array(judged, dtype=bool)
-    drawn = answers[np.random.default_rng(0).integers(0, len(answers), (RESAMPLES, len(answers)))]
-    observed = (drawn[..., 0] == drawn[..., 1]).mean(-1)
-    kappas = [_kappa(*each) for each in zip(observed, drawn.mean(1), strict=True)]
-    known = [kappa for kappa in kappas if kappa is not None]
+    # A resample counts only by how many of each of the four kinds it has: whatever n is, four numbers.
+    n, counts = len(judged), np.bincount(np.array(judged) @ (2, 1), minlength=4)
+    drawn = np.random.default_rng(0).multinomial(n, counts / n, RESAMPLES)
+    known = [kappa for kappa in map(_kappa, drawn) if kappa is not None]
     low, high = np.quantile(known, (0.025, 0.975)).tolist() if known else (None, None)
-    agreeing = float((answers[:, 0] == answers[:, 1]).mean())
-    kappa = _kappa(agreeing, answers.mean(0))
-    return {"n": len(answers), "agreement": agreeing, "kappa": kappa, "low": low, "high": high}
+    agreeing = int(counts[0] + counts[3]) / n
+    return {"n": n, "agreement": agreeing, "kappa": _kappa(counts), "low": low, "high": high}
 
 
-def _kappa(observed: float, yes: Any) -> float | None:
-    """`yes`: [2] the share of each one's yes."""
-    by_chance = yes.prod() + (1 - yes).prod()
-    return None if by_chance == 1 else float((observed - by_chance) / (1 - by_chance))
+def _kappa(counts: Any) -> float | None:
+    """`counts`: [4] of samples where neither says yes, the label alone, the judge alone, and both."""
+    neither, label, judge, both = (counts / counts.sum()).tolist()
+    by_chance = (judge + both) * (label + both) + (neither + label) * (neither + judge)
+    return None if by_chance == 1 else (neither + both - by_chance) / (1 - by_chance)
 
 
 def described(report: dict[str, Any]) -> str:

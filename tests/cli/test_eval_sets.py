@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,16 @@ def test_a_terminal_shows_the_time_left(capsys: pytest.CaptureFixture[str], monk
     assert "m: 6/10 responses, 40 s left" in shown
 
 
-def test_several_sets_at_once(models: list[Path], tmp_path: Path) -> None:
+def test_several_sets_at_once(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("agro.cli.eval_command.SHOWN", 1)
     one, two = prompts(tmp_path / "one.jsonl"), prompts(tmp_path / "two.jsonl", 12, 8)
     command = ["eval", "--model", models[0], "--prompts", one, "--prompts", two, "--reward", "exact", "-n", 2]
     found = report_of(*command, "--max-new", 2, "--against", models[1], "--out", tmp_path / "out")
     assert [(s["name"], s["prompts"]) for s in found["sets"]] == [("one", 12), ("two", 8)]
     assert {"accuracy", "pass@2", "verdict"} <= found["sets"][0].keys()
-    assert "p is adjusted for 2 sets (Holm)" in done(*command, "--max-new", 2, "--against", models[1]).stdout
+    shown = done(*command, "--max-new", 2, "--against", models[1]).stdout
+    assert "p is adjusted for 2 sets (Holm)" in shown
+    assert re.search(r"best \(reward [01]\): ' … \d more characters → ' … \d more characters", shown)
     lines = (tmp_path / "out" / "two.jsonl").read_text().splitlines()
     assert len(lines) == 8
     assert json.loads(lines[0])["scored_by"] == {"name": "exact", "options": {}}

@@ -149,10 +149,8 @@ row("π* = π_ref exp((r − V)/β)", apo, 0.0, [0, 0])
 # r − r̄ − τe with e = 1 of both: (0.5 − τ)² and (0.5 + τ)².
 row("not centered in ρ", of("kimi", [1.0, 1.0], [1.0, 0.0]), (0.1**2 + 0.9**2) / 2, [-BETA * 0.1, BETA * 0.9])
 # log π/π_ref = q/β − log Z, where Z = ∫₀¹ exp(q/β) dq = β (e^{1/β} − 1); rewards don't count.
-log_z, quantiles = (
-    log(0.5 * (exp(2.0) - 1)),
-    {"batch": {"extra": {"stored_quantile": [0.9, 0.2]}}, "beta": 0.5},
-)
+log_z = log(0.5 * (exp(2.0) - 1))
+quantiles = {"batch": {"extra": {"stored_quantile": [0.9, 0.2]}}, "beta": 0.5}
 row("its optimum", of("qrpo", [1.8 - log_z, 0.4 - log_z], [7.0, -3.0], **quantiles), 0.0)
 row("one moved by 1", of("qrpo", [2.8 - log_z, 0.4 - log_z], [7.0, -3.0], **quantiles), 0.5**2 / 2)
 

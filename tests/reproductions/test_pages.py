@@ -53,11 +53,7 @@ def fresh_table(result: Found) -> str:
         ("paper/result.json", paper_tables, (of_paper.BEGIN, of_paper.END)),
         ("systems/result.json", systems_page, None),
         ("verdict/result.json", verdict_run.tables, (verdict_run.MARK, verdict_run.END)),
-        (
-            "verdict/off_policy.json",
-            off_policy.table,
-            (off_policy.MARK, off_policy.END),
-        ),
+        ("verdict/off_policy.json", off_policy.table, (off_policy.MARK, off_policy.END)),
         (
             "verdict/off_policy_values.json",
             lambda found: off_policy_values.table(found["rows"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -216,6 +217,11 @@ def test_kappa():
     assert report["kappa"] == pytest.approx(0.4)
     assert report["low"] < 0.4 < report["high"]
     assert agreement([(True, True)] * 3)["kappa"] is None
+    tracemalloc.start()  # √(p_o (1 − p_o)/n)/(1 − p_e) of 20,000 is .0065, and their resamples stay small
+    report = agreement(judged * 400)
+    assert [report["low"], report["high"]] == pytest.approx([0.387, 0.413], abs=0.002)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
 
 
 def test_agreement_with_labels(url, tmp_path):

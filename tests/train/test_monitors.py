@@ -76,15 +76,6 @@ def ignore(metric: str, measured: Mapping[str, Any]) -> None:
     pass
 
 
-def stored(folder: Path, **evaluate: Any) -> dict[str, Any]:
-    """A run on a log, without prompts to evaluate."""
-    return {
-        "data__store": str(folder / "log.db"),
-        "data__hold_out": 0.2,
-        "evaluate": {"every": 1, **evaluate},
-    }
-
-
 PROMPTS = {"data__eval_prompts": "none.jsonl"}
 STORED = {"data__store": "log.db", "data__hold_out": 0.2}  # without prompts to evaluate
 
@@ -95,14 +86,7 @@ STORED = {"data__store": "log.db", "data__hold_out": 0.2}  # without prompts to 
         (PROMPTS | {"patience": 2}, "eval_reward", [0.5, 0.5, None, math.nan, 0.7, 0.6, 0.7], [0, 4], 6, ""),
         (PROMPTS | {"target": 0.9}, "eval_reward", [0.8, 0.9], [0, 1], 1, "evaluate.target"),
         (STORED | {"patience": 2}, "eval_auc", [0.5, 0.7, 0.6, 0.65], [0, 1], 3, "0.7000, which step 1 had"),
-        (
-            STORED | {"patience": 2},
-            "eval_consistency",
-            [0.5, 0.3, 0.4, 0.35],
-            [0, 1],
-            3,
-            "0.3000, which step 1",
-        ),
+        (STORED | {"patience": 2}, "eval_consistency", [0.5, 0.3, 0.4, 0.35], [0, 1], 3, "0.3000, which"),
         (STORED | {"patience": 2}, "eval_log_ratio_best", [0.0, 0.2, -0.1, 0.1], [0, 1], 3, "0.2000, which"),
         (STORED | {"target": 0.1}, "eval_consistency", [0.11, 0.1], [0, 1], 1, "evaluate.target"),
         ({"target_kl": 2.0}, "eval_kl_ref", [None, math.nan, 1.99, 2.0], [], 3, "evaluate.target_kl 2"),

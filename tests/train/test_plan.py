@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
-from agro.api.plan import StepSequence, describe, peak, positions, within
+from agro.api.plan import StepSequence, _pass, describe, peak, positions, within
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.models.footprint import saved_for_backward
@@ -167,6 +167,29 @@ def test_a_prompt_of_a_group_is_counted_once_where_passes_share_it(tmp_path: Pat
     for packs, count in ((True, 2 * 100 + 6 * 100), (False, 6 * 200)):
         policy.packs = packs
         assert positions(policy, rows) == count
+
+
+def test_a_store_that_the_run_will_fill_counts_as_full(tmp_path: Path) -> None:
+    """Half of 4 groups come from it: a step is trained on as many responses as one of fresh samples alone."""
+    for replay in (0.0, 0.5):
+        trainer = Trainer(tiny(tmp_path, data__replay=replay), tmp_path / "run")
+        with trainer.loaded() as machine:
+            step = machine.work(Phase.all(trainer.config)[0])
+        assert len(step.fresh) == 12 * (1 - replay)
+        assert sum(positions(machine.policy, rows) for rows in step.passes) == 4 * 5 + 12 * 3
+
+
+def test_what_a_pass_saves_is_counted_by_what_it_computes(tmp_path: Path) -> None:
+    """Two prompts of 5 tokens have 8 responses of 3 each: 58 tokens are computed where 128 stand."""
+    trainer = Trainer(
+        tiny(tmp_path, sampler__n=8, train__groups=2, train__micro_batch=None), tmp_path / "run"
+    )
+    with trainer.loaded() as machine:
+        phase = Phase.all(trainer.config)[0]
+        rates, [rows] = machine.rates(phase), machine.work(phase).passes
+        with saved_for_backward(machine.policy.model) as saved:
+            _pass(machine.policy, None, ("logp",), rows)
+    assert rates.saved * positions(machine.policy, rows) == pytest.approx(sum(saved.values()), rel=0.05)
 
 
 @pytest.mark.parametrize(("load", "crowded"), [(0.9, False), (3.0, True), (None, False)])

@@ -8,13 +8,7 @@ import pytest
 import torch
 from rounding import rounding
 from safetensors.torch import load_file
-from tiny_runs import (
-    RESPONSE_ROUNDING,
-    before_step,
-    metrics,
-    tiny,
-    whole_and_resumed,
-)
+from tiny_runs import RESPONSE_ROUNDING, before_step, metrics, tiny, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import LoRA, PolicyConfig, RunConfig

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import (
-    RESPONSE_ROUNDING,
-    before_step,
-    copying,
-    metrics,
-    tiny,
-    whole_and_resumed,
-)
+from tiny_runs import RESPONSE_ROUNDING, before_step, copying, metrics, tiny, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
