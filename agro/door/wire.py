@@ -398,11 +398,7 @@ class Responses(Chat):
         return {**item, "status": "completed", "content": content}
 
 
-INTERFACES: dict[str, type[Chat]] = {
-    "chat/completions": Chat,
-    "messages": Anthropic,
-    "responses": Responses,
-}
+INTERFACES: dict[str, type[Chat]] = {"chat/completions": Chat, "messages": Anthropic, "responses": Responses}
 
 
 def _forced(kind: Any, choice: Any, tools: list[dict[str, Any]]) -> str:

@@ -7,8 +7,9 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 
 import httpx
 import numpy as np
@@ -520,9 +521,21 @@ def test_each_token_has_the_version_of_its_weights_also_where_they_change_in_an_
             weight.mul_(1.5)
     engine.policy.save(tmp_path / "9")
     engine.load(tmp_path / "7", 7)
-    newest = [tmp_path / "8"]  # isn't there: the weights of before serve on
+    newest, looks, fetched = [tmp_path / "8"], Counter(), Counter()  # 8 isn't there: those of before serve on
+
+    @contextmanager
+    def fetch(folder):
+        fetched[folder.name] += 1
+        yield folder
+
+    def look():
+        looks[newest[0].name] += 1
+        if looks.total() == 1:
+            raise TypeError("a record of another version")
+        return int(newest[0].name), fetch(newest[0])
+
     try:
-        with serving(tmp_path / "s.db", newest=lambda: nullcontext((newest[0], int(newest[0].name)))) as url:
+        with serving(tmp_path / "s.db", newest=look) as url:
             body = {"model": "m", "messages": HI, "max_tokens": 1900, "seed": 1, "stream": True}
             with httpx.stream("POST", url + PATH, json=body, headers=HEADERS, timeout=60) as reply:
                 lines = reply.iter_lines()
@@ -531,6 +544,10 @@ def test_each_token_has_the_version_of_its_weights_also_where_they_change_in_an_
                 newest[0] = tmp_path / "9"
                 rest = list(lines)
             assert rest[-2] == "data: [DONE]"
+            seen, deadline = looks["9"], time.monotonic() + 30
+            while looks["9"] < seen + 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert fetched["9"] == 1
             after = ask(url, seed=2)
         answer, second = stored(tmp_path / "s.db")
         versions = np.asarray(answer.version)[answer.action]
