@@ -21,9 +21,11 @@ from agro.door import app
 from agro.door.batch import Token
 from agro.door.records import Writer
 from agro.door.sessions import Sessions
+from agro.door.tool_calls import CallSyntax
 from agro.errors import Unwritable
 from agro.store import Store
 from agro.store.location import location_of
+from agro.types.conversation import declarations
 
 TOKEN, PATH = "the-token-of-tests", "/v1/chat/completions"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
@@ -295,6 +297,8 @@ def test_an_answer_has_a_time_limit(serving) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{**TOOL, "parameters": "x"}]}, "tools"),
+        ({"tools": [{**TOOL, "parameters": {"properties": None}}]}, "tools"),
         ({"stream_options": 5}, "stream_options"),
         ({"tools": [{"type": "function", "function": TOOL}], "tool_choice": {"function": 5}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [{"type": [], "text": "x"}]}]}, "messages"),
@@ -308,6 +312,18 @@ def test_a_field_that_is_wrong_is_refused_by_its_name(serving, fields, param) ->
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
     assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "read"),
+    [({"type": "string"}, "3", "3"), ({"type": "integer"}, "3", 3), (True, "3", 3), (True, "x", "x")],
+)
+def test_arguments_between_tags_have_the_type_that_was_declared(schema, value, read) -> None:
+    syntax = CallSyntax("<call>", "</call>", "<call>", ("<key>", "</key><value>", "</value>"))
+    tools = declarations([{"name": "add", "parameters": {"properties": {"a": schema}}}])
+    text = f"<call>add<key>a</key><value>{value}</value></call>"
+    _, [call] = syntax.parse(f"so: {text}", tools)
+    assert call["function"] == {"name": "add", "arguments": {"a": read}}
 
 
 MARKUP = "<script>alert(1)</script>"
