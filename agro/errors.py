@@ -77,6 +77,10 @@ class Unwritable(Refused):
     """The disk is full, or a file or folder can only be read. What was written before is intact."""
 
 
+class Lost(Refused):
+    """The connection to a database, and with it what a transaction did."""
+
+
 class AgroWarning(UserWarning):
     """A setting was skipped or a figure can't be trusted; the run continues."""
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Refused, Unwritable
+from agro.errors import Lost, Refused, Unwritable
 from agro.io.files import write
 from agro.pages.store import check_store
 from agro.runs.problems import problems
@@ -133,19 +133,21 @@ class Loop:
             )
 
     def wait(self, count: int) -> None:
-        """Until the store has so many more samples with a reward, and judged pairs, than the last turn had,
-        or a turn is under way."""
+        """Until so many samples with a reward, and judged pairs, came to the store since the last turn, also
+        where others were deleted meanwhile, or a turn is under way."""
         turns = LoopRecord.read(self.folder).turns
         if turns and turns[-1].outcome == "under way":
             return
-        least = count + (turns[-1].rewarded if turns else 0)
-        self.say(f"waiting for {least} rewarded samples in {self.store}")
-        while not exists(self.store) or self._rewarded() < least:
+        self.say(f"waiting for {count} more rewarded samples in {self.store}")
+        new, seen = 0, turns[-1].rewarded if turns else 0
+        while new < count:
             time.sleep(POLL_SECONDS)
+            rewarded = self._rewarded() if exists(self.store) else 0
+            new, seen = new + max(0, rewarded - seen), rewarded
 
     def turn(self, *, promote: bool) -> Turn:
         """One turn, or the rest of one that was killed."""
-        with self._locked(".turn", "another process is at a turn; wait for it"):
+        with self._locked(".turn", waits=False):
             turn = self._begin()
             run = self.folder / str(turn.number)
             resume = (run / "config.json").exists()
@@ -156,7 +158,7 @@ class Loop:
                 if not resume:
                     self._check(config)
                 Trainer(config, run, resume=resume).run()
-            except Unwritable:  # nothing is wrong with the turn
+            except (Lost, Unwritable):  # nothing is wrong with the turn
                 raise
             except Refused as error:
                 return self._end(turn, "refused", str(error))
@@ -164,10 +166,11 @@ class Loop:
 
     def promote_last(self) -> Turn | None:
         """Promote the model of the last turn where it was shown to be better, perhaps by people since."""
-        turns = LoopRecord.read(self.folder).turns
-        if not turns or turns[-1].outcome not in ("better", "rejected"):
-            return None
-        turn = self._judge(turns[-1], promote=True)
+        with self._locked(".turn", waits=False):
+            turns = LoopRecord.read(self.folder).turns
+            if not turns or turns[-1].outcome not in ("better", "rejected"):
+                return None
+            turn = self._judge(turns[-1], promote=True)
         return turn if turn.outcome == "promoted" else None
 
     def roll_back(self) -> str:
@@ -239,17 +242,17 @@ class Loop:
     @contextmanager
     def _edited(self) -> Iterator[LoopRecord]:
         """loop.json, which is written afterwards; other processes wait."""
-        with self._locked(".lock", ""):
+        with self._locked(".lock", waits=True):
             record = LoopRecord.read(self.folder)
             yield record
             write(self.folder / FILE, record.model_dump_json(indent=1) + "\n")
 
     @contextmanager
-    def _locked(self, name: str, refusal: str) -> Iterator[None]:
-        """Alone among processes; waits for others, unless they mean a `refusal`."""
+    def _locked(self, name: str, *, waits: bool) -> Iterator[None]:
+        """Alone among processes. Raises `Refused` where others are, unless it waits for them."""
         with (self.folder / name).open("w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise Refused(f"{self.folder}: {refusal}") from None
+                raise Refused(f"{self.folder}: another process is at a turn; wait for it") from None
             yield

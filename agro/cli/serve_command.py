@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,8 +58,11 @@ def serve(
     from agro.cli.chat_command import run_of
     from agro.cli.run_models import MeasuredModel
 
-    run, newest = run_of(model), _newest(model)
-    with nullcontext((None, -1)) if newest is None else newest() as (folder, version):
+    is_other = any(change.startswith("model=") for change in policy or ())  # than what is named
+    run, newest = run_of(model), None if is_other else _newest(model)
+    unknown = -1 if is_other else None
+    version, opening = (unknown, nullcontext(None)) if newest is None else newest()
+    with opening as folder:
         named = model if run is None else None
         subject = MeasuredModel.of(run, named if folder is None else str(folder), policy, "a model")
         from agro.api.loop import version_of
@@ -69,9 +71,7 @@ def serve(
         keeping = _keeping(store, redact_pattern, keep_days, secrets=keep_secrets)
         with closing(listening(host, port)) as listener:
             engine: Any = subject.without_environment().rollout().engine
-            engine.version = version if newest is not None else version_of(Path(subject.path))
-            if any(change.startswith("model=") for change in policy or ()):
-                engine.version = -1  # it is another model
+            engine.version = version_of(Path(subject.path)) if version is None else version
             source = subject.name if newest is None else model
             with opened(engine, batch, keeping, source, timeout, newest) as backend:
                 _run(backend, listener, host)
@@ -83,7 +83,11 @@ def _newest(model: str) -> Newest | None:
     if (folder / "loop.json").is_file():
         from agro.api.loop import LoopRecord
 
-        return lambda: nullcontext(LoopRecord.read(folder).newest(folder))
+        def promoted() -> tuple[int, AbstractContextManager[Path]]:
+            path, version = LoopRecord.read(folder).newest(folder)
+            return version, nullcontext(path)
+
+        return promoted
     if not (folder / "metrics.jsonl").is_file() or config_of(folder).source.kind != "elsewhere":
         return None
     from agro.train.publications import Publications
@@ -91,13 +95,11 @@ def _newest(model: str) -> Newest | None:
     record = Publications(LocalFolder(folder)).begun()
     publications = Publications.of(located(record["data"]["store"], folder), record["run"], folder)
 
-    @contextmanager
-    def published() -> Iterator[tuple[Path, int]]:
+    def published() -> tuple[int, AbstractContextManager[Path]]:
         newest = publications.newest()
         if newest is None:
             raise Refused(f"{model}: the run hasn't published weights yet; try again after its first step")
-        with publications.weights(newest) as weights:
-            yield weights, newest.version
+        return newest.version, publications.weights(newest)
 
     return published
 
@@ -115,8 +117,7 @@ def proxy(
         bool, typer.Option("--tokens", help="Ask the server for ids and log-probs too (vLLM).")
     ] = False,
     key: Annotated[
-        str,
-        typer.Option("--key", metavar="VARIABLE", help="The variable with the server's API key."),
+        str, typer.Option("--key", metavar="VARIABLE", help="The variable with the server's API key.")
     ] = "OPENAI_API_KEY",
 ) -> None:
     from agro.door.app import listening

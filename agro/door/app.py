@@ -43,8 +43,8 @@ LOOK_SECONDS = 1.0  # between two looks for new weights
 SESSION = "x-agro-session"  # a header; a session is also a part of the path, or of the key
 LOG = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
-Newest = Callable[[], AbstractContextManager[tuple[Path, int]]]
-"""The folder of the newest weights, and their version: optimizer steps, -1 where unknown"""
+Newest = Callable[[], tuple[int, AbstractContextManager[Path]]]
+"""The version of the newest weights, -1 where unknown, and their folder, which may be fetched for it"""
 
 
 class Feedback(BaseModel):
@@ -225,12 +225,13 @@ def _follow(engine: HF, batch: Batch, newest: Newest, ended: threading.Event) ->
     said = ""
     while not ended.wait(LOOK_SECONDS):
         try:
-            with newest() as (folder, version):
-                if version == batch.version:
-                    continue
+            version, opening = newest()
+            if version == batch.version:
+                continue
+            with opening as folder:
                 batch.renew(partial(engine.load, folder, version), version).result()
                 text = f"agro: serving version {version}, {folder}"
-        except (Refused, OSError) as error:
+        except Exception as error:  # noqa: BLE001 it is said, and the weights of before serve on
             text = f"agro: serving version {batch.version} on: {error}"
         if text != said:
             print(without_secrets(text), file=sys.stderr, flush=True)

@@ -69,6 +69,7 @@ class CallSyntax:
         with suppress(ValueError, RecursionError):  # `Refused` is a ValueError
             named = {tool["function"]["name"]: tool["function"] for tool in tools}
             found = read(text[begin:], named) if begin >= 0 else []
+            json.dumps(found, allow_nan=False)  # raises for NaN, which Python reads
             turn = {"role": "assistant", "content": None, "tool_calls": found}
             [message] = normalized_message(turn, "tool_calls")
             calls = message.get("tool_calls", [])
@@ -98,14 +99,10 @@ class CallSyntax:
                 raise ValueError("an unfinished call")
             types = tools.get(name[1], {}).get("parameters", {}).get("properties", {})
             arguments = {}
-            pairs = re.finditer(
-                rf"{opening}\s*([^\s<>]+?)\s*{after_key}\n?(.*?)\n?\s*{after_value}",
-                block[name.end() :],
-                re.DOTALL,
-            )
-            for key, value in (pair.groups() for pair in pairs):
-                arguments[key] = value
-                if types.get(key, {}).get("type") != "string":
+            pair = rf"{opening}\s*([^\s<>]+?)\s*{after_key}\n?(.*?)\n?\s*{after_value}"
+            for key, value in re.findall(pair, block[name.end() :], re.DOTALL):
+                arguments[key], schema = value, types.get(key)
+                if not isinstance(schema, dict) or schema.get("type") != "string":  # true: any value
                     with suppress(ValueError):
                         arguments[key] = json.loads(value)
             found.append({"function": {"name": name[1], "arguments": arguments}})

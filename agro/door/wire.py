@@ -143,8 +143,11 @@ class Chat:
         if options.top_logprobs is not None and type(self) is not Chat:
             raise Problem(400, "top_logprobs: agro has them in chat completions alone", "top_logprobs")
         self.tools = declarations(tools)
-        if tools and not self.tools:
-            raise Problem(400, "tools: expected declarations of functions with their names", "tools")
+        schemas = [tool["function"]["parameters"] for tool in self.tools]
+        right = all(isinstance(x, dict) and isinstance(x.get("properties", {}), dict) for x in schemas)
+        if (tools and not self.tools) or not right:
+            expected = "declarations of functions with their names and a JSON schema of their parameters"
+            raise Problem(400, f"tools: expected {expected}", "tools")
         kind = choice.get("type", "") if isinstance(choice, dict) else choice
         # The tool that has to be called; "" for any.
         self.forced = None if kind in (None, "auto", "none") else _forced(kind, choice, self.tools)
@@ -398,11 +401,7 @@ class Responses(Chat):
         return {**item, "status": "completed", "content": content}
 
 
-INTERFACES: dict[str, type[Chat]] = {
-    "chat/completions": Chat,
-    "messages": Anthropic,
-    "responses": Responses,
-}
+INTERFACES: dict[str, type[Chat]] = {"chat/completions": Chat, "messages": Anthropic, "responses": Responses}
 
 
 def _forced(kind: Any, choice: Any, tools: list[dict[str, Any]]) -> str:

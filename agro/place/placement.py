@@ -45,7 +45,7 @@ class Placement:
         address = target.removeprefix("//")
         if kind == "ray" and (address in ("local", "auto") or re.fullmatch(r"[\w.-]+:\d+", address)):
             return cls("ray", address)
-        raise Refused(f"--place {text}: expected {FORMS}; What to do: on other hosts start agro collect URL")
+        raise Refused(f"--place {text}: expected {FORMS}. What to do: on other hosts start agro collect URL")
 
     def __str__(self) -> str:
         if self.kind == "local":

@@ -314,11 +314,7 @@ class RunActivity:
     """See `agro.rollout.Activity`."""
 
     def __init__(
-        self,
-        progress: Progress,
-        watchdog: Watchdog,
-        interruption: Interruption,
-        file: Path | None = None,
+        self, progress: Progress, watchdog: Watchdog, interruption: Interruption, file: Path | None = None
     ) -> None:
         """`file`: gets the stage, for the page of a run that has no step yet."""
         self.progress, self.watchdog, self.interruption = progress, watchdog, interruption

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -311,7 +311,7 @@ def _read_bytes(path: Path) -> bytes:
 FILE = "held_out_rewards.json"
 
 # By prompt id the mean over its scored responses; None where there are none.
-Rewards = Mapping[str, float | None]
+Rewards = Mapping[str, StrictFloat | None]
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,8 @@ class HeldOutRewards:
     evaluation are unknown, where some are.
     """
 
-    step: int
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    step: StrictInt
     rewards: Rewards
     start: Rewards
     texts: Mapping[str, str]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from agro.errors import Refused
 from agro.io.files import write
@@ -43,6 +43,7 @@ class Ratings:
     "sequential" where whoever rated saw after each rating what is known, and could stop (`agro rate`).
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     wins: NonNegativeInt
     losses: NonNegativeInt
     ties: NonNegativeInt

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NoReturn, cast
 from urllib.parse import unquote
 
-from agro.errors import Refused, Unwritable
+from agro.errors import Lost, Refused, Unwritable
 
 try:
     import psycopg
@@ -83,10 +83,6 @@ REFUSAL = re.compile(
 
 class Conflict(Refused):
     """Another process wrote between the reads of a transaction and its lock."""
-
-
-class Lost(Refused):
-    """The connection to the server, and with it what a transaction did."""
 
 
 class NotMade(Refused):

@@ -19,7 +19,7 @@ from tiny_runs import tiny
 from agro.api import loop
 from agro.api.loop import Loop, LoopRecord, version_of
 from agro.api.reporting_trainer import Trainer
-from agro.errors import Refused, Unwritable
+from agro.errors import Lost, Refused, Unwritable
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.types import Sample
@@ -68,6 +68,8 @@ def test_a_better_model_is_promoted_and_rolled_back(tmp_path: Path, start: Path,
     assert promoted is not None
     assert served(tmp_path) == (tmp_path / "s.loop/1/model", 23)
     assert found.promote_last() is None
+    with found._locked(".turn", waits=False), pytest.raises(Refused, match="another process is at a turn"):
+        found.promote_last()
     assert load_run(tmp_path / "s.loop/1").config.policy.model == str(start / "model")
     second = found.turn(promote=True)
     assert (second.start, second.version >= 23) == (1, True)
@@ -119,15 +121,17 @@ def test_data_that_nothing_can_learn_from_are_refused_and_the_next_turn_begins(
     assert "turn 2: better" in done("loop", *given).stdout
 
 
-def test_a_full_disk_ends_no_turn(tmp_path: Path, start: Path, monkeypatch) -> None:
-    def full(self) -> None:
-        raise Unwritable("the disk is full")
+@pytest.mark.parametrize("error", [Unwritable("the disk is full"), Lost("no PostgreSQL answers")])
+def test_what_the_host_lacks_ends_no_turn(tmp_path: Path, start: Path, monkeypatch, error) -> None:
+    def fail(self) -> None:
+        raise error
 
     found = begun(tmp_path, start)
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Trainer, "run", full)
-        with pytest.raises(Unwritable):
+        patch.setattr(loop.Trainer, "run", fail)
+        with pytest.raises(type(error)):
             found.turn(promote=True)
+    assert [turn.outcome for turn in LoopRecord.read(found.folder).turns] == ["under way"]
     assert found.turn(promote=True).number == 1
 
 
@@ -173,6 +177,15 @@ def test_it_waits_for_new_rewards(tmp_path: Path, start: Path, monkeypatch) -> N
         store.append(Sample("5>", "7", reward=1.0, source="log") for _ in range(4))
     assert ended.wait(20)
     thread.join()
+
+
+def test_what_is_deleted_meanwhile_keeps_no_turn_back(tmp_path: Path, start: Path, monkeypatch) -> None:
+    counts = iter([100, 60, 110, 90, 130, 500])
+    monkeypatch.setattr(loop, "POLL_SECONDS", 0)
+    monkeypatch.setattr(loop, "exists", lambda store: True)
+    monkeypatch.setattr(Loop, "_rewarded", lambda self: next(counts))
+    Loop(str(tmp_path / "s.db"), str(start), None, [], print).wait(190)
+    assert next(counts) == 500
 
 
 def test_versions_are_those_of_the_run(tmp_path: Path, start: Path) -> None:

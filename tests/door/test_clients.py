@@ -66,7 +66,8 @@ def test_a_stream_of_chat_completions_has_the_call_and_no_syntax(both, says) -> 
 def test_what_cannot_be_read_stays_text(both, says) -> None:
     client, _, _ = both
     tools = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
-    for text in ('<tool_call>\n{"name": "add", "arguments": {', '<tool_call>\n{"name": 3}\n</tool_call>'):
+    read = [CALL.replace("3", number) for number in ("NaN", "1e999")]  # which Python reads, and JSON hasn't
+    for text in (*read, CALL[:40], CALL.replace('"add"', "3")):
         says(text)
         reply = client.chat.completions.create(model="m", messages=HI, tools=tools)
         assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == (text, None)

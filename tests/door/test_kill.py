@@ -11,14 +11,18 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from agro.api.loop import Loop, Turn
+from agro.cli import serve_command
 from agro.cli.serve_command import _newest
 from agro.config import RunConfig
+from agro.door import app
 from agro.errors import Refused
 from agro.store import Store
 from agro.store.shared import LocalFolder
@@ -102,6 +106,25 @@ def test_it_follows_a_loop_to_the_next_model_and_back(engine, tmp_path) -> None:
         process.terminate()
 
 
+def test_another_model_that_policy_names_stays(engine, tmp_path, monkeypatch) -> None:
+    for name in ("model", "other"):
+        engine.policy.save(tmp_path / name)
+    tensors = load_file(tmp_path / "other/model.safetensors")
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    save_file(zeros, tmp_path / "other/model.safetensors", metadata={"format": "pt"})
+    loop = Loop(str(tmp_path / "s.db"), str(tmp_path / "model"), None, [], print)
+    given = []
+
+    def opened(engine, size, keeping, source, seconds, newest):
+        given.append((engine.policy.model.lm_head.weight.sum().item(), engine.version, newest))
+        return nullcontext()
+
+    monkeypatch.setattr(app, "opened", opened)
+    monkeypatch.setattr(serve_command, "_run", lambda *args: None)
+    serve_command.serve(str(loop.folder), policy=[f"model={tmp_path / 'other'}"])
+    assert given == [(0.0, -1, None)]
+
+
 def wait_until(holds) -> None:
     deadline = time.monotonic() + 60
     while not holds():
@@ -116,10 +139,11 @@ def test_the_weights_that_a_run_publishes_are_served_with_their_versions(engine,
     publications = Publications(LocalFolder(tmp_path))
     publications.begin(record, [])
     newest = _newest(str(tmp_path))
-    with pytest.raises(Refused, match="hasn't published weights yet"), newest():
-        pass
+    with pytest.raises(Refused, match="hasn't published weights yet"):
+        newest()
     for step in (5, 6):
         publications.publish(PublishedWeights(step, "", step), engine.policy.save)
-        with newest() as (folder, version):
+        version, opening = newest()
+        with opening as folder:
             assert (folder / "model.safetensors").is_file()
             assert (folder.name, version) == (f"v{step:08d}", step)

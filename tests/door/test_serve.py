@@ -7,8 +7,9 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 
 import httpx
 import numpy as np
@@ -20,9 +21,11 @@ from agro.door import app
 from agro.door.batch import Token
 from agro.door.records import Writer
 from agro.door.sessions import Sessions
+from agro.door.tool_calls import CallSyntax
 from agro.errors import Unwritable
 from agro.store import Store
 from agro.store.location import location_of
+from agro.types.conversation import declarations
 
 TOKEN, PATH = "the-token-of-tests", "/v1/chat/completions"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
@@ -294,6 +297,8 @@ def test_an_answer_has_a_time_limit(serving) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{**TOOL, "parameters": "x"}]}, "tools"),
+        ({"tools": [{**TOOL, "parameters": {"properties": None}}]}, "tools"),
         ({"stream_options": 5}, "stream_options"),
         ({"tools": [{"type": "function", "function": TOOL}], "tool_choice": {"function": 5}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [{"type": [], "text": "x"}]}]}, "messages"),
@@ -307,6 +312,18 @@ def test_a_field_that_is_wrong_is_refused_by_its_name(serving, fields, param) ->
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
     assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "read"),
+    [({"type": "string"}, "3", "3"), ({"type": "integer"}, "3", 3), (True, "3", 3), (True, "x", "x")],
+)
+def test_arguments_between_tags_have_the_type_that_was_declared(schema, value, read) -> None:
+    syntax = CallSyntax("<call>", "</call>", "<call>", ("<key>", "</key><value>", "</value>"))
+    tools = declarations([{"name": "add", "parameters": {"properties": {"a": schema}}}])
+    text = f"<call>add<key>a</key><value>{value}</value></call>"
+    _, [call] = syntax.parse(f"so: {text}", tools)
+    assert call["function"] == {"name": "add", "arguments": {"a": read}}
 
 
 MARKUP = "<script>alert(1)</script>"
@@ -520,9 +537,21 @@ def test_each_token_has_the_version_of_its_weights_also_where_they_change_in_an_
             weight.mul_(1.5)
     engine.policy.save(tmp_path / "9")
     engine.load(tmp_path / "7", 7)
-    newest = [tmp_path / "8"]  # isn't there: the weights of before serve on
+    newest, looks, fetched = [tmp_path / "8"], Counter(), Counter()  # 8 isn't there: those of before serve on
+
+    @contextmanager
+    def fetch(folder):
+        fetched[folder.name] += 1
+        yield folder
+
+    def look():
+        looks[newest[0].name] += 1
+        if looks.total() == 1:
+            raise TypeError("a record of another version")
+        return int(newest[0].name), fetch(newest[0])
+
     try:
-        with serving(tmp_path / "s.db", newest=lambda: nullcontext((newest[0], int(newest[0].name)))) as url:
+        with serving(tmp_path / "s.db", newest=look) as url:
             body = {"model": "m", "messages": HI, "max_tokens": 1900, "seed": 1, "stream": True}
             with httpx.stream("POST", url + PATH, json=body, headers=HEADERS, timeout=60) as reply:
                 lines = reply.iter_lines()
@@ -531,6 +560,10 @@ def test_each_token_has_the_version_of_its_weights_also_where_they_change_in_an_
                 newest[0] = tmp_path / "9"
                 rest = list(lines)
             assert rest[-2] == "data: [DONE]"
+            seen, deadline = looks["9"], time.monotonic() + 30
+            while looks["9"] < seen + 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert fetched["9"] == 1
             after = ask(url, seed=2)
         answer, second = stored(tmp_path / "s.db")
         versions = np.asarray(answer.version)[answer.action]

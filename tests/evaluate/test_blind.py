@@ -248,7 +248,8 @@ def test_ratings_of_a_run_are_kept(tmp_path: Path) -> None:
     counts = '{"wins": 1, "losses": 0, "ties": 0, "unrated": 0, "step": 1'
     (tmp_path / "ratings.json").write_text(counts + "}")  # of an earlier version
     assert Ratings.load(tmp_path) == Ratings(1, 0, 0, 0, 1, "sign")
-    for text in ("", "[]", "{}", counts.replace("1", "-1", 1) + "}", counts + ', "test": "other"}'):
+    more = [f"{counts}, {end}}}" for end in ('"test": "other"', '"x": 1')]
+    for text in ("", "[]", "{}", counts.replace("1", "-1", 1) + "}", *more):
         (tmp_path / "ratings.json").write_text(text)
         with pytest.raises(Refused, match=r"ratings\.json: expected whole numbers"):
             Ratings.load(tmp_path)

@@ -42,7 +42,7 @@ def test_the_forms(text: str, placement: Placement) -> None:
     ],
 )
 def test_other_forms_are_refused(text: str) -> None:
-    with pytest.raises(Refused, match=r"expected local:N .*ray://HOST:PORT.*agro collect URL"):
+    with pytest.raises(Refused, match=r"expected local:N .*ray://HOST:PORT.*\. What to do:.*agro collect"):
         Placement.parse(text)
 
 

@@ -17,7 +17,7 @@ from agro.errors import Interrupted, Refused
 from agro.logs.results import Result
 from agro.pages.run.compare import compare, notes, page
 from agro.pages.run.paired_results import PairedResults
-from agro.runs.rundata import FILE
+from agro.runs.rundata import FILE, HeldOutRewards
 from agro.train.trainer import BaseTrainer
 
 
@@ -72,6 +72,17 @@ def test_a_resumed_run_takes_back_the_rewards_of_a_lost_step(runs: list[Path], t
     assert kept(folder) == before
     BaseTrainer(config(tmp_path), folder, resume=True).run()
     assert kept(folder) == plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": True}, {"step": "3"}, {"rewards": {"a": "0.5"}}, {"rewards": {"a": True}}, {"x": 1}],
+)
+def test_what_no_run_writes_is_refused(change: dict[str, Any]) -> None:
+    values = {"step": 3, "rewards": {"a": 1.0}, "start": {"a": None}, "texts": {"a": "b"}}
+    assert HeldOutRewards.of(values, "file").rewards == {"a": 1.0}
+    with pytest.raises(Refused, match="file: expected rewards of held-out prompts"):
+        HeldOutRewards.of({**values, **change}, "file")
 
 
 def compare_with(a: Path, b: Path) -> PairedResults:
