@@ -53,7 +53,7 @@ def scored(reward: CodeReward, sources: dict[str, str]) -> dict[str, Score]:
 def test_no_program_forges_a_pass_or_costs_the_scoring_process_time(reward):
     began = time.process_time()
     scores = scored(reward, FORGERIES | {"honest": HONEST})
-    assert time.process_time() - began < 2.0  # a set of colliding integers took 60 s
+    assert time.process_time() - began < 10.0  # a set of colliding integers took 60 s
     assert {name: score.value for name, score in scores.items()} == {
         **dict.fromkeys(FORGERIES, 0.0),
         "honest": 1.0,
