@@ -97,7 +97,7 @@ def test_a_short_held_out_prompt_overlaps_with_an_equal_text_only(tmp_path, stor
 
 
 def test_equal_rewards_mean_something_else_to_each_kind_of_objective():
-    assert "pull of β" in equal_means(get("agro"), {})
+    assert "β pulls the policy back" in equal_means(get("agro"), {})
     assert "gradient is 0" in equal_means(get("grpo"), {})
     assert "teach too" in equal_means(get("topr"), {})
 

@@ -251,10 +251,7 @@ def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
     if grouping(entry.needed(options)) is None:
         return "each response counts by its own reward, so they teach too, but not which one is better"
     if entry.anchor({**entry.defaults(), **options, "beta": 1.0}) is not None:
-        return (
-            "they have no signal of the reward, only the pull of β toward the reference, which makes the "
-            "log-ratios of a group equal"
-        )
+        return "there is nothing to compare in them, and β pulls the policy back toward the reference there"
     return "their gradient is 0"
 
 
