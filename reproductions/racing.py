@@ -55,14 +55,22 @@ def row(data: str, raced: Mapping[str, Any]) -> str:
 
 
 def write(
-    folder: Path, file: str, names: Mapping[str, str], raced: Mapping[str, Any], *, record: bool
+    folder: Path,
+    file: str,
+    names: Mapping[str, str],
+    raced: Mapping[str, Any],
+    *,
+    record: bool,
+    on_page: bool = True,
 ) -> None:
-    """Print the table of races, by job; with `record` put it, and what it is made of, into `folder`."""
+    """Print the table of races, by job; with `record` put what it is made of into `folder`, and the table too
+    where it is `on_page`."""
     text = "\n".join([*HEAD, *(row(names[job], found) for job, found in raced.items())])
     if record:
         result = {"machine": harness.machine(), "races": raced}
         (folder / file).write_text(json.dumps(result, indent=1) + "\n")
-        harness.put(folder / "README.md", text, BEGIN, END)
+        if on_page:
+            harness.put(folder / "README.md", text, BEGIN, END)
     print(text)
 
 

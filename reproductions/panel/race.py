@@ -3,7 +3,7 @@
     python reproductions/panel/race.py [--only JOB …] [--out runs/panel] [--record] [--small]
 
 Each job's race has the job's start, its log or prompts, and 512 of its held-out prompts, a half of which
-choose. Prints a table, and writes it with --record into result_races.json and README.md beside this script.
+choose. Prints a table; --record writes result_races.json beside this script.
 What is complete in --out isn't run again.
 """
 
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in chosen(args.only, DATA, "--only"):
         folder = out / "races" / name
         raced[name] = racing.race(values(name, folder, out, size), folder)
-    racing.write(HERE, "result_races.json", DATA, raced, record=args.record)
+    racing.write(HERE, "result_races.json", DATA, raced, record=args.record, on_page=False)
 
 
 if __name__ == "__main__":

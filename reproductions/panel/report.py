@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ from reproductions.panel.methods import METHODS, NOTHING, PARTS
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
-ABOVE = 0.05  # a job on which a default is this far above the simple methods counts as won
 DEFAULT, IMITATION, RATES = "the default", "imitation of the good", (1e-3, 3e-3)
+# The jobs over which the parts of the default are averaged.
 MAIN = ("own", "graded", "better", "worse", "long", "pairs", "stars", "fresh", "mislabeled", "better, noisy")
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
@@ -89,16 +90,18 @@ def tables(result: Run) -> str:
     if not runs:
         return "No run is complete."
     spent = sum(run["cpu_seconds"] + run["measuring_seconds"] for run in runs) / 60
+    seeds = Counter(run["seed"] for run in runs)
     parts = [
-        f"{len(runs)} runs in {spent:.0f} CPU minutes. {_seeds(runs)}",
-        "Held-out reward, the mean over the seeds that were run and how many these were where more than one. "
-        "Imitation of the good at the better of its rates, by the mean.",
+        f"{len(runs)} runs in {spent:.0f} CPU minutes; by seed: "
+        + ", ".join(f"{seed}: {seeds[seed]}" for seed in sorted(seeds))
+        + ". Held-out reward, the mean over the seeds that were run (how many, where more than one); "
+        "imitation of the good at the better of its rates.",
         _jobs(result),
-        "The default less a part, paired: the mean over jobs and seeds of the difference to the default with "
-        "the same job, rate and seed, ± its standard error over jobs, and by job. Negative: the part helps.",
-        *[_parts(runs, rate) for rate in RATES],
-        "Other methods less the default at the same rate, on the jobs that both have: the mean, the lowest "
-        "and the highest.",
+        f"The default less a part, at lr {RATES[-1]:g}, paired by job and seed: the mean over jobs ± its "
+        "standard error, and the job that loses the most. Negative: the part helps.",
+        _parts(runs, RATES[-1]),
+        "Other methods less the default at the same rate, the better one of theirs, on the jobs that both "
+        "have.",
         _others(runs),
     ]
     stopped = [run for run in runs if run["stopped"] or run["reward"] is None]
@@ -107,28 +110,17 @@ def tables(result: Run) -> str:
     return "\n\n".join(parts)
 
 
-def _seeds(runs: Sequence[Run]) -> str:
-    counts: dict[int, int] = {}
-    for run in runs:
-        counts[run["seed"]] = counts.get(run["seed"], 0) + 1
-    return "Runs by seed: " + ", ".join(f"{seed}: {count}" for seed, count in sorted(counts.items())) + "."
-
-
 def _jobs(result: Run) -> str:
     cells = of_cells(result["runs"])
-    lines = [
-        "| job | data | the start | imitation (its rate) | the default, 1e-3 | 3e-3 | KL at 3e-3, nats |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name in (name for name in jobs_of(result["runs"]) if (name, DEFAULT) in cells):
         job = JOBS[name]
         copied = at_best(cells.get((name, IMITATION), []))
         rate = f" ({copied[0]['rate']:g})" if copied else ""
         own = [at_rate(cells.get((name, DEFAULT), []), rate) for rate in RATES]
         words = [name + (" (kept)" if job.kept else ""), job.about, _reward(cells.get((name, NOTHING), []))]
-        words += [_reward(copied) + rate, *map(_reward, own), number(mean(own[1], "kl"), 1)]
-        lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines)
+        rows.append([*words, _reward(copied) + rate, *map(_reward, own)])
+    return harness.markdown(["job", "data", "start", "imitation (lr)", "default, 1e-3", "3e-3"], rows)
 
 
 def at_best(runs: Sequence[Run]) -> list[Run]:
@@ -153,36 +145,35 @@ def paired(runs: Sequence[Run], method: str, rate: float) -> dict[str, list[floa
 
 
 def _parts(runs: Sequence[Run], rate: float) -> str:
-    """A row for each part, a column for each of the main jobs that have a run of one."""
-    found = {part: paired(runs, part, rate) for part in PARTS}
-    jobs = [job for job in MAIN if any(job in by_job for by_job in found.values())]
-    lines = [f"| lr {rate:g}, without | {' | '.join(jobs)} | mean | runs |", "|---" * (len(jobs) + 3) + "|"]
-    for part, every in found.items():
-        by_job = {job: every[job] for job in jobs if job in every}
-        if not by_job:
+    """A row for each part."""
+    rows = []
+    for part in PARTS:
+        means = {job: statistics.mean(apart) for job, apart in paired(runs, part, rate).items() if job in MAIN}
+        if not means:
             continue
-        words = [f"{statistics.mean(by_job[job]):+.3f}" if job in by_job else "" for job in jobs]
-        means = [statistics.mean(apart) for apart in by_job.values()]
-        error = f" ± {statistics.stdev(means) / math.sqrt(len(means)):.3f}" if len(means) > 1 else ""
-        words += [f"{statistics.mean(means):+.3f}{error}", str(sum(map(len, by_job.values())))]
-        lines.append(f"| {part} | {' | '.join(words)} |")
-    return "\n".join(lines)
+        error = f" ± {statistics.stdev(means.values()) / math.sqrt(len(means)):.3f}" if len(means) > 1 else ""
+        worst = min(means, key=means.__getitem__)
+        mean_of_jobs = f"{statistics.mean(means.values()):+.3f}{error}"
+        rows.append([part, str(len(means)), mean_of_jobs, f"{means[worst]:+.3f} ({worst})"])
+    return harness.markdown(["without", "jobs", "mean", "most"], rows)
 
 
 def _others(runs: Sequence[Run]) -> str:
-    lines = ["| method | lr | jobs | mean | lowest | highest |", "|---|---|---|---|---|---|"]
+    """Of each method the rate at which it is nearest to the default or furthest ahead of it."""
+    rows = []
     for method in methods_of(runs):
-        for rate in RATES if method not in (NOTHING, DEFAULT, *PARTS) else ():
-            by_job = {job: statistics.mean(apart) for job, apart in paired(runs, method, rate).items()}
-            if not by_job:
-                continue
-            ends = [
-                f"{by_job[job]:+.3f} ({job})"
-                for job in (min(by_job, key=by_job.__getitem__), max(by_job, key=by_job.__getitem__))
-            ]
-            words = [method, f"{rate:g}", str(len(by_job)), f"{statistics.mean(by_job.values()):+.3f}", *ends]
-            lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines)
+        if method in (NOTHING, DEFAULT, *PARTS) or METHODS[method].candidate:
+            continue
+        of_rate = {
+            rate: [statistics.mean(apart) for apart in paired(runs, method, rate).values()] for rate in RATES
+        }
+        known = {rate: ends for rate, ends in of_rate.items() if ends}
+        if known:
+            rate = max(known, key=lambda rate: statistics.mean(known[rate]))
+            ends = known[rate]
+            span = f"{min(ends):+.3f} to {max(ends):+.3f}" if len(ends) > 1 else ""
+            rows.append([method, f"{rate:g}", str(len(ends)), f"{statistics.mean(ends):+.3f}", span])
+    return harness.markdown(["method", "lr", "jobs", "mean", "by job"], rows)
 
 
 def _reward(runs: Sequence[Run]) -> str:

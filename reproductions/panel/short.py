@@ -62,19 +62,17 @@ def rows(seeds: int) -> list[Row]:
 
 
 def table(found: Mapping[int, Sequence[Run]]) -> str:
-    """A row for each method and rate: by number of updates the mean held-out reward over jobs and seeds, and
-    that of the job on which a longer step costs most."""
-    ends = " | ".join(f"{updates} updates: mean of {len(ON)} jobs | better, noisy" for updates in found)
-    lines = [f"| bound | lr | {ends} |", "|---" * (2 + 2 * len(found)) + "|"]
+    """A row for each method: by number of updates the mean held-out reward over jobs and seeds at each rate."""
+    rows = []
     every = [run for runs in found.values() for run in runs]
-    for method, rate in dict.fromkeys((run["method"], run["rate"]) for run in every):
-        words = ["the start" if rate is None else method, "–" if rate is None else f"{rate:g}"]
+    for method in dict.fromkeys(run["method"] for run in every):
+        words = ["the start" if method == NOTHING else method]
         for runs in found.values():
-            same = [run for run in runs if (run["method"], run["rate"]) == (method, rate)]
-            noisy = [run for run in same if run["job"] == "better, noisy"]
-            words += map(report.number, (report.mean(same), report.mean(noisy)))
-        lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines)
+            same = [run for run in runs if run["method"] == method]
+            by_rate = [[run for run in same if run["rate"] == rate] for rate in (None, *RATES)]
+            words.append(", ".join(report.number(report.mean(of_rate)) for of_rate in by_rate if of_rate))
+        rows.append(words)
+    return harness.markdown(["bound", *(f"{updates} updates" for updates in found)], rows)
 
 
 def played(updates: int, seeds: int, out: Path, size: Size) -> list[Run]:

@@ -39,7 +39,6 @@ KINDS = {
 }
 # The rates at which these ended higher on "stars" and "thumbs" of the panel, of 3e-4 and 1e-3.
 RATES = {"the default": 1e-3, "imitation of the good": 1e-3, "DRO": 1e-3, "KTO": 3e-4}
-BEGIN, END = "<!-- begin: made by sizes.py --record -->", "<!-- end: made by sizes.py --record -->"
 
 
 def job_of(kind: str, prompts: int, start: Path) -> Job:
@@ -54,16 +53,14 @@ def rows(job: Job, seeds: int) -> list[Row]:
 
 def table(runs: Sequence[Run], jobs: Sequence[Job]) -> str:
     """A row for each kind and size: held-out reward, the mean over the seeds."""
-    names = ["the start", *(f"{method} ({rate:g})" for method, rate in RATES.items())]
-    lines = [f"| log, prompts | seeds | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
     cells = report.of_cells(runs)
+    rows = []
     for job in jobs:
         found = [cells.get((job.name, method), []) for method in (NOTHING, *RATES)]
         if any(found):
-            seeds = str(max(len(same) for same in found))
-            words = [job.name, seeds, *(report.number(report.mean(same)) for same in found)]
-            lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines)
+            rows.append([job.name, *(report.number(report.mean(same)) for same in found)])
+    head = ["log, prompts", "start", *(f"{method} ({rate:g})" for method, rate in RATES.items())]
+    return harness.markdown(head, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,7 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = table(runs, jobs)
     if args.record:
         (HERE / "result_sizes.json").write_text(json.dumps(result, indent=1) + "\n")
-        harness.put(HERE / "README.md", text, BEGIN, END)
     print(text)
 
 

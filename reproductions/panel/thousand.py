@@ -33,8 +33,6 @@ from reproductions.panel.tasks import LETTERS, TASKS, Writer, shifted  # noqa: E
 
 LENGTH = 1000
 METHODS = ("the default", "imitation of the good")
-BEGIN = "<!-- begin: made by thousand.py --record -->"
-END = "<!-- end: made by thousand.py --record -->"
 JOB = Job(
     "thousand",
     f"{LENGTH} tokens, after which a response is cut off",
@@ -67,22 +65,17 @@ def rows(rates: Sequence[float], seeds: int) -> list[Row]:
 def table(result: dict[str, Any]) -> str:
     """A row for each method and rate: means over seeds and their range."""
     facts, runs = result["facts"], result["runs"]
-    lines = [
-        f"{facts['responses']} logged responses of {facts['length']:.0f} letters on average, "
-        f"graded by the share of right letters (none is right to the last one); {facts['held_out']} held-out "
-        f"prompts (standard error at most {0.5 / facts['held_out'] ** 0.5:.3f}); "
-        f"{JOB.updates} updates of {JOB.groups} prompts.",
-        "",
-        "| method | lr | seeds | share of right letters | KL(π ‖ start), nats | CPU seconds a run |",
-        "|---|---|---|---|---|---|",
-    ]
-    kinds = dict.fromkeys((run["method"], run["rate"]) for run in runs)
-    for method, rate in kinds:
+    rows = []
+    for method, rate in dict.fromkeys((run["method"], run["rate"]) for run in runs):
         same = [run for run in runs if (run["method"], run["rate"]) == (method, rate)]
         words = [method, "–" if rate is None else f"{rate:g}", str(len(same))]
-        words += [_range(same, "reward", 3), _range(same, "kl", 1), _range(same, "cpu_seconds", 0)]
-        lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines)
+        rows.append([*words, _range(same, "reward", 3), _range(same, "kl", 1)])
+    head = harness.markdown(["method", "lr", "seeds", "share of right letters", "KL, nats"], rows)
+    return (
+        f"{facts['responses']} logged responses of {facts['length']:.0f} letters on average; "
+        f"{facts['held_out']} held-out prompts (standard error at most {0.5 / facts['held_out'] ** 0.5:.3f}); "
+        f"{JOB.updates} updates of {JOB.groups} prompts.\n\n{head}"
+    )
 
 
 def _range(runs: Sequence[Run], key: str, digits: int) -> str:
@@ -115,7 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = table(result)
     if args.record:
         (HERE / "result_thousand.json").write_text(json.dumps(result, indent=1) + "\n")
-        harness.put(HERE / "README.md", text, BEGIN, END)
     print(text)
 
 

@@ -1,14 +1,12 @@
-"""What the paper proves, by proved.toml, and where each is measured: these need no runs of a language model.
+"""How gradients grow with the length of responses: this needs no runs of a language model.
 
-The sentences about its figures are in `experiments`.
+What the paper proves, and where each is measured, stands in proved.toml; the sentences about its figures are in
+`experiments`.
 """
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,20 +16,10 @@ from torch.nn.functional import one_hot, pad
 from agro import Batch, objectives
 
 
-class Statement(NamedTuple):
-    text: str
-    where: str
-
-
-PROVED = tuple(
-    Statement(text, where)
-    for text, where in tomllib.loads(Path(__file__).with_name("proved.toml").read_text("utf-8")).items()
-)
-
-
 @cache
-def magnitudes() -> list[Statement]:
-    """How gradients grow with the length T, as powers of T, on tokens of π_ref that are independent."""
+def magnitudes() -> dict[str, float]:
+    """The powers of T, the length, as which gradients grow on independent tokens of π_ref: of ½ρ², of the
+    reward, of their ratio, and of that of eq. 4's pairs, whose common part is gone, and of means over tokens."""
     lengths, tokens, count = (16, 64, 256, 1024), 8, 200
     torch.manual_seed(0)
     policy_V = torch.randn(tokens).double().log_softmax(0)
@@ -62,16 +50,10 @@ def magnitudes() -> list[Statement]:
         for name, value in of_this.items():
             sizes.setdefault(name, []).append(value)
     power = {name: np.polyfit(np.log(lengths), np.log(of), 1)[0] for name, of in sizes.items()}
-    pair = power["sum"] - power["sum's reward"]
-    token = power["token"] - power["token's reward"]
-    return [
-        Statement(
-            "The gradient of ½ρ² grows as T², that of the reward as T",
-            f"as T^{power['square']:.2f} and T^{power['score']:.2f}, T from 16 to 1,024, tokens independent",
-        ),
-        Statement(
-            "So β ∼ 1/T, unless log-ratios are averaged over tokens",
-            f"the ratio grows as T^{power['square'] - power['score']:.2f}; of eq. 4's pairs, whose "
-            f"common part is gone, as T^{pair:.2f}; with the mean over tokens as T^{token:.2f}",
-        ),
-    ]
+    return {
+        "square": power["square"],
+        "reward": power["score"],
+        "ratio": power["square"] - power["score"],
+        "pairs": power["sum"] - power["sum's reward"],
+        "tokens": power["token"] - power["token's reward"],
+    }

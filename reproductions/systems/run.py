@@ -1,10 +1,10 @@
 """The systems that this project is built from: what of each is here, and what its mechanism changes.
 
-    python reproductions/systems/run.py [--only MODULE] [--json FILE] [--out FOLDER] [--limit SECONDS]
+    python reproductions/systems/run.py [--only MODULE] [--recorded] [--json FILE] [--out FOLDER] [--limit SECONDS]
 
 Each module of this folder with a function `rows(folder) -> list[Row]` is run in a process of its own, with a
-time limit. Writes README.md, a table of all systems with what was measured, and result.json. It takes under
-thirty CPU minutes. With --only the other modules' rows are those of result.json.
+time limit. Writes result.json, all that was measured, and README.md: what is whole, and what the rest lacks. It takes
+under thirty CPU minutes. With --only the other modules' rows are those of result.json, with --recorded all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from reproductions import harness
 from reproductions.systems.equations import END, GRADIENT
 from reproductions.systems.row import Row
 from reproductions.systems.systems import SYSTEMS, Extent, System
@@ -34,12 +35,12 @@ LIMIT_SECONDS = 900
 HEAD = """# What of each system is here
 
     python reproductions/systems/run.py
+    python reproductions/systems/run.py --recorded      # this page from result.json
 
 What each system changes, in runs of seconds of models of some thousand parameters. *whole*: the paper's
 essential thing happens, and all that is measured of it holds. *mechanism only*: it happens; what the paper
-says of it isn't seen. *the loss*, *the rule*: this part alone. *no*: nothing, for the reason given. Numbers
-with a name alone: *gradient* is the largest difference to that of the source (≤ 1e-12), *end*
-KL(π ‖ π\\*) in nats where exact descent ends (≤ 0.001).
+says of it isn't seen. *the loss*, *the rule*: this part alone. *no*: nothing. *gradient*: the largest
+difference to that of the source (≤ 1e-12); *end*: KL(π ‖ π\\*) in nats where exact descent ends (≤ 0.001).
 
 """
 SHORT = {GRADIENT: "gradient", END: "end"}
@@ -96,24 +97,32 @@ def _cpu_of_children() -> float:
 def page(measured: Sequence[Measured]) -> str:
     """README.md."""
     by_name: dict[str, list[Row]] = {system.name: [] for system in SYSTEMS}
-    rows = [row for part in measured for row in part.rows]
-    for row in rows:
+    measurements = [row for part in measured for row in part.rows]
+    for row in measurements:
         by_name[row.row].append(row)
     extents = [system.extent(by_name[system.name]) for system in SYSTEMS]
     counts = ", ".join(f"{extents.count(kind)} {kind}" for kind in get_args(Extent))
-    held = sum(row.holds for row in rows)
+    held = sum(row.holds for row in measurements)
     minutes = sum(part.cpu_seconds for part in measured) / 60
     lines = [
-        f"{len(SYSTEMS)} systems: {counts}. {held} of {len(rows)} measurements hold; {minutes:.1f} CPU "
-        "minutes on two cores that other work shared. Each row's setting is in `result.json`.",
+        f"{len(SYSTEMS)} systems: {counts}. {held} of {len(measurements)} measurements hold; {minutes:.1f} CPU "
+        "minutes on two cores that other work shared.",
         *(f"\nThe module `{part.module}` failed: {part.error}." for part in measured if part.error),
-        "\n| system | here | measured | missing |\n|---|---|---|---|",
     ]
-    for system, extent in zip(SYSTEMS, extents, strict=True):
-        of_system = by_name[system.name]
-        cells = (_linked(system), extent, _cell(of_system), system.reason(of_system))
-        escaped = [cell.replace("|", "\\|") for cell in cells]
-        lines.append(f"| {' | '.join(escaped)} |")
+    pairs = list(zip(SYSTEMS, extents, strict=True))
+    whole = [_linked(system) for system, extent in pairs if extent == "whole"]
+    if whole:
+        lines.append(
+            f"\n**Whole**, with setting, value and bound of each measurement in `result.json`: "
+            f"{'; '.join(whole)}."
+        )
+    rows = [
+        [_linked(system), extent, _cell(by_name[system.name]), system.reason(by_name[system.name])]
+        for system, extent in pairs
+        if extent != "whole"
+    ]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    lines.append("\n" + harness.markdown(["system", "here", "measured", "missing"], escaped))
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -150,12 +159,9 @@ def _known(folder: Path) -> dict[str, Measured]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, FOLDER, recorded="write the page anew from what is recorded")
     parser.add_argument("--only", action="append", help="measure this module alone; may be repeated")
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
-    parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a module, at most")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -163,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _measure_here(args.measure, args.out)
         return 0
     known = _known(args.out)
-    for name in args.only or modules():
+    for name in () if args.recorded else args.only or modules():
         began = time.perf_counter()
         print(f"{name} …", flush=True)
         known[name] = part = measure(name, args.limit)
