@@ -18,7 +18,7 @@ from reproductions.arena.kinds import KINDS
 Run = Mapping[str, Any]
 Cell = tuple[str, str]
 SETTINGS = ("kind", "rate", "beta", "seed", "validation", "accuracy")  # that runs differ by
-SIMPLE = ("sft", "reinforce", "raft_pp", "rloo", "grpo", "agro", *kinds.RECIPES)  # beside the best
+SIMPLE = ("sft", "reinforce", "rloo", "agro", *kinds.RECIPES)  # beside the best
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
 
@@ -98,19 +98,16 @@ def _extent(result: Run) -> str:
 
 def _leaders(best: Mapping[Cell, Sequence[Run]], start: float) -> str:
     """A row for each kind of data: the three best, named ones, the median, how many end below the start."""
-    head = (
-        f"| kind | the best three | {' | '.join(f'`{name}`' for name in SIMPLE)} | median | below the start |"
-    )
-    lines = [head, "|---" * (len(SIMPLE) + 4) + "|"]
+    rows = []
     for kind in kinds_of([runs[0] for runs in best.values()]):
         ends = {name: mean(runs, "accuracy") for (name, of), runs in best.items() if of == kind}
         first = sorted(ends, key=lambda name: -ends[name])[:3]
         named = [f"{ends[name]:.3f}" if name in ends else "–" for name in SIMPLE]
-        words = [", ".join(f"`{name}` {ends[name]:.3f}" for name in first), *named]
+        words = [kind, ", ".join(f"`{name}` {ends[name]:.3f}" for name in first), *named]
         below = sum(end < start for end in ends.values())
-        middle = statistics.median(ends.values())
-        lines.append(f"| {kind} | {' | '.join(words)} | {middle:.3f} | {below} of {len(ends)} |")
-    return "\n".join(lines)
+        rows.append([*words, f"{statistics.median(ends.values()):.3f}", f"{below} of {len(ends)}"])
+    head = ["kind", "the best three", *(f"`{name}`" for name in SIMPLE), "median", "below the start"]
+    return harness.markdown(head, rows)
 
 
 def mean(runs: Sequence[Run], key: str) -> float:

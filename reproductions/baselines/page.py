@@ -19,9 +19,11 @@ def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
         for name in ("noisy", "held", "single", "users")
     )
     others = [r for r in users if (r["data"], r["users"]) == ("other", "different")]
-    others = [row for row in others if row["lenience"] in (0.0, 1.0)]
+    others = [
+        row for row in others if (row["lenience"], row["spread"]) in ((0.0, 0.25), (1.0, 0.0), (1.0, 0.25))
+    ]
     stands = list(dict.fromkeys(row["stands"] for row in single))
-    apart = [row for row in single if row["spread"] in (0.25, 1.0)]
+    apart = [row for row in single if row["spread"] == 1.0]
     compared = list(dict.fromkeys(row["stands"] for row in others))
     left_out = sum(row["of"] - row["arrived"] for row in (*noisy, *single, *others))
     return PAGE.format(
@@ -31,15 +33,27 @@ def readme(found: dict[str, Any], count: int, seeds: int, updates: int) -> str:
         sizes=", ".join(sorted({str(row["n"]) for row in noisy})),
         left_out=f"{left_out} of {sum(row['of'] for row in (*noisy, *single, *others))}",
         error=max(row["error"] for row in held),
-        noisy=table(noisy, "baseline", BASELINES, lambda r: f"{r['data']}, ± {r['noise']:g}", spread_of),
-        held=table(
-            [row for row in held if row["lr"] == 0.3],
+        noisy=table(
+            [row for row in noisy if row["noise"] != 0.3],
             "baseline",
             BASELINES,
-            lambda r: f"± {r['noise']:g}, β {r['beta']:g}",
+            lambda r: f"{r['data']}, ± {r['noise']:g}",
+            spread_of,
+        ),
+        held=table(
+            [row for row in held if (row["lr"], row["beta"]) == (0.3, 0.2)],
+            "baseline",
+            BASELINES,
+            lambda r: f"± {r['noise']:g}",
             mass_of,
         ),
-        single=table(apart, "stands", stands, lambda r: f"{r['data']}, {r['spread']:g} apart", spread_of),
+        single=table(
+            apart,
+            "stands",
+            stands,
+            lambda r: f"data of the {r['data']}" if r["data"] == "reference" else "of another policy",
+            spread_of,
+        ),
         users=table(
             others,
             "stands",
@@ -57,12 +71,19 @@ def table(
     column: Callable[[Row], str],
     cell: Callable[[Sequence[Row]], str],
 ) -> str:
-    """A line for each of `names`, the values of `key`, and a column for each kind of row."""
+    """A line for each of `names`, the values of `key`, and a column for each kind of row; those that end at
+    the optimum everywhere are one line."""
     columns = list(dict.fromkeys(map(column, rows)))
-    lines = []
+    lines, right = [], []
     for name in names:
         of_name = [row for row in rows if row[key] == name]
-        lines.append([name, *(cell([row for row in of_name if column(row) == each]) for each in columns)])
+        cells = [cell([row for row in of_name if column(row) == each]) for each in columns]
+        if set(cells) == {"0 (0)"}:
+            right.append(name)
+        else:
+            lines.append([name, *cells])
+    if right:
+        lines.insert(0, ["; ".join(right), *["0 (0)"] * len(columns)])
     return harness.markdown(["", *columns], lines) + "\n"
 
 

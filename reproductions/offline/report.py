@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from reproductions import harness
 from reproductions.offline.methods import RECIPE, UNBOUNDED
 
+ON_PAGE = ("fresh, the recipe", "fresh, the group's mean", "fresh, RLOO", "fresh, REINFORCE")
+
 Run = Mapping[str, Any]
 
 
@@ -55,7 +57,7 @@ def fresh_table(runs: Sequence[Run], peers: Sequence[Run]) -> str:
     rates = ("1e-4", "3e-4")
     lines = []
     fresh = [run for run in runs if run["section"] == "fresh"]
-    for method in dict.fromkeys(run["method"] for run in fresh):
+    for method in [name for name in dict.fromkeys(run["method"] for run in fresh) if name in ON_PAGE]:
         own = [run for run in fresh if run["method"] == method]
         by_rate = [[run for run in own if f"train.lr={rate}" in run["changes"]] for rate in rates]
         cells = [_by_seed([run["accuracy"][-1] for run in same]) for same in by_rate]

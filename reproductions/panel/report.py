@@ -94,14 +94,13 @@ def tables(result: Run) -> str:
     parts = [
         f"{len(runs)} runs in {spent:.0f} CPU minutes; by seed: "
         + ", ".join(f"{seed}: {seeds[seed]}" for seed in sorted(seeds))
-        + ". Held-out reward, the mean over the seeds that were run (how many, where more than one); "
-        "imitation of the good at the better of its rates.",
+        + ". Held-out reward, the mean over the seeds (how many, where more than one); imitation of the "
+        "good at the better of its rates.",
         _jobs(result),
         f"The default less a part, at lr {RATES[-1]:g}, paired by job and seed: the mean over jobs ± its "
-        "standard error, and the job that loses the most. Negative: the part helps.",
+        "standard error, and the job that loses the most.",
         _parts(runs, RATES[-1]),
-        "Other methods less the default at the same rate, the better one of theirs, on the jobs that both "
-        "have.",
+        "Other methods less the default at the same rate, the better one of theirs, on the jobs of both.",
         _others(runs),
     ]
     stopped = [run for run in runs if run["stopped"] or run["reward"] is None]
@@ -116,11 +115,10 @@ def _jobs(result: Run) -> str:
     for name in (name for name in jobs_of(result["runs"]) if (name, DEFAULT) in cells):
         job = JOBS[name]
         copied = at_best(cells.get((name, IMITATION), []))
-        rate = f" ({copied[0]['rate']:g})" if copied else ""
         own = [at_rate(cells.get((name, DEFAULT), []), rate) for rate in RATES]
         words = [name + (" (kept)" if job.kept else ""), job.about, _reward(cells.get((name, NOTHING), []))]
-        rows.append([*words, _reward(copied) + rate, *map(_reward, own)])
-    return harness.markdown(["job", "data", "start", "imitation (lr)", "default, 1e-3", "3e-3"], rows)
+        rows.append([*words, _reward(copied), *map(_reward, own)])
+    return harness.markdown(["job", "data", "start", "imitation", "default, 1e-3", "3e-3"], rows)
 
 
 def at_best(runs: Sequence[Run]) -> list[Run]:
@@ -148,7 +146,9 @@ def _parts(runs: Sequence[Run], rate: float) -> str:
     """A row for each part."""
     rows = []
     for part in PARTS:
-        means = {job: statistics.mean(apart) for job, apart in paired(runs, part, rate).items() if job in MAIN}
+        means = {
+            job: statistics.mean(apart) for job, apart in paired(runs, part, rate).items() if job in MAIN
+        }
         if not means:
             continue
         error = f" ± {statistics.stdev(means.values()) / math.sqrt(len(means)):.3f}" if len(means) > 1 else ""
@@ -171,7 +171,7 @@ def _others(runs: Sequence[Run]) -> str:
         if known:
             rate = max(known, key=lambda rate: statistics.mean(known[rate]))
             ends = known[rate]
-            span = f"{min(ends):+.3f} to {max(ends):+.3f}" if len(ends) > 1 else ""
+            span = f"{min(ends):+.3f}…{max(ends):+.3f}" if len(ends) > 1 else ""
             rows.append([method, f"{rate:g}", str(len(ends)), f"{statistics.mean(ends):+.3f}", span])
     return harness.markdown(["method", "lr", "jobs", "mean", "by job"], rows)
 

@@ -5,7 +5,7 @@
 The panel's jobs have some 100 updates each. Here those with a log have 16 and 25: the library's bound,
 0.005 √(100/updates) nats a token, beside that of long runs, the one that allows as much in sum as 100
 updates, none, and imitation of the good; all without `train.gain_ratio`. Prints a table, and writes it with
---record into result_short.json and README.md beside this script. An interrupted run continues.
+--record into result_short.json beside this script. An interrupted run continues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ ON = ("own", "graded", "better", "better, noisy", "worse", "mislabeled", "pairs"
 OWN, LONG = "0.005 √(100/updates)", "0.005, as in long runs"
 IN_SUM, NO_BOUND = "0.005 · 100/updates, as much in sum", "none"
 TRIED = (OWN, LONG, IN_SUM, NO_BOUND, "imitation of the good")
-BEGIN, END = "<!-- begin: made by short.py --record -->", "<!-- end: made by short.py --record -->"
 
 
 def bound_of(method: str, updates: int) -> float | None:
@@ -62,7 +61,7 @@ def rows(seeds: int) -> list[Row]:
 
 
 def table(found: Mapping[int, Sequence[Run]]) -> str:
-    """A row for each method: by number of updates the mean held-out reward over jobs and seeds at each rate."""
+    """A row for each method: by number of updates the mean held-out reward over jobs and seeds, by rate."""
     rows = []
     every = [run for runs in found.values() for run in runs]
     for method in dict.fromkeys(run["method"] for run in every):
@@ -103,7 +102,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.record:
         result = {"machine": harness.machine(), "runs": found}
         (HERE / "result_short.json").write_text(json.dumps(result, indent=1) + "\n")
-        harness.put(HERE / "README.md", text, BEGIN, END)
     print(text)
 
 

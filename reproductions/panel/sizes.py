@@ -5,7 +5,7 @@
 
 Thumbs, ratings from 1 to 5, and thumbs of which a fifth is wrong, of 512, 2,048 and 8,192 prompts, with the
 same 128 updates of 32 responses: eight, two and half an epoch. All logs of a kind are of one start. Prints a
-table, and writes it with --record into result_sizes.json and README.md beside this script. An interrupted run
+table, and writes it with --record into result_sizes.json beside this script. An interrupted run
 continues.
 """
 

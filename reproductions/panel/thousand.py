@@ -5,7 +5,7 @@
 
 The longest responses of the panel have 200 tokens. Here they have 1,000, in a job of the same kind by the
 same functions; only the sizes are smaller, so that all of it takes some CPU minutes. Prints a table, and
-writes it with --record into result_thousand.json and README.md beside this script. An interrupted run
+writes it with --record into result_thousand.json beside this script. An interrupted run
 continues.
 """
 
@@ -73,7 +73,7 @@ def table(result: dict[str, Any]) -> str:
     head = harness.markdown(["method", "lr", "seeds", "share of right letters", "KL, nats"], rows)
     return (
         f"{facts['responses']} logged responses of {facts['length']:.0f} letters on average; "
-        f"{facts['held_out']} held-out prompts (standard error at most {0.5 / facts['held_out'] ** 0.5:.3f}); "
+        f"{facts['held_out']} held-out prompts (standard error ≤ {0.5 / facts['held_out'] ** 0.5:.3f}); "
         f"{JOB.updates} updates of {JOB.groups} prompts.\n\n{head}"
     )
 

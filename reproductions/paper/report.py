@@ -64,9 +64,9 @@ def _counted(rows: Sequence[Judged]) -> str:
 def _magnitudes() -> str:
     power = {name: f"T^{value:.2f}" for name, value in magnitudes().items()}
     return (
-        f"With T from 16 to 1,024 independent tokens the gradient of ½ρ² grows as {power['square']} (the paper: "
-        f"T²), that of the reward as {power['reward']} (T), their ratio as {power['ratio']}, so that β ∼ 1/T; "
-        f"that of eq. 4's pairs as {power['pairs']}, with the mean over tokens as {power['tokens']}."
+        f"With T from 16 to 1,024 independent tokens the gradient of ½ρ² grows as {power['square']} (the "
+        f"paper: T²), that of the reward as {power['reward']} (T), their ratio as {power['ratio']}, so that "
+        f"β ∼ 1/T; that of eq. 4's pairs as {power['pairs']}, with the mean over tokens as {power['tokens']}."
     )
 
 

@@ -1,7 +1,7 @@
 """How gradients grow with the length of responses: this needs no runs of a language model.
 
-What the paper proves, and where each is measured, stands in proved.toml; the sentences about its figures are in
-`experiments`.
+What the paper proves, and where each is measured, stands in proved.toml; the sentences about its figures are
+in `experiments`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from agro import Batch, objectives
 
 @cache
 def magnitudes() -> dict[str, float]:
-    """The powers of T, the length, as which gradients grow on independent tokens of π_ref: of ½ρ², of the
-    reward, of their ratio, and of that of eq. 4's pairs, whose common part is gone, and of means over tokens."""
+    """The powers of T, the length, as which gradients grow on independent tokens of π_ref.
+
+    Of ½ρ², of the reward, and their ratio; that of eq. 4's pairs, whose common part is gone, and with means
+    over tokens.
+    """
     lengths, tokens, count = (16, 64, 256, 1024), 8, 200
     torch.manual_seed(0)
     policy_V = torch.randn(tokens).double().log_softmax(0)

@@ -1,10 +1,12 @@
 """The systems that this project is built from: what of each is here, and what its mechanism changes.
 
-    python reproductions/systems/run.py [--only MODULE] [--recorded] [--json FILE] [--out FOLDER] [--limit SECONDS]
+    python reproductions/systems/run.py [--only MODULE] [--recorded] [--json FILE] [--out FOLDER]
+                                        [--limit SECONDS]
 
 Each module of this folder with a function `rows(folder) -> list[Row]` is run in a process of its own, with a
-time limit. Writes result.json, all that was measured, and README.md: what is whole, and what the rest lacks. It takes
-under thirty CPU minutes. With --only the other modules' rows are those of result.json, with --recorded all.
+time limit. Writes result.json, all that was measured, and README.md: what is whole, and what the rest lacks.
+It takes under thirty CPU minutes. With --only the other modules' rows are those of result.json, with
+--recorded all.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from typing import Any, get_args
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from reproductions import harness
-from reproductions.systems.equations import END, GRADIENT
 from reproductions.systems.row import Row
 from reproductions.systems.systems import SYSTEMS, Extent, System
 
@@ -37,13 +38,12 @@ HEAD = """# What of each system is here
     python reproductions/systems/run.py
     python reproductions/systems/run.py --recorded      # this page from result.json
 
-What each system changes, in runs of seconds of models of some thousand parameters. *whole*: the paper's
-essential thing happens, and all that is measured of it holds. *mechanism only*: it happens; what the paper
-says of it isn't seen. *the loss*, *the rule*: this part alone. *no*: nothing. *gradient*: the largest
-difference to that of the source (≤ 1e-12); *end*: KL(π ‖ π\\*) in nats where exact descent ends (≤ 0.001).
+What each system changes, in runs of seconds of tiny models. *whole*: the paper's essential thing happens, and
+all that is measured of it holds. *mechanism only*: it happens; what the paper says of it isn't seen. *the
+loss*, *the rule*: this part alone. *no*: nothing. `result.json` has setting, value and bound of each
+measurement.
 
 """
-SHORT = {GRADIENT: "gradient", END: "end"}
 
 
 @dataclass(frozen=True)
@@ -105,24 +105,17 @@ def page(measured: Sequence[Measured]) -> str:
     held = sum(row.holds for row in measurements)
     minutes = sum(part.cpu_seconds for part in measured) / 60
     lines = [
-        f"{len(SYSTEMS)} systems: {counts}. {held} of {len(measurements)} measurements hold; {minutes:.1f} CPU "
-        "minutes on two cores that other work shared.",
+        f"{len(SYSTEMS)} systems: {counts}. {held} of {len(measurements)} measurements hold; "
+        f"{minutes:.1f} CPU minutes on two cores that other work shared.",
         *(f"\nThe module `{part.module}` failed: {part.error}." for part in measured if part.error),
     ]
-    pairs = list(zip(SYSTEMS, extents, strict=True))
-    whole = [_linked(system) for system, extent in pairs if extent == "whole"]
-    if whole:
-        lines.append(
-            f"\n**Whole**, with setting, value and bound of each measurement in `result.json`: "
-            f"{'; '.join(whole)}."
-        )
-    rows = [
-        [_linked(system), extent, _cell(by_name[system.name]), system.reason(by_name[system.name])]
-        for system, extent in pairs
-        if extent != "whole"
-    ]
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    lines.append("\n" + harness.markdown(["system", "here", "measured", "missing"], escaped))
+    for kind in get_args(Extent):
+        found = [system for system, extent in zip(SYSTEMS, extents, strict=True) if extent == kind]
+        if kind == "whole":
+            lines += [f"\n**Whole**: {'; '.join(map(_linked, found))}."] if found else []
+            continue
+        lines.append(f"\n**{kind.capitalize()}**, and what is missing:\n")
+        lines += [f"- {_linked(system)}: {_missing(system, by_name[system.name])}" for system in found]
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -131,22 +124,16 @@ def _linked(system: System) -> str:
     return f"[{system.name}](https://arxiv.org/abs/{number})" if number[0].isdigit() else system.name
 
 
-def _cell(rows: Sequence[Row]) -> str:
-    """The worst of those with one consequence and bound."""
-    found: dict[tuple[str, str, float], Row] = {}
-    for row in rows:
-        key, worse = (row.consequence, row.side, row.bound), max if row.side == "at most" else min
-        found[key] = worse(found.get(key, row), row, key=lambda of: of.value)
-    return "<br>".join(map(_line, found.values()))
-
-
-def _line(row: Row) -> str:
-    """What many rows measure is explained at the head, with its bound."""
-    if row.holds and row.consequence in SHORT:
-        return f"{SHORT[row.consequence]} {row.value:.1g}"
-    sign = "≤" if row.side == "at most" else "≥"
-    bound = "" if row.holds else "**not** "
-    return f"{row.consequence}: {row.value:.3g} ({bound}{sign} {row.bound:g})"
+def _missing(system: System, rows: Sequence[Row]) -> str:
+    """Why it isn't whole, and the measurements that don't hold."""
+    signs = {"at most": "≤", "at least": "≥"}
+    failed = [
+        f"{row.consequence}: {row.value:.3g} (**not** {signs[row.side]} {row.bound:g})"
+        for row in rows
+        if not row.holds
+    ]
+    reason = system.reason(rows)
+    return f"{reason.removesuffix('.')}: {'; '.join(failed)}." if failed else reason
 
 
 def _known(folder: Path) -> dict[str, Measured]:

@@ -116,20 +116,20 @@ def table(result: list[Row]) -> str:
     counted = [row for row in result if row["estimate"] and row["estimable"] >= 0.2]
     for name in sorted({row["estimate"] for row in counted}):
         part = [row for row in counted if row["estimate"] == name]
-        covers, sd = [row["covers"] for row in part], np.mean([row["sd"] for row in part])
+        covers = [row["covers"] for row in part]
         bias = max((row["bias"] for row in part), key=abs)
-        figures = [f"{bias:+.4f}", f"{sd:.4f}", f"{min(covers):.1%} to {max(covers):.1%}"]
-        lines.append([name.replace("_", " "), str(len(part)), *figures])
-    head = ["estimate", "settings", "largest bias", "mean sd", "interval holds it"]
+        figures = [f"{bias:+.4f}", f"{min(covers):.1%}–{max(covers):.1%}"]
+        lines.append([name.replace("_", " "), *figures])
+    head = ["estimate", "largest bias", "interval holds it"]
     text = harness.markdown(head, lines)
     robust = [row for row in result if row["estimate"] == HEADLINE]
-    for name, few in (("less than a tenth", True), ("a tenth or more", False)):
+    for name, few in (("fewer than a tenth", True), ("a tenth or more", False)):
         part = [r for r in robust if (r["ess"] < FEW * r["prompts"] * r["responses"]) == few]
         covers = [row["covers"] for row in part]
         if covers:
             held = sum(0.93 <= share <= 0.97 for share in covers)
-            text += f"\n\nWhere {name} of the responses counts: {min(covers):.1%} to {max(covers):.1%}"
-            text += f" for the doubly robust one, in {held} of {len(part)} settings within 93 to 97 %."
+            text += f"\n\nDoubly robust, where {name} of the responses count: {min(covers):.1%}–"
+            text += f"{max(covers):.1%}, within 93 to 97 % in {held} of {len(part)} settings."
     return text
 
 

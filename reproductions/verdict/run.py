@@ -146,25 +146,22 @@ def known_gain(kind: Kind, runs: int, prompts: Sequence[int] = PROMPTS) -> list[
 
 def tables(result: dict[str, Any]) -> str:
     """Markdown: the share of "better" where nothing was learned, and at known gains."""
+    gained = _grouped(result["known gain"])
     none = []
     for (kind, n), rows in _grouped(result["nothing learned"]).items():
         better, worse = (np.array([row[name] for row in rows]) for name in ("better", "worse"))
         shares = [f"{better.mean():.2%}", f"{better.max():.2%}", f"{worse.mean():.2%}"]
-        none.append([kind, str(n), str(len(rows)), *shares])
-    gained = [
-        [kind, str(n), *(f"{row['better']:.0%}" for row in rows)]
-        for (kind, n), rows in _grouped(result["known gain"]).items()
-    ]
+        none.append([f"{kind}, {n}", *shares, *(f"{row['better']:.0%}" for row in gained[kind, n])])
     copies = []
     for kind, sizes in product(KINDS, COPIES):
         rows = [row for row in result["near-copies"] if (row["kind"], row["sizes"]) == (kind, sizes)]
         names = ("better", "worse", "covers", "better, as if alone")
-        copies.append([kind, sizes, *(f"{np.mean([row[name] for row in rows]):.1%}" for name in names)])
-    of_none = ["rewards", "prompts", "settings", '"better", mean', "largest", '"worse", mean']
-    of_copies = ["rewards", "near-copies", '"better"', '"worse"', "interval holds 0"]
-    parts = [(of_none, none), (["rewards", "prompts", *(f"+{gain:g}" for gain in GAINS)], gained)]
-    parts.append(([*of_copies, '"better" if each counted alone'], copies))
-    return "\n\n".join(harness.markdown(head, rows) for head, rows in parts)
+        copies.append(
+            [f"{kind}, {sizes}", *(f"{np.mean([row[name] for row in rows]):.1%}" for name in names)]
+        )
+    of_none = ["prompts", '"better", mean', "largest", '"worse", mean', *(f"+{gain:g}" for gain in GAINS)]
+    of_copies = ["near-copies", '"better"', '"worse"', "interval holds 0", '"better" alone']
+    return "\n\n".join(harness.markdown(head, rows) for head, rows in ((of_none, none), (of_copies, copies)))
 
 
 def _grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:

@@ -14,6 +14,7 @@ from reproductions.baselines import page as of_baselines
 from reproductions.offline import logs
 from reproductions.offline import report as of_offline
 from reproductions.offline import run as offline_run
+from reproductions.panel import report as of_panel
 from reproductions.paper import report as of_paper
 from reproductions.paper.experiments import PARTS
 from reproductions.systems import run as systems_run
@@ -50,6 +51,7 @@ def fresh_table(result: Found) -> str:
         ("arena/result.json", of_arena.tables, (of_arena.BEGIN, of_arena.END)),
         ("baselines/result.json", lambda found: of_baselines.readme(found, 12, 24, 300), None),
         ("offline/result.json", fresh_table, (offline_run.BEGIN, offline_run.END)),
+        ("panel/result.json", of_panel.tables, (of_panel.BEGIN, of_panel.END)),
         ("paper/result.json", paper_tables, (of_paper.BEGIN, of_paper.END)),
         ("systems/result.json", systems_page, None),
         ("verdict/result.json", verdict_run.tables, (verdict_run.MARK, verdict_run.END)),

@@ -57,12 +57,12 @@ def test_what_a_recipe_lacks_its_system_lacks(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_page_has_all_systems_and_all_rows() -> None:
-    """Of two rows with one consequence the worse one: the smaller of those that have to be large."""
+    """Of what doesn't hold its value and bound."""
     better = Row("PPO", "m", "|c|", 3.0, 1.0, "at least")
     text = page([Measured("some", [better, Row("PPO", "m", "|c|", 0.5, 1.0, "at least")], 60.0)])
-    assert all(f"[{system.name}](" in text or f"| {system.name} |" in text for system in SYSTEMS)
+    assert all(f"[{system.name}](" in text or f"- {system.name}:" in text for system in SYSTEMS)
     assert "1 of 2 measurements hold; 1.0 CPU minutes" in text
-    assert r"| the loss | \|c\|: 0.5 (**not** ≥ 1) | Not all that is measured holds. |" in text
+    assert "): Not all that is measured holds: |c|: 0.5 (**not** ≥ 1)." in text
     with pytest.raises(KeyError):
         page([Measured("some", [Row("no such system", "m", "c", 0.5, 1.0, "at least")], 60.0)])
 
@@ -86,7 +86,8 @@ def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.main(["--only", "present", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "README.md").read_text()
     assert "The module `present` failed: it ended with 1." in text
-    assert "what it changes: 1 (≥ 0.5)" in text
+    assert f"{len(SYSTEMS)} systems: 1 whole" in text
+    assert "**Whole**: [PPO](" in text
 
 
 def test_modules_are_those_that_measure() -> None:
