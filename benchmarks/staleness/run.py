@@ -80,9 +80,8 @@ def prompt(rng: random.Random) -> str:
     return rng.choice(list(KINDS)) + "".join(rng.choices(LETTERS, k=4)) + ">"
 
 
-TASK = Task(
+TASK = Task(  # what the mark says is done with a word
     "kinds",
-    "what the mark says is done with a word",
     prompt,
     lambda text: KINDS[text[0]][0](text[1:-1]),
     LETTERS + "".join(KINDS) + ">",

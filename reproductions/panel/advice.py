@@ -8,7 +8,7 @@ from typing import Any
 
 from reproductions import harness
 from reproductions.panel.jobs import JOBS, Job
-from reproductions.panel.methods import METHODS, NOTHING
+from reproductions.panel.methods import NOTHING, PUBLISHED
 
 Run = Mapping[str, Any]
 GUIDE = harness.ROOT / "docs" / "guide" / "choosing.md"
@@ -81,7 +81,7 @@ def _over(cells: Mapping[Any, Sequence[float]], jobs: Sequence[str], method: str
 
 def _best_other(cells: Mapping[Any, Sequence[float]], jobs: Sequence[str]) -> str:
     """The best published method that was run on all of these jobs."""
-    others = [name for name, of in METHODS.items() if not of.candidate and name not in (NOTHING, IMITATION)]
+    others = [name for name in PUBLISHED if name not in (NOTHING, IMITATION)]
     found = {name: _over(cells, jobs, name, RATES[0]) for name in others}
     known = {name: value for name, value in found.items() if value is not None}
     if not known:

@@ -1,4 +1,6 @@
-"""The methods of the panel. Each gives settings for the library's trainer, or why it doesn't apply.
+"""The methods of the panel: functions that give settings for the library's trainer, or why they don't apply.
+
+The settings are a recipe and what is changed of it.
 
 All have the same rates and updates. A recipe keeps its own schedule; all others have that of the recipe
 `log`. Baselines read what a log has and no more.
@@ -7,7 +9,6 @@ All have the same rates and updates. A recipe keeps its own schedule; all others
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from reproductions.panel.jobs import Job
 
 Facts = Mapping[str, Any]
 Values = dict[str, Any]
+Settings = Callable[[Job, Facts], Values | str]
 RATES = (1e-3, 3e-4, 3e-3)  # the first one runs first
 NOTHING = "nothing"
 BETA = 0.1  # of objectives that need one, as in their recipes
@@ -30,21 +32,6 @@ SPREAD = {"all groups": False, "different rewards alone": True}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 SQUARED = Path(__file__).with_name("squared_preference.py")
 SINGLE = Path(__file__).with_name("single_responses.py")
-
-
-@dataclass(frozen=True)
-class Method:
-    """`settings(job, facts)`: a recipe and what is changed of it, or why the method doesn't apply."""
-
-    name: str
-    about: str
-    settings: Callable[[Job, Facts], Values | str]
-    candidate: bool = False  # of the library, and no published method
-    simple: bool = False  # one of those that a default must not end below
-
-
-def _nothing(job: Job, facts: Facts) -> Values:
-    return {}
 
 
 def _imitation(job: Job, facts: Facts, *, of_all: bool) -> Values | str:
@@ -179,98 +166,51 @@ def _kto(facts: Facts) -> Values:
     return {"name": "kto", "beta": BETA, "threshold": facts["mean"]}
 
 
-PARTS = {
-    "no weight": '`weight = "none"`',
-    "the other power": "min(2, π/π_ref) on logs; min(1, √(π/π_ref)) on pairs and single responses",
-    "not normalized": '`weight_normalize = "none"`',
-    "the plain mean": '`weight_baseline = "mean"`; of fresh samples `baseline = "others"`',
-    "all groups": "`data.spread = false`",
-    "different rewards alone": "`data.spread = true`",
-    "no rule for a step": "neither `train.gain_ratio` nor `train.step_kl`",
-    "nats alone": "`train.step_kl = 0.005` alone",
-    "the ratio alone": "`train.gain_ratio = 0.75` alone",
-    "both rules": "of fresh samples, pairs and single responses both",
+def _squared(beta: float) -> Values:
+    objective = {"name": f"{SQUARED}:SQUARED", "beta": beta, "singletons": "drop"}
+    return {"objective": objective, "train": RULES["both rules"]}
+
+
+PARTS = (  # the default without one of its parts
+    "no weight",
+    "the other power",  # min(2, π/π_ref) on logs; min(1, √(π/π_ref)) on pairs and single responses
+    "not normalized",
+    "the plain mean",  # of fresh samples the baseline of the others
+    *SPREAD,
+    *RULES,
+)
+METHODS: dict[str, Settings] = {
+    NOTHING: lambda job, facts: {},
+    "imitation of the good": partial(_imitation, of_all=False),
+    "imitation of all": partial(_imitation, of_all=True),
+    "TOPR": _topr,
+    "REINFORCE": _reinforce,
+    "DPO": partial(_of_pairs, values={"recipe": "dpo"}),
+    "IPO": partial(_of_pairs, values={"objective": {"name": "ipo", "beta": BETA, "singletons": "drop"}}),
+    **{f"SquaredPO, β = {beta}": partial(_of_pairs, values=_squared(beta)) for beta in (0.1, 1.0)},
+    "KTO": partial(_stored, objective=_kto),
+    "DRO": partial(_stored, objective=_dro),
+    "FPA": _fpa,
+    **{f"QRPO, β = {beta}": partial(_qrpo, beta=beta) for beta in (0.03, 0.1, 0.3)},
+    **{
+        f"TBRM, β = {beta}": partial(_rival, objective={"name": "tbrm", "beta": beta})
+        for beta in (0.01, 0.03)
+    },
+    "negative token filtering": partial(_single, name="NTF", mean="threshold"),
+    "RAE": partial(_single, name="RAE", mean="start"),
+    "GRPO": partial(_on_fresh, values={"objective": {"name": "grpo"}}),
+    "RLOO": partial(_on_fresh, values={"objective": {"name": "rloo"}}),
 }
-METHODS = {
-    method.name: method
-    for method in [
-        Method(NOTHING, "the start", _nothing, simple=True),
-        Method(
-            "imitation of the good",
-            "`sft` on the right responses, on the best of each group, the winners, or the upper quarter",
-            partial(_imitation, of_all=False),
-            simple=True,
-        ),
-        Method("imitation of all", "`sft` on all responses", partial(_imitation, of_all=True)),
-        Method("TOPR", "the baseline is the log's mean reward", _topr),
-        Method("REINFORCE", "without a baseline", _reinforce),
-        Method("DPO", "the recipe `dpo`, β = 0.1", partial(_of_pairs, values={"recipe": "dpo"})),
-        Method(
-            "IPO",
-            "β = 0.1",
-            partial(_of_pairs, values={"objective": {"name": "ipo", "beta": BETA, "singletons": "drop"}}),
-        ),
-        *(
-            Method(
-                f"SquaredPO, β = {beta}",
-                "",
-                partial(
-                    _of_pairs,
-                    values={
-                        "objective": {"name": f"{SQUARED}:SQUARED", "beta": beta, "singletons": "drop"},
-                        "train": RULES["both rules"],
-                    },
-                ),
-            )
-            for beta in (0.1, 1.0)
-        ),
-        Method("KTO", "β = 0.1, the threshold is the log's mean reward", partial(_stored, objective=_kto)),
-        Method("DRO", "β = 0.1", partial(_stored, objective=_dro)),
-        Method("FPA", "λ = 1", _fpa),
-        *(
-            Method(f"QRPO, β = {beta}", "its quantiles are of eight samples", partial(_qrpo, beta=beta))
-            for beta in (0.03, 0.1, 0.3)
-        ),
-        *(
-            Method(f"TBRM, β = {beta}", "", partial(_rival, objective={"name": "tbrm", "beta": beta}))
-            for beta in (0.01, 0.03)
-        ),
-        Method(
-            "negative token filtering",
-            "a reward above the log's mean is a positive one",
-            partial(_single, name="NTF", mean="threshold"),
-        ),
-        Method("RAE", "begins each step at the log's mean", partial(_single, name="RAE", mean="start")),
-        Method("GRPO", "", partial(_on_fresh, values={"objective": {"name": "grpo"}})),
-        Method("RLOO", "", partial(_on_fresh, values={"objective": {"name": "rloo"}})),
-        Method(
-            "the default", "the recipe for the data: log, feedback, pairs or fresh", _default, candidate=True
-        ),
-        Method(
-            "the default with a reward",
-            "the same, which measures the start's mean reward on the held-out prompts: `baseline_shift`",
-            _shifted,
-            candidate=True,
-        ),
-        Method(
-            "centered by user",
-            "the same on a log of `agro import --center-by user`",
-            _centered,
-            candidate=True,
-        ),
-        *(
-            Method(
-                f"{recipe}, spread = {str(spread).lower()}",
-                f"the recipe `{recipe}`",
-                partial(_other, recipe=recipe, spread=spread),
-                candidate=True,
-            )
-            for recipe in ("mixed", "replay")
-            for spread in (True, 0.1, False)
-        ),
-        *(
-            Method(part, f"the default, {about}", partial(_without, part=part), candidate=True)
-            for part, about in PARTS.items()
-        ),
-    ]
+SIMPLE = (NOTHING, "imitation of the good")  # those that a default must not end below
+PUBLISHED = tuple(METHODS)  # the others are of the library
+METHODS |= {
+    "the default": _default,
+    "the default with a reward": _shifted,
+    "centered by user": _centered,
+    **{
+        f"{recipe}, spread = {str(spread).lower()}": partial(_other, recipe=recipe, spread=spread)
+        for recipe in ("mixed", "replay")
+        for spread in (True, 0.1, False)
+    },
+    **{part: partial(_without, part=part) for part in PARTS},
 }

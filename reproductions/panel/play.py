@@ -78,8 +78,8 @@ def world(name: str, out: Path, size: Size) -> World:
 
 def settings(world: World, row: Row, store: Path | None) -> RunConfig:
     """The configuration of a run. `store`: a copy of the log, None where samples are fresh."""
-    job, method = world.job, METHODS[row.method]
-    given = method.settings(job, world.facts)
+    job = world.job
+    given = METHODS[row.method](job, world.facts)
     assert not isinstance(given, str), given
     values: dict[str, Any] = {"train": {"schedule": "linear"}}
     if "recipe" in given:
@@ -155,7 +155,7 @@ def _train(row: Row, world: World, folder: Path) -> tuple[Policy, str]:
     if world.job.data != "fresh":
         store = folder / "log.db"
         shutil.copy(world.files.log, store)
-        center(store, METHODS[row.method].settings(world.job, world.facts))
+        center(store, METHODS[row.method](world.job, world.facts))
     config = settings(world, row, store)
     trainer = SilentActivity(config, folder / "run")
     trainer.rewards = {VALUE: partial(reward, job=world.job.name)}

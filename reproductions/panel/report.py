@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from reproductions import harness
 from reproductions.panel.jobs import JOBS
-from reproductions.panel.methods import METHODS, NOTHING, PARTS
+from reproductions.panel.methods import METHODS, NOTHING, PARTS, PUBLISHED, SIMPLE
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
@@ -162,7 +162,7 @@ def _others(runs: Sequence[Run]) -> str:
     """Of each method the rate at which it is nearest to the default or furthest ahead of it."""
     rows = []
     for method in methods_of(runs):
-        if method in (NOTHING, DEFAULT, *PARTS) or METHODS[method].candidate:
+        if method in (NOTHING, DEFAULT, *PARTS) or method not in PUBLISHED:
             continue
         of_rate = {
             rate: [statistics.mean(apart) for apart in paired(runs, method, rate).values()] for rate in RATES
@@ -185,13 +185,12 @@ def differences(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, t
     """By job how far a method ends above the start, and above the best simple method. Where it has no value
     it counts as 0; jobs without the start or another simple method are left out of what needs them."""
     found: dict[str, tuple[float, float]] = {}
-    simple = [name for name, of in METHODS.items() if of.simple]
     for (job, name), runs in cells.items():
         if name != method:
             continue
         reached = mean(runs) or 0.0
         before = mean(cells.get((job, NOTHING), []))
-        known = [mean(cells[job, other]) for other in simple if (job, other) in cells]
+        known = [mean(cells[job, other]) for other in SIMPLE if (job, other) in cells]
         best = max((value for value in known if value is not None), default=None)
         if before is not None and best is not None:
             found[job] = reached - before, reached - best

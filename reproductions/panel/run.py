@@ -70,7 +70,7 @@ def cells(jobs: Sequence[str], methods: Sequence[str], out: Path, size: Size) ->
     able = []
     for name in jobs:
         job, facts = size.of(JOBS[name]), facts_of(name, out, size)
-        able += [(name, m) for m in methods if not isinstance(METHODS[m].settings(job, facts), str)]
+        able += [(name, m) for m in methods if not isinstance(METHODS[m](job, facts), str)]
     return able
 
 

@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -25,7 +26,7 @@ from reproductions import harness  # noqa: E402
 from reproductions.panel import play, report  # noqa: E402
 from reproductions.panel.jobs import JOBS, Job  # noqa: E402
 from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
-from reproductions.panel.methods import METHODS, NOTHING, Facts, Method, Values  # noqa: E402
+from reproductions.panel.methods import METHODS, NOTHING, Facts, Values  # noqa: E402
 from reproductions.panel.play import Row, Run  # noqa: E402
 
 UPDATES, RATES, BOUND = (16, 25), (1e-3, 3e-3), 0.005
@@ -42,16 +43,11 @@ def bound_of(method: str, updates: int) -> float | None:
     return {OWN: BOUND, LONG: BOUND / widened, IN_SUM: in_sum, NO_BOUND: None}[method]
 
 
-def bounded(name: str) -> Method:
+def bounded(job: Job, facts: Facts, *, name: str) -> Values:
     """The default with another bound."""
-    default = METHODS["the default"]
-
-    def settings(job: Job, facts: Facts) -> Values:
-        given = default.settings(job, facts)
-        assert not isinstance(given, str)
-        return {**given, "train": {"gain_ratio": None, "step_kl": bound_of(name, job.updates)}}
-
-    return Method(name, name, settings)
+    given = METHODS["the default"](job, facts)
+    assert not isinstance(given, str)
+    return {**given, "train": {"gain_ratio": None, "step_kl": bound_of(name, job.updates)}}
 
 
 def rows(seeds: int) -> list[Row]:
@@ -95,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--record", action="store_true", help="write the result beside this script too")
     parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
-    METHODS.update({name: bounded(name) for name in (OWN, LONG, IN_SUM, NO_BOUND)})
+    METHODS.update({name: partial(bounded, name=name) for name in (OWN, LONG, IN_SUM, NO_BOUND)})
     size = SMALL if args.small else FULL
     found = {updates: played(updates, args.seeds, args.out, size) for updates in args.updates}
     text = table(found)

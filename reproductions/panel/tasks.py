@@ -7,7 +7,7 @@ the share of characters that are right where they stand.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +22,6 @@ class Task:
     """`prompt` makes one, `answer` is the right response to it, and `written` has its characters."""
 
     name: str
-    about: str
     prompt: Callable[[random.Random], str]
     answer: Callable[[str], str]
     alphabet: str  # of prompts and responses
@@ -63,10 +62,6 @@ def _word(letters: str, shortest: int, longest: int, end: str = ">") -> Callable
         return "".join(rng.choices(letters, k=rng.randint(shortest, longest))) + end
 
     return make
-
-
-def _number(rng: random.Random) -> str:
-    return str(rng.randint(10, 99))
 
 
 def _count(prompt: str) -> str:
@@ -125,236 +120,107 @@ def _closing(prompt: str) -> str:
     return "".join(CLOSED[c] for c in reversed(prompt[:-1]))
 
 
-def _all(tasks: Sequence[Task]) -> dict[str, Task]:
-    return {task.name: task for task in tasks}
+def onward(count: int) -> Callable[[str], str]:
+    """So many letters after the last one of a word, round and round."""
+    return lambda p: "".join(shifted(LETTERS, by, p[-1]) for by in range(1, count + 1))
 
 
-TASKS = _all(
-    [
-        Task(
-            "sort",
-            "five digits in rising order",
-            _word(DIGITS, 5, 5),
-            lambda p: "".join(sorted(p[:-1])),
-            DIGITS + ">",
-            DIGITS,
-        ),
-        Task(
-            "double",
-            "each letter of a word twice, the last one first",
-            _word(LETTERS, 4, 4, "="),
-            lambda p: "".join(c + c for c in p[-2::-1]),
-            LETTERS + "=",
-            LETTERS,
-        ),
-        Task(
-            "reverse",
-            "a word of five to seven letters, backwards",
-            _word(LETTERS, 5, 7, "<"),
-            lambda p: p[-2::-1],
-            LETTERS + "<",
-            LETTERS,
-        ),
-        Task(
-            "next letter",
-            "each letter of a word is replaced by the next one",
-            _word(LETTERS, 4, 6),
-            lambda p: shifted(LETTERS, 1, p[:-1]),
-            LETTERS + ">",
-            LETTERS,
-        ),
-        Task(
-            "count",
-            "how often a, b and c are in a text",
-            _word("abc", 9, 9, "#"),
-            _count,
-            "abc#" + DIGITS,
-            "abc" + DIGITS,
-        ),
-        Task(
-            "rounds",
-            "a word of 13 letters four times, each time with the letters after those before",
-            lambda rng: ">" + "".join(rng.choices(LETTERS, k=13)),
-            _rounds,
-            LETTERS + ">",
-            LETTERS,
-        ),
-        Task(
-            "brackets",
-            "close what is open",
-            _word("([{", 5, 8, "|"),
-            _closing,
-            "()[]{}|",
-            ")]}",
-        ),
-        Task("merge", "two words, letter by letter", _two_words, _merged, LETTERS + "+=", LETTERS),
-        Task(
-            "weave",
-            "two words, letter by letter, the second one from its end",
-            _two_words,
-            _woven,
-            LETTERS + "+=",
-            LETTERS,
-        ),
-        Task(
-            "no repeats",
-            "a word without letters that repeat the one before",
-            _word("abc", 8, 8),
-            _without_repeats,
-            "abc>",
-            "abc",
-        ),
-        Task(
-            "largest",
-            "the largest of three numbers",
-            lambda rng: ",".join(_number(rng) for _ in range(3)) + ">",
-            lambda p: max(p[:-1].split(",")),
-            DIGITS + ",>",
-            DIGITS,
-        ),
-        Task(
-            "odd ones",
-            "the odd digits of a number",
-            _word(DIGITS, 7, 7, "?"),
-            lambda p: "".join(c for c in p[:-1] if c in "13579") or "0",
-            DIGITS + "?",
-            DIGITS,
-        ),
-        Task(
-            "onward",
-            "the 200 letters after the last one of a word, round and round",
-            lambda rng: "*" + "".join(rng.choices(LETTERS, k=5)),
-            lambda p: "".join(shifted(LETTERS, by, p[-1]) for by in range(1, 201)),
-            LETTERS + "*",
-            LETTERS,
-        ),
-        Task(
-            "other case",
-            "small letters become capital ones, and the reverse",
-            _word("abcdeABCDE", 6, 6),
-            lambda p: p[:-1].swapcase(),
-            "abcdeABCDE>",
-            "abcdeABCDE",
-        ),
-        Task(
-            "after the tag",
-            "four digits in falling order; the tag before them means nothing",
-            _tagged,
-            lambda p: "".join(sorted(p[5:-1], reverse=True)),
-            DIGITS + "uvwxyz:>",
-            DIGITS,
-        ),
-        Task(
-            "product",
-            "the product of two numbers, with a calculator",
-            lambda rng: f"{_number(rng)}*{_number(rng)}=",
-            calculator.answer,
-            DIGITS + "*=[]()?",
-            DIGITS,
-        ),
-        Task(
-            "nine minus",
-            "each digit taken from nine, last one first",
-            _word(DIGITS, 6, 6, "-"),
-            lambda p: "".join(str(9 - int(c)) for c in p[-2::-1]),
-            DIGITS + "-",
-            DIGITS,
-        ),
-        Task(
-            "vowels first",
-            "the vowels of a word, then its other letters",
-            _word("aeioubcdfg", 6, 6),
-            _vowels_first,
-            "aeioubcdfg>",
-            "aeioubcdfg",
-        ),
-        Task(
-            "every other",
-            "every second letter of a word",
-            _word(LETTERS, 9, 9, "/"),
-            lambda p: p[:-1:2],
-            LETTERS + "/",
-            LETTERS,
-        ),
-        Task(
-            "turn",
-            "the first two letters of a word go to its end",
-            _word("klmnopq", 7, 7),
-            lambda p: p[2:-1] + p[:2],
-            "klmnopq>",
-            "klmnopq",
-        ),
-        Task(
-            "there and back",
-            "a word, and the same backwards",
-            _word(LETTERS, 4, 5, ";"),
-            lambda p: p[:-1] + p[-2::-1],
-            LETTERS + ";",
-            LETTERS,
-        ),
-        Task(
-            "neighbors",
-            "the last digits of the sums of neighbors",
-            _word("012345", 6, 6, "+"),
-            _sums_of_neighbors,
-            DIGITS + "+",
-            DIGITS,
-        ),
-        Task(
-            "without vowels",
-            "the consonants of a word",
-            _word("aeibcdfg", 8, 8),
-            lambda p: "".join(c for c in p[:-1] if c not in VOWELS) or "-",
-            "aeibcdfg>-",
-            "bcdfg-",
-        ),
-        Task(
-            "swapped",
-            "neighbors change places",
-            _word("pqrstuv", 6, 6),
-            _neighbors_swapped,
-            "pqrstuv>",
-            "pqrstuv",
-        ),
-        Task(
-            "letter before",
-            "each letter of a word is replaced by the one before, last one first",
-            _word(LETTERS, 5, 6, "~"),
-            lambda p: shifted(LETTERS, 9, p[-2::-1]),
-            LETTERS + "~",
-            LETTERS,
-        ),
-        Task(
-            "halves",
-            "the second half of a word, then the first",
-            _word("abcdwxyz", 8, 8, "|"),
-            lambda p: p[4:8] + p[:4],
-            "abcdwxyz|",
-            "abcdwxyz",
-        ),
-        Task(
-            "ones and zeros",
-            "each 1 becomes 0 and each 0 becomes 1, last one first",
-            _word("01", 12, 12, "!"),
-            lambda p: "".join("10"[int(c)] for c in p[-2::-1]),
-            "01!",
-            "01",
-        ),
-        Task(
-            "falling letters",
-            "the letters of a word in falling order",
-            _word("abcdef", 6, 6, "<"),
-            lambda p: "".join(sorted(p[:-1], reverse=True)),
-            "abcdef<",
-            "abcdef",
-        ),
-        Task(
-            "five more",
-            "five more than each digit, without tens",
-            _word(DIGITS, 5, 6, "+"),
-            lambda p: shifted(DIGITS, 5, p[:-1]),
-            DIGITS + "+",
-            DIGITS,
-        ),
-    ]
-)
+def _three_numbers(rng: random.Random) -> str:
+    return ",".join(str(rng.randint(10, 99)) for _ in range(3)) + ">"
+
+
+def _two_numbers(rng: random.Random) -> str:
+    return f"{rng.randint(10, 99)}*{rng.randint(10, 99)}="
+
+
+def _doubled(prompt: str) -> str:
+    return "".join(c + c for c in prompt[-2::-1])
+
+
+def _odd_ones(prompt: str) -> str:
+    return "".join(c for c in prompt[:-1] if c in "13579") or "0"
+
+
+def _falling(prompt: str) -> str:
+    return "".join(sorted(prompt[:-1], reverse=True))
+
+
+def _from_nine(prompt: str) -> str:
+    return "".join(str(9 - int(c)) for c in prompt[-2::-1])
+
+
+def _consonants(prompt: str) -> str:
+    return "".join(c for c in prompt[:-1] if c not in VOWELS) or "-"
+
+
+def _letters_before(prompt: str) -> str:
+    return shifted(LETTERS, 9, prompt[-2::-1])
+
+
+def _other_digits(prompt: str) -> str:
+    return "".join("10"[int(c)] for c in prompt[-2::-1])
+
+
+TASKS = {
+    name: Task(name, *parts)
+    for name, parts in {
+        # five digits in rising order
+        "sort": (_word(DIGITS, 5, 5), lambda p: "".join(sorted(p[:-1])), DIGITS + ">", DIGITS),
+        # each letter of a word twice, the last one first
+        "double": (_word(LETTERS, 4, 4, "="), _doubled, LETTERS + "=", LETTERS),
+        # a word of five to seven letters, backwards
+        "reverse": (_word(LETTERS, 5, 7, "<"), lambda p: p[-2::-1], LETTERS + "<", LETTERS),
+        # each letter of a word is replaced by the next one
+        "next letter": (_word(LETTERS, 4, 6), lambda p: shifted(LETTERS, 1, p[:-1]), LETTERS + ">", LETTERS),
+        # how often a, b and c are in a text
+        "count": (_word("abc", 9, 9, "#"), _count, "abc#" + DIGITS, "abc" + DIGITS),
+        # a word of 13 letters four times, each time with the letters after those before
+        "rounds": (lambda rng: ">" + "".join(rng.choices(LETTERS, k=13)), _rounds, LETTERS + ">", LETTERS),
+        # close what is open
+        "brackets": (_word("([{", 5, 8, "|"), _closing, "()[]{}|", ")]}"),
+        # two words, letter by letter
+        "merge": (_two_words, _merged, LETTERS + "+=", LETTERS),
+        # the same, the second one from its end
+        "weave": (_two_words, _woven, LETTERS + "+=", LETTERS),
+        # a word without letters that repeat the one before
+        "no repeats": (_word("abc", 8, 8), _without_repeats, "abc>", "abc"),
+        # the largest of three numbers
+        "largest": (_three_numbers, lambda p: max(p[:-1].split(",")), DIGITS + ",>", DIGITS),
+        # the odd digits of a number
+        "odd ones": (_word(DIGITS, 7, 7, "?"), _odd_ones, DIGITS + "?", DIGITS),
+        # the 200 letters after the last one of a word, round and round
+        "onward": (lambda rng: "*" + "".join(rng.choices(LETTERS, k=5)), onward(200), LETTERS + "*", LETTERS),
+        # small letters become capital ones, and the reverse
+        "other case": (_word("abcdeABCDE", 6, 6), lambda p: p[:-1].swapcase(), "abcdeABCDE>", "abcdeABCDE"),
+        # four digits in falling order; the tag before them means nothing
+        "after the tag": (_tagged, lambda p: _falling(p[5:]), DIGITS + "uvwxyz:>", DIGITS),
+        # the product of two numbers, with a calculator
+        "product": (_two_numbers, calculator.answer, DIGITS + "*=[]()?", DIGITS),
+        # each digit taken from nine, last one first
+        "nine minus": (_word(DIGITS, 6, 6, "-"), _from_nine, DIGITS + "-", DIGITS),
+        # the vowels of a word, then its other letters
+        "vowels first": (_word("aeioubcdfg", 6, 6), _vowels_first, "aeioubcdfg>", "aeioubcdfg"),
+        # every second letter of a word
+        "every other": (_word(LETTERS, 9, 9, "/"), lambda p: p[:-1:2], LETTERS + "/", LETTERS),
+        # the first two letters of a word go to its end
+        "turn": (_word("klmnopq", 7, 7), lambda p: p[2:-1] + p[:2], "klmnopq>", "klmnopq"),
+        # a word, and the same backwards
+        "there and back": (_word(LETTERS, 4, 5, ";"), lambda p: p[:-1] + p[-2::-1], LETTERS + ";", LETTERS),
+        # the last digits of the sums of neighbors
+        "neighbors": (_word("012345", 6, 6, "+"), _sums_of_neighbors, DIGITS + "+", DIGITS),
+        # the consonants of a word
+        "without vowels": (_word("aeibcdfg", 8, 8), _consonants, "aeibcdfg>-", "bcdfg-"),
+        # neighbors change places
+        "swapped": (_word("pqrstuv", 6, 6), _neighbors_swapped, "pqrstuv>", "pqrstuv"),
+        # each letter of a word is replaced by the one before, last one first
+        "letter before": (_word(LETTERS, 5, 6, "~"), _letters_before, LETTERS + "~", LETTERS),
+        # the second half of a word, then the first
+        "halves": (_word("abcdwxyz", 8, 8, "|"), lambda p: p[4:8] + p[:4], "abcdwxyz|", "abcdwxyz"),
+        # each 1 becomes 0 and each 0 becomes 1, last one first
+        "ones and zeros": (_word("01", 12, 12, "!"), _other_digits, "01!", "01"),
+        # the letters of a word in falling order
+        "falling letters": (_word("abcdef", 6, 6, "<"), _falling, "abcdef<", "abcdef"),
+        # five more than each digit, without tens
+        "five more": (_word(DIGITS, 5, 6, "+"), lambda p: shifted(DIGITS, 5, p[:-1]), DIGITS + "+", DIGITS),
+    }.items()
+}

@@ -29,19 +29,14 @@ from reproductions.panel.jobs import JOBS, Job, Model  # noqa: E402
 from reproductions.panel.logs import Size  # noqa: E402
 from reproductions.panel.methods import NOTHING  # noqa: E402
 from reproductions.panel.play import Row, Run  # noqa: E402
-from reproductions.panel.tasks import LETTERS, TASKS, Writer, shifted  # noqa: E402
+from reproductions.panel.tasks import TASKS, Writer, onward  # noqa: E402
 
 LENGTH = 1000
 METHODS = ("the default", "imitation of the good")
 JOB = Job(
     "thousand",
     f"{LENGTH} tokens, after which a response is cut off",
-    replace(
-        TASKS["onward"],
-        name="thousand onward",
-        about=f"the {LENGTH} letters after the last one of a word, round and round",
-        answer=lambda p: "".join(shifted(LETTERS, by, p[-1]) for by in range(1, LENGTH + 1)),
-    ),
+    replace(TASKS["onward"], name="thousand onward", answer=onward(LENGTH)),
     Writer(slip=0.0015),
     rewards="graded",  # the start is never right to the last letter
     prompts=64,

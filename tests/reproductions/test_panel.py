@@ -116,7 +116,7 @@ def test_a_writer_slips_as_often_as_it_says() -> None:
 def test_who_applies_where() -> None:
     """By what a log has: pairs, log-probs, several responses to compare; on fresh samples nothing stored."""
     able = {
-        name: [job.name for job in EVERY if not isinstance(method.settings(job, FACTS), str)]
+        name: [job.name for job in EVERY if not isinstance(method(job, FACTS), str)]
         for name, method in METHODS.items()
     }
     assert able[NOTHING] == list(JOBS)
@@ -171,7 +171,7 @@ def test_the_default_is_the_recipe_for_the_data(out) -> None:
 def test_a_part_changes_what_the_default_has(part, out) -> None:
     """In one section, whatever the data: no row of the ablation is the default under another name."""
     for job in ("own", "stars", "pairs", "fresh"):
-        if isinstance(METHODS[part].settings(JOBS[job], FACTS), str):
+        if isinstance(METHODS[part](JOBS[job], FACTS), str):
             continue
         world = play.world(job, out, logs.SMALL)
         given, default = (
@@ -218,9 +218,9 @@ def test_ratings_are_centered_by_user(out) -> None:
     """Each prompt is one user's, whose mean the copy of the log that a run reads has less of."""
     job = logs.SMALL.of(JOBS["users"])
     files = logs.prepare(job, out, logs.SMALL)
-    given = METHODS["centered by user"].settings(job, FACTS)
+    given = METHODS["centered by user"](job, FACTS)
     assert isinstance(given, dict)
-    assert isinstance(METHODS["centered by user"].settings(JOBS["stars"], FACTS), str)
+    assert isinstance(METHODS["centered by user"](JOBS["stars"], FACTS), str)
     shutil.copy(files.log, out / "centered.db")
     play.center(out / "centered.db", given)
     with Store.open(files.log, read_only=True) as before, Store.open(out / "centered.db") as after:
