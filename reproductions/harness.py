@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import resource
@@ -11,7 +12,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ RECORD = "write the result beside this script too"
 RECORDED, MEASURED = "what was recorded counts as complete", "report the runs that are complete; run none"
 SMALL = "a coarse measurement, for the tests"
 COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which color-blind people tell apart
+Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
 
 
 def put(readme: Path, text: str, begin: str, end: str) -> None:
@@ -60,9 +64,25 @@ def arguments(
     if prepare:
         made.add_argument("--prepare", type=Path, metavar="FOLDER", help=prepare)
     args = made.parse_args(given)
-    if args.seeds < 1:
-        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    at_least_1(seeds=args.seeds)
     return args
+
+
+def at_least_1(**given: int) -> None:
+    """Refuse options that have to be 1 or more."""
+    for name, value in given.items():
+        if value < 1:
+            raise Refused(f"--{name}: expected at least 1, got {value}")
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Map]:
+    """`map` in so many processes."""
+    if jobs == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield pool.map
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -209,6 +229,28 @@ def axes(figure: Figure, place: tuple[int, int, int], title: str, steps: int) ->
     found.set_title(title, loc="left", fontsize=9, color=INK, fontweight="bold")
     found.set_xlabel("step", fontsize=8, color=MUTED, loc="right")
     return found
+
+
+def heat_map(
+    axes: Any, shown: NDArray[np.float64], rows: Sequence[str], columns: Sequence[str], form: str, colors: Any
+) -> None:
+    """The values of cells, NaN where there is none, on colors that are clipped to the limits of `colors`, a
+    `ScalarMappable`; those on dark colors are written in white."""
+    drawn = np.clip(shown, *colors.get_clim())
+    axes.imshow(drawn, cmap=colors.cmap, norm=colors.norm, aspect="auto", interpolation="none")
+    for (y, x), value in np.ndenumerate(shown):
+        text, color = form.format(value), INK
+        if np.isnan(value):
+            text, color = "–", MUTED
+        elif sum(colors.to_rgba(drawn[y, x])[:3]) < 1.5:
+            color = "white"
+        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=color)
+    axes.set_xticks(range(len(columns)), columns, fontsize=8, rotation=30, ha="left")
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
 
 
 def name_phases(found: Any, metrics: Sequence[dict[str, Any]]) -> None:

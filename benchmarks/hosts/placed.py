@@ -16,6 +16,7 @@ from agro.io.processes import LocalProcess
 from agro.place.placement import PlacedRecord
 from agro.store import Store
 from agro.store.location import located
+from reproductions.systems.tiny import prompts
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -31,11 +32,9 @@ ENVIRONMENT = {
 
 def configuration(folder: Path, steps: int, max_age: int, **sections: Any) -> Path:
     """A recipe as JSON: copy a digit; a few thousand parameters."""
-    lines = (json.dumps({"prompt": f"{i:03d}>", "answer": f"{i % 10}"}) + "\n" for i in range(60))
-    (folder / "prompts.jsonl").write_text("".join(lines))
     values = {
         "policy": {"new": {"alphabet": "0123456789>", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
-        "data": {"prompts": str(folder / "prompts.jsonl"), "max_age": max_age},
+        "data": {"prompts": prompts(folder / "prompts.jsonl", range(60)), "max_age": max_age},
         "sampler": {"n": RESPONSES, "max_new": 3},
         "reward": {"name": f"{HERE / 'reward.py'}:share"},
         "objective": {"name": "agro", "beta": 0.1},

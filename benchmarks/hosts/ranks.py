@@ -157,11 +157,11 @@ def kill_launcher(run: PlacedRun, rng: random.Random) -> None:
     assert not left, f"ranks of a launcher that died still run: {left}"
 
 
-def _kill(pid: int) -> None:
+def kill_process(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def kill_server(run: PlacedRun, rng: random.Random, strike: Callable[[int], None] = _kill) -> None:
+def kill_server(run: PlacedRun, rng: random.Random, strike: Callable[[int], None] = kill_process) -> None:
     """Until it is used again, after its probe."""
     name, pid = rng.choice(sorted(run.pids("server").items()))
     log = run.folder / "logs" / "collector-1.log"

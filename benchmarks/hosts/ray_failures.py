@@ -27,11 +27,12 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from failures import ENDLESS, Failure, Result, note  # noqa: E402
 from placed import PATIENCE, PlacedRun, configuration, findings, last_step, tail  # noqa: E402
-from ranks import (  # noqa: E402
+from ranks import (  # noqa: E402  # noqa: E402
     RANK_SECONDS,
     RANKS,
     SERVERS,
     kill_launcher,
+    kill_process,
     kill_rank,
     kill_server,
     log_probs,
@@ -40,10 +41,6 @@ from ranks import (  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 MEMORY = 100 << 20  # bytes of a node's object store, which is hardly used
-
-
-def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
 
 
 def _kill_actor(pid: int) -> None:
@@ -85,7 +82,7 @@ def two_nodes(cpus: int) -> Iterator[tuple[Cluster, Any]]:
 def ray_failures(folder: Path, kills: int, seed: int, url: str | None) -> Result:
     """Processes and actors, killed in random order; the last failure is that of a node."""
     rng = random.Random(seed)
-    strikes = {"": _kill, "actor of the ": _kill_actor}
+    strikes = {"": kill_process, "actor of the ": _kill_actor}
     kinds = [(role, what) for role in ("trainer", "collector") for what in strikes]
     failures = {kind: Failure(f"{kind[1]}{kind[0]} killed", "Ray") for kind in kinds}
     store = () if url is None else (f"data.store={url}",)

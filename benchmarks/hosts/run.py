@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,16 +25,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent / "postgres"), str(ROOT)]
 
-from failures import (  # noqa: E402
-    Result,
-    equal_weights,
-    random_kills,
-)
+from failures import Result, equal_weights, random_kills  # noqa: E402
 from network import has_namespaces  # noqa: E402
 from placed import ENVIRONMENT, holds  # noqa: E402
 from postgres_server import Server  # noqa: E402
 from ranks import cut_ranks, ranks_and_servers  # noqa: E402
 
+from agro.io.processes import free_port  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 RESULTS = HERE.parent / "results" / "hosts.json"
@@ -52,9 +48,7 @@ def ray_case(folder: Path, python: str, *options: str) -> dict[str, Any]:
 @contextmanager
 def database() -> Iterator[str]:
     """The URL of a server that ends with the block."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with closing(Server(port)) as server:
+    with closing(Server(free_port("127.0.0.1"))) as server:
         yield server.url
 
 

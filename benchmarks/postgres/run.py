@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import socket
 import statistics
 import sys
 import tempfile
@@ -32,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from postgres_server import Server  # noqa: E402
 
 from agro.config import DataConfig  # noqa: E402
+from agro.io.processes import free_port  # noqa: E402
 from agro.store import At, DrawRule, Origin, Store  # noqa: E402
 from agro.store.location import Location  # noqa: E402
 from agro.store.sample_rows import ledger_of  # noqa: E402
@@ -195,9 +195,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000])
     args = parser.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = Server(port)
+    server = Server(free_port("127.0.0.1"))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         file = Measured(place / "s.db", lambda: 0.0)

@@ -60,7 +60,7 @@ KINDS: dict[str, Any] = {
 }
 HARDEST = "*"
 SIGMA = 0.8  # of the logarithm of a rollout's time
-GROUPS, RESPONSES, COLLECTORS = 8, 8, 24
+GROUPS, COLLECTORS = 8, 24  # as in recipe.toml
 STEP_SECONDS = 1.0
 ARMS = {"wait": 0, "drop": 2, "drop, busy": 2, "ask again": 2, "pace": None, "keep": None}  # data.max_age
 SECONDS, LOOK_SECONDS, LOOK_PROMPTS, LAST = 400.0, 20.0, 200, 5
@@ -91,26 +91,8 @@ JOB = Job("kinds", "", TASK, Slipping(), "fresh", model=Model(96, 2), prompts=40
 
 
 def config_of(files: logs.Files, seed: int) -> RunConfig:
-    return RunConfig.of(
-        {
-            "policy": {"model": str(files.start)},
-            "data": {"prompts": str(files.prompts), "hold_out": 0.0},
-            "sampler": {"n": RESPONSES, "max_new": JOB.max_new, "batch": 512},
-            "reward": {"name": "exact"},
-            "objective": {"name": "agro", "beta": 0.01, "weight": "reference"},
-            "train": {
-                "groups": GROUPS,
-                "micro_batch": GROUPS * RESPONSES,
-                "steps": 100_000,  # the clock ends it
-                "lr": 2e-4,
-                "warmup": 5,
-                "schedule": "constant",
-                "seed": seed,
-                "checkpoint_every": 100_000,
-            },
-            "evaluate": {"every": 100_000, "kl": False, "kl_samples": 0},
-        }
-    )
+    place = [f"policy.model={files.start}", f"data.prompts={files.prompts}"]
+    return RunConfig.load(HERE / "recipe.toml", [*place, f"train.seed={seed}"])
 
 
 class Timed:

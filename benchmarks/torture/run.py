@@ -37,6 +37,7 @@ import agro.logs.importing  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from agro.store import Store  # noqa: E402
 from benchmarks import recording  # noqa: E402
+from reproductions.systems import tiny  # noqa: E402
 
 STAGES = ["sampling", "scoring", "appending", "updating", "saving"]
 # A kill strikes at one of the first few entries of a stage, so that most children get a checkpoint further.
@@ -46,38 +47,11 @@ TIMES = {"seconds", "seconds_sample", "seconds_train", "tokens_per_second"}
 
 
 def config(folder: Path) -> RunConfig:
-    """Fresh samples, then fresh and stored ones mixed, with the second phase's start as its reference."""
-
-    def prompts(name: str, numbers: range) -> str:
-        lines = (json.dumps({"prompt": f"{i:03d}>", "answer": f"{i % 10}"}) + "\n" for i in numbers)
-        (folder / name).write_text("".join(lines))
-        return str(folder / name)
-
-    return RunConfig.of(
-        {
-            "policy": {
-                "new": {"alphabet": "0123456789>", "hidden": 16, "layers": 1, "heads": 2, "context": 16}
-            },
-            "data": {
-                "prompts": prompts("prompts.jsonl", range(60)),
-                "eval_prompts": prompts("held.jsonl", range(60, 66)),
-            },
-            "sampler": {"n": 3, "max_new": 3},
-            "reward": {"name": f"{HERE / 'reward.py'}:share"},
-            "objective": {"name": "agro", "beta": 0.1},
-            "train": {"groups": 4, "micro_batch": 4, "lr": 1e-2, "checkpoint_every": 2, "schedule": "cosine"},
-            "evaluate": {"every": 5},
-            "phases": [
-                {"name": "fresh", "train": {"steps": 7}},
-                {
-                    "name": "mixed",
-                    "policy": {"reference": "phase"},
-                    "data": {"replay": 0.5},
-                    "train": {"steps": 8, "updates": 2},
-                },
-            ],
-        }
-    )
+    """That of recipe.toml, with files in `folder`."""
+    prompts = tiny.prompts(folder / "prompts.jsonl", range(60))
+    held = tiny.prompts(folder / "held.jsonl", range(60, 66))
+    files = [f"data.prompts={prompts}", f"data.eval_prompts={held}"]
+    return RunConfig.load(HERE / "recipe.toml", [*files, f"reward.name={HERE / 'reward.py'}:share"])
 
 
 def log(folder: Path) -> Path:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from reproductions import harness
 from reproductions.arena import kinds
@@ -133,28 +133,10 @@ def figure(result: Run) -> Figure:
         axes = found.add_subplot(1, len(panels), i + 1)
         axes.set_title(title, loc="left", fontsize=10, color=harness.INK, fontweight="bold")
         shown = np.array([[cells.get((name, kind), np.nan) for kind in of] for name in names])
-        drawn = np.clip(shown, norm.vmin, norm.vmax)
-        axes.imshow(drawn, cmap=colors, norm=norm, aspect="auto", interpolation="none")
-        _write_numbers(axes, shown, norm(drawn), form)
-        axes.set_xticks(range(len(of)), of, fontsize=8, rotation=30, ha="left")
-        axes.xaxis.tick_top()
-        axes.set_yticks(range(len(names)), names if i == 0 else [""] * len(names), fontsize=8)
-        axes.tick_params(length=0)
-        for side in axes.spines.values():
-            side.set_visible(False)
+        rows = names if i == 0 else [""] * len(names)
+        harness.heat_map(axes, shown, rows, of, form, ScalarMappable(norm, colors))
         _separate_families(axes, names, named=i == len(panels) - 1)
     return found
-
-
-def _write_numbers(axes: Any, shown: NDArray[np.float64], shade: NDArray[np.float64], form: str) -> None:
-    """The value of each cell; `shade` is its place in the colors, of which the last ones are dark."""
-    for (y, x), value in np.ndenumerate(shown):
-        text, color = form.format(value), harness.INK
-        if np.isnan(value):
-            text, color = "–", harness.MUTED
-        elif shade[y, x] > 0.55:
-            color = "white"
-        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=color)
 
 
 def _separate_families(axes: Any, names: Sequence[str], named: bool) -> None:

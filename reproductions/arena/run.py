@@ -23,15 +23,11 @@ this script too, with the tables in README.md.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
@@ -45,7 +41,6 @@ from reproductions.arena.play import Run  # noqa: E402
 THEORY = "theory"
 IN_TURN = ("log", "other's log", "fresh", "stale 1", "stale 10", "stale 100", "half")
 PART = 12  # runs in lockstep
-Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
 
 
 def cells(names: Sequence[str], of: Sequence[str]) -> tuple[list[tuple[str, str]], list[dict[str, str]]]:
@@ -83,7 +78,7 @@ def best_of(runs: Iterable[Run], cell: tuple[str, str]) -> tuple[Row, float] | N
 class Arena:
     """The runs that are complete, and what makes them."""
 
-    def __init__(self, files: task.Files, out: Path, each: Map, measured: bool) -> None:
+    def __init__(self, files: task.Files, out: Path, each: harness.Map, measured: bool) -> None:
         self.files, self.out, self.each, self.measured = files, out, each, measured
         self.runs: list[Run] = []
         self.refused: list[Run] = []  # before their first update
@@ -144,7 +139,7 @@ def refusals(refused: Sequence[Run]) -> list[dict[str, str]]:
     return [{"objective": r["objective"], "kind": r["kind"], "why": r["stopped"]} for r in refused]
 
 
-def descents(names: Sequence[str], each: Map, out: Path, *, small: bool, measured: bool) -> list[Run]:
+def descents(names: Sequence[str], each: harness.Map, out: Path, *, small: bool, measured: bool) -> list[Run]:
     """The table in theory, of which each row is made once."""
     folder = out / THEORY
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,16 +167,6 @@ def restore(out: Path) -> None:
         (out / THEORY / f"{name}.json").write_text(json.dumps(ends))
 
 
-@contextmanager
-def processes(jobs: int) -> Iterator[Map]:
-    """`map` in so many processes."""
-    if jobs == 1:
-        yield map
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        yield pool.map
-
-
 def chosen(only: Sequence[str]) -> tuple[list[str], list[str], bool]:
     """The objectives, the kinds of data, and whether the table in theory is made. Nothing given: all."""
     every = kinds.names()
@@ -205,14 +190,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
     args = parser.parse_args(arguments)
-    if args.seeds < 1:
-        raise Refused(f"--seeds: expected at least 1, got {args.seeds}")
+    harness.at_least_1(seeds=args.seeds, jobs=args.jobs)
     if args.recorded:
         restore(args.out)
     names, of, in_theory = chosen(args.only)
     files = task.prepare(args.out, task.SMALL if args.small else task.FULL)
     able, missing = cells(names, of)
-    with processes(args.jobs) as each:
+    with harness.processes(args.jobs) as each:
         arena, start = Arena(files, args.out, each, args.measured), play.start(files)
         arena.choose(able)
         ends: list[Run] = []

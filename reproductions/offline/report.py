@@ -31,24 +31,6 @@ def settings_of(runs: Sequence[Run]) -> dict[tuple[str, str, tuple[str, ...]], l
     return found
 
 
-def tables(runs: Sequence[Run]) -> str:
-    """A row for each setting, as Markdown.
-
-    The accuracies of its seeds, their mean and its standard error, the KL on samples; of the batches at the
-    end the log-ratios of the best and the worst responses and the mean of π/π_ref.
-    """
-    lines = []
-    for (section, method, changes), same in settings_of(runs).items():
-        ends = [run["accuracy"][-1] for run in same]
-        kl = statistics.mean(run["kl_ref"][-1] for run in same)
-        of_batches = [_mean_known(same, name) for name in ("log_ratio_best", "log_ratio_worst", "ratio_mean")]
-        mean = harness.of_seeds(ends)
-        seeds = " ".join(f"{end:.3f}" for end in ends)
-        lines.append([section, method, " ".join(changes), seeds, mean, f"{kl:.2f}", *of_batches])
-    head = ["section", "method", "settings", "accuracy by seed", "mean", "KL, nats", "ρ best", "ρ worst"]
-    return harness.markdown([*head, "mean e^ρ"], lines)
-
-
 def fresh_table(runs: Sequence[Run], peers: Sequence[Run]) -> str:
     """Accuracy by seed on fresh samples, a row for each method and a column for each rate, beside TRL's own.
 
@@ -79,11 +61,6 @@ def _by_seed(ends: Sequence[float]) -> str:
     if len(ends) < 3:
         return text
     return f"{text}: {statistics.mean(ends):.3f} ± {statistics.stdev(ends):.3f}"
-
-
-def _mean_known(runs: Sequence[Run], name: str) -> str:
-    known = [run[name] for run in runs if run.get(name) is not None]
-    return f"{statistics.mean(known):.2f}" if known else ""
 
 
 def best_of(runs: Sequence[Run]) -> dict[str, list[Run]]:

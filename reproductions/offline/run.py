@@ -320,7 +320,6 @@ def main() -> None:
     harness.keep(args, HERE, result, report.figure(measured))
     if args.record:
         harness.put(HERE / "README.md", report.fresh_table(measured, peers()), BEGIN, END)
-    print(report.tables(measured))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ What is complete in --out isn't run again.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
@@ -83,13 +82,8 @@ def copy_log(log: Path, to: Path, *, judged: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "runs/panel", record=harness.RECORD, small=harness.SMALL)
     parser.add_argument("--only", nargs="+", default=[], metavar="JOB")
-    parser.add_argument("--out", type=Path, default=Path("runs/panel"))
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
-    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     size, out = SMALL if args.small else FULL, args.out.resolve()
     raced = {}

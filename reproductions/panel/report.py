@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
@@ -212,16 +213,6 @@ def figure(result: Run) -> Figure:
     found = Figure(figsize=size, layout="constrained")
     axes = found.add_subplot(1, 1, 1)
     axes.set_title("held-out reward above the start's", loc="left", fontsize=10, color=harness.INK)
-    norm = Normalize(-0.6, 0.6)
-    axes.imshow(np.clip(shown, -0.6, 0.6), cmap="RdBu", norm=norm, aspect="auto", interpolation="none")
-    for (y, x), value in np.ndenumerate(shown):
-        text = "–" if math.isnan(value) else f"{value:+.2f}"
-        color = "white" if abs(value) > 0.4 else harness.INK
-        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=color)
-    axes.set_xticks(range(len(jobs)), jobs, fontsize=8, rotation=30, ha="left")
-    axes.xaxis.tick_top()
-    axes.set_yticks(range(len(methods)), methods, fontsize=8)
-    axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    colors = ScalarMappable(Normalize(-0.6, 0.6), "RdBu")
+    harness.heat_map(axes, shown, methods, jobs, "{:+.2f}", colors)
     return found

@@ -21,13 +21,9 @@ docs/guide/choosing.md.
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +40,6 @@ from reproductions.panel.methods import METHODS, NOTHING, RATES  # noqa: E402
 from reproductions.panel.play import Row, Run  # noqa: E402
 
 RECORDED = "recorded.json"  # in --out: what was recorded of the jobs
-Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
 
 
 def chosen(only: Sequence[str], known: Iterable[str], option: str) -> list[str]:
@@ -121,36 +116,17 @@ def complete_runs(able: Sequence[tuple[str, str]], out: Path) -> list[Run]:
     )
 
 
-@contextmanager
-def processes(jobs: int) -> Iterator[Map]:
-    """`map` in so many processes."""
-    if jobs == 1:
-        yield map
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        yield pool.map
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    more = {"recorded": harness.RECORDED, "measured": harness.MEASURED, "small": harness.SMALL}
+    more |= {"all-rates": "the other seeds at every rate", "kept": "the jobs of the last look too"}
+    parser = harness.parser(__doc__, "runs/panel", record=harness.RECORD, **more)
     parser.add_argument("--only", nargs="+", default=[], metavar="JOB")
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--all-rates", action="store_true", help="the other seeds at every rate")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
-    parser.add_argument("--kept", action="store_true", help="the jobs that are kept for the last look too")
-    parser.add_argument("--out", type=Path, default=Path("runs/panel"))
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
-    parser.add_argument("--recorded", action="store_true", help="what was recorded counts as complete")
-    parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
-    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
-    for name, given in (("--seeds", args.seeds), ("--jobs", args.jobs)):
-        if given < 1:
-            raise Refused(f"{name}: expected at least 1, got {given}")
+    harness.at_least_1(seeds=args.seeds, jobs=args.jobs)
     if args.recorded:
         restore(args.out)
     size = SMALL if args.small else FULL
@@ -159,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = json.loads((args.out / RECORDED).read_text()) if (args.out / RECORDED).exists() else {}
         jobs = [n for n in jobs if n in known or (args.out / "jobs" / logs.slug(n)).exists()]
     able = cells(jobs, chosen(args.methods, METHODS, "--methods"), args.out, size)
-    with processes(args.jobs) as each:
+    with harness.processes(args.jobs) as each:
 
         def run(rows: Sequence[Row]) -> list[Run]:
             found = []
@@ -180,8 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "facts": {name: facts_of(name, args.out, size) for name in jobs},
         "runs": runs,
     }
-    for folder in (args.out, *((HERE,) if args.record else ())):
-        harness.record(folder, result, report.figure(result))
+    harness.keep(args, HERE, result, report.figure(result))
     if args.record:
         harness.put(HERE / "README.md", report.tables(result), report.BEGIN, report.END)
         harness.put(advice.GUIDE, advice.table(runs), advice.BEGIN, advice.END)

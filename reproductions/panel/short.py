@@ -10,8 +10,6 @@ updates, none, and imitation of the good; all without `train.gain_ratio`. Prints
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -82,23 +80,16 @@ def played(updates: int, seeds: int, out: Path, size: Size) -> list[Run]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "runs/short", record=harness.RECORD, small=harness.SMALL)
     parser.add_argument("--updates", nargs="+", type=int, default=UPDATES)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("runs/short"))
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
-    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     METHODS.update({name: partial(bounded, name=name) for name in (OWN, LONG, IN_SUM, NO_BOUND)})
     size = SMALL if args.small else FULL
     found = {updates: played(updates, args.seeds, args.out, size) for updates in args.updates}
-    text = table(found)
-    if args.record:
-        result = {"machine": harness.machine(), "runs": found}
-        (HERE / "result_short.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(text)
+    result = {"machine": harness.machine(), "runs": found}
+    harness.keep_json(args, HERE, "result_short.json", result)
+    print(table(found))
 
 
 if __name__ == "__main__":

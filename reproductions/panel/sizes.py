@@ -11,8 +11,6 @@ continues.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,15 +62,10 @@ def table(runs: Sequence[Run], jobs: Sequence[Job]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "runs/sizes", record=harness.RECORD, small=harness.SMALL)
     parser.add_argument("--only", nargs="+", default=[], metavar="KIND")
     parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("runs/sizes"))
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
-    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     size = SMALL if args.small else FULL
     kinds = chosen(args.only, KINDS, "--only")
@@ -85,10 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(report.line(runs[-1]), flush=True)
     result: dict[str, Any] = {"machine": harness.machine(), "runs": runs}
     result["facts"] = {job.name: logs.prepare(size.of(job), args.out, size).facts for job in jobs}
-    text = table(runs, jobs)
-    if args.record:
-        (HERE / "result_sizes.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(text)
+    harness.keep_json(args, HERE, "result_sizes.json", result)
+    print(table(runs, jobs))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ continues.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -84,14 +82,9 @@ def _range(runs: Sequence[Run], key: str, digits: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "runs/thousand", record=harness.RECORD, small=harness.SMALL)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rates", nargs="+", type=float, default=(1e-3, 3e-3))
-    parser.add_argument("--out", type=Path, default=Path("runs/thousand"))
-    parser.add_argument("--record", action="store_true", help="write the result beside this script too")
-    parser.add_argument("--small", action="store_true", help="a coarse measurement, for the tests")
     args = parser.parse_args(arguments)
     JOBS[JOB.name] = JOB
     size, runs = SIZES[args.small], []
@@ -100,10 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(report.line(runs[-1]), flush=True)
     facts = logs.prepare(size.of(JOBS[JOB.name]), args.out, size).facts
     result = {"machine": harness.machine(), "facts": facts, "runs": runs}
-    text = table(result)
-    if args.record:
-        (HERE / "result_thousand.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(text)
+    harness.keep_json(args, HERE, "result_thousand.json", result)
+    print(table(result))
 
 
 if __name__ == "__main__":
