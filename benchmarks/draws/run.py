@@ -206,29 +206,20 @@ def main() -> None:
             before = [found[rule] for found in peers if rule in found]
             peer = [found["cpu"] for found in before] or known.get(name, {}).get("peer", [])
             seconds = [found[rule]["cpu"] for found in ours]
-            row: dict[str, Any] = {
-                "name": name,
-                "goal": GOAL,
-                "ratio": statistics.median(peer) / statistics.median(seconds) if peer else None,
-                "ours": seconds,
-                "peer": peer,
-                "wall": [found[rule]["wall"] for found in ours],
-                "first": [found[rule]["first"] for found in ours],
-                "first_cpu": [found[rule]["first_cpu"] for found in ours],
-                "next_first": [found[rule]["first"] for found in following],
-                "next_cpu": [found[rule]["first_cpu"] for found in following],
-                "bytes_per_sample": ours[0]["bytes"],
-                "commit": recording.commit(),
-                "machine": recording.machine(),
-            }
+            more = {key: [found[rule][key] for found in ours] for key in ("wall", "first", "first_cpu")}
+            more["next_first"] = [found[rule]["first"] for found in following]
+            more["next_cpu"] = [found[rule]["first_cpu"] for found in following]
+            ratio = statistics.median(peer) / statistics.median(seconds) if peer else None
+            row = recording.row(name, seconds, goal=GOAL, ratio=ratio, peer=peer, **more)
+            row["bytes_per_sample"] = ours[0]["bytes"]
             known[name] = row
             first, wall = statistics.median(row["first"]), statistics.median(row["wall"])
             following_first = statistics.median(row["next_first"])
-            ratio = f", {row['ratio']:.0f} times as fast as before" if peer else ""
+            faster = f", {ratio:.0f} times as fast as before" if ratio else ""
             print(
                 f"{name}: {1e3 * statistics.median(seconds):.1f} ms CPU ({1e3 * wall:.1f} ms), first "
                 f"{first:.2f} s, of the next process {following_first:.3f} s, "
-                f"{row['bytes_per_sample']:.0f} bytes a sample{ratio}",
+                f"{row['bytes_per_sample']:.0f} bytes a sample{faster}",
                 flush=True,
             )
     recording.keep(RESULTS, known)

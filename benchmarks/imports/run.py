@@ -179,23 +179,13 @@ def case(name: str, workers: int, asked: argparse.Namespace, known: dict[str, An
 
     peer = [rate(found) for found in peers] or known.get(title, {}).get("peer", [])
     rates = [rate(found) for found in ours]
-    row = {
-        "name": title,
-        "goal": GOALS[name],
-        "ratio": statistics.median(rates) / statistics.median(peer) if peer else None,
-        "ours": rates,
-        "peer": peer,
-        "bytes": size,
-        "peak": [found["peak"] for found in ours],
-        "wall": [found["wall"] for found in ours],
-        "own": [found["own"] for found in ours],
-        "floor": [rate(found, "floor") for found in ours],
-        "commit": recording.commit(),
-        "machine": recording.machine(),
-    }
-    ratio = f", {row['ratio']:.2f} times as fast as before" if peer else ""
+    ratio = statistics.median(rates) / statistics.median(peer) if peer else None
+    more: dict[str, Any] = {key: [found[key] for found in ours] for key in ("peak", "wall", "own")}
+    more["floor"] = [rate(found, "floor") for found in ours]
+    row = recording.row(title, rates, goal=GOALS[name], ratio=ratio, peer=peer, bytes=size, **more)
+    faster = f", {ratio:.2f} times as fast as before" if ratio else ""
     print(
-        f"{title}: {statistics.median(rates):.0f}, {max(row['peak']):.0f} MB above the start{ratio}",
+        f"{title}: {statistics.median(rates):.0f}, {max(row['peak']):.0f} MB above the start{faster}",
         flush=True,
     )
     return row

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
+import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 RATES = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense bfloat16 operations a second, from NVIDIA
@@ -104,6 +106,12 @@ def measured(work: Callable[[], Any], device: torch.device, repeats: int) -> dic
         torch.cuda.reset_peak_memory_stats(device)
     found = seconds(work, device, repeats)
     return {"seconds": found, "median": statistics.median(found), "gib": peak_gib(device)}
+
+
+def two_words() -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer for models whose tokens nobody reads."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 
 
 def synchronize(device: torch.device) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
 import transformers
 from torch import Tensor
@@ -32,7 +31,7 @@ from agro.rollout.engines.hf import HF
 from agro.train.learner import Local
 from agro.train.trainer import BaseTrainer
 from agro.types import Batch
-from benchmarks.on_gpu.common import ROOT, Asked, Results
+from benchmarks.on_gpu.common import ROOT, Asked, Results, two_words
 
 CPU = torch.device("cpu")
 TESTS = ROOT / "tests"
@@ -59,10 +58,6 @@ def wild(small: bool, architecture: str = "Qwen3") -> Any:
 
 
 def policy_of(model: Any, lora: bool = False) -> Policy:
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
-    )
     adapter = None
     if lora:
         torch.manual_seed(1)
@@ -70,7 +65,7 @@ def policy_of(model: Any, lora: bool = False) -> Policy:
         for name, p in model.named_parameters():
             if "lora_B" in name:  # which are zero at first, and with them half of the gradient
                 torch.nn.init.normal_(p.data, std=0.02)
-    policy = Policy(model, tokenizer, adapter=adapter)
+    policy = Policy(model, two_words(), adapter=adapter)
     policy.eos_ids = ()  # only lengths end a response
     return policy
 

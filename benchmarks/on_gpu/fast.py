@@ -18,9 +18,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-import tokenizers
 import torch
 import transformers
+from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from agro import objectives
@@ -34,7 +34,7 @@ from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
 from agro.train.learner import Local
 from agro.types import Batch
-from benchmarks.on_gpu.common import Asked, Results, measured, rate_of
+from benchmarks.on_gpu.common import Asked, Results, measured, rate_of, two_words
 
 PEERS = {  # prime-rl's baselines on one H100: tokens a second, MFU, GiB
     "0.6B, all weights": {"tokens_per_second": 11_900, "mfu": 0.111, "gib": 12.5},
@@ -63,10 +63,6 @@ def model_of(name: str, device: torch.device, small: bool, *, adapts: bool = Tru
         max_position_embeddings=40_960,
         tie_word_embeddings=True,
     )
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
-    )
     with device:
         model = transformers.Qwen3ForCausalLM(config)
     adapter, masters = None, None
@@ -75,7 +71,7 @@ def model_of(name: str, device: torch.device, small: bool, *, adapts: bool = Tru
         adapter = adapted(model, "random", LoRA(rank=16))
     elif adapts:
         masters = Masters(dict(model.named_parameters()))
-    policy = Policy(model, tokenizer, adapter=adapter)
+    policy = Policy(model, two_words(), adapter=adapter)
     policy.masters = masters
     policy.eos_ids = ()  # only lengths end a response
     return policy
@@ -151,17 +147,23 @@ def decoding(asked: Asked) -> dict[str, Any]:
     return {**row, "fused": engine.fused, "tokens_per_second": batch * new / row["median"]}
 
 
+def _of_vocabulary(asked: Asked, rows: int | None = None, more: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, the weights of a head, and tokens: in `rows`, or in none, of `more` positions."""
+    vocabulary, positions, width = (512, 64, 16) if asked.small else (VOCABULARY, 8192, 1024)
+    shape = (positions + more,) if rows is None else (rows, positions + more)
+    random = torch.Generator(asked.device).manual_seed(0)
+    settings: dict[str, Any] = {"generator": random, "device": asked.device, "dtype": torch.bfloat16}
+    hidden = torch.randn((*shape, width), **settings).requires_grad_()
+    weight = torch.randn((vocabulary, width), **settings).mul_(0.05).requires_grad_()
+    return hidden, weight, torch.randint(0, vocabulary, shape, generator=random, device=asked.device)
+
+
 def logps(asked: Asked) -> dict[str, Any]:
     """Log-probs of 8,192 tokens of 151,936, forward and backward from hidden states of width 1,024, beside
     the plain way: all logits, and their cross entropy in float32."""
-    vocabulary, positions, width = (512, 64, 16) if asked.small else (VOCABULARY, 8192, 1024)
-    random = torch.Generator(asked.device).manual_seed(0)
-    settings: dict[str, Any] = {"generator": random, "device": asked.device, "dtype": torch.bfloat16}
-    hidden = torch.randn((1, positions + 1, width), **settings).requires_grad_()
-    weight = torch.randn((vocabulary, width), **settings).mul_(0.05).requires_grad_()
-    tokens = torch.randint(0, vocabulary, (1, positions + 1), generator=random, device=asked.device)
+    hidden, weight, tokens = _of_vocabulary(asked, rows=1, more=1)
     here = tokens.cpu()
-    mask = torch.arange(positions + 1)[None] > 0
+    mask = torch.arange(tokens.shape[1])[None] > 0
 
     def ours() -> float:
         hidden.grad = weight.grad = None
@@ -210,12 +212,7 @@ def other_logps(package: str, asked: Asked) -> dict[str, Any]:
     """The log-probs of `logps` by a fused loss of another package, forward and backward."""
     if find_spec(package) is None:
         return {"not there": f"pip install {package.replace('_', '-')}"}
-    vocabulary, positions, width = (512, 64, 16) if asked.small else (VOCABULARY, 8192, 1024)
-    random = torch.Generator(asked.device).manual_seed(0)
-    settings: dict[str, Any] = {"generator": random, "device": asked.device, "dtype": torch.bfloat16}
-    hidden = torch.randn((positions, width), **settings).requires_grad_()
-    weight = torch.randn((vocabulary, width), **settings).mul_(0.05).requires_grad_()
-    tokens = torch.randint(0, vocabulary, (positions,), generator=random, device=asked.device)
+    hidden, weight, tokens = _of_vocabulary(asked)
 
     def theirs() -> float:
         hidden.grad = weight.grad = None

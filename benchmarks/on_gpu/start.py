@@ -8,43 +8,26 @@ import os
 import platform
 import shutil
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.on_gpu.common import Asked, Results, measured, peak_gib, rate_of, seconds
 
-# Modules that the parts import, of agro's requirements and of theirs.
-MODULES = (
-    *("agro", "agro.train.trainer", "agro.proof.claims", "transformers", "tokenizers", "safetensors.torch"),
-    *(
-        "numpy",
-        "pydantic",
-        "pyarrow",
-        "orjson",
-        "zstandard",
-        "ijson",
-        "jmespath",
-        "httpx",
-        "jinja2",
-    ),
-    *("starlette", "uvicorn", "httptools", "matplotlib", "peft", "pytest", "rich", "typer", "hypothesis"),
-)
-LISTED = (
-    *("torch", "transformers", "tokenizers", "numpy", "peft", "pydantic", "safetensors", "triton"),
-    *("liger_kernel", "cut_cross_entropy", "vllm", "flash_attn", "bitsandbytes"),
-)
+PACKAGES = tomllib.loads(Path(__file__).with_name("packages.toml").read_text("utf-8"))
 
 
 def imports() -> dict[str, Any]:
     missing = {}
-    for module in MODULES:
+    for module in PACKAGES["modules"]:
         try:
             importlib.import_module(module)
         except ImportError as error:
             missing[module] = str(error)
     versions: dict[str, str | None] = {}
-    for package in LISTED:
+    for package in PACKAGES["listed"]:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -8,10 +8,8 @@ matter, and a store's responses are as long as they are.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from benchmarks import recording  # noqa: E402
+
 TINY = ROOT.parent / "shared/peers/trl/models/tiny"
 STEPS = 3
 # parameters, groups × responses, prompt + new tokens; float32 and a reference unless it says otherwise
@@ -138,10 +140,7 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def in_a_process(name: str, what: str) -> dict[str, Any]:
     """What `predict` or `train` finds for a case, in a process of its own."""
-    command = [sys.executable, __file__, what, name]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = recording.apart(__file__, ROOT, what, name)
     return found
 
 

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from itertools import count
@@ -117,11 +115,8 @@ def main() -> None:
         print(json.dumps(measure(asked.one)))
         return
     rows = []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for samples in sorted(asked.samples):
-        command = [sys.executable, __file__, "--one", str(samples)]
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        rows.append(recording.apart(__file__, ROOT, "--one", str(samples)))
         print(rows[-1], flush=True)
     made = [recording.row(f"store of {row['samples']} samples", [row["draw"]], **row) for row in rows]
     recording.write(RESULTS, made)

@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.append(str(ROOT))  # last, so that --before imports the agro of its checkout
 
 from benchmarks import recording  # noqa: E402
+from benchmarks.scaling import predicted  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/step.json"
 TINY = ROOT.parent / "shared/peers/trl/models/tiny"
@@ -54,29 +54,6 @@ CASES = {  # goal: CPU seconds of the plain way over ours
 HEADS = {"head": (152_000, 512, 512), "head4096": (152_000, 4096, 512)}  # vocabulary, positions, width
 
 
-def mid_model(folder: Path) -> None:
-    """A Llama of 34M parameters with random weights, in transformers format."""
-    from agro.config import NewModel
-    from agro.models.newmodel import new_model
-
-    new_model(folder, NewModel(alphabet="abc", hidden=8, layers=1, heads=1), 0)  # for its tokenizer
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=512,
-        intermediate_size=1280,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-
-
 def step_of(model: str, dtype: str, tiny: Path, scratch: Path) -> tuple[Callable[[], None], float, int]:
     """A function that makes one step, its useful operations, and its tokens."""
     from agro import objectives
@@ -87,7 +64,7 @@ def step_of(model: str, dtype: str, tiny: Path, scratch: Path) -> tuple[Callable
     from agro.types import Batch
 
     if model == "mid":
-        mid_model(scratch)
+        predicted.random_model(scratch, "34M")
     folder = tiny if model == "tiny" else scratch
     policy_config = {"model": str(folder), "dtype": dtype, "device": "cpu"}
     config = RunConfig.of({"policy": policy_config, "objective": {"name": "rloo", "beta": 0.05}})

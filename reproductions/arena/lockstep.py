@@ -29,7 +29,7 @@ from agro.objectives.evaluation import differentiate
 from agro.objectives.needs import OLD_LOGP, REF_LOGP, STORED_QUANTILE, STORED_VALUE
 from agro.types import Batch
 from reproductions.arena.kinds import Row
-from reproductions.arena.world import Asked, World, order
+from reproductions.arena.world import Asked, World, joined, order, parts_of
 
 SETTINGS = TrainConfig()  # of the optimizer: the library's defaults
 
@@ -49,24 +49,11 @@ class Rows(NamedTuple):
 
     def part(self, at: Sequence[int]) -> Rows:
         """These rows, without pairs."""
-        rows = list(at)
-        names, roles = ([words[i] for i in rows] for words in (self.names, self.roles))
-        parts = (self.tokens, self.mask, self.behavior, self.ref, self.reward, self.age)
-        return Rows(names, roles, *(values[rows] for values in parts), pairs=[])
+        return Rows(*parts_of(self[:-1], at), pairs=[])
 
     def followed_by(self, other: Rows) -> Rows:
         """Both, where neither has pairs."""
-        return Rows(
-            self.names + other.names,
-            self.roles + other.roles,
-            torch.cat([self.tokens, other.tokens]),
-            torch.cat([self.mask, other.mask]),
-            torch.cat([self.behavior, other.behavior]),
-            torch.cat([self.ref, other.ref]),
-            torch.cat([self.reward, other.reward]),
-            torch.cat([self.age, other.age]),
-            [],
-        )
+        return Rows(*joined(self, other))
 
 
 @dataclass

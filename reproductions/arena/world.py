@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,8 +40,19 @@ class Asked(NamedTuple):
         return cls([prompt.id for prompt in prompts], tokens, torch.tensor(answers))
 
 
-@dataclass(frozen=True)
-class Logged:
+def parts_of(fields: Iterable[Any], at: Sequence[int]) -> list[Any]:
+    """Of fields that are lists or tensors these rows."""
+    rows = list(at)
+    return [[field[i] for i in rows] if isinstance(field, list) else field[rows] for field in fields]
+
+
+def joined(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
+    """Fields that are lists or tensors, one after the other."""
+    pairs = zip(first, second, strict=True)
+    return [a + b if isinstance(a, list) else torch.cat([a, b]) for a, b in pairs]
+
+
+class Logged(NamedTuple):
     """The samples of a log."""
 
     names: list[str]  # [S] of the prompts
@@ -67,22 +77,11 @@ class Logged:
 
     def part(self, at: Sequence[int]) -> Logged:
         """These samples, without judgments."""
-        rows = list(at)
-        names = [self.names[i] for i in rows]
-        parts = (self.tokens, self.mask, self.behavior, self.ref, self.reward)
-        return Logged(names, *(values[rows] for values in parts), pairs=[])
+        return Logged(*parts_of(self[:-1], at), pairs=[])
 
     def followed_by(self, other: Logged) -> Logged:
         """The samples of both, without judgments."""
-        return Logged(
-            self.names + other.names,
-            torch.cat([self.tokens, other.tokens]),
-            torch.cat([self.mask, other.mask]),
-            torch.cat([self.behavior, other.behavior]),
-            torch.cat([self.ref, other.ref]),
-            torch.cat([self.reward, other.reward]),
-            [],
-        )
+        return Logged(*joined(self[:-1], other[:-1]), pairs=[])
 
 
 class World:

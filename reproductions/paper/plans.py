@@ -126,4 +126,4 @@ def _mixture(first: Logged, second: Logged) -> Logged:
     both, count = first.followed_by(second), len(first.names)
     coin = random.Random("mixture")
     mixed = both.part([i + count * coin.getrandbits(1) for i in range(count)])
-    return replace(mixed, behavior=torch.full_like(mixed.behavior, torch.nan))
+    return mixed._replace(behavior=torch.full_like(mixed.behavior, torch.nan))
