@@ -6,8 +6,10 @@ Written before any of them was run. Each rule is a function of `rules`.
 from __future__ import annotations
 
 import itertools
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from reproductions.arena.report import best_settings
@@ -27,6 +29,12 @@ PAPER, FOLLOWS, NOT_RUN = "the paper", "follows", "not run"
 class Claim(NamedTuple):
     text: str
     ruled: str  # the rule in words
+
+
+CLAIMS = {
+    name: Claim(*words)
+    for name, words in tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8")).items()
+}
 
 
 @dataclass(frozen=True)
@@ -143,27 +151,29 @@ def _logs(n: int) -> list[str]:
 
 
 def _weighted(on: str, plan: str, others: Sequence[str]) -> list[Sentence]:
-    claims = {name: Claim(f"weighted AGRO ends above {name}", ABOVE) for name in others}
+    claims = {name: Claim(f"weighted AGRO ends above {name}", "at the end") for name in others}
     first = (m.WEIGHTED, plan, None)
     return [Sentence(claims[name], on, rules.above(first, (name, plan, None)), "we") for name in others]
 
 
 def _offline(n: int) -> list[Sentence]:
     own = f"{START}, n = {n}"
-    found = [Sentence(CRASH, own, rules.crashes((SAME_RATE, own, None), 0.05))] if n == 4 else []
+    found = [Sentence(CLAIMS["crash"], own, rules.crashes((SAME_RATE, own, None), 0.05))] if n == 4 else []
     for plan in _logs(n):
         rivals = [(name, plan, None) for name in OFFLINE if not m.METHODS[name].obstacle(PLANS[plan])]
         first, *pair = ((name, plan, None) for name in (m.WEIGHTED, m.AGRO, m.KL_PG))
         whose = PAPER if plan == own and n == 4 else FOLLOWS
-        found.append(Sentence(HIGHER, plan, rules.above(*pair), whose))
+        found.append(Sentence(CLAIMS["higher"], plan, rules.above(*pair), whose))
         if n == 4:
             found.append(
-                Sentence(HIGHER_J, f"{plan}, β = .1", rules.above(*pair, rules.regularized), FOLLOWS)
+                Sentence(
+                    CLAIMS["higher_j"], f"{plan}, β = .1", rules.above(*pair, rules.regularized), FOLLOWS
+                )
             )
-            found.append(Sentence(EFFICIENT, plan, rules.more_kl_efficient(*pair), FOLLOWS))
+            found.append(Sentence(CLAIMS["efficient"], plan, rules.more_kl_efficient(*pair), FOLLOWS))
         found += _weighted(plan, plan, (m.AGRO, m.KL_PG))
         best = rules.best(first, [key for key in rivals if key != first])
-        found.append(Sentence(BEST, plan, best, "we"))
+        found.append(Sentence(CLAIMS["best"], plan, best, "we"))
     return found
 
 
@@ -172,9 +182,9 @@ def _long() -> list[Sentence]:
     found = []
     for beta in LARGER:
         pair, on = [(name, LONG, beta) for name in (m.AGRO, m.KL_PG)], f"{LONG}, β = {beta:g}"
-        found.append(Sentence(HIGHER, on, rules.above(*pair), FOLLOWS))
-        found.append(Sentence(HIGHER_J, on, rules.above(*pair, rules.regularized), FOLLOWS))
-        found.append(Sentence(EFFICIENT, on, rules.more_kl_efficient(*pair), FOLLOWS))
+        found.append(Sentence(CLAIMS["higher"], on, rules.above(*pair), FOLLOWS))
+        found.append(Sentence(CLAIMS["higher_j"], on, rules.above(*pair, rules.regularized), FOLLOWS))
+        found.append(Sentence(CLAIMS["efficient"], on, rules.more_kl_efficient(*pair), FOLLOWS))
     return found
 
 
@@ -185,18 +195,23 @@ def _figure_4() -> list[Sentence]:
         on, whose = f"{name}, {share:.0%}", PAPER if name == m.AGRO else FOLLOWS
         efficient = rules.more_kl_efficient(replayed, fresh, -rules.MARGIN)
         fewer = rules.fewer_generations(name, replayed[1], fresh[1], 0.7)
-        found.append(Sentence(AS_EFFICIENT, on, efficient, whose))
-        found.append(Sentence(SLOWER, on, rules.above(fresh, replayed, rules.half_way), whose))
-        found.append(Sentence(SAVED, on, fewer, "arXiv 2604.08706"))
+        found.append(Sentence(CLAIMS["as_efficient"], on, efficient, whose))
+        found.append(Sentence(CLAIMS["slower"], on, rules.above(fresh, replayed, rules.half_way), whose))
+        found.append(Sentence(CLAIMS["saved"], on, fewer, "arXiv 2604.08706"))
     half, most = ((m.AGRO, f"replay {share:g}", None) for share in SHARES[1:])
     grown = rules.grows(m.AGRO, m.KL_PG, "replay 0", most[1])
-    found.append(Sentence(STEEPER, "AGRO, 50% and 75%", rules.above(half, most, rules.half_way), FOLLOWS))
-    return [*found, Sentence(GROWS, "from no replay to 75 %", grown)]
+    found.append(
+        Sentence(CLAIMS["steeper"], "AGRO, 50% and 75%", rules.above(half, most, rules.half_way), FOLLOWS)
+    )
+    return [*found, Sentence(CLAIMS["grows"], "from no replay to 75 %", grown)]
 
 
 def _lag() -> list[Sentence]:
     fresh, stale = f"sync {LAGS[0]}", f"sync {LAGS[-1]}"
-    ours, theirs = (Claim(f"{name} {KEEPS[0]}", KEEPS[1]) for name in ("the best form of AGRO", "OAPL"))
+    ours, theirs = (
+        Claim(f"{name} {CLAIMS['keeps'][0]}", CLAIMS["keeps"][1])
+        for name in ("the best form of AGRO", "OAPL")
+    )
     others = (m.AGRO, m.BY_SAMPLER, m.OAPL, m.M2PO, m.CLIP, m.DPPO)
     return [
         Sentence(ours, stale, rules.keeps(OURS, fresh, stale, 0.95), "we"),
@@ -211,12 +226,12 @@ def _figures_2_and_3() -> list[Sentence]:
         plan = f"fresh, {start}"
         key = {name: (name, plan, None) for name in FRESH}
         agro, on_policy, others = key[m.AGRO], key[m.ON_POLICY], (m.RLOO, m.AGRO, m.KL_PG)
-        found.append(Sentence(COINCIDE, plan, rules.level(key[m.RLOO], agro, rules.trained)))
-        found.append(Sentence(AHEAD, plan, rules.above(on_policy, agro, rules.trained)))
-        found.append(Sentence(FIRST, plan, rules.best(on_policy, [key[name] for name in others])))
-        found.append(Sentence(SHARED, plan, rules.above(key[m.ADAPTIVE], agro), "we"))
+        found.append(Sentence(CLAIMS["coincide"], plan, rules.level(key[m.RLOO], agro, rules.trained)))
+        found.append(Sentence(CLAIMS["ahead"], plan, rules.above(on_policy, agro, rules.trained)))
+        found.append(Sentence(CLAIMS["first"], plan, rules.best(on_policy, [key[name] for name in others])))
+        found.append(Sentence(CLAIMS["shared"], plan, rules.above(key[m.ADAPTIVE], agro), "we"))
     plan = f"fresh, {CARELESS}"
-    return [*found, Sentence(TRAP, plan, rules.below_start((m.ON_POLICY, plan, None)), "we")]
+    return [*found, Sentence(CLAIMS["trap"], plan, rules.below_start((m.ON_POLICY, plan, None)), "we")]
 
 
 def _figure_6() -> list[Sentence]:
@@ -225,45 +240,16 @@ def _figure_6() -> list[Sentence]:
     for name, whose in ((m.ON_POLICY, PAPER), (m.AGRO, FOLLOWS)):
         key = {beta: (name, fresh, beta) for beta in FOUR_DECADES}
         slower = rules.above(key[0.01], key[1.0], rules.half_way)
-        found.append(Sentence(LARGE_SLOWER, name, slower, whose))
-        found.append(Sentence(LARGE_EFFICIENT, name, rules.more_kl_efficient(key[0.1], key[0.001]), whose))
-        found.append(Sentence(NONE_INEFFICIENT, name, rules.more_kl_efficient(key[0.1], key[0.0]), whose))
-    return [*found, Sentence(UNSTABLE, log, rules.crashes((m.AGRO, log, 0.0), 0.05))]
+        found.append(Sentence(CLAIMS["large_slower"], name, slower, whose))
+        found.append(
+            Sentence(CLAIMS["large_efficient"], name, rules.more_kl_efficient(key[0.1], key[0.001]), whose)
+        )
+        found.append(
+            Sentence(CLAIMS["none_inefficient"], name, rules.more_kl_efficient(key[0.1], key[0.0]), whose)
+        )
+    return [*found, Sentence(CLAIMS["unstable"], log, rules.crashes((m.AGRO, log, 0.0), 0.05))]
 
 
-ABOVE = "at the end"
-OVER_KL = "at equal KL"
-FALL = "ends more than .05 below its best on the way"
-BEST = Claim("weighted AGRO ends above all others", ABOVE)
-CRASH = Claim(
-    "figure 5: offline, from the reference's samples, training without regularization crashes",
-    "β = 0, at the best rate of KL-PG, " + FALL,
-)
-HIGHER = Claim("figure 5: AGRO ends above KL-regularized policy gradient", ABOVE)
-HIGHER_J = Claim(
-    "figure 5: AGRO is above KL-PG by J = E r − β KL, which both maximize", "J at the end is higher"
-)
-EFFICIENT = Claim("figure 5: AGRO is above KL-PG at equal KL", OVER_KL)
-AS_EFFICIENT = Claim(
-    "figure 4: replay is as KL-efficient as fresh samples", OVER_KL + ", is at most .03 below"
-)
-SLOWER = Claim("figure 4: replay is slower per step", "fresh samples are ahead half way")
-STEEPER = Claim("figure 4: the more is replayed, the slower", "50 % is ahead half way")
-GROWS = Claim("figure 4: AGRO's lead over KL-PG grows with off-policyness", "of the accuracy at the end")
-SAVED = Claim(
-    "replay saves about 40 % of the generations",
-    "at most 70 % of the responses for 95 % of the accuracy that fresh samples end with",
-)
-KEEPS = ("keeps 95 % of its fresh accuracy at a lag of 400 updates", "the interval of the share is above .95")
-COINCIDE = Claim("figure 2: RLOO and off-policy AGRO coincide", "no difference of the training reward")
-AHEAD = Claim("figure 2: on-policy AGRO is ahead of off-policy AGRO", "in training reward")
-FIRST = Claim("figure 3: on-policy AGRO has the best held-out accuracy", ABOVE)
-SHARED = Claim("on-policy AGRO with our share ends above off-policy AGRO", ABOVE)
-TRAP = Claim("the trap: on-policy AGRO ends below a start that is right 3 times in 10", "accuracy is lower")
-LARGE_SLOWER = Claim("figure 6: a larger β is slower", "β = .01 is ahead of 1 half way")
-LARGE_EFFICIENT = Claim("figure 6: a larger β is more KL-efficient", "β = .1 above .001: " + OVER_KL)
-NONE_INEFFICIENT = Claim("figure 6: β = 0 is KL-inefficient", "β = .1 above 0: " + OVER_KL)
-UNSTABLE = Claim("figure 6: β = 0 is unstable off-policy", "AGRO " + FALL)
 OFFLINE = (m.KL_PG, m.UNREGULARIZED, m.AGRO, m.WEIGHTED, m.DRO, m.IMITATION, m.TOPR, m.QRPO, m.FPA)
 OURS = (m.AGRO, m.WEIGHTED, m.BY_SAMPLER)
 FRESH = (m.RLOO, m.AGRO, m.ON_POLICY, m.ADAPTIVE, m.KL_PG)
@@ -278,7 +264,9 @@ PARTS = {
             [
                 *_offline(4),
                 Sentence(
-                    GROWS, "from the start's log to another's", rules.grows(m.AGRO, m.KL_PG, *_logs(4)[:2])
+                    CLAIMS["grows"],
+                    "from the start's log to another's",
+                    rules.grows(m.AGRO, m.KL_PG, *_logs(4)[:2]),
                 ),
             ],
             at_all_rates=(m.UNREGULARIZED,),

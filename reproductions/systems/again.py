@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import load_file
 
-from agro import Batch, Trainer, objectives
+from agro import Batch, objectives
 from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.phases import derive
 from agro.types import Sample
 from reproductions.systems.row import Row
-from reproductions.systems.tiny import changed
+from reproductions.systems.tiny import MODEL, changed, train
 
-DIGITS = "0123456789"
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
 BY_HINT = "resample, by = hint"
 Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run trained on
@@ -33,7 +31,6 @@ Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run t
 
 def rows(folder: Path) -> Iterator[Row]:
     """All measurements; `folder` is for their runs."""
-    torch.set_num_threads(1)
     for measure in (guide, ampo, sophia, mixed, dapo, spellings, agent_q, bfs_prover, mbrcsl):
         scratch = folder / measure.__name__
         scratch.mkdir(parents=True, exist_ok=True)
@@ -191,7 +188,7 @@ LOCKS = [{"prompt": f"{a}{b}>", "answer": f"{a}{b}{(a + b) % 4}"} for a in range
 def locks(folder: Path, **changes: Any) -> RunConfig:
     """Three digits of four, one after the other: a wrong one ends the episode."""
     values: dict[str, Any] = {
-        "policy": {"new": {"alphabet": "0123>", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
+        "policy": {"new": MODEL | {"alphabet": "0123>"}},
         "data__prompts": written(folder / "locks.jsonl", LOCKS),
         "environment": {"name": f"{SPELLING}:Spelling", "max_turns": 3, "options": {"characters": "0123"}},
         "train__groups": 16,
@@ -350,16 +347,12 @@ def taught(folder: Path, samples: list[Sample], max_new: int = 2) -> str:
 def task(folder: Path, steps: int, **changes: Any) -> RunConfig:
     """Two digits in the other order, by a new model; `changes` are dotted keys with __ for the dot."""
     values: dict[str, Any] = {
-        "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
+        "policy": {"new": dict(MODEL)},
         "data": {"prompts": written(folder / "prompts.jsonl", prompts())},
         "sampler": {"n": 8, "max_new": 2},
         "train": {"steps": steps, "groups": 8, "micro_batch": 128, "lr": 1e-2, "checkpoint_every": 1000},
     }
     return RunConfig.of(changed(values, changes))
-
-
-def train(config: RunConfig, folder: Path) -> Path:
-    return Trainer(config, folder).run()
 
 
 def stored(run: Path) -> list[Sample]:

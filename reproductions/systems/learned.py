@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import safe_open
 
-from agro import Trainer
 from agro.config import NewModel, PolicyConfig, RunConfig
 from agro.models.policy import Policy
 from agro.models.published import load_published
@@ -26,11 +24,10 @@ from agro.store import Store
 from agro.train.stored_tensors import from_text
 from agro.types import Sample
 from agro_papers.flow import FlowReward
+from reproductions.systems import tiny
 from reproductions.systems.row import Row
-from reproductions.systems.tiny import changed
 
-DIGITS = "0123456789"
-MODEL = {"alphabet": DIGITS + ">", "heads": 2, "context": 8, "initializer_range": 0.2, "layers": 1}
+MODEL = tiny.MODEL | {"context": 8, "initializer_range": 0.2}
 SEEDS = (0, 1, 2)
 OFF = 1e-12  # a learning rate at which nothing moves
 Steps = list[dict[str, Any]]
@@ -65,10 +62,8 @@ def run(folder: Path, steps: int, *, demonstrations: str = "", **changes: Any) -
                 Sample(prompt, answer if demonstrations == "copied" else f"{i * 7 % 5 * 2}", role="expert")
                 for i, (prompt, answer) in enumerate(prompts)
             )
-    torch.set_num_threads(1)
-    out = Trainer(RunConfig.of(changed(values, changes)), folder / "run").run()
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["step"]], out
+    out = tiny.train(RunConfig.of(tiny.changed(values, changes)), folder / "run")
+    return tiny.metrics(out), out
 
 
 def column(steps: Steps, name: str, part: str = "") -> list[float]:
@@ -221,7 +216,7 @@ def held_out_auc(out: Path, state: dict[str, Any]) -> float:
 
     Of the errors themselves: token rewards are scaled within each response, so that their sums say little.
     """
-    policy = load_published(PolicyConfig(new=NewModel(**MODEL, hidden=32)), out / "model")
+    policy = load_published(PolicyConfig(new=NewModel(**MODEL | {"hidden": 32})), out / "model")
     flow = FlowReward.load(policy, -1, from_text(state["tensors"]))
     texts = [(f"{i:02d}>", str((i + off) % 10)) for i in range(40, 100) for off in (0, 3)]
     errors = [float(np.nanmean(score)) for score in flow.scores([Sample(*text) for text in texts], draws=8)]
@@ -247,7 +242,7 @@ def props(folder: Path) -> list[Row]:
 
 def draft(folder: Path) -> list[Row]:
     """What is accepted of a draft's tokens, while the policy moves."""
-    new = NewModel(**MODEL, hidden=16)
+    new = NewModel(**MODEL)
     Policy.load(PolicyConfig(new=new), seed=5).save(folder / "draft")
     accepted = {}
     for every in (None, 1):
@@ -266,7 +261,7 @@ def draft(folder: Path) -> list[Row]:
 
 def residual(folder: Path) -> list[Row]:
     """A frozen model with an adapter, half of each step from demonstrations with rewards."""
-    Policy.load(PolicyConfig(new=NewModel(**MODEL, hidden=32)), seed=1).save(folder / "base")
+    Policy.load(PolicyConfig(new=NewModel(**MODEL | {"hidden": 32})), seed=1).save(folder / "base")
     with Store.open(folder / "log.db") as store:
         store.append(
             Sample(f"{i:02d}>", text, reward=float(text == str(i % 10)), source="log")

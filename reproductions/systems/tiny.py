@@ -19,6 +19,7 @@ from agro.config import RunConfig
 from agro.config.recipes import get
 
 DIGITS = "0123456789"
+MODEL = {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}
 
 
 def digits(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -48,7 +49,7 @@ def prompts(path: Path, numbers: range) -> str:
 def config(folder: Path, **changes: Any) -> RunConfig:
     """`changes`: dotted keys with __ for the dot."""
     values: dict[str, Any] = {
-        "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
+        "policy": {"new": dict(MODEL)},
         "data": {"prompts": prompts(folder / "prompts.jsonl", range(60))},
         "sampler": {"n": 4, "max_new": 3},
         "reward": {"name": f"{Path(__file__)}:digits"},
