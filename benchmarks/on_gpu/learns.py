@@ -252,30 +252,15 @@ class OfLog(Monitor):
 def train(arm: Arm, seed: int, folder: Path, size: Size, device: str, dtype: str) -> dict[str, Any]:
     """One run; what it measured is in FOLDER/curves too, as far as it came."""
     torch.set_num_threads(1)
-    values = {
-        "policy": {"model": str(folder / "start"), "device": device, "dtype": dtype, "threads": 1},
-        "data": {
-            "store": str(folder / f"{arm.log}.db"),
-            "eval_prompts": str(folder / "held_out.jsonl"),
-            "replay": 1.0,
-            "group_size": N,
-            **arm.data,
-        },
-        "sampler": {"n": N, "max_new": task.NEW, "batch": size.held_out},
-        "reward": {"name": "right"},
-        "objective": arm.objective,
-        "train": {
-            "steps": size.updates,
-            "groups": size.groups,
-            "micro_tokens": PASS,
-            "lr": 1e-4,
-            "warmup": min(10, size.updates),
-            "checkpoint_every": 10**6,
-            "seed": seed,
-            **arm.train,
-        },
-        "evaluate": {"every": size.every, "n": 1, "kl_samples": 0, "side_by_side": 0},
-    }
+    values: dict[str, Any] = tomllib.loads(Path(__file__).with_name("arm.toml").read_text("utf-8"))
+    values["policy"] |= {"model": str(folder / "start"), "device": device, "dtype": dtype}
+    files = {"store": str(folder / f"{arm.log}.db"), "eval_prompts": str(folder / "held_out.jsonl")}
+    values["data"] |= {**files, **arm.data}
+    values["sampler"]["batch"] = size.held_out
+    values["objective"] = arm.objective
+    steps = {"steps": size.updates, "groups": size.groups, "warmup": min(10, size.updates), "seed": seed}
+    values["train"] |= {**steps, **arm.train}
+    values["evaluate"]["every"] = size.every
     with Store.open(folder / "log.db", read_only=True) as store:
         logged = list(islice(store.samples(), size.compared * N))
     name = f"{ARMS.index(arm)}-{seed}"

@@ -27,7 +27,6 @@ from reproductions.arena.training import SilentActivity
 DIGITS, LENGTH = "0123456789", 5
 SLIP, SWAP = 0.22, 0.2  # how often the teachers err, for each digit and for each two neighbors
 GROUPS, N = 8, 4  # prompts and responses of an update
-MODEL = {"alphabet": DIGITS + ">", "hidden": 128, "layers": 1, "heads": 4, "context": 16}
 START, OTHER = "the start", "the other"  # the models, as sources of samples
 
 
@@ -148,24 +147,8 @@ def _imitate(model: Path, lessons: Iterator[tuple[str, str]], size: Size, seed: 
     store = model.parent / f"{model.name}-lessons.db"
     with Store.open(store) as opened:
         opened.append(Sample(prompt, text, role="expert", source="teacher") for prompt, text in lessons)
-    config = {
-        "policy": {"new": MODEL},
-        "data": {"store": str(store), "replay": 1.0},
-        "objective": {"name": "sft"},
-        "evaluate": {"kl": False, "kl_samples": 0},
-        "train": {
-            "steps": size.warm_up,
-            "groups": 64,
-            "micro_batch": 64,
-            "lr": 3e-3,
-            "warmup": 20,
-            "schedule": "cosine",
-            "adam_betas": [0.9, 0.99],
-            "checkpoint_every": 1000,
-            "seed": seed,
-        },
-    }
-    SilentActivity(RunConfig.of(config, "warm-up"), run).run()
+    changes = [f"data.store={store}", f"train.steps={size.warm_up}", f"train.seed={seed}"]
+    SilentActivity(RunConfig.load(Path(__file__).with_name("warm_up.toml"), changes), run).run()
     (run / "model").rename(model)
 
 
