@@ -109,8 +109,8 @@ class Loop:
         overrides: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        """`model`: the first one. `overrides`: KEY=VALUE of the runs. Raises `Refused` for none, and for another
-        one once a turn has trained on it."""
+        """`model`: the first one. `overrides`: KEY=VALUE of the runs. Raises `Refused` for none, and for
+        another one once a turn has trained on it."""
         self.store = url_of(store) or Path(store).absolute()
         self.overrides, self.say = list(overrides), say
         if folder is None and url_of(store):
@@ -144,7 +144,11 @@ class Loop:
         new, seen = 0, turns[-1].rewarded if turns else 0
         while new < count:
             time.sleep(POLL_SECONDS)
-            rewarded = self._rewarded() if exists(self.store) else 0
+            try:
+                rewarded = self._rewarded() if exists(self.store) else 0
+            except Lost as error:  # the server may come back
+                self.say(str(error))
+                continue
             new, seen = new + max(0, rewarded - seen), rewarded
 
     def turn(self, *, promote: bool) -> Turn:

@@ -180,11 +180,20 @@ def test_it_waits_for_new_rewards(tmp_path: Path, start: Path, monkeypatch) -> N
     thread.join()
 
 
-def test_what_is_deleted_meanwhile_keeps_no_turn_back(tmp_path: Path, start: Path, monkeypatch) -> None:
-    counts = iter([100, 60, 110, 90, 130, 500])
+def test_what_is_deleted_or_away_meanwhile_keeps_no_turn_back(
+    tmp_path: Path, start: Path, monkeypatch
+) -> None:
+    counts = iter([100, 60, Lost("no PostgreSQL answers"), 110, 90, 130, 500])
+
+    def count(_: Loop) -> int:
+        found = next(counts)
+        if isinstance(found, Lost):
+            raise found
+        return found
+
     monkeypatch.setattr(loop, "POLL_SECONDS", 0)
     monkeypatch.setattr(loop, "exists", lambda store: True)
-    monkeypatch.setattr(Loop, "_rewarded", lambda self: next(counts))
+    monkeypatch.setattr(Loop, "_rewarded", count)
     Loop(str(tmp_path / "s.db"), str(start), None, [], print).wait(190)
     assert next(counts) == 500
 
