@@ -125,7 +125,8 @@ def test_who_applies_where() -> None:
     assert len(of_pairs) == 3
     assert len(fresh) == 5
     assert able["DPO"] == able["IPO"] == able["SquaredPO, β = 0.1"] == of_pairs
-    assert able["GRPO"] == able["RLOO"] == able["both rules"] == fresh
+    assert able["GRPO"] == able["RLOO"] == fresh
+    assert able["both rules"] == [name for name in JOBS if JOBS[name].data != "groups"]
     assert able["TOPR"] == [job.name for job in EVERY if job.logs_start]
     assert able["the default"] == able["REINFORCE"] == able["the plain mean"] == list(JOBS)
     stored = [name for name in JOBS if name not in fresh]

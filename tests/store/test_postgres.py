@@ -44,7 +44,7 @@ def stop(database, batch):
     if batch[-1][0] == "COMMIT":  # all that a method sends with the lock
         database._connection.pgconn.send_query(b"BEGIN; SELECT pg_advisory_xact_lock(" + LOCK + b")")
         database._connection.pgconn.flush()
-        select.select([database._connection.pgconn.socket], [], [])  # an answer: the server has given the lock
+        select.select([database._connection.pgconn.socket], [], [])  # the answer: it has the lock
         print("ready", flush=True)
         time.sleep(600)
     return send(database, batch)
