@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -36,6 +37,11 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         missing = [key for key in KEYS if key not in made]
         assert not missing, f"a row of {path.name} has no {', '.join(missing)}: {made.get('name')}"
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Of a script, with its head as the help."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def known(path: Path) -> dict[str, Row]:

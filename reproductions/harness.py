@@ -164,6 +164,16 @@ def train(config: RunConfig, folder: Path, lag: int = 0) -> dict[str, Any]:
     return {"metrics": metrics, **json.loads(took.read_text())}
 
 
+def once(file: Path, make: Callable[[], Any]) -> Any:
+    """What `make` returns, from the JSON `file` where it was made before."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        making = file.with_suffix(".making")
+        making.write_text(json.dumps(make(), allow_nan=False))
+        making.rename(file)
+    return json.loads(file.read_text())
+
+
 def cpu_seconds() -> float:
     """Of this process and of those that it started and that ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -21,15 +21,16 @@ BEGIN, END = "<!-- begin: made by race.py --record -->", "<!-- end: made by race
 
 def race(values: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """What race.json has, and the CPU seconds that it took; made once in the folder `out`."""
-    done = out / "raced.json"
-    if not done.exists():
+
+    def make() -> dict[str, Any]:
         began = harness.cpu_seconds()
         record = Race(list(key_values(values)), out, say=lambda text: print(text, file=sys.stderr)).run()
         for row in record["rows"]:  # folders of this machine
             row.pop("run")
         del record["settings"]
-        done.write_text(json.dumps(record | {"cpu_seconds": harness.cpu_seconds() - began}))
-    found: dict[str, Any] = json.loads(done.read_text())
+        return record | {"cpu_seconds": harness.cpu_seconds() - began}
+
+    found: dict[str, Any] = harness.once(out / "raced.json", make)
     return found
 
 

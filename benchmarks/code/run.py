@@ -8,7 +8,6 @@ FOLDER has `code/humaneval.jsonl.gz` and `code/mbpp.jsonl.gz`, whose own solutio
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import sys
@@ -23,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from attacks import ESCAPES, FORGERIES, HONEST, TESTS  # noqa: E402
 
 from agro.types import Sample  # noqa: E402
-from agro_grade.code import CodeReward, code  # noqa: E402
+from agro_grade.rewards import CodeReward, code  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 
@@ -61,9 +60,7 @@ def measure(reward: CodeReward, name: str, samples: list[Sample], verdicts: list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = recording.parser(__doc__)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data")
     parser.add_argument("--level", default="full")
     parser.add_argument("--workers", type=int, default=2)

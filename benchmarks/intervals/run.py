@@ -26,7 +26,6 @@ are bootstraps, some minutes; rows of the others stay in the file.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -305,9 +304,7 @@ def coverage(draw: Draw, truth: float, prompts: int, evaluations: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = recording.parser(__doc__)
     parser.add_argument("--prompts", type=int, nargs="+", default=[100, 300])
     parser.add_argument("--evaluations", type=int, default=2000)
     parser.add_argument("--json", action="store_true")

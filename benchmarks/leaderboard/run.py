@@ -18,7 +18,6 @@ without loading and without measuring the accuracy (clock.py).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -228,9 +227,7 @@ def main() -> None:
         folder, seed, *changes, _, out = sys.argv[2:]
         train(Path(folder), int(seed), changes, Path(out))
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = recording.parser(__doc__)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
     parser.add_argument("--methods", nargs="+", default=[*METHODS, *TRL], choices=[*METHODS, *TRL])
     parser.add_argument("--seeds", type=int, default=3)

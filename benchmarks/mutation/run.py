@@ -15,7 +15,6 @@ imported agro yet.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -44,9 +43,7 @@ def digest(*texts: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = recording.parser(__doc__)
     parser.add_argument("--files", nargs="+", type=lambda p: Path(p).resolve(), default=FILES)
     parser.add_argument("--sample", type=int, help="of each file so many mutants, drawn with seed 0")
     given = parser.parse_args()

@@ -12,7 +12,6 @@ On a machine that others use, compare CPU.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import sys
@@ -189,9 +188,7 @@ def responses_a_second(location: Location) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = recording.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000])
     args = parser.parse_args()

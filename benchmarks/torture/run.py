@@ -9,7 +9,6 @@ are forks of one process that has the libraries loaded, which saves their start.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -236,9 +235,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = recording.parser(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)

@@ -15,7 +15,6 @@ Writes grid.json into --out, with --record beside this script too. An interrupte
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import sys
@@ -117,9 +116,8 @@ def configure(trial: Trial, files: Files, store: Path) -> RunConfig:
 
 def complete(trial: Trial, files: Files, out: Path) -> dict[str, Any]:
     """What is measured of a run, which is made unless that was done before."""
-    done = out / "runs" / f"{trial.file}.json"
-    if not done.exists():
-        done.parent.mkdir(parents=True, exist_ok=True)
+
+    def make() -> dict[str, Any]:
         began = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
             store = Path(folder) / "log.db"
@@ -127,8 +125,9 @@ def complete(trial: Trial, files: Files, out: Path) -> dict[str, Any]:
             trainer = SilentActivity(configure(trial, files, store), Path(folder) / "run")
             trainer.run()
             found = measure(trainer.policy, files)
-        done.write_text(json.dumps({**asdict(trial), **found, "cpu_seconds": time.process_time() - began}))
-    measured: dict[str, Any] = json.loads(done.read_text())
+        return {**asdict(trial), **found, "cpu_seconds": time.process_time() - began}
+
+    measured: dict[str, Any] = harness.once(out / "runs" / f"{trial.file}.json", make)
     return measured
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -29,6 +28,7 @@ from agro.store import Store
 from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.types import Prompt, Sample
+from reproductions import harness
 from reproductions.arena.training import SilentActivity
 from reproductions.panel import logs
 from reproductions.panel.jobs import JOBS, Job, reward
@@ -126,13 +126,7 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
 
 def complete(row: Row, out: Path, size: Size) -> Run:
     """What is measured of a run, which is made unless that was done before."""
-    done = out / "runs" / row.file
-    if not done.exists():
-        done.parent.mkdir(parents=True, exist_ok=True)
-        making = done.with_suffix(".making")
-        making.write_text(json.dumps(_play(row, world(row.job, out, size)), allow_nan=False))
-        making.rename(done)
-    found: Run = json.loads(done.read_text())
+    found: Run = harness.once(out / "runs" / row.file, lambda: _play(row, world(row.job, out, size)))
     return found
 
 
