@@ -174,6 +174,20 @@ def once(file: Path, make: Callable[[], Any]) -> Any:
     return json.loads(file.read_text())
 
 
+def different(count: int, draw: Callable[[], str]) -> list[str]:
+    """So many drawn texts, all different."""
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[draw()] = None
+    return list(drawn)
+
+
+def write_prompts(file: Path, prompts: Iterable[str], answer: Callable[[str], str]) -> None:
+    """With their answers."""
+    lines = (json.dumps({"prompt": prompt, "answer": answer(prompt)}) + "\n" for prompt in prompts)
+    file.write_text("".join(lines))
+
+
 def cpu_seconds() -> float:
     """Of this process and of those that it started and that ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -22,6 +22,7 @@ from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import Rollout, embedded
 from agro.store import Pair, Store
 from agro.types import Prompt, Sample
+from reproductions import harness
 from reproductions.arena.training import SilentActivity
 
 DIGITS, LENGTH = "0123456789", 5
@@ -95,15 +96,18 @@ def prepare(out: Path, size: Size) -> Files:
 def _make(files: Files) -> None:
     rng, size = random.Random(0), files.size
     counts = (size.prompts, size.logged, size.validation + size.test, size.taught, size.taught)
-    drawn = _different(sum(counts), rng)
+    drawn = harness.different(sum(counts), lambda: "".join(rng.choices(DIGITS, k=LENGTH)) + ">")
     parts = []
     for count in counts:
         parts.append(drawn[:count])
         drawn = drawn[count:]
     fresh, logged, held_out, first, second = parts
-    _write(files.prompts, fresh)
-    _write(files.held_out, held_out)
-    _write(files.folder / "logged.jsonl", logged)
+    for file, part in (
+        (files.prompts, fresh),
+        (files.held_out, held_out),
+        (files.folder / "logged.jsonl", logged),
+    ):
+        harness.write_prompts(file, part, answer)
     _imitate(files.start, ((p, _slipping(p, size.slip, rng)) for p in first), size, seed=0)
     _imitate(files.other, ((p, _swapping(p, rng)) for p in second), size, seed=1)
     asked = load_prompts(files.folder / "logged.jsonl")
@@ -111,13 +115,6 @@ def _make(files: Files) -> None:
         _log(files.log(source), model, asked, source)
     _log(files.values, files.start, [*asked, *load_prompts(files.prompts)], "values")
     (files.folder / "size.json").write_text(json.dumps(asdict(size)))
-
-
-def _different(count: int, rng: random.Random) -> list[str]:
-    drawn: dict[str, None] = {}
-    while len(drawn) < count:
-        drawn["".join(rng.choices(DIGITS, k=LENGTH)) + ">"] = None
-    return list(drawn)
 
 
 def answer(prompt: str) -> str:
@@ -134,11 +131,6 @@ def _swapping(prompt: str, rng: random.Random) -> str:
         if rng.random() < SWAP:
             digits[i], digits[i + 1] = digits[i + 1], digits[i]
     return "".join(digits)
-
-
-def _write(file: Path, prompts: Sequence[str]) -> None:
-    lines = [json.dumps({"prompt": p, "answer": answer(p)}) + "\n" for p in prompts]
-    file.write_text("".join(lines))
 
 
 def _imitate(model: Path, lessons: Iterator[tuple[str, str]], size: Size, seed: int) -> None:

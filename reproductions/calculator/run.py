@@ -11,7 +11,6 @@ writes result.json and figure.png into --out, with --record beside this script t
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections import defaultdict
@@ -79,8 +78,7 @@ def prepare(folder: Path, seed: int, config: RunConfig) -> dict[str, str]:
     parts = questions(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("train", "test"):
-        lines = (json.dumps({"prompt": p, "answer": answer(p)}) + "\n" for p in parts[part])
-        (folder / f"{part}.jsonl").write_text("".join(lines))
+        harness.write_prompts(folder / f"{part}.jsonl", parts[part], answer)
     if not (folder / "store.db").exists():
         taught = lessons(config, parts["taught"], random.Random(seed))
         with Store.open(folder / "store.db") as store:

@@ -55,8 +55,7 @@ def prepare(folder: Path) -> dict[str, int]:
     kept = {"train": rows["train"], "test": [p for p in rows["test"] if p not in trained]}
     folder.mkdir(parents=True, exist_ok=True)
     for part, prompts in kept.items():
-        lines = (json.dumps({"prompt": p, "answer": answer(p)}) + "\n" for p in prompts)
-        (folder / f"{part}.jsonl").write_text("".join(lines))
+        harness.write_prompts(folder / f"{part}.jsonl", prompts, answer)
     return {
         "train_rows": len(given["train"]),
         "train_duplicates": len(given["train"]) - len(rows["train"]),

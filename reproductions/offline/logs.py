@@ -6,7 +6,6 @@ import gzip
 import importlib.util
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +48,11 @@ def prepare(out: Path) -> dict[str, Path]:
     mixture.write_text(_mixture())
     harness.import_log(mixture, files["mixture"], COLUMNS)
     made = task()
-    _write(files["held_out"], made.make_prompts(HELD_OUT, made.EVAL_SEED))
-    _write(files["prompts"], [group["prompt"] for group in groups()])
+    asked = {"held_out": made.make_prompts(HELD_OUT, made.EVAL_SEED)}
+    asked["prompts"] = [group["prompt"] for group in groups()]
+    for name, prompts in asked.items():
+        harness.write_prompts(files[name], prompts, lambda prompt: str(_total(prompt)))
     return files
-
-
-def _write(file: Path, prompts: Sequence[str]) -> None:
-    """Prompts with their answers."""
-    lines = [json.dumps({"prompt": prompt, "answer": str(_total(prompt))}) + "\n" for prompt in prompts]
-    file.write_text("".join(lines))
 
 
 def groups() -> list[dict[str, Any]]:

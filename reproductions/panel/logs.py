@@ -109,12 +109,12 @@ def prepare(job: Job, out: Path, size: Size) -> Files:
 def _make(job: Job, files: Files, size: Size) -> None:
     rng = random.Random(job.name)
     logged, held_out = _prompts(job, size, rng)
-    _write(files.held_out, job, held_out)
-    _write(files.prompts, job, logged)
+    harness.write_prompts(files.held_out, held_out, job.task.answer)
+    harness.write_prompts(files.prompts, logged, job.task.answer)
     _make_start(job, files, size, {*logged, *held_out}, rng)
     facts: dict[str, Any] = {"prompts": len(logged), "held_out": len(held_out)}
     if job.data != "fresh":
-        prompts = [Prompt(p, columns=_columns(job, p)) for p in logged]
+        prompts = [Prompt(p, columns={"answer": job.task.answer(p)}) for p in logged]
         facts |= _log(job, files, load(files.start), prompts, rng)
     (files.folder / "facts.json").write_text(json.dumps(facts))
 
@@ -139,7 +139,7 @@ def _make_start(job: Job, files: Files, size: Size, taken: Collection[str], rng:
 def _prompts(job: Job, size: Size, rng: random.Random) -> tuple[list[str], list[str]]:
     """Those of the log and those held out, all different."""
     if job.distinct is None:
-        drawn = _different(job.prompts + size.held_out, lambda: job.task.prompt(rng))
+        drawn = harness.different(job.prompts + size.held_out, lambda: job.task.prompt(rng))
         return drawn[: job.prompts], drawn[job.prompts :]
     ends = [job.task.prompt(rng).partition(":")[2] for _ in range(job.distinct)]
 
@@ -147,24 +147,9 @@ def _prompts(job: Job, size: Size, rng: random.Random) -> tuple[list[str], list[
         return job.task.prompt(rng).partition(":")[0] + ":" + rng.choice(ends)
 
     half = size.held_out // 2
-    copies = _different(job.prompts + half, near_copy)
-    others = _different(half, lambda: job.task.prompt(rng))
+    copies = harness.different(job.prompts + half, near_copy)
+    others = harness.different(half, lambda: job.task.prompt(rng))
     return copies[: job.prompts], list(dict.fromkeys([*copies[job.prompts :], *others]))
-
-
-def _different(count: int, draw: Any) -> list[str]:
-    drawn: dict[str, None] = {}
-    while len(drawn) < count:
-        drawn[draw()] = None
-    return list(drawn)
-
-
-def _columns(job: Job, prompt: str) -> dict[str, str]:
-    return {"answer": job.task.answer(prompt)}
-
-
-def _write(file: Path, job: Job, prompts: Sequence[str]) -> None:
-    file.write_text("".join(json.dumps({"prompt": p, **_columns(job, p)}) + "\n" for p in prompts))
 
 
 def environment_of(job: Job) -> dict[str, Any] | None:
