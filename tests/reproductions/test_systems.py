@@ -86,7 +86,6 @@ def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.main(["--only", "present", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "README.md").read_text()
     assert "The module `present` failed: it ended with 1." in text
-    assert f"{len(SYSTEMS)} systems: 1 whole" in text
     assert "**Whole**: [PPO](" in text
 
 
