@@ -109,8 +109,8 @@ class Loop:
         overrides: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        """`model`: the first one. `overrides`: KEY=VALUE of the runs. Raises `Refused` for another model
-        than the loop began with, or none."""
+        """`model`: the first one. `overrides`: KEY=VALUE of the runs. Raises `Refused` for none, and for
+        another one once a turn has trained on it."""
         self.store = url_of(store) or Path(store).absolute()
         self.overrides, self.say = list(overrides), say
         if folder is None and url_of(store):
@@ -120,17 +120,19 @@ class Loop:
         if model is not None:
             first = Path(model) / "model" if (Path(model) / "model").is_dir() else Path(model)
             first = first.absolute() if first.exists() else first
-        if not (self.folder / FILE).is_file():
-            if first is None:
-                raise Refused(f"--model: expected the model to begin with, for {self.folder} has no {FILE}")
-            self.folder.mkdir(parents=True, exist_ok=True)
-            record = LoopRecord(model=str(first), version=version_of(first))
-            write(self.folder / FILE, record.model_dump_json(indent=1) + "\n")
-        record = LoopRecord.read(self.folder)
-        if first is not None and str(first) != record.model:
+        begun = (self.folder / FILE).is_file()
+        if not begun and first is None:
+            raise Refused(f"--model: expected the model to begin with, for {self.folder} has no {FILE}")
+        record = LoopRecord.read(self.folder) if begun else None
+        if first is None or (record is not None and str(first) == record.model):
+            return
+        if record is not None and any(turn.outcome != "refused" for turn in record.turns):
             raise Refused(
                 f"--model {model}: {self.folder} began with {record.model}; give that one, or another --out"
             )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        record = LoopRecord(model=str(first), version=version_of(first), turns=record.turns if record else [])
+        write(self.folder / FILE, record.model_dump_json(indent=1) + "\n")
 
     def wait(self, count: int) -> None:
         """Until so many samples with a reward, and judged pairs, came to the store since the last turn, also
@@ -142,7 +144,11 @@ class Loop:
         new, seen = 0, turns[-1].rewarded if turns else 0
         while new < count:
             time.sleep(POLL_SECONDS)
-            rewarded = self._rewarded() if exists(self.store) else 0
+            try:
+                rewarded = self._rewarded() if exists(self.store) else 0
+            except Lost as error:  # the server may come back
+                self.say(str(error))
+                continue
             new, seen = new + max(0, rewarded - seen), rewarded
 
     def turn(self, *, promote: bool) -> Turn:

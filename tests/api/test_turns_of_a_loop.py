@@ -110,15 +110,16 @@ def test_nothing_is_promoted_over_a_model_that_it_did_not_begin_with(
 def test_data_that_nothing_can_learn_from_are_refused_and_the_next_turn_begins(
     tmp_path: Path, start: Path
 ) -> None:
+    """With another model, where the first one was mistyped: no turn has trained on it."""
     with Store.open(tmp_path / "s.db") as store:
         store.append(Sample(f"{i}>", "7", source="log") for i in range(4))
     given = [tmp_path / "s.db", *settings(tmp_path, start), "--model", start]
-    assert "reward" in refused("loop", *given)
+    assert "reward" in refused("loop", *given[:-1], "other")
     assert [turn.outcome for turn in LoopRecord.read(tmp_path / "s.loop").turns] == ["refused"]
-    assert "give that one" in refused("loop", tmp_path / "s.db", "--model", "other")
     assert "expected a promoted model" in refused("loop", tmp_path / "s.db", "--rollback")
     fill(tmp_path / "s.db")
     assert "turn 2: better" in done("loop", *given).stdout
+    assert "give that one" in refused("loop", tmp_path / "s.db", "--model", "other")
 
 
 @pytest.mark.parametrize("error", [Unwritable("the disk is full"), Lost("no PostgreSQL answers")])
@@ -179,11 +180,20 @@ def test_it_waits_for_new_rewards(tmp_path: Path, start: Path, monkeypatch) -> N
     thread.join()
 
 
-def test_what_is_deleted_meanwhile_keeps_no_turn_back(tmp_path: Path, start: Path, monkeypatch) -> None:
-    counts = iter([100, 60, 110, 90, 130, 500])
+def test_what_is_deleted_or_away_meanwhile_keeps_no_turn_back(
+    tmp_path: Path, start: Path, monkeypatch
+) -> None:
+    counts = iter([100, 60, Lost("no PostgreSQL answers"), 110, 90, 130, 500])
+
+    def count(_: Loop) -> int:
+        found = next(counts)
+        if isinstance(found, Lost):
+            raise found
+        return found
+
     monkeypatch.setattr(loop, "POLL_SECONDS", 0)
     monkeypatch.setattr(loop, "exists", lambda store: True)
-    monkeypatch.setattr(Loop, "_rewarded", lambda self: next(counts))
+    monkeypatch.setattr(Loop, "_rewarded", count)
     Loop(str(tmp_path / "s.db"), str(start), None, [], print).wait(190)
     assert next(counts) == 500
 
