@@ -79,12 +79,16 @@ def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None
 
 
 def options_at(
-    options: Mapping[str, Any], step: int, tuned: float | None = None, shift: float = 0.0
+    options: Mapping[str, Any],
+    step: int,
+    tuned: float | None = None,
+    shift: float = 0.0,
+    steps: int | None = None,
 ) -> dict[str, Any]:
-    """The values of options at step `step` (from 0) of a phase.
+    """The values of options at step `step` (from 0) of a phase of `steps` steps; None: not known yet.
 
-    A schedule `{start, end, steps, shape}` goes from `start` to `end` in `steps` steps; `shape` is "linear"
-    (the default) or "cosine". With `warmup` it begins so many steps later, and rises from 0 to `start` in
+    A schedule `{start, end, steps, shape}` goes from `start` to `end` in `steps` steps, all of the phase
+    where it names none; `shape` is "linear" (the default) or "cosine". With `warmup` it begins so many steps later, and rises from 0 to `start` in
     them (CHORD, arXiv 2508.11408). For `{start, target_kl, rate}` the value is `tuned`, the result of
     `tune`, or `start` where that is None, and for "measured" it is `shift`. Other values are constant.
     """
@@ -95,9 +99,10 @@ def options_at(
         elif isinstance(value, Mapping) and is_tuned(value):
             current[name] = value["start"] if tuned is None else tuned
         elif isinstance(value, Mapping):
-            if not is_schedule(value):
+            timed = {"steps": max(1, steps or step), **value}
+            if not is_schedule(timed):
                 raise Refused(f"schedule of an option: expected {EXPECTED}, got {dict(value)}")
-            current[name] = value_at(value, step)
+            current[name] = value_at(timed, step)
     return current
 
 
@@ -197,7 +202,7 @@ class Phase:
         objective = self.config.objective
         measured = position.monitors.get(SHIFT) or 0.0  # unknown: none
         shift = measured * (1 - self.at(position) / self.steps)
-        current = options_at(objective.options, self.at(position), position.beta, shift)
+        current = options_at(objective.options, self.at(position), position.beta, shift, self.steps)
         return self.entry.with_preset(current)
 
     def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,10 +160,10 @@ def test_the_command_answers_without_a_model(tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
-def test_the_guides_table_is_what_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_cards_is_what_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(__file__).parents[2]
     runpy.run_path(str(root / "tools/docs/card_table.py"))["main"]()
-    assert capsys.readouterr().out in (root / "docs/guide/servers.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out in (root / "docs/scaling.md").read_text(encoding="utf-8")
 
 
 def test_a_model_with_weights_is_loaded_and_not_counted_alone(tmp_path: Path) -> None:

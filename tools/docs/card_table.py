@@ -1,4 +1,4 @@
-"""The table of docs/guide/servers.md: what one GPU holds, counted. `python tools/docs/card_table.py`"""
+"""The table of docs/scaling.md: what one GPU holds, counted. `python tools/docs/card_table.py`"""
 
 from __future__ import annotations
 

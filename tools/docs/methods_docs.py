@@ -161,7 +161,7 @@ NOT_CARRIED = {
     "TRL's ORPO, CPO, SimPO, XPO, Nash-MD, BCO, SPPO, AOT, EXO, NCA and DiscoPOP, verl's clip-cov, KL-cov "
     "and pass@k": (
         "not written: baselines of others that no paper this project is built from compares with; "
-        "an objective of one's own is ten lines (guide, Choosing β and the method)"
+        "an objective of one's own is ten lines (guide, Parts of your own)"
     ),
     "model-based VIPO, MP1 (2507.10543), VolleyBots (2502.01932), ARIES (2502.21208)": (
         "no world model, nothing to carry over, or no method of training"
