@@ -103,39 +103,24 @@ def cut(name: str, longest: int = 20) -> str:
 def scale_axes(axes: Any, values: Values, *, log: bool = False, percent: bool = False) -> None:
     """Limits and ticks of the y axis. `log`: logarithmic, linear around 0, where the values span enough."""
     values = values[np.isfinite(values)]
-    if log and _scale_log(axes, values):
-        return
+    lowest, highest, positive = values.min(), values.max(), values[values > 0]
+    if log and positive.size:
+        # A few tiny values don't fill the figure.
+        floor = 10.0 ** math.floor(math.log10(np.quantile(positive, 0.05)))
+        bottom = lowest * 0.7 if lowest >= floor else 0.0
+        if lowest < 0:
+            floor, bottom = max(floor, 10.0 ** math.ceil(math.log10(-lowest))), lowest * 1.3
+        if highest > 20 * floor:
+            axes.set_yscale("symlog", linthresh=floor)
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.set_ylim(bottom, highest * 1.4)
+            axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
+            return
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
     axes.yaxis.set_major_formatter(FuncFormatter(percent_tick if percent else tick))
     low, high = axes.get_ylim()
-    low = min(low, 0.0, values.min()) if values.min() < 0 else 0.0
-    high = max(high, values.max())
+    low, high = min(low, lowest) if lowest < 0 else 0.0, max(high, highest)
     axes.set_ylim(low, high if high > low else low + 1)
-
-
-def _scale_log(axes: Any, values: Values) -> bool:
-    """Whether the values span enough for a logarithmic scale, which is then set."""
-    positive = values[values > 0]
-    if not positive.size:
-        return False
-    low = values.min()
-    floor = 10.0 ** math.floor(
-        math.log10(np.quantile(positive, 0.05))
-    )  # few tiny values don't fill the figure
-    if low < 0:
-        floor = max(floor, 10.0 ** math.ceil(math.log10(-low)))
-    if values.max() <= 20 * floor:
-        return False
-    bottom = 0.0
-    if low < 0:
-        bottom = low * 1.3
-    elif low >= floor:
-        bottom = low * 0.7
-    axes.set_yscale("symlog", linthresh=floor)
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(bottom, values.max() * 1.4)
-    axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
-    return True
 
 
 def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -> None:
@@ -194,33 +179,23 @@ def hover(axes: Any, columns: Sequence[HoverColumn]) -> str:
         x = float(axes.transData.transform((column.x, 0.0))[0]) * 72 / figure.dpi
         if not placed or x >= placed[-1][0] + NEAREST:
             placed.append((x, column))
-    if not placed:
-        return ""
-    bounds = [width * box.x0 - PADDING]
-    bounds += [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
-    bounds.append(width * box.x1 + PADDING)
+    bounds = [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
+    bounds = [width * box.x0 - PADDING, *bounds, width * box.x1 + PADDING]
     parts = []
-    for (x, column), (begin, end) in zip(placed, pairwise(bounds), strict=True):
+    for (x, column), (begin, end) in zip(placed, pairwise(bounds)):
         size = f'width="{end - begin:.1f}" height="{bottom - top:.1f}"'
         area = f'<rect class="hit" x="{begin:.1f}" y="{top:.1f}" {size}/>'
         line = f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
-        parts.append(f'<g class="at">{area}{line}{_card(column, x, top, width)}</g>')
-    return "".join(parts)
-
-
-def _card(column: HoverColumn, x: float, top: float, width: float) -> str:
-    """The text beside the line, on the side where it has room."""
-    texts = [(column.title, "var(--ink)"), *column.lines]
-    card_width = max(len(text) for text, _ in texts) * WIDTH + 2 * PADDING
-    begin = x + 5
-    if begin + card_width > width:
-        begin = max(0.0, x - 5 - card_width)
-    card_height = len(texts) * CARD_LINE + PADDING
-    size = f'width="{card_width:.1f}" height="{card_height:.1f}"'
-    parts = [f'<rect class="card" x="{begin:.1f}" y="{top:.1f}" {size} rx="2"/>']
-    for number, (text, color) in enumerate(texts, 1):
-        y = top + number * CARD_LINE
-        parts.append(f'<text x="{begin + PADDING:.1f}" y="{y:.1f}" fill="{color}">{escape(text)}</text>')
+        # The card stands beside the line, on the side where it has room.
+        texts = [(column.title, "var(--ink)"), *column.lines]
+        card_width = max(len(text) for text, _ in texts) * WIDTH + 2 * PADDING
+        left = x + 5 if x + 5 + card_width <= width else max(0.0, x - 5 - card_width)
+        size = f'width="{card_width:.1f}" height="{len(texts) * CARD_LINE + PADDING:.1f}"'
+        card = f'<rect class="card" x="{left:.1f}" y="{top:.1f}" {size} rx="2"/>'
+        for number, (text, color) in enumerate(texts, 1):
+            place = f'x="{left + PADDING:.1f}" y="{top + number * CARD_LINE:.1f}"'
+            card += f'<text {place} fill="{color}">{escape(text)}</text>'
+        parts.append(f'<g class="at">{area}{line}{card}</g>')
     return "".join(parts)
 
 
@@ -381,9 +356,21 @@ def rows_of_phase(run: RunData, span: PhaseSpan) -> NDArray[np.bool_]:
 
 def _line(axes: Any, run: RunData, x: Values, s: Series) -> float:
     """Draw one series and return the height of its last point."""
+    finite = np.isfinite(s.values)
     if s.points:
-        return _points(axes, run, x, s)
-    end, means = math.nan, _smoothed(run, s)
+        parts = [finite & rows_of_phase(run, span) for span in run.spans] if s.split else [finite]
+        for part in parts:
+            axes.plot(x[part], s.values[part], color=s.color, linewidth=1.4, clip_on=False)
+        if s.se is not None:
+            error = {"fmt": "none", "ecolor": s.color, "elinewidth": 1.0, "capsize": 0, "clip_on": False}
+            axes.errorbar(x[finite], s.values[finite], s.se[finite], **error)
+        dots = {"color": s.color, "markersize": 3.6, "markeredgewidth": 0, "clip_on": False}
+        axes.plot(x[finite], s.values[finite], "o", **dots)
+        if s.mark is not None:
+            ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
+            axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
+        return float(s.values[finite][-1])
+    means = _smoothed(run, s)
     for span in run.spans:  # a phase trains on other data, so no line joins two of them
         rows = rows_of_phase(run, span)
         mean = means[rows]
@@ -393,28 +380,7 @@ def _line(axes: Any, run: RunData, x: Values, s: Series) -> float:
         gap = np.isnan(np.concatenate([[math.nan], mean, [math.nan]]))
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]
         axes.plot(x[rows][alone], mean[alone], "o", color=s.color, markersize=2.4, markeredgewidth=0)
-        finite = mean[~np.isnan(mean)]
-        if finite.size:
-            end = float(finite[-1])
-    return end
-
-
-def _points(axes: Any, run: RunData, x: Values, s: Series) -> float:
-    finite = np.isfinite(s.values)
-    parts = [finite]
-    if s.split:
-        parts = [finite & rows_of_phase(run, span) for span in run.spans]
-    for part in parts:
-        axes.plot(x[part], s.values[part], color=s.color, linewidth=1.4, clip_on=False)
-    x_known, y = x[finite], s.values[finite]
-    if s.se is not None:
-        error = {"fmt": "none", "ecolor": s.color, "elinewidth": 1.0, "capsize": 0, "clip_on": False}
-        axes.errorbar(x_known, y, s.se[finite], **error)
-    axes.plot(x_known, y, "o", color=s.color, markersize=3.6, markeredgewidth=0, clip_on=False)
-    if s.mark is not None:
-        ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
-        axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
-    return float(y[-1])
+    return float(means[np.isfinite(means)][-1])
 
 
 def running_mean(values: Values, width: int) -> Values:
@@ -447,59 +413,65 @@ def name_phases(axes: Any, run: RunData, x: Values, size: Size) -> int:
     return used
 
 
-SINGLE = 8  # distinct values that get a bar each
+FEW = 8  # distinct values that get a bar each
 BINS = 24
-SHARE = "share of responses"
 
 
 def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
     """Shares of `begin` (gray) and `end` (blue), neither empty. `integer`: the values are whole numbers."""
+    edges = bin_edges(np.concatenate([begin, end]), integer)
+    return shares([(begin, MUTED), (end, FIRST)], unit, edges, few=0 if integer else FEW, integer=integer)
+
+
+def shares(
+    parts: Sequence[tuple[Values, str]],
+    unit: str,
+    edges: Values,
+    *,
+    few: int = FEW,
+    log: bool = False,
+    integer: bool = False,
+    of: str = "responses",
+) -> Figure:
+    """The share of each part's values between two edges, in its color; a bar for each value, where all parts
+    together have no more than `few`."""
     figure, axes = share_axes(below=int(not is_beside(unit)))
-    values = np.unique(np.concatenate([begin, end]))
-    parts = ((begin, MUTED), (end, FIRST))
-    if len(values) <= SINGLE and not integer:
-        names = [f"{v:.4g}" for v in values]
-        draw_bars(axes, names, [([(part == v).mean() for v in values], color) for part, color in parts])
+    distinct = np.unique(np.concatenate([values for values, _ in parts]))
+    if len(distinct) <= few:
+        width = 0.8 / len(parts)
+        for i, (values, color) in enumerate(parts):
+            positions = np.arange(len(distinct)) + (i - (len(parts) - 1) / 2) * width
+            axes.bar(positions, [(values == x).mean() for x in distinct], 0.95 * width, color=color)
+        axes.set_xticks(range(len(distinct)), [f"{x:.4g}" for x in distinct])
+        axes.set_xlim(-0.6, max(len(distinct), 2) - 0.4)
     else:
-        edges = bin_edges(values, integer)
-        shares = [(np.histogram(part, edges)[0] / len(part), color) for part, color in parts]
-        draw_bins(axes, edges, shares, integer=integer)
-    name_axes(axes, unit, SHARE)
+        begin, end = np.searchsorted(edges, (distinct[0], distinct[-1]), side="right").clip(1, len(edges) - 1)
+        edges = edges[begin - 1 : end + 1]  # those that have values
+        for values, color in parts:
+            within = values.clip(edges[0], edges[-1])
+            heights = np.histogram(within, edges)[0] / max(len(values), 1)
+            axes.stairs(heights, edges, fill=True, color=color, alpha=0.22)
+            axes.stairs(heights, edges, color=color, linewidth=1.3)
+        axes.set_xlim(edges[0], edges[-1])
+        if log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_minor_locator(NullLocator())
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick))
+    axes.set_ylim(bottom=0)
+    name_axes(axes, unit, f"share of {of}")
     return figure
 
 
-def draw_bars(axes: Any, names: Sequence[str], parts: Sequence[tuple[Any, str]]) -> None:
-    """Bars side by side at each name: of each part its height there, and its color."""
-    width = 0.8 / len(parts)
-    for i, (heights, color) in enumerate(parts):
-        positions = np.arange(len(names)) + (i - (len(parts) - 1) / 2) * width
-        axes.bar(positions, heights, 0.95 * width, color=color)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlim(-0.6, max(len(names), 2) - 0.4)
-    axes.set_ylim(bottom=0)
-
-
-def draw_bins(
-    axes: Any,
-    edges: Values,
-    parts: Sequence[tuple[Values, str]],
-    *,
-    log: bool = False,
-    integer: bool = False,
-) -> None:
-    """Filled outlines: of each part its height between two edges, and its color."""
-    for heights, color in parts:
-        axes.stairs(heights, edges, fill=True, color=color, alpha=0.22)
-        axes.stairs(heights, edges, color=color, linewidth=1.3)
-    axes.set_xlim(edges[0], edges[-1])
-    if log:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_locator(NullLocator())
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
-    axes.xaxis.set_major_formatter(FuncFormatter(tick))
-    axes.set_ylim(bottom=0)
+def share_axes(below: int = 0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=PANEL)
+    axes: Any = figure.add_axes(margins(PANEL, [], 1, below))
+    style_axes(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
+    return figure, axes
 
 
 def bin_edges(values: Values, integer: bool) -> Values:
@@ -537,17 +509,8 @@ def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> F
     axes.set_ylim(0, 1)
     rows = name_phases(axes, run, run.column("step"), PANEL)
     axes.set_position(margins(PANEL, [], rows + 1))
-    name_axes(axes, "step", SHARE, rows)
+    name_axes(axes, "step", "share of responses", rows)
     return figure
-
-
-def share_axes(below: int = 0) -> tuple[Figure, Any]:
-    figure = Figure(figsize=PANEL)
-    axes: Any = figure.add_axes(margins(PANEL, [], 1, below))
-    style_axes(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
-    return figure, axes
 
 
 DOTS = 200  # of the training rewards against KL
@@ -589,7 +552,7 @@ def against_kl(run: RunData, size: Size = WIDE) -> Markup:
     for axes, rows in zip(figure.axes, parts, strict=True):
         columns = []
         for s, kl in kl_pairs(run):
-            for row in np.flatnonzero(_known(s, kl, rows)) if s.points else ():
+            for row in np.flatnonzero(rows & np.isfinite(s.values + kl)) if s.points else ():
                 reward = (f"{s.label} {short(s.values[row])}", css(s.color))
                 lines = (reward, (f"KL {short(kl[row])}", css(MUTED)))
                 columns.append(HoverColumn(float(kl[row]), f"step {run.rows[row]['step']}", lines))
@@ -607,20 +570,28 @@ def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.
     parts = [("", np.full(len(run.rows), True))]
     if split:
         parts = [(span.name, rows_of_phase(run, span)) for span in run.spans]
-    parts = [part for part in parts if any(_known(s, kl, part[1]).any() for s, kl in pairs)]
+    parts = [part for part in parts if any((part[1] & np.isfinite(s.values + kl)).any() for s, kl in pairs)]
     labels = [s.label for s, _ in pairs] if len(pairs) > 1 else []
     figure = Figure(figsize=size)
-    x, bottom, width, height = margins(size, labels, 1 + split, below=1)
+    left, bottom, width, height = margins(size, labels, 1 + split, below=1)
     gap = 14 / (size[0] * 72)
     each = (width - gap * (len(parts) - 1)) / len(parts)
     rewards = np.concatenate([s.values[np.isfinite(kl)] for s, kl in pairs])
     for i, (name, rows) in enumerate(parts):
-        axes: Any = figure.add_axes((x + i * (each + gap), bottom, each, height))
+        axes: Any = figure.add_axes((left + i * (each + gap), bottom, each, height))
         style_axes(axes)
         axes.xaxis.set_major_locator(MaxNLocator(max(3, 6 // len(parts)), steps=NICE))
         for s, kl in pairs:
-            selected = _known(s, kl, rows)
-            _path(axes, s, kl[selected], s.values[selected], together=math.ceil(len(kl) / DOTS))
+            known = rows & np.isfinite(s.values + kl)
+            x, y = kl[known], s.values[known]
+            style: dict[str, Any] = {"color": s.color, "markeredgewidth": 0, "clip_on": False}
+            if s.points:
+                axes.plot(x, y, "-o", linewidth=1.2, markersize=3.6, **style)
+                continue
+            together = math.ceil(len(kl) / DOTS)
+            starts = range(0, len(x), together)
+            means = [np.array([values[k : k + together].mean() for k in starts]) for values in (x, y)]
+            axes.plot(*means, "o", markersize=2.8, alpha=0.55, **style)
         scale_axes(axes, rewards)
         low, high = axes.get_xlim()
         axes.set_xlim(min(0.0, low), high)
@@ -635,21 +606,6 @@ def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.
         ends = [(s.label, s.color, float(s.values[np.isfinite(s.values + kl)][-1])) for s, kl in pairs]
         name_series(figure.axes[-1], size, ends)
     return figure, [rows for _, rows in parts]
-
-
-def _known(s: Series, kl: Values, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    return rows & np.isfinite(s.values + kl)
-
-
-def _path(axes: Any, s: Series, x: Values, y: Values, together: int) -> None:
-    """Points joined in order of steps, or dots that are means over `together` steps."""
-    style: dict[str, Any] = {"color": s.color, "markeredgewidth": 0, "clip_on": False}
-    if s.points:
-        axes.plot(x, y, "-o", linewidth=1.2, markersize=3.6, **style)
-        return
-    starts = range(0, len(x), together)
-    x, y = (np.array([values[i : i + together].mean() for i in starts]) for values in (x, y))
-    axes.plot(x, y, "o", markersize=2.8, alpha=0.55, **style)
 
 
 def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
