@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agro.cli import common
-from agro.cli.common import Json, options, table, terminal
+from agro.cli.common import Json, options, show_table, terminal
 from agro.cli.run_models import MaxNew, MeasuredModel, Temperature, load_sets
 from agro.config import RewardConfig
 from agro.errors import Refused
@@ -66,8 +66,8 @@ def compare(
         if reward is None:
             raise Refused("--prompts: expected --reward NAME beside it, which scores the responses")
         sets, scoring = load_sets(prompts), RewardConfig(name=reward, options=options(option))
-        sampling = Sampling(n, max_new, temperature, seed, policy)
-        sides = [_answered(name, sets, scoring, sampling) for name in results]
+        sampling: dict[str, Any] = {"n": n, "temperature": temperature, "max_new": max_new}
+        sides = [_answered(name, sets, scoring, policy, seed, **sampling) for name in results]
     paired = PairedSets.of(sides, metric)
     from agro.pages.run.compare import write_results
 
@@ -80,10 +80,15 @@ def compare(
 
 
 def _answered(
-    name: str, sets: dict[str, list[Prompt]], reward: RewardConfig, sampling: Sampling
+    name: str,
+    sets: dict[str, list[Prompt]],
+    reward: RewardConfig,
+    policy: list[str] | None,
+    seed: int,
+    **sampling: Any,
 ) -> list[Result]:
     """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
-    responses is read as it is."""
+    responses is read as it is. `sampling`: of `MeasuredModel.sampler`."""
     from agro.cli.measuring import Measurement
     from agro.rollout.rollout import EpisodeReward
 
@@ -91,14 +96,14 @@ def _answered(
     if path.is_file():
         return results_at(path)
     run, model = (path, None) if is_run(path) else (None, name)
-    subject = MeasuredModel.of(run, model, sampling.policy)
-    sampler = subject.sampler(sampling.n, sampling.temperature, sampling.max_new)
+    subject = MeasuredModel.of(run, model, policy)
     rollout = subject.rollout()
     scoring = reward.model_dump(mode="json", include={"name", "options"})
     found = []
     with closing(EpisodeReward(load_reward(reward))) as scorer:
+        measurement = Measurement(scorer, subject.sampler(**sampling), seed)
         for task, prompts in sets.items():
-            measured = Measurement(scorer, sampler, sampling.seed).of(rollout, subject.path, prompts)
+            measured = measurement.of(rollout, subject.path, prompts)
             if measured.is_unknown:
                 raise Refused(
                     f"{name}: none of the responses to {task} could be scored: "
@@ -111,16 +116,6 @@ def _answered(
     return found
 
 
-class Sampling(NamedTuple):
-    """How models answer."""
-
-    n: int
-    max_new: int | None
-    temperature: float
-    seed: int
-    policy: list[str] | None
-
-
 def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool) -> None:
     from agro.pages.run import compare as pages
 
@@ -129,13 +124,12 @@ def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool
     if as_json:
         print(json.dumps(pages.to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
         return
-    final = f"final {pages.measure_name(comparison)}"
-    shown = table("line", "seeds", final, "step", "to the first line", wrap_names=True)
+    rows = []
     for line in comparison.lines:
         seeds, difference = ", ".join(map(str, line.seeds)), pages.difference_words(comparison, line)
-        shown.add_row(line.label, seeds, pages.final_words(line), str(line.steps[-1]), difference)
-    console = terminal()
-    console.print(shown)
+        rows.append([line.label, seeds, pages.final_words(line), str(line.steps[-1]), difference])
+    final = f"final {pages.measure_name(comparison)}"
+    console = show_table(("line", "seeds", final, "step", "to the first line"), rows, wrap_names=True)
     if any(len(line.runs) >= pages.BANDS for line in comparison.lines):
         console.print("[…]: 95 % t-interval over seeds")
     differences = pages.differences_words(comparison) or ["nothing but the seed"]
@@ -148,24 +142,23 @@ def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool
 
 def _say(paired: PairedSets) -> None:
     """One comparison in sentences; of several a table, and the sentences of those that show a difference."""
-    console = terminal()
     if len(paired.pairs) > 1:
-        shown = table("set", "prompts", "first", "other", "difference", "p", "verdict", wrap_names=True)
+        rows = []
         for pair in paired.pairs:
             x = pair.comparison
             difference = fixed(x.difference, signed=True)
             if x.low == x.low:
                 difference += f" [{fixed(x.low, signed=True)}, {fixed(x.high, signed=True)}]"
             p = "unknown" if pair.p != pair.p else chance(pair.p).removeprefix("p ").removeprefix("= ")
-            shown.add_row(pair.name, str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer)
-        console.print(shown)
-        console.print(
+            rows.append([pair.name, str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer])
+        titles = ("set", "prompts", "first", "other", "difference", "p", "verdict")
+        show_table(titles, rows, wrap_names=True).print(
             f"[…]: 95 % interval of other − first; p: adjusted for {len(paired.pairs)} comparisons (Holm)\n"
         )
+    console = terminal()
     for pair in paired.pairs:
-        console.print(pair.sentence)
-        for note in pair.notes:
-            console.print(note)
+        for text in (pair.sentence, *pair.notes):
+            console.print(text)
     for note in paired.notes:
         console.print(f"Not compared: {note}")
     console.print("")
