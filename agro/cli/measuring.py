@@ -17,7 +17,7 @@ from agro.config import SamplerConfig
 from agro.io.numbers import duration
 from agro.io.record_files import fingerprint
 from agro.io.terminal import drawn, visible
-from agro.pages.store.rescored import streams_along
+from agro.pages.store.measurements import streams_along
 from agro.rollout.collect import SilentActivity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
 from agro.store import Store

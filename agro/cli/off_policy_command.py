@@ -29,7 +29,7 @@ from agro.rollout.off_policy import (
 if TYPE_CHECKING:
     from agro.cli.measuring import Measurement
     from agro.models.policy import Policy
-    from agro.pages.store.rescored import Log, RescoredLog
+    from agro.pages.store.measurements import Log, RescoredLog
 
 FITTED, CRITIC = "fitted", "critic"
 AUTHOR = "what wrote the log"
@@ -67,7 +67,7 @@ def off_policy(
     subject = MeasuredModel.of(run, model, policy)
     if not checkpoints:  # else the run's are read
         subject.look_at(subject.path)
-    from agro.pages.store.rescored import Log  # here: what is missing is refused at once
+    from agro.pages.store.measurements import Log  # here: what is missing is refused at once
 
     with opened_log(log) as store:
         logged = Log(str(log), list(store.samples()), list(store.pairs()))
@@ -128,7 +128,7 @@ def _estimate(
 
 
 def _rescored(log: Log, policy: Policy) -> RescoredLog:
-    from agro.pages.store.rescored import RescoredLog
+    from agro.pages.store.measurements import RescoredLog
 
     found = RescoredLog.of(log, policy)
     if not found.responses:

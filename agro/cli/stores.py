@@ -1,4 +1,4 @@
-"""Commands that score, export, recover and delete what stores have."""
+"""Commands that score, export, copy, recover and delete what stores have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -223,3 +224,34 @@ def forget(
             "Their weights, pages (report.html) and logs still have what they learned or showed of these "
             "samples; delete those, or train again. A run that is resumed draws from what is left."
         )
+
+
+class Action(Enum):
+    copy = "copy"
+    join = "join"
+
+
+def store(
+    action: Annotated[
+        Action,
+        typer.Argument(
+            help="copy: a store to a new one, a file or postgresql://…; join: make one of several that "
+            "earlier versions had as one."
+        ),
+    ],
+    stores: Annotated[list[Path], typer.Argument(help="copy: OLD and NEW. join: all, in order, and OUT.")],
+) -> None:
+    least, expected = (2, "A B") if action is Action.copy else (3, "A.db B.db OUT.db")
+    if len(stores) < least or (action is Action.copy and len(stores) > least):
+        given = " ".join(map(str, stores))
+        raise Refused(f"agro store {action.value}: expected {expected}, got {given}")
+    from agro.store.copying import copy, join
+
+    *old, out = stores
+    if action is Action.copy:
+        copy(old[0], out)
+    else:
+        join(old, out)
+    with Store.open(out, read_only=True) as made:
+        counts = made.counts()
+        print(f"{out}: {counts.samples} samples in {counts.groups} groups")

@@ -16,7 +16,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.terminal import plain
 from agro.pages.local_server import LocalHandler, LocalServer
-from agro.pages.run.held_out_samples import LONGEST
+from agro.pages.run.experience import LONGEST
 from agro.pages.run.page import page, prompt_text, summarize
 from agro.pages.run.render import render, script, with_script
 from agro.place.status import TITLES, RunStatus

@@ -17,9 +17,8 @@ from markupsafe import Markup
 from agro.io.files import write
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
-from agro.pages.run.experience import LATE, RunExperience, begin_and_end
+from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
 from agro.pages.run.figures import Look, Series, css, cut, smoothing, svg
-from agro.pages.run.held_out_samples import LONGEST, held_out_samples
 from agro.pages.run.render import Fact, Panel, render, script, with_script
 from agro.runs.metrics import FOLLOWED, METRICS
 from agro.runs.problems import (
