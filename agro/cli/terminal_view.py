@@ -31,6 +31,7 @@ from agro.store.export import to_record
 from agro.types import Sample
 
 COLUMN = 26  # characters of a group's column at least
+BLOCK = 256  # samples read at once, where the newest come first
 
 
 def in_range(text: str | None, flag: str) -> Callable[[float | None], bool]:
@@ -142,10 +143,11 @@ def _browse(matches: Iterator[Any], columns: int, cut: int) -> None:
 
 def _samples(store: Store, newest: bool, **selection: Any) -> Iterator[Sample]:
     if not newest:
-        return store.samples(**selection)
-    from agro.pages.run.live import newest_first  # here: it loads what pages need
-
-    return newest_first(store, **selection)
+        yield from store.samples(**selection)
+        return
+    ids = [row.id for row in store.survey.summaries(**selection)]
+    for end in range(len(ids), 0, -BLOCK):
+        yield from reversed(list(store.samples(ids=ids[max(0, end - BLOCK) : end])))
 
 
 def _groups(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -15,8 +14,6 @@ import pytest
 from agro.errors import Refused
 from agro.pages.run.live import PageServer
 from agro.runs.folder import STAGE
-from agro.store import Store
-from agro.types import Sample
 
 
 @pytest.fixture
@@ -71,33 +68,3 @@ def test_what_cannot_be_served_is_refused(server: PageServer, tmp_path: Path) ->
         PageServer(tmp_path, server.server_address[1])
     with pytest.raises(Refused, match="give another one"):
         PageServer(tmp_path, 70_000)
-
-
-def test_all_samples_are_searched_page_by_page(server: PageServer, bare_folder: Path) -> None:
-    with Store.open(bare_folder / "store.db") as store:
-        store.append(Sample(f"p{i}", f"<b>{i}", reward=i / 50 if i % 2 else None) for i in range(50))
-    status, text, _ = ask(server, "/samples")
-    assert (status, text.count("<article>")) == (200, 20)
-    assert "&lt;b&gt;49" in text
-    assert "&lt;b&gt;29" not in text
-    [older] = re.findall(r"/samples\?(before=\d+)", text)
-    assert "&lt;b&gt;29" in ask(server, f"/samples?{older}")[1]
-    found = ask(server, "/samples?text=P4&low=0.9")[1]
-    assert re.findall(r"&lt;b&gt;(\d+)", found) == ["49", "47", "45"]
-    assert "expected a finite number" in ask(server, "/samples?low=x")[1]
-    asked = [{"role": "user", "content": "when?"}, {"role": "tool", "content": "<i>10:00"}]
-    with Store.open(bare_folder / "store.db") as store:
-        store.append([Sample(asked, "at ten")])
-    turns = [{"role": "assistant", "content": "I look"}, {"role": "tool", "content": "11:00"}]
-    with Store.open(bare_folder / "store.db") as store:
-        store.append([Sample("p", "so", meta={"continuation": turns})])
-        store.append([Sample("p", "look: <a>!", meta={"observations": [[4, 9]]})])
-        store.append([Sample("p", "their own", meta={"observations": "of a log", "continuation": 3})])
-    page = re.sub(r">\s+<", "><", ask(server, "/samples")[1])
-    assert "<details><summary>tool</summary><pre>tool: &lt;i&gt;10:00</pre>" in page
-    assert "<pre>assistant: I look</pre><details><summary>tool</summary><pre>tool: 11:00</pre>" in page
-    assert (
-        "<pre>look</pre><details><summary>environment</summary><pre>: &lt;a&gt;</pre></details><pre>!</pre>"
-        in page
-    )
-    assert "<pre>their own</pre>" in page
