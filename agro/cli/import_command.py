@@ -26,7 +26,7 @@ from agro.store.export import to_record
 from agro.store.location import exists, url_of
 
 if TYPE_CHECKING:
-    from agro.models.encoding import Encoder
+    pass
 
 SHOWN = 3  # records of each file in a preview
 
@@ -99,7 +99,7 @@ def import_(
         "group_by": group_by,
         "center_by": center_by,
     }
-    name = str(store or default_store(files[0]))
+    name = str(store or files[0].with_name(f"{files[0].name.split('.')[0]}.db"))
     proposal = proposed(files, arguments, name, guess=guess or yes, yes=yes, as_json=as_json)
     if proposal is not None:
         arguments |= {"rewards": {}, **proposal.options(), "drop": [*(drop or ()), *proposal.drop]}
@@ -133,9 +133,11 @@ def _into(
     tokenizer: str | None,
     setting: list[str] | None,
 ) -> tuple[ImportReport, dict[str, int] | None]:
-    """What came of the files, and with a tokenizer of the encoding. A refused import leaves no new store."""
+    """What came of the files, and with a tokenizer how many samples a policy with it could train on, and why
+    not on the others. A refused import leaves no new store."""
     encoder = None
     if tokenizer is not None:
+        from agro.models.encoding import InvalidSample
         from agro.models.policy import Policy
 
         encoder = Policy.load(policy_config(tokenizer, setting)).encoder
@@ -145,7 +147,16 @@ def _into(
     try:
         with Store.open(store) as opened:
             report = import_files(opened, files, **arguments)
-            return report, None if encoder is None else _encoding(opened, encoder)
+            if encoder is None:
+                return report, None
+            counts = Counter[str]()
+            for sample in opened.samples():
+                try:
+                    encoder.rows(sample)
+                    counts["valid"] += 1
+                except InvalidSample as error:
+                    counts[error.reason] += 1
+            return report, dict(counts)
     except Refused:
         if is_new and store.exists():
             with Store.open(store, read_only=True) as opened:
@@ -167,20 +178,6 @@ def _weights(rewards: list[str]) -> dict[str, float]:
         except ValueError:
             raise Refused(f"--reward {item!r}: expected COLUMN, or COLUMN=WEIGHT with a number") from None
     return weights
-
-
-def _encoding(store: Store, encoder: Encoder) -> dict[str, int]:
-    """How many samples a policy with this encoder could train on, and why not the others."""
-    from agro.models.encoding import InvalidSample
-
-    counts = Counter[str]()
-    for sample in store.samples():
-        try:
-            encoder.rows(sample)
-            counts["valid"] += 1
-        except InvalidSample as error:
-            counts[error.reason] += 1
-    return dict(counts)
 
 
 # Options that say how records are read: nothing is guessed beside them.
@@ -246,8 +243,3 @@ def _asked(proposal: Proposal, store: str) -> Proposal:
             proposal = (answer and propose(proposal.path, rewards={answer: 1.0})) or proposal
         except Refused as error:
             print(visible(f"agro: {error}"), file=sys.stderr)
-
-
-def default_store(file: Path) -> str:
-    """The store that is proposed for a file: beside it, of its name."""
-    return str(file.with_name(f"{file.name.split('.')[0]}.db"))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from agro.cli.common import REWARD, Json, PolicySetting, RewardOption, Seed, opened_log, options
 from agro.cli.run_models import START, MeasuredModel, ModelOfRun, model_path
@@ -20,7 +19,6 @@ from agro.logs.results import results_at
 from agro.rollout.off_policy import (
     HEADLINE,
     WAY_OUT,
-    LoggedResponses,
     RankingAccuracy,
     sharpe_ratio,
     value_on_log,
@@ -101,14 +99,14 @@ def _estimate(
     reference: str | None,
     beta: float | None,
 ) -> dict[str, Any]:
-    """The value of the model by the log, and how it ranks the log's pairs."""
+    """The value of the model by the log, and how it ranks the log's pairs; None where it has none."""
     from agro.cli.measuring import policy_of
 
-    rescored = _rescored(log, _policy(subject, values))
-    other = None
+    rescored, ref_logp = _rescored(log, _policy(subject, values)), None
     if reference is not None:
         named = reference if reference == START else model_path(reference)
         other = _rescored(log, policy_of(subject.other(named)))
+        ref_logp = other.totals
         if len(other.responses) != len(rescored.responses):
             raise Refused(
                 f"--reference {reference}: expected a model that reads the same {len(rescored.responses)} "
@@ -116,14 +114,17 @@ def _estimate(
             )
     if beta is None and subject.config is not None:
         beta = subject.config.objective.options.get("beta")
-    scored = rescored.scored()
-    seen = subject.seen(log.prompts())
+    scored, seen, ranking = rescored.scored(), subject.seen(log.prompts()), None
+    pairs, groups, lengths = rescored.pairs(log), rescored.clusters, rescored.lengths
+    if pairs:
+        found = RankingAccuracy.of(pairs, groups, rescored.totals, lengths, ref_logp, beta)
+        ranking = {**found.to_json(), "beta": beta}
     return {
         "responses": len(scored.responses),
         "dropped": scored.dropped,
         "seen": None if seen is None else {**seen.to_json(), "sentence": seen.sentence},
         "value": _value(scored, values, clip),
-        "ranking_accuracy": _ranking(log, rescored, other, beta),
+        "ranking_accuracy": ranking,
     }
 
 
@@ -156,21 +157,16 @@ def _policy(subject: MeasuredModel, values: str) -> Policy:
     return policy
 
 
-def _value(scored: RescoredLog, values: str, clip: float | None) -> dict[str, Any]:
-    """As JSON; where nothing can be estimated the reason, and what to do instead."""
+def _value(scored: RescoredLog, kind: str, clip: float | None) -> dict[str, Any]:
+    """As JSON; where nothing can be estimated the reason, and what to do instead. `kind`: of V."""
     obstacle = scored.obstacle()
     if obstacle:
         return {"answer": "not estimable", "obstacle": obstacle, "instead": WAY_OUT}
     logged = scored.logged()
-    return value_on_log(logged, _values(values, scored, logged), clip).to_json()
-
-
-def _values(kind: str, scored: RescoredLog, logged: LoggedResponses) -> NDArray[np.float64] | None:
-    """V [N,T]; None: fitted to the log."""
     if kind == FITTED:
-        return None
+        return value_on_log(logged, None, clip).to_json()
     if kind == CRITIC:
-        return scored.critic_values()
+        return value_on_log(logged, scored.critic_values(), clip).to_json()
     results = results_at(Path(kind))
     found = [(result.name, name) for result in results for name in result.scores]
     if len(found) != 1:
@@ -186,19 +182,7 @@ def _values(kind: str, scored: RescoredLog, logged: LoggedResponses) -> NDArray[
             f"--values {kind}: expected scored responses to each prompt of the log, got none to "
             f"those of {rewards.count(None)}, such as {missing}; leave --values out: V is fitted to the log"
         )
-    return logged.until_end(np.array(rewards, dtype=np.float64))
-
-
-def _ranking(
-    log: Log, rescored: RescoredLog, reference: RescoredLog | None, beta: float | None
-) -> dict[str, Any] | None:
-    """None where the log has no pairs."""
-    pairs = rescored.pairs(log)
-    if not pairs:
-        return None
-    ref_logp = None if reference is None else reference.totals
-    groups, totals, lengths = rescored.clusters, rescored.totals, rescored.lengths
-    return {**RankingAccuracy.of(pairs, groups, totals, lengths, ref_logp, beta).to_json(), "beta": beta}
+    return value_on_log(logged, logged.until_end(np.array(rewards, dtype=np.float64)), clip).to_json()
 
 
 def _rank_checkpoints(
@@ -243,7 +227,19 @@ def _print(document: dict[str, Any]) -> None:
     if value["answer"] == "not estimable":
         print(f"Not estimable: {value['obstacle']}. What to do: {value['instead']}")
     else:
-        _print_value(value)
+        change = f"{_with_interval(value['gain'])}, {chance(value['gain']['p'])}"
+        author = f"what wrote the log, whose mean reward is {fixed(value['behavior'])}"
+        print(f"{value['answer'].capitalize()} against {author}: {change} (doubly robust)")
+        counting = (
+            f"{value['ess']:.0f} of {value['responses']} responses count, of {value['clusters']} prompts"
+        )
+        print(f"{counting}; the mean weight is {_with_interval(value['mean_weight'])}")
+        if value["caution"]:
+            print(value["caution"].capitalize())
+        for name, estimate in value["estimates"].items():
+            print(f"  {name.replace('_', ' ')}: {_with_interval(estimate)}")
+        low, high = value["clipping_bias"]
+        print(f"clipped: at {value['clip']:.3g}, which changes the value by {low:+.4f} to {high:+.4f}")
     if accuracy is None:
         return
     print(f"ranking accuracy of {accuracy['pairs']} pairs to {accuracy['groups']} prompts")
@@ -252,23 +248,6 @@ def _print(document: dict[str, Any]) -> None:
         if accuracy[name] is not None:
             text = _with_interval(accuracy[name])
         print(f"  {name.replace('_', ' ')}: {text}")
-
-
-def _print_value(value: dict[str, Any]) -> None:
-    gain, estimates = value["gain"], value["estimates"]
-    change = f"{_with_interval(gain)}, {chance(gain['p'])}"
-    author = f"what wrote the log, whose mean reward is {fixed(value['behavior'])}"
-    print(f"{value['answer'].capitalize()} against {author}: {change} (doubly robust)")
-    count = f"{value['ess']:.0f} of {value['responses']} responses count"
-    print(
-        f"{count}, of {value['clusters']} prompts; the mean weight is {_with_interval(value['mean_weight'])}"
-    )
-    if value["caution"]:
-        print(value["caution"].capitalize())
-    for name, estimate in estimates.items():
-        print(f"  {name.replace('_', ' ')}: {_with_interval(estimate)}")
-    low, high = value["clipping_bias"]
-    print(f"clipped: at {value['clip']:.3g}, which changes the value by {low:+.4f} to {high:+.4f}")
 
 
 def _with_interval(row: dict[str, Any]) -> str:

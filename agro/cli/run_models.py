@@ -144,17 +144,19 @@ class MeasuredModel:
         cls, run: Path | None, model: str | None, changes: list[str] | None = None, flag: str = "--model"
     ) -> MeasuredModel:
         """The run's result, unless another model is named."""
-        if run is None and model is None:
-            raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
-        config = None if run is None else config_of(run)
         if model is None:
-            assert run is not None
+            if run is None:
+                raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
+            config_of(run)
             if not (run / "model").is_dir():
                 raise Refused(f"{run / 'model'}: the run hasn't saved its model yet; give {flag}")
             model = str(run / "model")
-        folder = run or _run_that_saved(model)
-        if folder is not None and config is None:
-            config = config_of(folder)
+        folder = run
+        for parent in list(Path(model).absolute().parents)[:2] if run is None else ():
+            # The run that saved RUN/model or RUN/checkpoints/step-N.
+            if (parent / "metrics.jsonl").is_file() and (parent / "config.json").is_file():
+                folder = folder or parent
+        config = None if folder is None else config_of(folder)
         return cls(model, model_path(model), run, config, started_in(folder), changes)
 
     def without_environment(self) -> MeasuredModel:
@@ -274,14 +276,6 @@ def config_of(run: Path) -> RunConfig:
         raise Refused(f"{run}: expected the folder of a run, with its config.json; give --model for a model")
     config = RunConfig.load(run / "config.json")
     return config.phase(config.phase_names[-1]) if config.phases else config
-
-
-def _run_that_saved(model: str) -> Path | None:
-    """Of RUN/model and RUN/checkpoints/step-N."""
-    for folder in list(Path(model).absolute().parents)[:2]:
-        if (folder / "metrics.jsonl").is_file() and (folder / "config.json").is_file():
-            return folder
-    return None
 
 
 def started_in(run: Path | None) -> Path:
