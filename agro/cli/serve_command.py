@@ -66,7 +66,8 @@ def serve(
         named = model if run is None else None
         subject = MeasuredModel.of(run, named if folder is None else str(folder), policy, "a model")
         from agro.api.loop import version_of
-        from agro.door.app import listening, opened
+        from agro.door.app import opened
+        from agro.pages.local_server import listening
 
         keeping = _keeping(store, redact_pattern, keep_days, secrets=keep_secrets)
         with closing(listening(host, port)) as listener:
@@ -120,8 +121,8 @@ def proxy(
         str, typer.Option("--key", metavar="VARIABLE", help="The variable with the server's API key.")
     ] = "OPENAI_API_KEY",
 ) -> None:
-    from agro.door.app import listening
     from agro.door.proxy import Proxy
+    from agro.pages.local_server import listening
 
     keeping = _keeping(store, redact_pattern, keep_days, secrets=keep_secrets)
     with (
@@ -176,7 +177,8 @@ def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *,
 
 
 def _run(backend: Any, listener: Any, host: str) -> None:
-    from agro.door.app import Application, serve
+    from agro.door.app import Application
+    from agro.pages.local_server import serve
 
     token = os.environ.get(TOKEN)
     if token is None and host not in ("127.0.0.1", "localhost", "::1"):

@@ -35,7 +35,7 @@ from agro.config.override import explain
 from agro.config.secrets import redacted
 from agro.config.sections import Count, Positive, Section
 from agro.config.sections import field as setting
-from agro.door.app import Application, Serving, behind_a_port
+from agro.door.app import Application, Serving
 from agro.door.batch import Batch
 from agro.door.door import Door, hashed
 from agro.door.records import THUMBS
@@ -44,6 +44,7 @@ from agro.door.wire import Outcome, Problem
 from agro.errors import Refused, without_secrets
 from agro.io.processes import LocalProcess
 from agro.io.strictjson import loads
+from agro.pages.local_server import behind_a_port
 from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import Rollout, before_stop, recorded
 from agro.types import Prompt, Sample

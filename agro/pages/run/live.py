@@ -9,8 +9,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
 from agro.errors import Refused
-from agro.pages.local_server import LocalHandler, LocalServer
+from agro.pages.local_server import HOST, LocalServer, is_for_us, page_response, refusal
 from agro.pages.run.page import page
 from agro.pages.run.render import render, script, with_script
 from agro.place.status import TITLES, RunStatus
@@ -77,40 +82,26 @@ class LivePage:
         return with_script(text.replace("style-src ", "connect-src 'self'; style-src ", 1), script("live.js"))
 
 
-class PageServer(LocalServer):
-    """Serves a run's page, at /, to this machine."""
+def live_app(live: LivePage) -> Starlette:
+    """GET / answers this machine with the page, or with 304 where it hasn't changed."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        """`port` 0: a free one. Raises `Refused` where the folder or the port can't be used."""
-        if not folder.is_dir():
-            raise Refused(
-                f"{folder}: expected a run folder; give the --out of agro train, which makes it when its "
-                "model is loaded"
-            )
-        self.live = LivePage(folder)
-        super().__init__(Handler, port)
+    def show(request: Request) -> Response:
+        if not is_for_us(request, HOST):
+            return refusal(403, "only for this machine")
+        text, tag = live.current()
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304)
+        return page_response(text, {"ETag": tag})
 
-
-class Handler(LocalHandler):
-    """GET / answers with the page, or with 304 where it hasn't changed."""
-
-    server: PageServer
-
-    def do_GET(self) -> None:
-        if not self.is_for_us():
-            return
-        if self.path != "/":
-            self.send_error(404)
-            return
-        text, tag = self.server.live.current()
-        if self.headers.get("If-None-Match") == tag:
-            self.send_response(304)
-            self.end_headers()
-        else:
-            self.send_page(text, {"ETag": tag})
+    return Starlette(routes=[Route("/", show)])
 
 
 def watch(folder: Path, port: int) -> None:
-    """Serve the page of a run until the program is interrupted."""
-    with PageServer(folder, port) as server:
+    """Serve the page of a run until the program is interrupted. Raises `Refused` for what isn't a folder."""
+    if not folder.is_dir():
+        raise Refused(
+            f"{folder}: expected a run folder; give the --out of agro train, which makes it when its model "
+            "is loaded"
+        )
+    with LocalServer(live_app(LivePage(folder)), port) as server:
         server.serve_until_interrupted(f"{server.address} shows {folder} while it trains; Ctrl-C ends this")
