@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from agro.cli.run_models import START, MaxNew, MeasuredModel, model_path
 from agro.config import RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.store import Pair, Store
-from agro.types import Prompt, Sample
+from agro.types import Prompt
 
 if TYPE_CHECKING:
     from agro.rollout import Rollout
@@ -49,22 +49,20 @@ def chat(
     if against is not None and store is None and run is None:
         raise Refused(f"--store: expected it, since {model} isn't a run; got none")
     asked = MeasuredModel.of(run, None if run is not None else model, policy, "a model").without_environment()
-    name = asked.name
     rollouts = [asked.rollout()]
     if against is not None:
         rollouts.append(asked.other(against if against == START else model_path(against)))
-    conversation = Conversation(rollouts, asked.sampler(1, temperature, max_new), random.Random(seed))
+    sampler, rng = asked.sampler(1, temperature, max_new), random.Random(seed)
     if against is None:
-        _talk(conversation, lambda answers: answers[0].sample)
+        _talk(rollouts, sampler, rng, None)
         return
     path = store or Path(model) / "chat.db"
     with Store.open(path) as judged:
-        rating = Rating(judged)
-        _talk(conversation, rating.ask)
+        counts = _talk(rollouts, sampler, rng, judged)
         groups = judged.counts().groups
-    print(f"preferred: {model} {rating.counts[0]}, {against} {rating.counts[1]}, ties {rating.ties}")
-    if sum(rating.counts):
-        command = f"agro train pairs policy.model={name} data.store={path}"
+    print(f"preferred: {model} {counts[0]}, {against} {counts[1]}, ties {counts[TIE]}")
+    if counts[0] + counts[1]:
+        command = f"agro train pairs policy.model={asked.name} data.store={path}"
         if groups < RunConfig.load("pairs").train.groups:
             command += f" train.groups={groups}"
         print(f"{path} has the judged pairs; train with: {command}")
@@ -79,86 +77,52 @@ def run_of(name: str) -> Path | None:
     return path if is_run and (path / "config.json").is_file() else None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A model's response to a line."""
+def _talk(
+    rollouts: Sequence[Rollout], sampler: SamplerConfig, rng: random.Random, judged: Store | None
+) -> Counter[Any]:
+    """Until the user leaves: a response of each model to each line, in random order, of which with two the
+    user chooses without knowing whose they are. The choices and both responses go into `judged`.
 
-    model: int  # 0: the result; 1: what it is compared with
-    sample: Sample
-
-
-@dataclass
-class Conversation:
-    """Turns of a user and of a model. Without a chat template each line is a prompt of its own."""
-
-    rollouts: Sequence[Rollout]
-    sampler: SamplerConfig
-    random: random.Random
-    messages: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def has_turns(self) -> bool:
-        return all(bool(rollout.encoder.chat.tokenizer.chat_template) for rollout in self.rollouts)
-
-    def answer(self, line: str) -> list[Answer]:
-        """A response of each model, in random order."""
-        text = [*self.messages, {"role": "user", "content": line}] if self.has_turns else line
-        seed = self.random.getrandbits(31)
-        answers = []
-        for model, rollout in enumerate(self.rollouts):
-            (sample,) = rollout.sample([Prompt(text)], 1, self.sampler, seed=seed)
-            answers.append(Answer(model, sample))
-        self.random.shuffle(answers)
-        return answers
-
-    def go_on(self, line: str, answer: Sample) -> None:
-        """Continue with one of the responses."""
-        self.messages += [
-            {"role": "user", "content": line},
-            {"role": "assistant", "content": answer.response},
-        ]
-
-
-@dataclass
-class Rating:
-    """Which of two responses a person prefers, without knowing whose they are."""
-
-    store: Store
-    counts: list[int] = field(default_factory=lambda: [0, 0])  # by model, the result first
-    ties: int = 0
-
-    def ask(self, answers: Sequence[Answer]) -> Sample:
-        """Store the answers and the judgment; returns the response to continue with."""
-        rated = input(ASKED).strip()
-        while rated not in (*RATINGS, TIE, ""):
-            rated = input(ASKED).strip()
-        better = RATINGS.get(rated, 0)
-        if rated:
-            ids = self.store.append(answer.sample for answer in answers)
-            votes = (1.0, 1.0) if rated == TIE else (1.0, 0.0)
-            self.store.add_pairs([Pair(ids[better], ids[1 - better], *votes)])
-        if rated == TIE:
-            self.ties += 1
-        elif rated:
-            self.counts[answers[better].model] += 1
-        return answers[better].sample
-
-
-def _talk(conversation: Conversation, choose: Callable[[Sequence[Answer]], Sample]) -> None:
+    Returns how often each model was preferred, by its number, and ties. Without a chat template each line is
+    a prompt of its own.
+    """
     with suppress(ImportError):
         import readline  # noqa: F401  # lines can be edited, and earlier ones taken again
     print(HELP, file=sys.stderr)
-    if not conversation.has_turns:
+    has_turns = all(bool(rollout.encoder.chat.tokenizer.chat_template) for rollout in rollouts)
+    if not has_turns:
         print("the model has no chat template: each line is a prompt of its own", file=sys.stderr)
+    counts, messages = Counter[Any](), list[dict[str, Any]]()
     with suppress(EOFError):
         while (line := input("> ")) != "/quit":
             if line == "/new":
-                conversation.messages.clear()
-            elif line:
-                answers = conversation.answer(line)
-                for number, answer in enumerate(answers, 1):
-                    label = f"{number}: " if len(answers) > 1 else ""
-                    print(f"{label}{answer.sample.response}")
-                conversation.go_on(line, choose(answers))
-        return
+                messages.clear()
+            if line in ("/new", ""):
+                continue
+            text = [*messages, {"role": "user", "content": line}] if has_turns else line
+            number = rng.getrandbits(31)
+            answers = []
+            for model, rollout in enumerate(rollouts):
+                (sample,) = rollout.sample([Prompt(text)], 1, sampler, seed=number)
+                answers.append((model, sample))
+            rng.shuffle(answers)
+            for place, (_, sample) in enumerate(answers, 1):
+                print(f"{place}: {sample.response}" if len(answers) > 1 else sample.response)
+            better, chosen = answers[0]
+            if judged is not None:
+                while (rated := input(ASKED).strip()) not in (*RATINGS, TIE, ""):
+                    pass
+                better, chosen = answers[RATINGS.get(rated, 0)]
+                if rated:
+                    ids = judged.append(sample for _, sample in answers)
+                    winner = RATINGS.get(rated, 0)
+                    votes = (1.0, 1.0) if rated == TIE else (1.0, 0.0)
+                    judged.add_pairs([Pair(ids[winner], ids[1 - winner], *votes)])
+                    counts[TIE if rated == TIE else better] += 1
+            messages += [
+                {"role": "user", "content": line},
+                {"role": "assistant", "content": chosen.response},
+            ]
+        return counts
     print()  # ends the line of the question
+    return counts

@@ -46,7 +46,11 @@ def look_at_inputs(config: RunConfig) -> None:
     """The files of prompts, the store, the model and the reward that a configuration names."""
     look_at_prompts(config.data.paths("prompts"))
     look_at_prompts(config.data.paths("eval_prompts"))
-    _look_at_store(config)
+    if config.data.store and not config.phase(config.phase_names[0]).data.samples_fresh:
+        location = location_of(config.data.store)
+        check_made(location)
+        if url_of(location) is None:  # a server is asked later
+            Store.open(location, read_only=True).close()
     if config.policy.model is not None and config.policy.new is None:
         look_at_model(config.policy.model)
     reward = config.reward  # of one; several are told apart where they are loaded
@@ -77,12 +81,3 @@ def look_at_begun(run: str) -> None:
 
     if url_of(run) is None and not (Path(run) / FILE).exists():
         Publications(LocalFolder(Path(run))).begun()
-
-
-def _look_at_store(config: RunConfig) -> None:
-    if not config.data.store or config.phase(config.phase_names[0]).data.samples_fresh:
-        return
-    location = location_of(config.data.store)
-    check_made(location)
-    if url_of(location) is None:  # a server is asked later
-        Store.open(location, read_only=True).close()

@@ -8,7 +8,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,18 +26,6 @@ from agro.rewards import check_name, load_reward
 from agro.store import Store
 from agro.store import recover as recover_
 from agro.types import Sample
-
-
-def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    """`samples` in parts of about `size`; the rows of an episode, which follow each other, share a part."""
-    part: list[Sample] = []
-    for sample in samples:
-        if len(part) >= size and (sample.episode is None or sample.episode != part[-1].episode):
-            yield part
-            part = []
-        part.append(sample)
-    if part:
-        yield part
 
 
 def export(
@@ -97,39 +87,49 @@ def score(
     from agro.rollout.rollout import EpisodeReward
 
     config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
-    scorer = EpisodeReward(load_reward(config))
-    done: dict[str, Any] = {"scored": 0, "failed": 0, "kept": 0, "errors": {}}
-    try:
-        with Store.open(store, create=False) as opened:
-            samples = opened.samples(scored=False) if missing else opened.samples()
-            for part in _complete_episodes(samples, 256):
-                metas = [{k: v for k, v in s.meta.items() if k != "reward_error"} for s in part]
-                scores = scorer.score([s.replace(reward=None, meta=m) for s, m in zip(part, metas)])
-                changed = []
-                for s, x in zip(part, scores, strict=True):
-                    outcome = "scored"
-                    if x.value is None:
-                        outcome = "failed" if s.reward is None else "kept"
-                    done[outcome] += 1
-                    if x.error:
-                        done["errors"][x.error] = done["errors"].get(x.error, 0) + 1
-                    if s.id is not None and outcome != "kept":  # a failure doesn't delete a reward
-                        changed.append((s.id, x.value, x.meta))
-                opened.set_rewards(changed)
-    finally:
-        scorer.close()
+    done: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    with closing(EpisodeReward(load_reward(config))) as scorer, Store.open(store, create=False) as opened:
+        samples = opened.samples(scored=False) if missing else opened.samples()
+        for part in _complete_episodes(samples, 256):
+            metas = [{k: v for k, v in s.meta.items() if k != "reward_error"} for s in part]
+            scores = scorer.score([s.replace(reward=None, meta=m) for s, m in zip(part, metas)])
+            changed = []
+            for s, x in zip(part, scores, strict=True):
+                outcome = "scored"
+                if x.value is None:
+                    outcome = "failed" if s.reward is None else "kept"
+                done[outcome] += 1
+                if x.error:
+                    errors[x.error] += 1
+                if s.id is not None and outcome != "kept":  # a failure doesn't delete a reward
+                    changed.append((s.id, x.value, x.meta))
+            opened.set_rewards(changed)
     if as_json:
-        print(json.dumps(done, ensure_ascii=False))
+        counts = {name: done[name] for name in ("scored", "failed", "kept")}
+        print(json.dumps({**counts, "errors": errors}, ensure_ascii=False))
     else:
         print(
             f"{done['scored']} scored, {done['failed']} without a reward, {done['kept']} failed and keep "
             "their old one"
         )
-        for error, count in sorted(done["errors"].items(), key=lambda item: -item[1])[:5]:
+        for error, count in errors.most_common(5):
             print(f"  {count} × {error}")
-    if done["errors"] and not done["scored"]:
-        cause = next(iter(done["errors"]))
+    if errors and not done["scored"]:
+        cause = next(iter(errors))
         raise Refused(f"--reward {reward}: no response could be scored (for one: {cause}); fix the reward")
+
+
+def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+    """`samples` in parts of about `size`; the rows of an episode, which follow each other, share a part."""
+    part: list[Sample] = []
+    for sample in samples:
+        if len(part) >= size and (sample.episode is None or sample.episode != part[-1].episode):
+            yield part
+            part = []
+        part.append(sample)
+    if part:
+        yield part
 
 
 CONVERTER = "convert_hf_to_gguf.py"  # of llama.cpp, which keeps it up to date with architectures
@@ -143,9 +143,8 @@ def write_merged(run: Path, folder: Path) -> None:
 
     if folder.exists():
         raise Refused(f"{folder}: there is such a file or folder; give another one, or remove it")
-    name = str(run)
-    if (run / "metrics.jsonl").is_file():
-        name = MeasuredModel.of(run, None, flag="another run").name
+    is_run = (run / "metrics.jsonl").is_file()
+    name = MeasuredModel.of(run, None, flag="another run").name if is_run else str(run)
     policy = Policy.load(policy_config(name, None))
     policy.model.to(torch.bfloat16)
     with complete_folder(folder) as unfinished:
@@ -161,8 +160,8 @@ def write_gguf(run: Path, file: Path) -> None:
     write_merged(run, merged)
     of_folder = Path(os.environ.get("LLAMA_CPP", "")) / CONVERTER
     converter = str(of_folder) if of_folder.is_file() else shutil.which(CONVERTER)
-    program = converter or f"llama.cpp/{CONVERTER}"
-    command = [program, str(merged), "--outfile", str(file), "--outtype", "bf16"]
+    command = [converter or f"llama.cpp/{CONVERTER}", str(merged), "--outfile", str(file)]
+    command += ["--outtype", "bf16"]
     if converter is None:
         raise Refused(
             f"--gguf: {CONVERTER} of llama.cpp is neither on PATH nor in the folder LLAMA_CPP. The merged "
