@@ -93,10 +93,6 @@ class RunExperience:
         """The distinct `sources`, the most frequent first."""
         return [name for name, _ in Counter(self.sources).most_common()]
 
-    def seen(self, run: RunData) -> Values:
-        """Responses drawn up to each row of the metrics, with repeats."""
-        return np.searchsorted(np.sort(self.steps), run.column("step"), side="right").astype(np.float64)
-
 
 @dataclass(frozen=True)
 class Window:

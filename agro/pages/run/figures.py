@@ -199,7 +199,6 @@ def hover(axes: Any, columns: Sequence[HoverColumn]) -> str:
     return "".join(parts)
 
 
-UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))  # of time, and their seconds
 COLUMNS = 60  # of a figure, at most, that show their values; of sources over steps
 
 
@@ -223,27 +222,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """The x axis. `values`: one per row of the metrics, known and never falling."""
-
-    values: Values
-    label: str
-
-    @classmethod
-    def steps(cls, run: RunData) -> Axis:
-        return cls(run.column("step"), "step")
-
-    @classmethod
-    def time(cls, run: RunData) -> Axis | None:
-        """The time of the steps up to each row, in a unit that suits it; None where it wasn't measured."""
-        total = run.total("seconds")
-        if not total:
-            return None
-        unit, length = next((u for u in UNITS if total >= 3 * u[1]), UNITS[-1])
-        return cls(np.nancumsum(run.column("seconds")) / length, unit)
-
-
-@dataclass(frozen=True)
 class Look:
     """How a figure is drawn. `unit`: the label of the y axis."""
 
@@ -260,22 +238,21 @@ def draw(
     series: Sequence[Series],
     size: Size = PANEL,
     look: Look = PLAIN,
-    axis: Axis | None = None,
 ) -> Figure:
-    """The series that have values, against `axis` (steps by default), with the run's phases."""
-    axis = axis or Axis.steps(run)
+    """The series that have values, against steps, with the run's phases."""
+    steps = run.column("step")
     shown = [s for s in series if np.isfinite(s.values).any()]
     labels = [s.label for s in shown] if len(shown) > 1 else []
     figure = Figure(figsize=size)
     axes: Any = figure.add_axes(margins(size, labels))
     style_axes(axes)
-    axes.set_xlim(0, max(1.0, axis.values[-1]))
-    ends = [(s.label, s.color, _line(axes, run, axis.values, s)) for s in shown]
+    axes.set_xlim(0, max(1.0, steps[-1]))
+    ends = [(s.label, s.color, _line(axes, run, s)) for s in shown]
     scale_axes(axes, np.concatenate([s.values for s in shown]), log=look.log, percent=look.percent)
-    rows = name_phases(axes, run, axis.values, size)
+    rows = name_phases(axes, run, size)
     above = rows + (look.unit != "")
-    axes.set_position(margins(size, labels, above, below=int(not is_beside(axis.label))))
-    name_axes(axes, axis.label, look.unit, rows)
+    axes.set_position(margins(size, labels, above))
+    name_axes(axes, "step", look.unit, rows)
     if labels:
         name_series(axes, size, ends)
     return figure
@@ -284,14 +261,11 @@ def draw(
 def picture(run: RunData, series: Sequence[Series], name: str, look: Look = PLAIN) -> Markup:
     """The series against steps, as an element of a page that shows their values under the pointer."""
     figure = draw(run, series, PANEL, look)
-    return svg(figure, name, hover(figure.axes[0], columns(run, series, look=look)))
+    return svg(figure, name, hover(figure.axes[0], columns(run, series, look)))
 
 
-def columns(
-    run: RunData, series: Sequence[Series], axis: Axis | None = None, look: Look = PLAIN
-) -> list[HoverColumn]:
+def columns(run: RunData, series: Sequence[Series], look: Look = PLAIN) -> list[HoverColumn]:
     """The values of up to `COLUMNS` rows: those where a series of points was measured, else evenly spread."""
-    axis = axis or Axis.steps(run)
     shown = [s for s in series if np.isfinite(s.values).any()]
     known_rows = np.flatnonzero(np.any([np.isfinite(s.values) for s in shown], axis=0))
     measured = np.flatnonzero(np.any([np.isfinite(s.values) & s.points for s in shown], axis=0))
@@ -299,15 +273,13 @@ def columns(
     hover_columns = []
     for part in np.array_split(known_rows, min(COLUMNS, len(known_rows))):
         row = int(next((r for r in reversed(part) if r in measured), part[len(part) // 2]))
-        title = f"step {run.rows[row]['step']}"
-        if axis.label != "step":
-            title += f", {short(axis.values[row])} {axis.label}"
+        step = run.rows[row]["step"]
         lines = []
         for s, values in zip(shown, lines_drawn, strict=True):
             if np.isfinite(values[row]):
                 value = percent(values[row], 1) if look.percent else short(values[row])
                 lines.append((f"{s.label} {value}" if len(shown) > 1 else value, css(s.color)))
-        hover_columns.append(HoverColumn(float(axis.values[row]), title, tuple(lines)))
+        hover_columns.append(HoverColumn(step, f"step {step}", tuple(lines)))
     return hover_columns
 
 
@@ -354,8 +326,9 @@ def rows_of_phase(run: RunData, span: PhaseSpan) -> NDArray[np.bool_]:
     return (steps > start) & (steps <= span.ends)
 
 
-def _line(axes: Any, run: RunData, x: Values, s: Series) -> float:
+def _line(axes: Any, run: RunData, s: Series) -> float:
     """Draw one series and return the height of its last point."""
+    x = run.column("step")
     finite = np.isfinite(s.values)
     if s.points:
         parts = [finite & rows_of_phase(run, span) for span in run.spans] if s.split else [finite]
@@ -392,21 +365,20 @@ def running_mean(values: Values, width: int) -> Values:
     return means
 
 
-def name_phases(axes: Any, run: RunData, x: Values, size: Size) -> int:
+def name_phases(axes: Any, run: RunData, size: Size) -> int:
     """Shade every second phase and name each above the axes. Returns the lines that the names take."""
     if len(run.spans) < 2:
         return 0
-    extent = max(1.0, x[-1])
+    extent = max(1.0, run.column("step")[-1])
     points = size[0] * 72 * axes.get_position().width
     free = [0.0, 0.0, 0.0]  # where each line of names is free, in points
-    used, ends = 0, 0.0
+    used = 0
     for i, span in enumerate(run.spans):
-        begins, ends = ends, float(x[rows_of_phase(run, span)][-1])
         if i % 2:
-            axes.axvspan(begins, ends, color=BAND, linewidth=0, zorder=0)
+            axes.axvspan(span.begins, span.ends, color=BAND, linewidth=0, zorder=0)
         name = cut(span.name)
         width = 0.6 * FONT * (len(name) + 1)
-        start = min(begins / extent * points, max(0.0, points - width))
+        start = min(span.begins / extent * points, max(0.0, points - width))
         row = next((r for r, end in enumerate(free) if start >= end - 0.01), len(free) - 1)
         free[row], used = start + width, max(used, row + 1)
         label(axes, name, (start / points, 1), (2, 3 + row * LINE), color=INK)
@@ -507,7 +479,7 @@ def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> F
         below = top
     axes.set_xlim(0, end)
     axes.set_ylim(0, 1)
-    rows = name_phases(axes, run, run.column("step"), PANEL)
+    rows = name_phases(axes, run, PANEL)
     axes.set_position(margins(PANEL, [], rows + 1))
     name_axes(axes, "step", "share of responses", rows)
     return figure
@@ -529,12 +501,11 @@ def reward_series(run: RunData) -> tuple[Series, Series]:
     return training, Series("held-out", run.column("eval_reward"), SECOND, errors, points=True, mark=mark)
 
 
-def learning_curve(run: RunData, size: Size = WIDE, *, axis: Axis | None = None) -> Figure:
-    """Training and held-out reward against steps, or another axis, with the phases."""
-    axis = axis or Axis.steps(run)
+def learning_curve(run: RunData, size: Size = WIDE) -> Figure:
+    """Training and held-out reward against steps, with the phases."""
     look = Look(METRICS["reward_mean"].unit)
-    figure = draw(run, reward_series(run), size, look, axis)
-    _label_values(figure.axes[0], run, axis.values, size)
+    figure = draw(run, reward_series(run), size, look)
+    _label_values(figure.axes[0], run, size)
     return figure
 
 
@@ -608,7 +579,7 @@ def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.
     return figure, [rows for _, rows in parts]
 
 
-def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
+def _label_values(axes: Any, run: RunData, size: Size) -> None:
     """Write the held-out reward where phases start and end, the last first, without overlaps."""
     steps, values = run.column("step"), run.column("eval_reward")
     bounds = {s.begins for s in run.spans} | {s.ends for s in run.spans}
@@ -621,7 +592,7 @@ def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
         row = evaluated[i]
         if steps[row] not in bounds:
             continue
-        x_points, bottom = (axes.transScale + axes.transLimits).transform((x[row], values[row])) * points
+        x_points, bottom = (axes.transScale + axes.transLimits).transform((steps[row], values[row])) * points
         is_last = steps[row] == run.steps
         neighbor = evaluated[max(0, i - 1)] if is_last else evaluated[min(i + 1, len(evaluated) - 1)]
         above = bottom < 1.5 * FONT or values[neighbor] < values[row]  # away from the line beside the number
@@ -631,7 +602,7 @@ def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
         placed.append(corner)
         axes.annotate(
             f"{values[row]:.2f}",
-            (x[row], values[row]),
+            (steps[row], values[row]),
             (-3 if is_last else 3, 5 if above else -5),
             textcoords="offset points",
             color=SECOND,

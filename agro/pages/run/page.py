@@ -145,22 +145,15 @@ def present(panels: Iterable[Panel | None]) -> list[Panel]:
     return [p for p in panels if p is not None]
 
 
-def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
+def learning(run: RunData) -> dict[str, Any]:
     """What the template's first section shows: did it learn?"""
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
     curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
-        # The learning curve by the name of its axis: those axes that were measured.
-        axes = {"steps": figures.Axis.steps(run)}
-        time = figures.Axis.time(run)
-        if time is not None:
-            axes["time"] = time
-        if experience.draws:
-            axes["responses"] = figures.Axis(experience.seen(run), "responses drawn")
-        for name, axis in axes.items():
-            curves[name] = (_curve(run, name, axis, figures.WIDE), _curve(run, name, axis, figures.NARROW))
+        sizes = (figures.WIDE, figures.NARROW)  # of screens
+        curves["steps"] = [_curve(run, size) for size in sizes]
         if figures.kl_pairs(run):
-            curves["KL"] = (figures.against_kl(run, figures.WIDE), figures.against_kl(run, figures.NARROW))
+            curves["KL"] = [figures.against_kl(run, size) for size in sizes]
     # The decays of train.weights_average; empty where no phase has one.
     phases = {name: run.config.phase(name) for name in run.config.phase_names}
     decays = {name: phase.train.weights_average for name, phase in phases.items()}
@@ -180,10 +173,10 @@ def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
     }
 
 
-def _curve(run: RunData, name: str, axis: figures.Axis, size: figures.Size) -> Markup:
-    figure = figures.learning_curve(run, size, axis=axis)
-    values = figures.columns(run, figures.reward_series(run), axis)
-    return svg(figure, f"Reward against {name} {size}", figures.hover(figure.axes[0], values))
+def _curve(run: RunData, size: figures.Size) -> Markup:
+    figure = figures.learning_curve(run, size)
+    values = figures.columns(run, figures.reward_series(run))
+    return svg(figure, f"Reward against steps {size}", figures.hover(figure.axes[0], values))
 
 
 def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:
@@ -347,7 +340,7 @@ def page(run: RunData) -> str:
         outcome=Outcome.of(run),
         verdict=Verdict.of(run),
         shown=shown,
-        learning=learning(run, experience),
+        learning=learning(run),
         nearness=nearness(run),
         course=course(run),
         material=material(run, experience),
