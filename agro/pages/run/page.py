@@ -7,14 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from agro.io.files import write
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
 from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
@@ -31,7 +29,7 @@ from agro.runs.problems import (
     without_share,
     without_signal,
 )
-from agro.runs.rundata import Outcome, PhaseSpan, RunData, Values, load_run, to_array
+from agro.runs.rundata import Outcome, PhaseSpan, RunData, to_array
 from agro.runs.verdict import Verdict
 from agro.store import Draw
 from agro.types import Sample, Text
@@ -73,6 +71,12 @@ PANELS: dict[str, dict[str, dict[str, str]]] = {
 }
 LOG_SCALED = ("Gradient norm", "Sampler and trainer")
 UNSMOOTHED = ("Learning rate", *LOG_SCALED, "Promised and kept", "Staleness", "Groups asked again")
+FURTHER = {  # of methods that make more of a prompt than its responses
+    "searched": "states in which turns were tried",
+    "same_meaning": "responses that mean the same as another one",
+    "hinted": "responses written with a hint",
+    "experts": "responses of an expert",
+}
 PARTS = {
     "reward_parts": "Parts of the reward",
     "eval_reward_parts": "Parts of the held-out reward",
@@ -385,12 +389,6 @@ def prompt_text(prompt: Text) -> str:
     return "\n".join(lines)
 
 
-def write_page(folder: Path) -> Path:
-    path = folder / "report.html"
-    write(path, page(load_run(folder)))
-    return path
-
-
 def course(run: RunData) -> dict[str, Any]:
     """What the template's section about the optimization shows."""
     facts = []
@@ -429,11 +427,19 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
         n = run.total(name)
         facts.append(Fact(title, None if n is None else count(n), notes.get(name, ""), bad=bool(n)))
     groups, equal = run.total("groups"), run.total("groups_equal")
-    equal_groups = Fact("groups of equal rewards", None)
+    equal_groups, unsignaled = Fact("groups of equal rewards", None), Fact("steps without a signal", None)
     if groups and equal is not None:
         text = f"{count(equal)} of {count(groups)} ({percent(equal / groups)})"
         equal_groups = replace(equal_groups, value=text, bad=equal > groups / 2)
-    facts += [equal_groups, *_signal(run)]
+    signal, share = without_signal(run), without_share(run)
+    if signal is not None:
+        data = run.config.phase(run.spans[-1].name).data
+        ways = ". ".join(f"{reason}: {way_out(reason, data)}" for reason in signal.reasons)
+        unsignaled = replace(unsignaled, value=steps_of(signal), note=ways, bad=signal.is_said)
+    facts += [equal_groups, unsignaled]
+    if share is not None and share.count:
+        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
+        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
     norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
     measured, said = np.isfinite(norm), ""
     if measured.any():
@@ -443,19 +449,6 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
             middle = float(np.median(norm[measured]))
             said += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
     return {"facts": facts, "panels": present(plain_panels(run, "health", {"Gradient norm": said}))}
-
-
-def _signal(run: RunData) -> list[Fact]:
-    signal, share = without_signal(run), without_share(run)
-    facts = [Fact("steps without a signal", None)]
-    if signal is not None:
-        data = run.config.phase(run.spans[-1].name).data
-        ways = [f"{reason}: {way_out(reason, data)}" for reason in signal.reasons]
-        facts = [Fact("steps without a signal", steps_of(signal), ". ".join(ways), bad=signal.is_said)]
-    if share is not None and share.count:
-        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
-        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
-    return facts
 
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
@@ -483,8 +476,19 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
                     "stalest": max(staleness, default=None),
                 }
             )
+    prompts = ", ".join(run.config.data.paths("prompts"))
+    facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
+    for name, value in (
+        ("tokens trained on", run.total("tokens")),
+        ("tokens sampled", run.total("sampled_tokens")),
+        ("held-out responses", run.latest("eval_n")),
+    ):
+        facts.append(Fact(name, None if value is None else count(value)))
+    if run.total("truncated_share") == 0:
+        facts.append(Fact("truncated responses", "none"))
+    facts += [Fact(title, count(run.total(name) or 0)) for name, title in FURTHER.items() if run.total(name)]
     return {
-        "facts": _facts(run),
+        "facts": facts,
         "sources": rows,
         "phased": len(run.spans) > 1,
         "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
@@ -499,8 +503,18 @@ def _material_panels(run: RunData, experience: RunExperience) -> Iterable[Panel 
         figure = svg(figures.sources(run, experience.steps, labels, len(names)), title)
         key = tuple((css(figures.COLORS[i]), name[:60]) for i, name in enumerate(names))
         yield Panel(title, "Where the responses of a step came from.", figure, key)
-    yield _distribution("Rewards", "reward", experience.steps, experience.rewards)
-    yield _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True)
+    for title, unit, values in (
+        ("Rewards", "reward", experience.rewards),
+        ("Lengths", "tokens", experience.lengths),
+    ):
+        windows = begin_and_end(experience.steps, values)
+        if windows is not None:
+            begin, end = windows
+            means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
+            counts = f"{count(len(begin.values))} and {count(len(end.values))}"
+            text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
+            figure = svg(figures.histogram(begin.values, end.values, unit, integer=unit == "tokens"), title)
+            yield Panel(title, text, figure, tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means)))
     yield from plain_panels(run, "material")
     # Of an objective with a critic, whose metric it is.
     explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
@@ -509,43 +523,3 @@ def _material_panels(run: RunData, experience: RunExperience) -> Iterable[Panel 
         "better than a constant."
     )
     yield panel(run, "Variance explained by the critic", [Series("training", to_array(explained))], text)
-
-
-def _facts(run: RunData) -> list[Fact]:
-    totals = {
-        "tokens trained on": run.total("tokens"),
-        "tokens sampled": run.total("sampled_tokens"),
-        "held-out responses": run.latest("eval_n"),
-    }
-    prompts = ", ".join(run.config.data.paths("prompts"))
-    facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
-    for name, value in totals.items():
-        facts.append(Fact(name, None if value is None else count(value)))
-    if run.total("truncated_share") == 0:
-        facts.append(Fact("truncated responses", "none"))
-    # Of methods that make more of a prompt than its responses.
-    for metric, name in (
-        ("searched", "states in which turns were tried"),
-        ("same_meaning", "responses that mean the same as another one"),
-        ("hinted", "responses written with a hint"),
-        ("experts", "responses of an expert"),
-    ):
-        if run.total(metric):
-            facts.append(Fact(name, count(run.total(metric) or 0)))
-    return facts
-
-
-def _distribution(
-    title: str, unit: str, steps: Values, values: Values, *, integer: bool = False
-) -> Panel | None:
-    windows = begin_and_end(steps, values)
-    if windows is None:
-        return None
-    begin, end = windows
-    key = []
-    for color, w in ((figures.MUTED, begin), (figures.FIRST, end)):
-        key.append((css(color), f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}"))
-    counts = f"{count(len(begin.values))} and {count(len(end.values))}"
-    text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
-    figure = svg(figures.histogram(begin.values, end.values, unit, integer=integer), title)
-    return Panel(title, text, figure, tuple(key))

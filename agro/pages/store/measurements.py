@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -254,8 +255,13 @@ def own_reward(store: Store, policy: Policy, reward: Reward, config: RunConfig) 
     """
     seed, scorer = config.train.seed, EpisodeReward(reward)
     names = sorted((group.prompt_id for group in store.survey.each_group()), key=lambda i: noise(seed, 0, i))
-    asked = (prompt for name in names if (prompt := _askable(store, name, policy)) is not None)
-    prompts = list(islice(asked, PROMPTS))
+    prompts: list[Prompt] = []
+    for name in names:
+        prompt = stored_prompt(store, name)
+        with suppress(InvalidSample):  # it leaves no room for a response
+            if prompt is not None and len(prompts) < PROMPTS:
+                policy.encoder.checked_prompt(prompt)
+                prompts.append(prompt)
     if not prompts:
         raise Refused(
             f"--reward: {store.path}: expected prompts that leave room for a response, got none among "
@@ -265,44 +271,26 @@ def own_reward(store: Store, policy: Policy, reward: Reward, config: RunConfig) 
     sampler = config.sampler.of_policy(config.policy.temperature, n)
     rollout = load_rollout(policy.encoder, embedded(policy), config.environment)
     result = heldout(rollout, scorer, prompts, sampler, derive(seed, "own reward"))
-    logged = [_scores(store, prompt, scorer, keep=config.environment is not None) for prompt in prompts]
-    known = [i for i, own in enumerate(result.rewards) if _known(own).size and logged[i].size]
-    if not known:
+    pairs = []  # of each prompt the known rewards of the log's responses, and of the policy's
+    for prompt, own in zip(prompts, result.rewards, strict=True):
+        rows = list(islice(store.samples(prompt_id=prompt.id, skip_damaged=True), LOGGED))
+        if config.environment is None:  # else it gave the rewards, so that they are as stored
+            rows = [row.replace(reward=None) for row in rows]
+        scores = zip(rows, scorer.score(rows), strict=True)
+        of_response = {row.episode or row.id: score.value for row, score in scores}
+        logged = np.array([value for value in of_response.values() if value is not None], np.float64)
+        own = own[~np.isnan(own)]
+        if len(logged) and len(own):
+            pairs.append((logged, own))
+    if not pairs:
         why = f", such as by: {result.errors[0]}" if result.errors else ""
         raise Refused(f"--reward: no prompt has a scored response of both log and policy{why}")
-    log = np.array([logged[i].mean() for i in known])
-    own = np.array([_known(result.rewards[i]).mean() for i in known])
-    every = np.concatenate([np.concatenate([logged[i], _known(result.rewards[i])]) for i in known])
+    log, own = np.array([(logged.mean(), of_policy.mean()) for logged, of_policy in pairs]).T
+    every = np.concatenate([values for both in pairs for values in both])
     errors = [standard_error(values) for values in (log, own, log - own)]
     return OwnReward(
-        float(log.mean()), errors[0], float(own.mean()), errors[1], errors[2], float(every.std()), len(known)
+        float(log.mean()), errors[0], float(own.mean()), errors[1], errors[2], float(every.std()), len(pairs)
     )
-
-
-def _askable(store: Store, prompt_id: str, policy: Policy) -> Prompt | None:
-    """A stored prompt; None where it leaves no room for a response, or no record of it is intact."""
-    prompt = stored_prompt(store, prompt_id)
-    try:
-        if prompt is not None:
-            policy.encoder.checked_prompt(prompt)
-    except InvalidSample:
-        return None
-    return prompt
-
-
-def _scores(store: Store, prompt: Prompt, scorer: EpisodeReward, *, keep: bool) -> Values:
-    """Known rewards of the log's responses to a prompt. `keep`: an environment gave them, so that they are
-    as stored."""
-    rows = list(islice(store.samples(prompt_id=prompt.id, skip_damaged=True), LOGGED))
-    samples = rows if keep else [row.replace(reward=None) for row in rows]
-    of_response = {}
-    for sample, score in zip(samples, scorer.score(samples), strict=True):
-        of_response[sample.episode or sample.id] = math.nan if score.value is None else score.value
-    return _known(np.array(list(of_response.values()), np.float64))
-
-
-def _known(values: Values) -> Values:
-    return values[~np.isnan(values)]
 
 
 TOGETHER = 64  # samples in one batch
