@@ -129,7 +129,9 @@ def train(
         put(values, ["policy", "model"], model_folder(model, tokenizer, folder / "inputs/model"))
     for key, data in (("prompts", prompts), ("eval_prompts", eval_prompts)):
         if data is not None:
-            put(values, ["data", key], prompts_file(data, folder / f"inputs/{key}.jsonl", key))
+            path = folder / f"inputs/{key}.jsonl"
+            file = str(data) if is_path(data) else write_rows(data, path, key, prompt_record)
+            put(values, ["data", key], file)
     if log is not None:
         _take_log(log, log_map, lower_is_better, folder, values)
     if HELD_OUT.keys().isdisjoint(values.get("data", {})):
@@ -148,11 +150,15 @@ def train(
 
 def _data(prompts: Any, log: Any, dataset: Any) -> tuple[Any, Any]:
     """Prompts and the log: a store in the place of prompts, or of TRL's name of them, is the log."""
-    if _is_stored(dataset):
+
+    def is_stored(data: Any) -> bool:
+        return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
+
+    if is_stored(dataset):
         log = _either(log, dataset, "log", "train_dataset")
     else:
         prompts = _either(prompts, dataset, "prompts", "train_dataset")
-    if not _is_stored(prompts):
+    if not is_stored(prompts):
         return prompts, log
     if log is not None:
         raise Refused(
@@ -169,6 +175,13 @@ def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
         raise Refused(f"{called} is {name} here, which is given too; leave one out")
     say(called, name)
     return theirs
+
+
+def _store_of(log: Any) -> str | None:
+    """The path of a store; None for another kind of log."""
+    if isinstance(log, Store):
+        return str(log.path)
+    return str(log) if is_path(log) and is_store(Path(log)) else None
 
 
 def _fitted(
@@ -196,11 +209,6 @@ def _fitted(
     fitted = fit(changed({}), Limits.parse(limits), given, changed, folder, functions)
     print("\n".join(fitted.lines()), file=sys.stderr)
     return changed(fitted.settings)
-
-
-def prompts_file(data: Any, path: Path, name: str) -> str:
-    """The file of prompts: one that is given, or `path`, with what is given."""
-    return str(data) if is_path(data) else write_rows(data, path, name, prompt_record)
 
 
 def _prepare(folder: Path, resume: bool) -> None:
@@ -257,6 +265,7 @@ def _take_log(
         raise Refused(f"{path}: there is a store already; give it as the log, or set another out")
     files = _log_files(log, folder / "inputs/log.jsonl")
     (folder / "inputs").mkdir(parents=True, exist_ok=True)
+    options: Options = {"mapping": log_map} if isinstance(log_map, Mapping) else {}
     proposal = log_map if isinstance(log_map, Proposal) else None
     if log_map is None:
         proposal = propose_unknown(Path(files[0]), lower_is_better=lower_is_better or None)
@@ -267,25 +276,12 @@ def _take_log(
                 f"log: nothing is imported until somebody says that this is right\n{proposal}\n{TAKE}"
             )
         print(proposal, file=sys.stderr)
-    options: Options = {"mapping": log_map} if isinstance(log_map, Mapping) else {}
-    options = options if proposal is None else proposal.options()
+        options = proposal.options()
     if lower_is_better:
         options["lower_is_better"] = True
     with Store.open(path) as opened:
         print(import_files(opened, files, **options), file=sys.stderr)
     put(values, ["data", "store"], path)
-
-
-def _store_of(log: Any) -> str | None:
-    """The path of a store; None for another kind of log."""
-    if isinstance(log, Store):
-        return str(log.path)
-    return str(log) if is_path(log) and is_store(Path(log)) else None
-
-
-def _is_stored(data: Any) -> bool:
-    """Whether data in the place of prompts is a store."""
-    return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
 
 
 def _log_files(log: Any, path: Path) -> list[str | Path]:

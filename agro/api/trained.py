@@ -26,7 +26,6 @@ from agro.runs.card import check_push, push
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.store.location import located
-from agro.types import Prompt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,18 +83,16 @@ class Trained:
         if not shown:
             raise Refused(f"{run.folder}: no step has a reward or a KL, so there is nothing to draw")
         figure = NotebookFigure(figsize=WIDE, layout="constrained")
-        drawn = zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items())
-        for axes, (title, (training, held_out)) in drawn:
+        subplots = figure.subplots(1, len(shown), squeeze=False)[0]
+        for axes, (title, (training, held_out)) in zip(subplots, shown.items()):
             style_axes(axes)
             axes.set_title(title, loc="left", fontsize=FONT, color=INK)
             axes.set_xlabel("step", fontsize=FONT, color=INK)
-            dots: dict[str, Any] = {"marker": "o", "markersize": 3.6}
-            for name, values, color in (("training", training, FIRST), ("held-out", held_out, SECOND)):
-                style = dots if name == "held-out" else {}
+            dots = {"label": "held-out", "color": SECOND, "marker": "o", "markersize": 3.6}
+            for values, style in ((training, {"label": "training", "color": FIRST}), (held_out, dots)):
                 known = np.isfinite(values)
-                steps = run.column("step")[known]
                 if known.any():
-                    axes.plot(steps, values[known], label=name, color=color, linewidth=1.4, **style)
+                    axes.plot(run.column("step")[known], values[known], linewidth=1.4, **style)
             axes.legend(frameon=False, fontsize=FONT)
         return figure
 
@@ -131,7 +128,15 @@ class Trained:
         """
         if not isinstance(n, int) or n < 1:
             raise Refused(f"n: expected 1 or more responses a prompt, got {n!r}")
-        loaded = self._prompts(prompts)
+        if prompts is None:
+            loaded = held_out_prompts(self.folder, self.config)
+            if not loaded:
+                raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
+        elif is_path(prompts):
+            loaded = load_prompts(prompts)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                loaded = load_prompts(write_rows(prompts, Path(folder) / "prompts", "prompts", prompt_record))
         policy, sampler = self._policy, self.config.sampler.of_policy(temperature, n)
         engine = embedded(policy, fused=self.config.engine.fused)
         rollout = load_rollout(policy.encoder, engine, self.config.environment)
@@ -142,17 +147,6 @@ class Trained:
             configured = self.config.evaluate.pass_at
             measured = result.to_json(reward.maximum if configured is None else configured)
         return {"prompts": len(loaded), "n": n, "temperature": temperature, **measured}
-
-    def _prompts(self, prompts: Any) -> list[Prompt]:
-        if prompts is None:
-            held_out = held_out_prompts(self.folder, self.config)
-            if not held_out:
-                raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
-            return held_out
-        if is_path(prompts):
-            return load_prompts(prompts)
-        with tempfile.TemporaryDirectory() as folder:
-            return load_prompts(write_rows(prompts, Path(folder) / "prompts", "prompts", prompt_record))
 
     def push_to_hub(self, repo: str, *, private: bool = True) -> str:
         """Upload RUN/model to USER/NAME on the Hugging Face hub, and return its address."""
