@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from agro.config import PolicyConfig, RunConfig
@@ -18,7 +19,7 @@ from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives import Objective, get, names
 from agro.objectives.needs import PAIRS, REWARD, grouping
-from agro.pages.store.check_survey import RUN, Explaining, Spread, StoreSurvey, explaining, survey
+from agro.pages.store.check_survey import RUN, Explaining, StoreSurvey, explaining, survey
 from agro.store import Counts, Group, Store
 from agro.store.location import Location, url_of
 from agro.train import trainable
@@ -115,11 +116,24 @@ class Report:
 
     def __str__(self) -> str:
         """A summary of some lines, then the verdicts, without what can train on it."""
-        lines = [*survey_lines(self), *_source_lines(self), *model_lines(self)]
+        lines = list(survey_lines(self))
+        for name in self.sources[:SHOWN]:
+            source = self.survey.sources[name]
+            text, rewards = f"{count(source.rows)} {'/'.join(sorted(source.roles))}", source.rewards
+            if rewards.count:
+                text += (
+                    f", reward {short(rewards.mean)} ({short(rewards.lowest)} to {short(rewards.highest)})"
+                )
+            if self.licenses.get(name):
+                text += f", license {self.licenses[name]}"
+            lines.append((f"  {name:.40}", text))
+        if len(self.sources) > SHOWN:
+            lines.append(("  …", f"and {count(len(self.sources) - SHOWN)} more sources"))
+        lines += model_lines(self)
         width = max(len(name) for name, _ in lines)
-        text = [f"{name:<{width}}  {value}" for name, value in lines]
-        text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
-        return "\n".join(text)
+        shown = [f"{name:<{width}}  {value}" for name, value in lines]
+        shown += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
+        return "\n".join(shown)
 
 
 def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
@@ -380,11 +394,14 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "pairs", count(counts.pairs)
     if counts.ties:
         yield "ties", f"{count(counts.ties)} judgments with equal votes"
-    lengths = [source.lengths for source in survey.sources.values()]
-    longest = max((spread.highest or 0.0 for spread in lengths), default=0.0)
-    of_lengths = f"{count(_mean(lengths))} characters on average, at most {count(longest)}"
+    sources = survey.sources.values()
+    lengths = [length for source in sources for length in source.lengths.numbers]
+    tokens = [length for source in sources for length in source.tokens.numbers]
+    of_lengths = (
+        f"{count(fmean(lengths or [0]))} characters on average, at most {count(max(lengths, default=0))}"
+    )
     if counts.with_tokens:
-        of_lengths += f"; {count(_mean([source.tokens for source in survey.sources.values()]))} tokens"
+        of_lengths += f"; {count(fmean(tokens or [0]))} tokens"
     yield "lengths", of_lengths if counts.samples else "unknown"
     recorded, truncated = survey.total("ended"), "unknown"
     if recorded:
@@ -410,26 +427,6 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "near-copies", str(survey.copies)
     if survey.held_out is not None:
         yield "held-out", f"{len(survey.held_out.prompts_seen)} of {survey.held_out.prompts} prompts overlap"
-
-
-def _mean(spreads: Sequence[Spread]) -> float:
-    """Of all numbers of several."""
-    total = sum(spread.count for spread in spreads)
-    return sum((spread.mean or 0.0) * spread.count for spread in spreads) / max(total, 1)
-
-
-def _source_lines(report: Report) -> Iterator[tuple[str, str]]:
-    for name in report.sources[:SHOWN]:
-        source = report.survey.sources[name]
-        text = f"{count(source.rows)} {'/'.join(sorted(source.roles))}"
-        if source.rewards.count:
-            rewards = source.rewards
-            text += f", reward {short(rewards.mean)} ({short(rewards.lowest)} to {short(rewards.highest)})"
-        if report.licenses.get(name):
-            text += f", license {report.licenses[name]}"
-        yield f"  {name:.40}", text
-    if len(report.sources) > SHOWN:
-        yield "  …", f"and {count(len(report.sources) - SHOWN)} more sources"
 
 
 def model_lines(report: Report) -> Iterator[tuple[str, str]]:
@@ -571,110 +568,77 @@ def _wrapped(text: str, indent: str, width: int) -> list[str]:
 
 
 def rank(store: Store, log: Path | None = None, model: str | None = None) -> Ranking:
-    """Try the recipes of all objectives on what a store has. `log`, `model`: as of `train_command`."""
-    return _Trial(store, log, model).ranking()
-
-
-@dataclass
-class _Trial:
-    store: Store
-    log: Path | None
-    model: str | None
-    refusals: dict[str, str] = field(default_factory=dict)  # of the store, by what it was asked for
-
-    def ranking(self) -> Ranking:
-        kind, _ = kind_of(self.store)
-        counts = self.store.counts()
-        wanted = RECOMMENDED[kind] if counts.scored or counts.pairs else ("sft",)
-        recommended, possible, impossible = [], [], []
-        for name in dict.fromkeys((*wanted, *names())):
-            found = self._candidate(name)
-            if not found.command:
-                impossible.append(found)
-            elif name in wanted:
-                recommended.append(found)
-            else:
-                possible.append(found)
-        return Ranking(tuple(recommended), tuple(possible), tuple(impossible))
-
-    def _candidate(self, name: str) -> Candidate:
-        """With the first changes of its recipe by which it can train on the store."""
-        if self.is_equal and REWARD in Phase.all(RunConfig.load(name))[0].needs:
-            return Candidate(name, EQUAL)
+    """Try the recipes of all objectives on what a store has, each with the first changes of it by which it
+    can train on the store. `log`, `model`: as of `train_command`."""
+    kind, _ = kind_of(store)
+    counts, groups = store.counts(), list(store.survey.each_group())
+    low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
+    wanted = RECOMMENDED[kind] if counts.scored or counts.pairs else ("sft",)
+    refusals: dict[str, str] = {}  # of the store, by what it was asked for
+    recommended, possible, impossible = [], [], []
+    for name in dict.fromkeys((*wanted, *names())):
+        config = RunConfig.load(name)
+        needs = Phase.all(config)[0].needs
+        if low == high and REWARD in needs:
+            impossible.append(Candidate(name, EQUAL))
+            continue
+        # All groups from the store, as many as there are, and small ones left out.
+        changes = [] if config.data.replay == 1 else ["data.replay=1"]
+        if name == "kto":
+            changes.append(f"objective.threshold={(low + high) / 2:g}")
+        available = _drawn_groups(store, config, groups)
+        if 0 < available < config.train.groups:
+            changes.append(f"train.groups={available}")
+        ways = [changes]
+        if config.objective.options.get("singletons", "drop") != "drop" or grouping(needs):
+            ways.append([*changes, "objective.singletons=drop"])
         refused = ""
-        for changes in self._changes(name):
-            settings = [f"data.store={self.store.path}", "policy.model=MODEL", *changes]
+        for way in ways:
+            settings = [f"data.store={store.path}", "policy.model=MODEL", *way]
             try:
-                refused = self._refusal(RunConfig.load(name, settings))
+                refused = _refusal(store, RunConfig.load(name, settings), refusals)
             except Refused as error:
                 refused = str(error)
             if not refused:
-                command = train_command(name, self.model, self.store, self.log, changes)
-                return Candidate(name, REASONS.get(name, ""), command, tuple(changes))
-        return Candidate(name, _missing(refused))
-
-    @cached_property
-    def is_equal(self) -> bool:
-        """Whether there are rewards, and all are the same."""
-        low, high = self.store.survey.spread_of_rewards() or (0.0, 1.0)
-        return low == high
-
-    @cached_property
-    def groups(self) -> list[Group]:
-        return list(self.store.survey.each_group())
-
-    def _changes(self, name: str) -> Iterator[list[str]]:
-        """Of the recipe: all groups from the store, as many as there are, and small ones left out."""
-        config = RunConfig.load(name)
-        changes = [] if config.data.replay == 1 else ["data.replay=1"]
-        if name == "kto":
-            low, high = self.store.survey.spread_of_rewards() or (0.0, 1.0)
-            changes.append(f"objective.threshold={(low + high) / 2:g}")
-        available = self._groups(config)
-        if 0 < available < config.train.groups:
-            changes.append(f"train.groups={available}")
-        yield changes
-        if config.objective.options.get("singletons", "drop") != "drop" or grouping(
-            Phase.all(config)[0].needs
-        ):
-            yield [*changes, "objective.singletons=drop"]
-
-    def _groups(self, config: RunConfig) -> int:
-        """Groups that it may draw of the store."""
-        phase = Phase("", config, 0, 1)
-        need = grouping(phase.needs)
-        if PAIRS in phase.needs:
-            return judged_prompts(self.store)
-        least = 1 if need is None else need.least
-        groups = self.groups
-        if config.data.spread is True:
-            groups = [group for group in groups if group.reward_min != group.reward_max]
-        return sum((group.scored if REWARD in phase.needs else group.size) >= least for group in groups)
-
-    def _refusal(self, config: RunConfig) -> str:
-        """Why it can't train on the store; "" where it can."""
-        if config.source.around is not None:
-            return FRESH
-        for phase in check_config(_holding_nothing(config)):
-            options = options_at(phase.config.objective.options, 0)
-            data, groups = phase.config.data, phase.config.train.groups
-            asked = f"{sorted(phase.needs)} {options.get('singletons')} {data} {groups}"
-            if asked not in self.refusals:
-                self.refusals[asked] = ""
-                try:
-                    trainable.check_store(phase, self.store, fills=False)
-                    trainable.check_enough([phase], self.store.path)
-                except Refused as error:
-                    self.refusals[asked] = str(error)
-            refused = self.refusals[asked]
-            if refused:
-                return refused
-        return ""
+                command = train_command(name, model, store, log, way)
+                found = Candidate(name, REASONS.get(name, ""), command, tuple(way))
+                (recommended if name in wanted else possible).append(found)
+                break
+        else:
+            impossible.append(Candidate(name, _missing(refused)))
+    return Ranking(tuple(recommended), tuple(possible), tuple(impossible))
 
 
-def _holding_nothing(config: RunConfig) -> RunConfig:
-    """Held-out prompts are those that a step doesn't need."""
-    return config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.0})})
+def _drawn_groups(store: Store, config: RunConfig, groups: Sequence[Group]) -> int:
+    """Groups that a recipe may draw of the store."""
+    needs = Phase("", config, 0, 1).needs
+    if PAIRS in needs:
+        return judged_prompts(store)
+    need = grouping(needs)
+    least = 1 if need is None else need.least
+    is_any = config.data.spread is not True
+    drawn = [group for group in groups if is_any or group.reward_min != group.reward_max]
+    return sum((group.scored if REWARD in needs else group.size) >= least for group in drawn)
+
+
+def _refusal(store: Store, config: RunConfig, refusals: dict[str, str]) -> str:
+    """Why a run can't train on the store; "" where it can. What was asked before stands in `refusals`."""
+    if config.source.around is not None:
+        return FRESH
+    for phase in check_config(_holding_nothing(config)):
+        options = options_at(phase.config.objective.options, 0)
+        data, groups = phase.config.data, phase.config.train.groups
+        asked = f"{sorted(phase.needs)} {options.get('singletons')} {data} {groups}"
+        if asked not in refusals:
+            refusals[asked] = ""
+            try:
+                trainable.check_store(phase, store, fills=False)
+                trainable.check_enough([phase], store.path)
+            except Refused as error:
+                refusals[asked] = str(error)
+        if refusals[asked]:
+            return refusals[asked]
+    return ""
 
 
 def _missing(refused: str) -> str:
@@ -684,3 +648,8 @@ def _missing(refused: str) -> str:
             return words
     found = re.match(r"objective \S+ needs ([^:(]+)", refused)
     return found[1].strip() if found else refused.partition("\n")[0].partition(". What to do")[0][:120]
+
+
+def _holding_nothing(config: RunConfig) -> RunConfig:
+    """Held-out prompts are those that a step doesn't need."""
+    return config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.0})})
