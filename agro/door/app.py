@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from functools import partial
@@ -180,9 +180,21 @@ class Serving:
                     pass
             return event
 
+        async def framed(event: Event) -> AsyncIterator[str]:
+            try:
+                async with aclosing(events):
+                    yield wire.framed(event)
+                    async for event in events:
+                        yield wire.framed(event)
+            except Exception as error:  # the status is sent already
+                problem = problem_of(error)
+                if problem.status == 500:
+                    LOG.exception("a stream ended with an error")  # as that of an answer without a stream
+                yield f"event: error\ndata: {json.dumps(wire.error(problem))}\n\n"
+
         event = await _unless_gone(request, first())
         if wire.options.stream:
-            return StreamingResponse(_framed(wire, event, events), media_type="text/event-stream")
+            return StreamingResponse(framed(event), media_type="text/event-stream")
         return JSONResponse(wire.whole())
 
 
@@ -233,18 +245,6 @@ def _follow(engine: HF, batch: Batch, newest: Newest, ended: threading.Event) ->
         if text != said:
             print(without_secrets(text), file=sys.stderr, flush=True)
         said = text
-
-
-async def _framed(wire: Chat, first: Event, events: AsyncGenerator[Event]) -> AsyncIterator[str]:
-    try:
-        async with aclosing(events):
-            yield wire.framed(first)
-            async for event in events:
-                yield wire.framed(event)
-    except Exception as error:  # the status is sent already
-        if problem_of(error).status == 500:
-            LOG.exception("a stream ended with an error")  # as that of an answer without a stream
-        yield f"event: error\ndata: {json.dumps(wire.error(problem_of(error)))}\n\n"
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

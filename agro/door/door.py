@@ -44,6 +44,15 @@ class Answering:
     finish: str = ""  # "stop" or "length", once it ended
     is_done: bool = False
 
+    def take(self, progress: Progress) -> None:
+        """Raises what went wrong."""
+        if isinstance(progress, Exception):
+            raise progress
+        if isinstance(progress, Token):
+            self.tokens.append(progress)
+        else:
+            self.finish = progress
+
 
 class Door:
     """Answers requests with a policy. It is used by one event loop."""
@@ -88,8 +97,12 @@ class Door:
             events = list(wire.begin())
             while len(wire.outcomes) < len(answers):
                 async with asyncio.timeout_at(deadline):  # not around a yield: another task may go on
-                    changed = await _receive(queue, answers)
-                for each in changed:
+                    news = [await queue.get()]
+                while not queue.empty():
+                    news.append(queue.get_nowait())
+                for index, progress in news:
+                    answers[index].take(progress)
+                for each in [answers[index] for index in dict.fromkeys(index for index, _ in news)]:
                     events += await self._advance(each, wire)
                 for event in events:
                     yield event
@@ -173,21 +186,6 @@ class Door:
                 content = ""
         reasoning = message.get("reasoning_content", "")
         return Outcome(each.call.id, content, reasoning, calls, each.finish, each.tokens, stop)
-
-
-async def _receive(queue: asyncio.Queue[tuple[int, Progress]], answers: list[Answering]) -> list[Answering]:
-    """The answers that have something new. Raises what went wrong."""
-    news = [await queue.get()]
-    while not queue.empty():
-        news.append(queue.get_nowait())
-    for index, progress in news:
-        if isinstance(progress, Exception):
-            raise progress
-        if isinstance(progress, Token):
-            answers[index].tokens.append(progress)
-        else:
-            answers[index].finish = progress
-    return [answers[index] for index in dict.fromkeys(index for index, _ in news)]
 
 
 def number_of(call: Call, seed: int | None, index: int) -> int:

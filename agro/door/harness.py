@@ -202,7 +202,8 @@ class Harness:
         self, rollout: Rollout, attempt: Attempt, sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
         """The rows of an episode; one without tokens where the model wasn't called."""
-        meta = {**attempt.prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
+        prompt = attempt.prompt
+        meta = {**prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
         meta |= {"finish": "error", "last_turn": "", "tool_calls": 0}
         if attempt.outcomes:
             answered, outcome = attempt.outcomes[-1]
@@ -213,14 +214,8 @@ class Harness:
             log = _end_of(attempt.folder / "log", LOG_BYTES).decode("utf-8", "replace").strip()
             said = f"; it said: {log}" if log else ""
             meta["reward_error"] = without_secrets(f"{self.name}: {attempt.error}{said}")
-        shared: dict[str, Any] = {
-            "prompt": attempt.prompt.text,
-            "prompt_id": attempt.prompt.id,
-            "reward": attempt.reward,
-            "sampling": recorded(sampler, seed),
-            "source": rollout.source,
-            "role": rollout.role,
-        }
+        shared: dict[str, Any] = {"prompt": prompt.text, "prompt_id": prompt.id, "reward": attempt.reward}
+        shared |= {"sampling": recorded(sampler, seed), "source": rollout.source, "role": rollout.role}
         if not attempt.rows:
             yield Sample(response="", meta=meta, **shared)
         episode = attempt.folder.name if len(attempt.rows) > 1 else None
