@@ -166,7 +166,7 @@ def test_a_figure_shows_its_values_under_the_pointer(browser: Browser, page: Pat
     x, y = browser.ask(place)
     browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     row = json.loads((page.parent / "metrics.jsonl").read_text().splitlines()[-1])
-    shown = browser.ask(f"{cards}.map(e => [...e.querySelectorAll('text')].map(t => t.textContent))")
+    shown = browser.ask(f"{cards}.map(e => e.querySelector('title').textContent.split('\\n'))")
     assert len(shown) == 1
     assert shown[0][0] == "step 220"
     assert f"held-out {row['eval_reward']:.3g}" in shown[0]

@@ -2,8 +2,7 @@
 
 A figure is drawn once and colored by its page: an SVG's colors become CSS variables, so that a page shows it
 in both color schemes. A PNG has the light ones. It shows values under the pointer without a script: each
-column is an invisible rectangle with a line and a card, which the page's style shows while the pointer, or a
-finger, is on it.
+column is an invisible rectangle with a line and a title.
 """
 
 from __future__ import annotations
@@ -153,49 +152,30 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
 
 
 NEAREST = 1.5  # points between two columns, at least
-CARD_LINE = 1.3 * FONT
-WIDTH = 0.56 * FONT  # of a character
 PADDING = 4.0
 
 
-@dataclass(frozen=True)
-class HoverColumn:
-    """What is shown at `x`, in the units of the axis: a title and lines of (text, CSS color)."""
-
-    x: float
-    title: str
-    lines: tuple[tuple[str, str], ...]
-
-
-def hover(axes: Any, columns: Sequence[HoverColumn]) -> str:
-    """The columns of one pair of axes as elements of the figure's SVG, whose unit is a point."""
+def hover(axes: Any, columns: Sequence[tuple[float, str]]) -> str:
+    """Texts at places of the x axis, which a browser shows while the pointer is near, as elements of the
+    figure's SVG, whose unit is a point."""
     figure = axes.get_figure()
     width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
     box = axes.get_position()
     top, bottom = height * (1 - box.y1), height * (1 - box.y0)
     axes.get_xlim()  # brings the transformation up to date
-    placed: list[tuple[float, HoverColumn]] = []
-    for column in sorted(columns, key=lambda c: c.x):
-        x = float(axes.transData.transform((column.x, 0.0))[0]) * 72 / figure.dpi
+    placed: list[tuple[float, str]] = []
+    for place, text in sorted(columns):
+        x = float(axes.transData.transform((place, 0.0))[0]) * 72 / figure.dpi
         if not placed or x >= placed[-1][0] + NEAREST:
-            placed.append((x, column))
+            placed.append((x, text))
     bounds = [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
     bounds = [width * box.x0 - PADDING, *bounds, width * box.x1 + PADDING]
     parts = []
-    for (x, column), (begin, end) in zip(placed, pairwise(bounds)):
+    for (x, text), (begin, end) in zip(placed, pairwise(bounds)):
         size = f'width="{end - begin:.1f}" height="{bottom - top:.1f}"'
         area = f'<rect class="hit" x="{begin:.1f}" y="{top:.1f}" {size}/>'
         line = f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
-        # The card stands beside the line, on the side where it has room.
-        texts = [(column.title, "var(--ink)"), *column.lines]
-        card_width = max(len(text) for text, _ in texts) * WIDTH + 2 * PADDING
-        left = x + 5 if x + 5 + card_width <= width else max(0.0, x - 5 - card_width)
-        size = f'width="{card_width:.1f}" height="{len(texts) * CARD_LINE + PADDING:.1f}"'
-        card = f'<rect class="card" x="{left:.1f}" y="{top:.1f}" {size} rx="2"/>'
-        for number, (text, color) in enumerate(texts, 1):
-            place = f'x="{left + PADDING:.1f}" y="{top + number * CARD_LINE:.1f}"'
-            card += f'<text {place} fill="{color}">{escape(text)}</text>'
-        parts.append(f'<g class="at">{area}{line}{card}</g>')
+        parts.append(f'<g class="at">{area}{line}<title>{escape(text)}</title></g>')
     return "".join(parts)
 
 
@@ -264,23 +244,23 @@ def picture(run: RunData, series: Sequence[Series], name: str, look: Look = PLAI
     return svg(figure, name, hover(figure.axes[0], columns(run, series, look)))
 
 
-def columns(run: RunData, series: Sequence[Series], look: Look = PLAIN) -> list[HoverColumn]:
+def columns(run: RunData, series: Sequence[Series], look: Look = PLAIN) -> list[tuple[float, str]]:
     """The values of up to `COLUMNS` rows: those where a series of points was measured, else evenly spread."""
     shown = [s for s in series if np.isfinite(s.values).any()]
     known_rows = np.flatnonzero(np.any([np.isfinite(s.values) for s in shown], axis=0))
     measured = np.flatnonzero(np.any([np.isfinite(s.values) & s.points for s in shown], axis=0))
     lines_drawn = [_smoothed(run, s) for s in shown]
-    hover_columns = []
+    texts = []
     for part in np.array_split(known_rows, min(COLUMNS, len(known_rows))):
         row = int(next((r for r in reversed(part) if r in measured), part[len(part) // 2]))
         step = run.rows[row]["step"]
-        lines = []
+        lines = [f"step {step}"]
         for s, values in zip(shown, lines_drawn, strict=True):
             if np.isfinite(values[row]):
                 value = percent(values[row], 1) if look.percent else short(values[row])
-                lines.append((f"{s.label} {value}" if len(shown) > 1 else value, css(s.color)))
-        hover_columns.append(HoverColumn(step, f"step {step}", tuple(lines)))
-    return hover_columns
+                lines.append(f"{s.label} {value}" if len(shown) > 1 else value)
+        texts.append((float(step), "\n".join(lines)))
+    return texts
 
 
 def _smoothed(run: RunData, s: Series) -> Values:
@@ -521,13 +501,12 @@ def against_kl(run: RunData, size: Size = WIDE) -> Markup:
     figure, parts = kl_figure(run, size)
     over = ""
     for axes, rows in zip(figure.axes, parts, strict=True):
-        columns = []
+        texts = []
         for s, kl in kl_pairs(run):
             for row in np.flatnonzero(rows & np.isfinite(s.values + kl)) if s.points else ():
-                reward = (f"{s.label} {short(s.values[row])}", css(s.color))
-                lines = (reward, (f"KL {short(kl[row])}", css(MUTED)))
-                columns.append(HoverColumn(float(kl[row]), f"step {run.rows[row]['step']}", lines))
-        over += hover(axes, columns)
+                values = f"{s.label} {short(s.values[row])}\nKL {short(kl[row])}"
+                texts.append((float(kl[row]), f"step {run.rows[row]['step']}\n{values}"))
+        over += hover(axes, texts)
     return svg(figure, f"Reward against KL {size}", over)
 
 
