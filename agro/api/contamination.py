@@ -45,8 +45,10 @@ class Contamination:
     @property
     def sentence(self) -> str:
         parts = []
-        kinds = (self.exact, "were trained on"), (self.near, "are near-copies of training prompts")
-        for ids, what in kinds:
+        for ids, what in (
+            (self.exact, "were trained on"),
+            (self.near, "are near-copies of training prompts"),
+        ):
             named = f" ({', '.join(ids[:NAMED])}{', …' if len(ids) > NAMED else ''})" if ids else ""
             parts.append(f"{len(ids)} {what}{named}")
         return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"

@@ -94,43 +94,30 @@ def formats(
     """
     from agro.logs.format_table import get
 
-    chosen = [get(name)] if name else list(FORMATS.values())
-    described: list[dict[str, Any]] = [
-        {
-            "name": f.name,
-            "title": f.title,
-            "kind": f.kind,
-            "carries": list(f.carries),
-            "joins": f.joins or None,
-            "written_by": f.written_by,
-        }
-        for f in chosen
-    ]
+    keys = ("name", "title", "kind", "carries", "joins", "written_by")
+    rows: list[dict[str, Any]] = []
+    for found in [get(name)] if name else FORMATS.values():
+        carries = {"carries": list(found.carries), "joins": found.joins or None}
+        rows.append({key: carries.get(key, getattr(found, key)) for key in keys})
     if as_json:
-        print(json.dumps(described[0] if name else described, ensure_ascii=False))
+        print(json.dumps(rows[0] if name else rows, ensure_ascii=False))
         return
+    # What the records of a format have beside prompts and responses.
+    carried = [", ".join(row["carries"]) or "texts alone" for row in rows]
+    carried = ["can't be imported" if row["kind"] == "nothing" else text for row, text in zip(rows, carried)]
     lines: list[str] = []
     if name:
-        for key, value in described[0].items():
-            shown = _carried(described[0]) if key == "carries" else value
+        for key, value in (rows[0] | {"carries": carried[0]}).items():
             if value is not None:
-                lines += paragraph(f"{key.replace('_', ' ')}: {shown}", 0, 4)
+                lines += paragraph(f"{key.replace('_', ' ')}: {value}", 0, 4)
     elif whole:
-        for entry in described:
-            lines += block(entry["name"], f"{entry['title']}; {entry['kind']}: {_carried(entry)}")
+        for row, text in zip(rows, carried):
+            lines += block(row["name"], f"{row['title']}; {row['kind']}: {text}")
     else:
-        kinds = dict.fromkeys(entry["kind"] for entry in described)
-        for kind in sorted(kinds, key=lambda kind: kind in KINDS):
-            lines += side_by_side(KINDS.get(kind, kind), (e["name"] for e in described if e["kind"] == kind))
+        for kind in sorted({row["kind"]: 0 for row in rows}, key=lambda kind: kind in KINDS):
+            lines += side_by_side(KINDS.get(kind, kind), (r["name"] for r in rows if r["kind"] == kind))
         lines += paragraph("agro formats NAME describes one, agro formats --all each")
     show(lines, f"agro formats {name}" if name else "agro formats", whole)
-
-
-def _carried(entry: dict[str, Any]) -> str:
-    """What the records of a format have beside prompts and responses."""
-    if entry["kind"] == "nothing":
-        return "can't be imported"
-    return ", ".join(entry["carries"]) or "texts alone"
 
 
 def init(
