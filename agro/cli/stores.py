@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from enum import Enum
 from itertools import chain, islice
 from pathlib import Path
@@ -363,16 +363,18 @@ def show(
 def _browse(matches: Iterator[Any], columns: int, cut: int) -> None:
     """All of them in the terminal's pager, which asks for more as one scrolls."""
     console = terminal()
-
-    def pages() -> Iterator[str]:
-        for match in matches:
-            with console.capture() as captured:
-                _print_match(console, match, columns, cut)
-            yield captured.get()
-
+    command = os.environ.get("PAGER") or "less"
+    if shutil.which(shlex.split(command)[0]) is None:
+        command = "cat"
     # As git asks less: leave a page that fits, show colors, keep the screen.
-    os.environ |= {"LESS": "FRX", "LESSCHARSET": "utf-8"} | os.environ
-    typer.echo_via_pager(pages(), color=True)
+    environment = {"LESS": "FRX", "LESSCHARSET": "utf-8", **os.environ}
+    with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=environment) as pager:
+        assert pager.stdin is not None
+        with suppress(BrokenPipeError), pager.stdin as pages:  # the pager was left
+            for match in matches:
+                with console.capture() as captured:
+                    _print_match(console, match, columns, cut)
+                pages.write(captured.get().encode("utf-8", "backslashreplace"))
 
 
 def _samples(store: Store, newest: bool, **selection: Any) -> Iterator[Sample]:

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
@@ -29,7 +28,7 @@ from agro.runs.problems import (
     without_share,
     without_signal,
 )
-from agro.runs.rundata import Outcome, PhaseSpan, RunData, to_array
+from agro.runs.rundata import Outcome, RunData, to_array
 from agro.runs.verdict import Verdict
 from agro.store import Draw
 from agro.types import Sample, Text
@@ -154,67 +153,61 @@ def learning(run: RunData) -> dict[str, Any]:
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
     curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
-        sizes = (figures.WIDE, figures.NARROW)  # of screens
-        curves["steps"] = [_curve(run, size) for size in sizes]
+        sizes, values = (figures.WIDE, figures.NARROW), figures.columns(run, figures.reward_series(run))
+        drawn = {size: figures.learning_curve(run, size) for size in sizes}
+        curves["steps"] = [
+            svg(figure, f"Reward against steps {size}", figures.hover(figure.axes[0], values))
+            for size, figure in drawn.items()
+        ]
         if figures.kl_pairs(run):
             curves["KL"] = [figures.against_kl(run, size) for size in sizes]
     # The decays of train.weights_average; empty where no phase has one.
-    phases = {name: run.config.phase(name) for name in run.config.phase_names}
-    decays = {name: phase.train.weights_average for name, phase in phases.items()}
-    texts = {name: f"train.weights_average = {decay:g}" for name, decay in decays.items() if decay}
-    if len(phases) > 1:
-        texts = {name: f"{text} in phase {name}" for name, text in texts.items()}
+    names = run.config.phase_names
+    decays = {name: run.config.phase(name).train.weights_average for name in names}
+    where = {name: f" in phase {name}" if len(names) > 1 else "" for name in names}
+    averages = [f"train.weights_average = {x:g}{where[name]}" for name, x in decays.items() if x]
+    phases = []
+    for span in run.spans:  # a row of the table of phases
+        start, end = run.heldout(span.begins, span.begins), run.heldout(span.begins + 1, span.ends)
+        config = run.config.phase(span.name) if span.name in names else run.config
+        data = f"{config.data.replay_text} from the store"
+        if not config.data.draws_stored:
+            data = "fresh samples"
+        elif not config.data.samples_fresh:
+            data = "from the store"
+        row = {
+            "name": span.name,
+            "objective": config.objective.name,
+            "options": ", ".join(f"{k} = {v}" for k, v in config.objective.options.items()),
+            "data": data,
+            "steps": span.ends - span.begins,
+            "configured": config.train.steps,
+            "ends": span.ends,
+            "before": start,
+            "after": end,
+            "change": end.value - start.value if start and end else None,
+        }
+        phases.append(row)
     return {
         "curves": curves,
         "stored_only": stored_only,
         "width": smoothing(len(run.rows)),
         "evaluated": run.heldout(0, run.steps) is not None,
         "ring": ring(run, run.mark("eval_reward")),
-        "averages": ", ".join(texts.values()),
+        "averages": ", ".join(averages),
         "reference": REFERENCES[run.config.policy.reference],
-        "phases": [_phase(run, span) for span in run.spans],
+        "phases": phases,
         "panels": present([*_learning_panels(run), *(_parts(run, *part) for part in PARTS.items())]),
     }
 
 
-def _curve(run: RunData, size: figures.Size) -> Markup:
-    figure = figures.learning_curve(run, size)
-    values = figures.columns(run, figures.reward_series(run))
-    return svg(figure, f"Reward against steps {size}", figures.hover(figure.axes[0], values))
-
-
-def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:
-    """A row of the table of phases."""
-    start = run.heldout(span.begins, span.begins)
-    end = run.heldout(span.begins + 1, span.ends)
-    config = run.config.phase(span.name) if span.name in run.config.phase_names else run.config
-    data = f"{config.data.replay_text} from the store"
-    if not config.data.draws_stored:
-        data = "fresh samples"
-    elif not config.data.samples_fresh:
-        data = "from the store"
-    return {
-        "name": span.name,
-        "objective": config.objective.name,
-        "options": ", ".join(f"{k} = {v}" for k, v in config.objective.options.items()),
-        "data": data,
-        "steps": span.ends - span.begins,
-        "configured": config.train.steps,
-        "ends": span.ends,
-        "before": start,
-        "after": end,
-        "change": end.value - start.value if start and end else None,
-    }
-
-
-def _learning_panels(run: RunData) -> list[Panel | None]:
+def _learning_panels(run: RunData) -> Iterator[Panel | None]:
     """How it ranks stored responses, and what it gave up of the rewards, as far as these were measured."""
     width = smoothing(len(run.rows))
     auc, consistency = run.column("eval_auc"), run.column("eval_consistency")
     chance = Series("chance", np.where(np.isfinite(auc), 0.5, math.nan), figures.MUTED, points=True)
-    ranking = panel(
-        run, "Held-out ranking (AUC)", [chance, heldout(run, "eval_auc", "policy")], caption("eval_auc")
-    )
+    series = [chance, heldout(run, "eval_auc", "policy")]
+    yield panel(run, "Held-out ranking (AUC)", series, caption("eval_auc"))
     text = (
         "Mean log π/π_ref of the stored responses with the highest and with the lowest reward of a group. "
         "The best should rise above 0; below 0, the policy moves away from them, which is right only where "
@@ -229,28 +222,26 @@ def _learning_panels(run: RunData) -> list[Panel | None]:
         training(run, "log_ratio_worst", "worst", color=figures.SECOND, smooth=width),
         training(run, "log_ratio_best", "best", smooth=width),
     ]
-    ratios = panel(run, "Log-ratio of the best and worst responses", series, text, unit("log_ratio_best"))
+    yield panel(run, "Log-ratio of the best and worst responses", series, text, unit("log_ratio_best"))
     text = caption("eval_consistency")
     latest = run.rows[int(max(np.flatnonzero(np.isfinite(consistency)), default=0))]
     if latest.get("eval_consistency_fall") is not None:
         better = with_error(latest["eval_consistency_fall"], latest.get("eval_consistency_fall_se"), 4)
         groups = latest.get("eval_groups", "an unknown number of")
         text += f" At step {latest['step']} it was {better} below the reference's, on {groups} groups."
-    reference = Series(
-        "reference", consistency + run.column("eval_consistency_fall"), figures.MUTED, points=True
-    )
+    of_reference = consistency + run.column("eval_consistency_fall")
+    reference = Series("reference", of_reference, figures.MUTED, points=True)
     series = [reference, heldout(run, "eval_consistency", "policy")]
-    stored = panel(run, "Held-out ½ Var(R)", series, text)
+    yield panel(run, "Held-out ½ Var(R)", series, text)
     text = (
         f"{caption('eval_fresh_consistency')} It is 0 too where all responses are the same, near 0 where no "
         "rewards differ, and it may rise first: read it beside the reward."
     )
     series = [heldout(run, "eval_fresh_consistency", "policy")]
-    own = panel(run, "½ Var(R) of held-out responses", series, text)
+    yield panel(run, "½ Var(R) of held-out responses", series, text)
     text = f"{caption('regret')} {METRICS['regret'].computed}; R = r − β log π/π_ref."
     series = [training(run, "regret", smooth=width), heldout(run, "eval_regret")]
-    regret = panel(run, "Estimated regret", series, text, unit("regret"))
-    return [ranking, ratios, stored, own, regret]
+    yield panel(run, "Estimated regret", series, text, unit("regret"))
 
 
 def _parts(run: RunData, metric: str, title: str) -> Panel | None:
