@@ -263,10 +263,10 @@ def work(
     elif groups and store is not None:
         for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
             with suppress(InvalidSample):  # the run drops it as well
-                for row in policy.encoder.rows(sample, config.train.max_length):
-                    assert row.tokens is not None
-                    assert row.mask is not None
-                    stored.append(StepSequence(row.tokens.tolist(), int(row.mask.sum()), 0))
+                for read in policy.encoder.rows(sample, config.train.max_length):
+                    assert read.tokens is not None
+                    assert read.mask is not None
+                    stored.append(StepSequence(read.tokens.tolist(), int(read.mask.sum()), 0))
         count, size = round(groups * group_size), max(1, round(group_size))
         repeated = islice(cycle(stored), count)
         stored = [replace(row, group=-1 - i // size) for i, row in enumerate(repeated)]

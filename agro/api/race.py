@@ -224,7 +224,7 @@ class Race:
                 rewards.append(heldout(rollout, reward, self.judging, sampler, seeds[1]).rewards)
             del policy, engine, rollout  # before the next one takes memory
         labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
-        comparison = compare(*rewards, labels.tolist())
+        comparison = compare(rewards[0], rewards[1], labels.tolist())
         values = asdict(comparison) | {"verdict": comparison.verdict}
         self.record["judged"] = {name: none_if_nan(x) for name, x in values.items()}
 

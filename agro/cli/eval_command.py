@@ -305,22 +305,14 @@ def write_blind(
     """Returns what was written. `rollouts`: start and result. `names`: what they were called. `run`: whose
     result it is, if any's."""
     answers = answer(*rollouts, prompts, sampler, seed)
-    ran = None if run is None else load_run(run)
-    about = {
-        "against": names[0],
-        "model": names[1],
-        "run": None if ran is None else ran.values.get("run"),
-        "step": None if ran is None else ran.steps,
-        "test": test,
-    }
+    about: dict[str, Any] = {"against": names[0], "model": names[1], "run": None, "step": None, "test": test}
+    if run is not None:
+        ran = load_run(run)
+        about |= {"run": ran.values.get("run"), "step": ran.steps}
     write_sheet(sheet, answers, seed, about)
-    return {
-        "sheet": str(sheet),
-        "key": str(key_of(sheet)),
-        "prompts": len(answers),
-        "failed": len(prompts) - len(answers),
-        "same": sum(a.start == a.result for a in answers),
-    }
+    same, failed = sum(a.start == a.result for a in answers), len(prompts) - len(answers)
+    files = {"sheet": str(sheet), "key": str(key_of(sheet))}
+    return {**files, "prompts": len(answers), "failed": failed, "same": same}
 
 
 def show_written(report: dict[str, Any], run: Path | None, as_json: bool) -> None:

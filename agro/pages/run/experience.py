@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -94,8 +94,7 @@ class RunExperience:
         return [name for name, _ in Counter(self.sources).most_common()]
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The known values of draws at steps `start` to `stop`, both included."""
 
     start: int
@@ -105,17 +104,14 @@ class Window:
 
 def begin_and_end(steps: Values, values: Values) -> tuple[Window, Window] | None:
     """The first and the last tenth of the steps that have a known value; None where none has."""
-    is_known = np.isfinite(values)
-    known_steps = np.unique(steps[is_known])
-    if not known_steps.size:
+    steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
+    known = np.unique(steps)
+    if not known.size:
         return None
-    n = max(1, len(known_steps) // TENTH)
-
-    def window(part: Values) -> Window:
-        selected = is_known & (steps >= part[0]) & (steps <= part[-1])
-        return Window(int(part[0]), int(part[-1]), values[selected])
-
-    return window(known_steps[:n]), window(known_steps[-n:])
+    n = max(1, len(known) // TENTH)
+    start, stop = int(known[n - 1]), int(known[-n])
+    begin = Window(int(known[0]), start, values[steps <= start])
+    return begin, Window(stop, int(known[-1]), values[steps >= stop])
 
 
 def source_of(draw: Draw) -> str:

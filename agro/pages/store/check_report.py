@@ -561,7 +561,7 @@ def rank(store: Store, log: Path | None = None, model: str | None = None) -> Ran
     low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
     wanted = RECOMMENDED[kind] if counts.scored or counts.pairs else ("sft",)
     refusals: dict[str, str] = {}  # of the store, by what it was asked for
-    recommended, possible, impossible = [], [], []
+    recommended, possible, impossible = list[Candidate](), list[Candidate](), list[Candidate]()
     for name in dict.fromkeys((*wanted, *names())):
         config = RunConfig.load(name)
         needs = Phase.all(config)[0].needs

@@ -211,12 +211,12 @@ class StoreSurvey:
     coverage: Spread = field(default_factory=Spread)
     truncated_rewards: Spread = field(default_factory=Spread)  # rewards
     complete_rewards: Spread = field(default_factory=Spread)
-    sources: dict[str, SourceSurvey] = field(default_factory=dict)
+    sources: dict[str, SourceSurvey] = field(default_factory=lambda: defaultdict(SourceSurvey))
 
     def add(self, rows: Sequence[SurveyRow]) -> None:
         """The rows of one group."""
         for row in rows:
-            source = self.sources.setdefault(row.source, SourceSurvey())
+            source = self.sources[row.source]
             source.rows += 1
             source.roles.add(row.role)
             source.with_tokens += row.knows_tokens
