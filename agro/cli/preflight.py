@@ -44,8 +44,11 @@ def look_at_run(
 
 def look_at_inputs(config: RunConfig) -> None:
     """The files of prompts, the store, the model and the reward that a configuration names."""
-    look_at_prompts(config.data.paths("prompts"))
-    look_at_prompts(config.data.paths("eval_prompts"))
+    for paths in (config.data.paths("prompts"), config.data.paths("eval_prompts")):
+        files = [path for path in map(Path, paths) if not on_hub(path)]
+        found = [next(read_records(path), None) for path in files]  # unreadable files are refused
+        if paths and len(files) == len(paths) and not any(found):
+            raise Refused(f"{', '.join(paths)}: empty: expected at least one prompt, got none")
     if config.data.store and not config.phase(config.phase_names[0]).data.samples_fresh:
         location = location_of(config.data.store)
         check_made(location)
@@ -56,14 +59,6 @@ def look_at_inputs(config: RunConfig) -> None:
     reward = config.reward  # of one; several are told apart where they are loaded
     if config.scores and reward.name is not None and not reward.functions and reward.meaning is None:
         check_name(reward.name)
-
-
-def look_at_prompts(paths: Sequence[str]) -> None:
-    """Refuse unreadable files of prompts, and those that have none together."""
-    files = [path for path in map(Path, paths) if not on_hub(path)]
-    found = [next(read_records(path), None) for path in files]
-    if paths and len(files) == len(paths) and not any(found):
-        raise Refused(f"{', '.join(paths)}: empty: expected at least one prompt, got none")
 
 
 def look_at_model(name: str) -> None:
