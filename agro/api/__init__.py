@@ -1,4 +1,5 @@
-"""The short way in Python: `agro.train` takes objects, and returns what came of the run.
+"""The short way in Python: `agro.train` takes objects, and returns what came of the run. A run's held-out
+prompts, and whether they or near-copies of them were trained on.
 
 `agro.api.trl` and `agro.api.verl` are agro's objective in other libraries' trainers; each needs its library.
 """
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +34,6 @@ from agro.api.arguments import (
     reward_values,
     write_rows,
 )
-from agro.api.contamination import held_out_prompts
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.config.aliases import say, without_aliases
@@ -41,7 +42,9 @@ from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.files import new_run_folder, remove
+from agro.io.near_copies import clusters, normalized
 from agro.io.record_files import has_several_tables
+from agro.io.terminal import plain
 from agro.logs.guessing import Proposal, propose_unknown
 from agro.logs.guessing import propose as look_at
 from agro.logs.import_report import Options
@@ -52,10 +55,12 @@ from agro.rollout.evaluate import heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.card import check_push, push
+from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
 from agro.store import Store
-from agro.store.location import is_store, located
+from agro.store.location import exists, is_store, located
 from agro.train.process_group import world_size
+from agro.types import Prompt, Text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -443,3 +448,65 @@ class Trained:
             return f"<p>{html.escape(repr(self))}: the run has no page yet</p>"
         content = html.escape(page.read_text(encoding="utf-8"))
         return f'<iframe srcdoc="{content}" width="100%" height="{HEIGHT}" style="border: 0"></iframe>'
+
+
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """Ids of the prompts that are among `trained` ones, up to case, spaces and labels, and of near-copies."""
+
+    prompts: int
+    trained: int
+    exact: tuple[str, ...]
+    near: tuple[str, ...]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], trained: Sequence[Text], least: float) -> Contamination:
+        """`least`: how alike near-copies are, as `data.near_copies`."""
+        seen, asked = ([plain(text) for text in texts] for texts in (trained, [p.text for p in prompts]))
+        labels = clusters([*seen, *asked], least).tolist()
+        of_trained, words = set(labels[: len(seen)]), set(map(normalized, seen))
+        exact = tuple(p.id for p, text in zip(prompts, asked, strict=True) if normalized(text) in words)
+        near = tuple(
+            p.id
+            for p, label in zip(prompts, labels[len(seen) :], strict=True)
+            if label in of_trained and p.id not in exact
+        )
+        return cls(len(prompts), len(trained), exact, near)
+
+    @property
+    def sentence(self) -> str:
+        parts = []
+        for ids, what in (
+            (self.exact, "were trained on"),
+            (self.near, "are near-copies of training prompts"),
+        ):
+            named = f" ({', '.join(ids[:NAMED])}{', …' if len(ids) > NAMED else ''})" if ids else ""
+            parts.append(f"{len(ids)} {what}{named}")
+        return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def held_out_prompts(run: Path, config: RunConfig) -> list[Prompt]:
+    """Those of `data.eval_prompts`, or that the run set aside; empty where there are none. To be called where
+    the run was started."""
+    if config.data.eval_prompts:
+        return load_prompts(config.data.paths("eval_prompts"), config.data.columns)
+    return load_prompts(run / SET_ASIDE) if (run / SET_ASIDE).exists() else []
+
+
+def trained_prompts(run: Path, config: RunConfig) -> list[Text]:
+    """The prompts of `data.prompts`, and those of the run's store that aren't held out. To be called where
+    the run was started, since its configuration has relative paths."""
+    files = [path for path in config.data.paths("prompts") if path.startswith("hub:") or Path(path).exists()]
+    texts = [prompt.text for prompt in load_prompts(files, config.data.columns)] if files else []
+    store = located(config.data.store, run.absolute())
+    if exists(store):
+        with Store.open(store, read_only=True) as opened:
+            is_held_out = opened.split.held_out(config.data)
+            texts += [text for prompt_id, text in opened.survey.each_prompt() if not is_held_out(prompt_id)]
+    return list({plain(text): text for text in texts}.values())

@@ -23,7 +23,8 @@ def _entries(text: str) -> list[CommandEntry]:
     entries = []
     for block in re.split(r"\n(?! )", text.strip()):
         head, summary, *example = map(str.strip, block.splitlines())
-        entries.append(CommandEntry(*head.split(), summary, " ".join(example)))
+        name, home, page = head.split()
+        entries.append(CommandEntry(name, home, page, summary, " ".join(example)))
     return entries
 
 

@@ -46,7 +46,7 @@ from agro.store.location import url_of
 from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro.api.contamination import Contamination
+    from agro.api import Contamination
     from agro.cli.measuring import Measurement
     from agro.rollout.rollout import Rollout
 

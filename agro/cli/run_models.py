@@ -26,7 +26,7 @@ from agro.types import Prompt
 
 if TYPE_CHECKING:
     from agro import config
-    from agro.api.contamination import Contamination
+    from agro.api import Contamination
     from agro.rollout.rollout import EpisodeReward, Rollout
 
 EnvironmentName = Annotated[
@@ -213,7 +213,7 @@ class MeasuredModel:
 
     def held_out(self) -> list[Prompt]:
         """The held-out prompts of the run. Raises `Refused` where there are none."""
-        from agro.api.contamination import held_out_prompts
+        from agro.api import held_out_prompts
 
         loaded, got = [], "neither"
         if self.run is not None and self.ran is not None:
@@ -237,7 +237,7 @@ class MeasuredModel:
 
     def seen(self, prompts: Sequence[Prompt]) -> Contamination | None:
         """Which of them the run was trained on; None where its training prompts are unknown."""
-        from agro.api.contamination import Contamination, trained_prompts
+        from agro.api import Contamination, trained_prompts
 
         if self.run is None or self.config is None:
             return None
