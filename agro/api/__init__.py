@@ -1,5 +1,4 @@
-"""The short way in Python: `agro.train` takes objects, and returns what came of the run. A run's held-out
-prompts, and whether they or near-copies of them were trained on.
+"""The short way in Python: `agro.train` takes objects, and returns what came of the run.
 
 `agro.api.trl` and `agro.api.verl` are agro's objective in other libraries' trainers; each needs its library.
 """
