@@ -5,11 +5,18 @@
 
 from __future__ import annotations
 
+import html
+import io
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from agro.api.arguments import (
     Function,
@@ -27,7 +34,6 @@ from agro.api.arguments import (
     write_rows,
 )
 from agro.api.reporting_trainer import Trainer
-from agro.api.trained import Trained
 from agro.config import RunConfig
 from agro.config.aliases import say, without_aliases
 from agro.config.override import merge
@@ -35,14 +41,29 @@ from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.files import new_run_folder, remove
+from agro.io.near_copies import clusters, normalized
 from agro.io.record_files import has_several_tables
+from agro.io.terminal import plain
 from agro.logs.guessing import Proposal, propose_unknown
 from agro.logs.guessing import propose as look_at
 from agro.logs.import_report import Options
 from agro.logs.importing import import_files
+from agro.models.policy import Policy
+from agro.rewards import load_reward
+from agro.rollout.evaluate import heldout
+from agro.rollout.prompts import load_prompts
+from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
+from agro.runs.card import check_push, push
+from agro.runs.folder import SET_ASIDE
+from agro.runs.rundata import load_run
 from agro.store import Store
-from agro.store.location import is_store
+from agro.store.location import exists, is_store, located
 from agro.train.process_group import world_size
+from agro.types import Prompt, Text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 __all__ = ["Proposal", "Trained", "propose", "train"]
 
@@ -129,7 +150,9 @@ def train(
         put(values, ["policy", "model"], model_folder(model, tokenizer, folder / "inputs/model"))
     for key, data in (("prompts", prompts), ("eval_prompts", eval_prompts)):
         if data is not None:
-            put(values, ["data", key], prompts_file(data, folder / f"inputs/{key}.jsonl", key))
+            path = folder / f"inputs/{key}.jsonl"
+            file = str(data) if is_path(data) else write_rows(data, path, key, prompt_record)
+            put(values, ["data", key], file)
     if log is not None:
         _take_log(log, log_map, lower_is_better, folder, values)
     if HELD_OUT.keys().isdisjoint(values.get("data", {})):
@@ -148,11 +171,15 @@ def train(
 
 def _data(prompts: Any, log: Any, dataset: Any) -> tuple[Any, Any]:
     """Prompts and the log: a store in the place of prompts, or of TRL's name of them, is the log."""
-    if _is_stored(dataset):
+
+    def is_stored(data: Any) -> bool:
+        return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
+
+    if is_stored(dataset):
         log = _either(log, dataset, "log", "train_dataset")
     else:
         prompts = _either(prompts, dataset, "prompts", "train_dataset")
-    if not _is_stored(prompts):
+    if not is_stored(prompts):
         return prompts, log
     if log is not None:
         raise Refused(
@@ -169,6 +196,13 @@ def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
         raise Refused(f"{called} is {name} here, which is given too; leave one out")
     say(called, name)
     return theirs
+
+
+def _store_of(log: Any) -> str | None:
+    """The path of a store; None for another kind of log."""
+    if isinstance(log, Store):
+        return str(log.path)
+    return str(log) if is_path(log) and is_store(Path(log)) else None
 
 
 def _fitted(
@@ -198,11 +232,6 @@ def _fitted(
     return changed(fitted.settings)
 
 
-def prompts_file(data: Any, path: Path, name: str) -> str:
-    """The file of prompts: one that is given, or `path`, with what is given."""
-    return str(data) if is_path(data) else write_rows(data, path, name, prompt_record)
-
-
 def _prepare(folder: Path, resume: bool) -> None:
     """Remove what an attempt left that was refused before its run began; refuse the folder of another run."""
     if resume:
@@ -223,7 +252,7 @@ def propose(log: Any, reward: str | None = None, *, lower_is_better: bool | None
         reward: the column that judges the responses, where another than the proposed one does.
         lower_is_better: whether its lower values are; None: to be proposed. `.reversed()` is the opposite.
     """
-    with TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(_log_files(log, Path(folder) / "log.jsonl")[0])
         rewards = None if reward is None else {reward: 1.0}
         return look_at(path, rewards=rewards, lower_is_better=lower_is_better)
@@ -257,6 +286,7 @@ def _take_log(
         raise Refused(f"{path}: there is a store already; give it as the log, or set another out")
     files = _log_files(log, folder / "inputs/log.jsonl")
     (folder / "inputs").mkdir(parents=True, exist_ok=True)
+    options: Options = {"mapping": log_map} if isinstance(log_map, Mapping) else {}
     proposal = log_map if isinstance(log_map, Proposal) else None
     if log_map is None:
         proposal = propose_unknown(Path(files[0]), lower_is_better=lower_is_better or None)
@@ -267,25 +297,12 @@ def _take_log(
                 f"log: nothing is imported until somebody says that this is right\n{proposal}\n{TAKE}"
             )
         print(proposal, file=sys.stderr)
-    options: Options = {"mapping": log_map} if isinstance(log_map, Mapping) else {}
-    options = options if proposal is None else proposal.options()
+        options = proposal.options()
     if lower_is_better:
         options["lower_is_better"] = True
     with Store.open(path) as opened:
         print(import_files(opened, files, **options), file=sys.stderr)
     put(values, ["data", "store"], path)
-
-
-def _store_of(log: Any) -> str | None:
-    """The path of a store; None for another kind of log."""
-    if isinstance(log, Store):
-        return str(log.path)
-    return str(log) if is_path(log) and is_store(Path(log)) else None
-
-
-def _is_stored(data: Any) -> bool:
-    """Whether data in the place of prompts is a store."""
-    return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
 
 
 def _log_files(log: Any, path: Path) -> list[str | Path]:
@@ -295,3 +312,200 @@ def _log_files(log: Any, path: Path) -> list[str | Path]:
     if isinstance(log, list | tuple) and all(map(is_path, log)):
         return list(log)
     return [write_rows(log, path, "log", log_record)]
+
+
+HEIGHT = 800  # of the page in a notebook, pixels
+
+
+class Trained:
+    """The run in a folder. In a notebook it shows the run's page.
+
+    `rewards`: functions by their names in the configuration, where only this process has them.
+    """
+
+    def __init__(self, folder: str | Path, rewards: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        self.folder = Path(folder)
+        self.config = RunConfig.load(self.folder / "config.json")
+        self._rewards = dict(rewards or {})
+
+    def __repr__(self) -> str:
+        return f"Trained({str(self.folder)!r})"
+
+    @property
+    def metrics(self) -> Any:
+        """One row a step: a pandas DataFrame where pandas is installed, else a list of dictionaries."""
+        rows = load_run(self.folder).rows
+        try:
+            import pandas
+        except ImportError:
+            return rows
+        return pandas.DataFrame(rows)
+
+    def plot(self) -> Figure:
+        """Training and held-out reward, and KL to the reference, against steps: what was measured of them.
+
+        Raises `Refused` where nothing was.
+        """
+        from matplotlib.figure import Figure
+
+        from agro.pages.run.figures import FIRST, FONT, INK, SECOND, WIDE, style_axes
+
+        class NotebookFigure(Figure):
+            """A notebook shows it without `%matplotlib inline`."""
+
+            def _repr_png_(self) -> bytes:
+                buffer = io.BytesIO()
+                self.savefig(buffer, format="png", dpi=120, facecolor="white")
+                return buffer.getvalue()
+
+        run = load_run(self.folder)
+        panels = {
+            "reward": (run.column("reward_mean"), run.column("eval_reward")),
+            "KL, nats per response": (run.training_kl, run.column("eval_kl_ref")),
+        }
+        shown = {title: both for title, both in panels.items() if np.isfinite(both).any()}
+        if not shown:
+            raise Refused(f"{run.folder}: no step has a reward or a KL, so there is nothing to draw")
+        figure = NotebookFigure(figsize=WIDE, layout="constrained")
+        subplots = figure.subplots(1, len(shown), squeeze=False)[0]
+        for axes, (title, (training, held_out)) in zip(subplots, shown.items()):
+            style_axes(axes)
+            axes.set_title(title, loc="left", fontsize=FONT, color=INK)
+            axes.set_xlabel("step", fontsize=FONT, color=INK)
+            dots = {"label": "held-out", "color": SECOND, "marker": "o", "markersize": 3.6}
+            for values, style in ((training, {"label": "training", "color": FIRST}), (held_out, dots)):
+                known = np.isfinite(values)
+                if known.any():
+                    axes.plot(run.column("step")[known], values[known], linewidth=1.4, **style)
+            axes.legend(frameon=False, fontsize=FONT)
+        return figure
+
+    @cached_property
+    def _policy(self) -> Policy:
+        changes = {"model": str(self.folder / "model"), "new": None, "lora": None}
+        return Policy.load(self.config.policy.model_copy(update=changes))
+
+    @property
+    def model(self) -> Any:
+        """The trained model of transformers, loaded from RUN/model; an adapter is merged into it."""
+        return self._policy.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._policy.tokenizer
+
+    @cached_property
+    def store(self) -> Store:
+        """The run's store, to read from."""
+        return Store.open(located(self.config.data.store, self.folder), read_only=True)
+
+    def evaluate(
+        self, prompts: Any = None, n: int = 8, *, temperature: float = 1.0, seed: int = 0
+    ) -> dict[str, Any]:
+        """Mean reward, accuracy and pass@k of the model with 95 % intervals, as `agro eval --json`.
+
+        Args:
+            prompts: as of `agro.train`; the run's held-out prompts where they aren't given.
+            n: responses a prompt.
+            temperature: of the responses; 0 is greedy.
+            seed: of the responses.
+        """
+        if not isinstance(n, int) or n < 1:
+            raise Refused(f"n: expected 1 or more responses a prompt, got {n!r}")
+        if prompts is None:
+            loaded = held_out_prompts(self.folder, self.config)
+            if not loaded:
+                raise Refused("prompts: expected some, since the run has no held-out prompts; got none")
+        elif is_path(prompts):
+            loaded = load_prompts(prompts)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                loaded = load_prompts(write_rows(prompts, Path(folder) / "prompts", "prompts", prompt_record))
+        policy, sampler = self._policy, self.config.sampler.of_policy(temperature, n)
+        engine = embedded(policy, fused=self.config.engine.fused)
+        rollout = load_rollout(policy.encoder, engine, self.config.environment)
+        with closing(EpisodeReward(load_reward(self.config.reward, self._rewards))) as reward:
+            result = heldout(rollout, reward, loaded, sampler, seed)
+            if result.is_unknown:
+                raise Refused(f"none of the responses could be scored, such as by: {result.errors[0]}")
+            configured = self.config.evaluate.pass_at
+            measured = result.to_json(reward.maximum if configured is None else configured)
+        return {"prompts": len(loaded), "n": n, "temperature": temperature, **measured}
+
+    def push_to_hub(self, repo: str, *, private: bool = True) -> str:
+        """Upload RUN/model to USER/NAME on the Hugging Face hub, and return its address."""
+        train = self.config.train.model_copy(update={"push": repo, "push_private": private})
+        check_push(train)
+        address = push(self.folder / "model", train)
+        assert address is not None
+        return address
+
+    def _repr_html_(self) -> str:
+        """The page, in a frame of its own, since it has styles of its own."""
+        page = self.folder / "report.html"
+        if not page.exists():
+            return f"<p>{html.escape(repr(self))}: the run has no page yet</p>"
+        content = html.escape(page.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{content}" width="100%" height="{HEIGHT}" style="border: 0"></iframe>'
+
+
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """Ids of the prompts that are among `trained` ones, up to case, spaces and labels, and of near-copies."""
+
+    prompts: int
+    trained: int
+    exact: tuple[str, ...]
+    near: tuple[str, ...]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], trained: Sequence[Text], least: float) -> Contamination:
+        """`least`: how alike near-copies are, as `data.near_copies`."""
+        seen, asked = ([plain(text) for text in texts] for texts in (trained, [p.text for p in prompts]))
+        labels = clusters([*seen, *asked], least).tolist()
+        of_trained, words = set(labels[: len(seen)]), set(map(normalized, seen))
+        exact = tuple(p.id for p, text in zip(prompts, asked, strict=True) if normalized(text) in words)
+        near = tuple(
+            p.id
+            for p, label in zip(prompts, labels[len(seen) :], strict=True)
+            if label in of_trained and p.id not in exact
+        )
+        return cls(len(prompts), len(trained), exact, near)
+
+    @property
+    def sentence(self) -> str:
+        parts = []
+        for ids, what in (
+            (self.exact, "were trained on"),
+            (self.near, "are near-copies of training prompts"),
+        ):
+            named = f" ({', '.join(ids[:NAMED])}{', …' if len(ids) > NAMED else ''})" if ids else ""
+            parts.append(f"{len(ids)} {what}{named}")
+        return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def held_out_prompts(run: Path, config: RunConfig) -> list[Prompt]:
+    """Those of `data.eval_prompts`, or that the run set aside; empty where there are none. To be called where
+    the run was started."""
+    if config.data.eval_prompts:
+        return load_prompts(config.data.paths("eval_prompts"), config.data.columns)
+    return load_prompts(run / SET_ASIDE) if (run / SET_ASIDE).exists() else []
+
+
+def trained_prompts(run: Path, config: RunConfig) -> list[Text]:
+    """The prompts of `data.prompts`, and those of the run's store that aren't held out. To be called where
+    the run was started, since its configuration has relative paths."""
+    files = [path for path in config.data.paths("prompts") if path.startswith("hub:") or Path(path).exists()]
+    texts = [prompt.text for prompt in load_prompts(files, config.data.columns)] if files else []
+    store = located(config.data.store, run.absolute())
+    if exists(store):
+        with Store.open(store, read_only=True) as opened:
+            is_held_out = opened.split.held_out(config.data)
+            texts += [text for prompt_id, text in opened.survey.each_prompt() if not is_held_out(prompt_id)]
+    return list({plain(text): text for text in texts}.values())

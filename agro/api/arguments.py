@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -169,8 +170,12 @@ def _name(reward: str | Function, functions: dict[str, Function]) -> str:
         raise Refused(
             f"reward: expected a name, 'file.py:function', a function, or weights by them, got {reward!r:.80}"
         )
-    if _is_importable(reward):
-        return name_of(reward)
+    # Another process finds it in its module, unless that is a notebook or a script.
+    module = sys.modules.get(getattr(reward, "__module__", None) or "")
+    if module is not None and module.__name__ != "__main__" and getattr(module, "__spec__", None) is not None:
+        with suppress(AttributeError):
+            if attrgetter(reward.__qualname__)(module) is reward:
+                return name_of(reward)
     name = base = inline_name(reward)
     while name in functions:
         name = f"{base}_{len(functions) + 1}"
@@ -183,17 +188,6 @@ def _label(reward: str | Function) -> str | None:
     if isinstance(reward, str) or "<" in getattr(reward, "__name__", "<"):
         return None
     return str(reward.__name__)
-
-
-def _is_importable(function: Function) -> bool:
-    """Whether another process finds this function in its module: not in a notebook or a script."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__" or getattr(module, "__spec__", None) is None:
-        return False
-    try:
-        return attrgetter(function.__qualname__)(module) is function
-    except AttributeError:
-        return False
 
 
 EXPECTED = "a path, a list, a datasets.Dataset or a pandas DataFrame"
@@ -232,9 +226,7 @@ def prompt_record(row: Any, location: str) -> dict[str, Any]:
     """A prompt of a list: text, messages, a record, or a `Prompt`."""
     if isinstance(row, Prompt):
         return {"prompt": row.text, "prompt_id": row.id, **row.columns}
-    if isinstance(row, str | list):
-        return {"prompt": row}
-    return _record(row, location)
+    return {"prompt": row} if isinstance(row, str | list) else _record(row, location)
 
 
 def log_record(row: Any, location: str) -> dict[str, Any]:
@@ -320,74 +312,58 @@ def choose(values: Mapping[str, Any]) -> Chosen:
     """What nested values of a run leave open, of the method, `objective.beta` and `train.lr`."""
     config = RunConfig.of(values, "agro.train")
     chosen = Chosen({}, [])
-    recipe = _recipe(config)
-    if recipe:
-        # What a recipe says of the method, but for β and what is given, by dotted key.
-        theirs = RunConfig.load(recipe)
-        options = {name: value for name, value in theirs.objective.options.items() if name != "beta"}
-        found = {f"objective.{name}": value for name, value in options.items()}
-        for section, names in OF_METHOD.items():
-            given = getattr(config, section).model_fields_set
-            said = getattr(theirs, section).model_fields_set
-            for name in names:
-                if name in said and name not in given:
-                    found[f"{section}.{name}"] = getattr(getattr(theirs, section), name)
-        chosen.settings.update(found)
-        chosen.notes.append(f"the method is that of recipe {recipe}")
-    entry = get(config.objective.name)
-    is_asked = described(entry.options).get("beta", {}).get("required", False)
-    if is_asked and "beta" not in config.objective.options:
-        length, of_length = _length(config)
-        spread, of_spread = _spread(config)
-        beta = float(short(spread * min(LARGEST, PER_TOKEN / length)))
-        chosen.settings["objective.beta"] = beta
-        chosen.notes.append(f"objective.beta = {beta:g}, for {of_spread} and {of_length}")
+    location = None if config.data.store is None else location_of(config.data.store)
+    opened = None if location is None or not exists(location) else Store.open(location, read_only=True)
+    with opened or nullcontext() as store:
+        log = store if config.data.replay_at(0) else None  # that steps draw from
+        recipe = _recipe(config, log)
+        if recipe:
+            # What a recipe says of the method, but for β and what is given, by dotted key.
+            theirs = RunConfig.load(recipe)
+            for name, value in theirs.objective.options.items():
+                if name != "beta":
+                    chosen.settings[f"objective.{name}"] = value
+            for section, names in OF_METHOD.items():
+                given, said = (getattr(each, section).model_fields_set for each in (config, theirs))
+                for name in names:
+                    if name in said and name not in given:
+                        chosen.settings[f"{section}.{name}"] = getattr(getattr(theirs, section), name)
+            chosen.notes.append(f"the method is that of recipe {recipe}")
+        options = described(get(config.objective.name).options)
+        if options.get("beta", {}).get("required", False) and "beta" not in config.objective.options:
+            beta, why = _beta(config, log, None if store is None else store.survey.spread_of_rewards())
+            chosen.settings["objective.beta"] = beta
+            chosen.notes.append(f"objective.beta = {beta:g}, for {why}")
     if "lr" not in config.train.model_fields_set:
         chosen.settings["train.lr"] = "auto"
         chosen.notes.append("train.lr = auto, found at the first step")
     return chosen
 
 
-def _recipe(config: RunConfig) -> str:
+def _recipe(config: RunConfig, log: Store | None) -> str:
     """The recipe for the data of a run that says no more of its method than agro and β; empty for another."""
     if config.objective.name != "agro" or config.objective.options.keys() - {"beta"} or config.phases:
         return ""
     share = config.data.replay_at(0)
-    opened = None if share == 0 else _store(config)
-    if opened is None:
+    if log is None:
         return "fresh" if share == 0 and config.train.groups > 1 else ""
-    with opened as store:
-        kind, _ = kind_of(store)
+    kind, _ = kind_of(log)
     if kind == "log" and share < 1:
         return "mixed"
     return kind if kind in ("log", "feedback") else ""
 
 
-def _length(config: RunConfig) -> tuple[float, str]:
-    """Tokens of a response: the mean of a log, else the most that are sampled."""
-    lengths = []
-    opened = None if config.data.replay_at(0) == 0 else _store(config)
-    if opened is not None:
-        with opened as store:
-            rows = (row for group in store.survey.each_group_rows() for row in group)
-            lengths = [row.length or len(row.response) / LETTERS for row in rows]
-    if not lengths:
-        return config.sampler.max_new, f"responses of at most {config.sampler.max_new} tokens"
-    mean = max(1.0, math.fsum(lengths) / len(lengths))
-    return mean, f"responses of {short(mean)} tokens on average"
-
-
-def _spread(config: RunConfig) -> tuple[float, str]:
-    """Of the rewards: from the lowest to the highest of a log; of 0 to 1 where nothing is known."""
-    opened = _store(config)
-    if opened is not None:
-        with opened as store:
-            found = store.survey.spread_of_rewards()
-        if found is not None and found[1] > found[0]:
-            return found[1] - found[0], f"rewards from {found[0]:g} to {found[1]:g}"
-    return 1.0, "rewards from 0 to 1 (taken to be; none is known yet)"
-
-
-def _store(config: RunConfig) -> Store | None:
-    location = None if config.data.store is None else location_of(config.data.store)
-    return None if location is None or not exists(location) else Store.open(location, read_only=True)
+def _beta(config: RunConfig, log: Store | None, spread: tuple[float, float] | None) -> tuple[float, str]:
+    """By the mean length of a log's responses, else the largest that are sampled, and by how far rewards are
+    apart, lowest and highest: 0 and 1 where nothing is known."""
+    length: float = config.sampler.max_new
+    of_length = f"responses of at most {config.sampler.max_new} tokens"
+    rows = [] if log is None else [row for group in log.survey.each_group_rows() for row in group]
+    if rows:
+        length = max(1.0, math.fsum(row.length or len(row.response) / LETTERS for row in rows) / len(rows))
+        of_length = f"responses of {short(length)} tokens on average"
+    apart, of_rewards = 1.0, "rewards from 0 to 1 (taken to be; none is known yet)"
+    if spread is not None and spread[1] > spread[0]:
+        apart, of_rewards = spread[1] - spread[0], f"rewards from {spread[0]:g} to {spread[1]:g}"
+    beta = float(short(apart * min(LARGEST, PER_TOKEN / length)))
+    return beta, f"{of_rewards} and {of_length}"

@@ -28,7 +28,6 @@ from agro.models.adapters import is_adapter
 from agro.models.footprint import SIZES, Footprint, host_memory, is_shape, on_meta
 from agro.models.pretrained import LARGE, cores, device_of, parameters
 from agro.train.phases import Phase
-from agro.types import Prompt
 
 SECONDS, BYTES = {"s": 1.0, "min": 60.0, "h": 3600.0}, {"MB": 1e6, "GB": 1e9}
 RANK = 16  # of an adapter
@@ -121,7 +120,10 @@ def fit(
         raise Refused(
             f"--fit: the time of a step isn't known here, for {unknown_sampling(config)}: set train.steps"
         )
-    free = limits.bytes or USED * free_memory(config)
+    free, device = limits.bytes, device_of(config.policy.device)
+    if free is None:  # what a run could take now; infinity where that is unknown
+        on_card = device.type == "cuda"
+        free = USED * float(torch.cuda.mem_get_info(device)[0] if on_card else host_memory())
     choice = Choice(changed, set(given))
     if config.engine.starts_server and config.policy.model is not None:
         short = for_card(choice, free)
@@ -140,8 +142,7 @@ def fit(
             choice.put("train.lr", "auto")
         if choice.config.train.warmup > choice.steps // 10:
             choice.put("train.warmup", choice.steps // 10)
-        shown = replace(machine, held_out=choice.held_out)
-        report = plan(choice.final, shown) | {"notes": trainer.notes}
+        report = plan(choice.final, choice.shown) | {"notes": trainer.notes}
         return Fitted(choice.settings, report)
 
 
@@ -167,20 +168,20 @@ class Choice:
         return True
 
     def forecast(self) -> dict[str, Any]:
+        return self.shown.forecast(Phase.all(self.final)[0])
+
+    @property
+    def shown(self) -> Machine:
+        """With as many held-out prompts as are chosen."""
         assert self.machine is not None
-        machine = replace(self.machine, held_out=self.held_out)
-        return machine.forecast(Phase.all(self.final)[0])
+        prompts = self.machine.held_out
+        most = self.settings.get("data.hold_out_most", len(prompts))
+        return replace(self.machine, held_out=prompts[:most])
 
     @property
     def final(self) -> RunConfig:
         """With the steps that are known, also in place of epochs."""
         return self.changed({**self.settings, "train.steps": self.steps})
-
-    @property
-    def held_out(self) -> Sequence[Prompt]:
-        assert self.machine is not None
-        prompts = self.machine.held_out
-        return prompts[: self.settings.get("data.hold_out_most", len(prompts))]
 
 
 def chosen_before(
@@ -218,7 +219,9 @@ def for_card(choice: Choice, limit: float) -> str:
     choice.put("train.micro_tokens", tokens)
     choice.put("sampler.max_new", min(config.sampler.max_new, tokens * 3 // 4))
     if config.engine.starts_server:
-        choice.put("engine.memory", found.share(tokens, limit, _card(config, limit)))
+        device = device_of(config.policy.device)
+        card = float(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else limit
+        choice.put("engine.memory", found.share(tokens, limit, card))
     else:
         at_once = int((limit - found.resting) / found.serving(tokens, 1))
         choice.put("sampler.batch", min(MOST_AT_ONCE, at_once))
@@ -287,8 +290,14 @@ def _for_time(choice: Choice, seconds: float) -> None:
         forecast = choice.forecast()
         evaluating = forecast.get("seconds_evaluating_at_most") or 0.0
         one = (seconds_of(forecast) - evaluating) / choice.steps
-        if evaluating > EVALUATING * seconds and _measure_less(choice, EVALUATING * seconds / evaluating):
-            continue
+        if evaluating > EVALUATING * seconds:  # at the ends alone, then on fewer held-out prompts
+            if choice.config.evaluate.every and choice.put("evaluate.every", 0):
+                continue
+            held_out = len(choice.shown.held_out)
+            fewer = max(FEWEST_HELD_OUT, int(held_out * EVALUATING * seconds / evaluating))
+            is_more = choice.config.data.hold_out_most is not None and held_out > FEWEST_HELD_OUT
+            if is_more and choice.put("data.hold_out_most", fewer):
+                continue
         fitting = int((seconds - evaluating) / one)
         if fitting >= min(ENOUGH, wanted) or not _shrink(choice, forecast):
             break
@@ -301,17 +310,6 @@ def _for_time(choice: Choice, seconds: float) -> None:
     choice.steps = min(wanted, fitting)
     if fitting < wanted:
         choice.put("train.steps", choice.steps)
-
-
-def _measure_less(choice: Choice, share: float) -> bool:
-    """At the ends alone, then on fewer held-out prompts."""
-    config = choice.config
-    if config.evaluate.every and choice.put("evaluate.every", 0):
-        return True
-    most = len(choice.held_out)
-    if config.data.hold_out_most is None or most <= FEWEST_HELD_OUT:
-        return False
-    return choice.put("data.hold_out_most", max(FEWEST_HELD_OUT, int(most * share)))
 
 
 def _shrink(choice: Choice, forecast: Mapping[str, Any]) -> bool:
@@ -334,17 +332,3 @@ def _weights(config: RunConfig) -> int | None:
     if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
         return None
     return parameters(on_meta(name, "float32"))
-
-
-def _card(config: RunConfig, limit: float) -> float:
-    """Bytes of the GPU, or those that it is to have."""
-    device = device_of(config.policy.device)
-    return float(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else limit
-
-
-def free_memory(config: RunConfig) -> float:
-    """Bytes that a run could take now; infinity where that is unknown."""
-    device = device_of(config.policy.device)
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    return host_memory()

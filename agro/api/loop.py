@@ -91,11 +91,12 @@ def version_of(model: Path) -> int:
     if not (run / "metrics.jsonl").is_file() or model.name not in (run.name, "model", "best"):
         return -1
     found = load_run(run)
-    last = found.steps
-    if model.name == "best" and found.best_model is not None:
-        last = found.best_model.measured.step
-    versions = [row.get("version") for row in found.rows if row["step"] == last]
-    return -1 if not versions or versions[-1] is None else int(versions[-1])
+    best = found.best_model if model.name == "best" else None
+    last = found.steps if best is None else best.measured.step
+    versions = [
+        row["version"] for row in found.rows if row["step"] == last and row.get("version") is not None
+    ]
+    return int(versions[-1]) if versions else -1
 
 
 class Loop:
@@ -161,8 +162,13 @@ class Loop:
                 model, _ = LoopRecord.read(self.folder).newest(self.folder, turn.start)
                 own = [f"policy.model={model}", f"data.store={self.store}", *turn.overrides]
                 config = RunConfig.load(run / "config.json" if resume else turn.recipe, [] if resume else own)
-                if not resume:
-                    self._check(config)
+                if not resume:  # what `agro check` says
+                    with Store.open(self.store, read_only=True) as store:
+                        report = check_store(store, config, path=self.store)
+                    self.say(str(report))
+                    for verdict in report.verdicts:
+                        if verdict.level == "problem":
+                            raise Refused(str(verdict))
                 Trainer(config, run, resume=resume).run()
             except (Lost, Unwritable):  # nothing is wrong with the turn
                 raise
@@ -199,19 +205,12 @@ class Loop:
             with Store.open(self.store, read_only=True, create=False) as store:
                 recipe, _ = kind_of(store)
             number, start, rewarded = len(record.turns) + 1, record.served[-1], self._rewarded()
-            begun = {"recipe": recipe, "overrides": self.overrides}
-            record.turns.append(Turn(number=number, start=start, rewarded=rewarded, **begun))
+            turn = Turn(
+                number=number, start=start, rewarded=rewarded, recipe=recipe, overrides=self.overrides
+            )
+            record.turns.append(turn)
         self.say(f"turn {number}: {rewarded} rewarded samples, recipe {recipe}")
-        return record.turns[-1]
-
-    def _check(self, config: RunConfig) -> None:
-        """What `agro check` says. Raises `Refused` for data that the recipe can't train on."""
-        with Store.open(self.store, read_only=True) as store:
-            report = check_store(store, config, path=self.store)
-        self.say(str(report))
-        for verdict in report.verdicts:
-            if verdict.level == "problem":
-                raise Refused(str(verdict))
+        return turn
 
     def _judge(self, turn: Turn, *, promote: bool) -> Turn:
         """Promote, or say why not: a reward or people must have shown it, on held-out prompts."""

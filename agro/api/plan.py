@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +105,13 @@ class Machine:
     limit: float = MEASURING
     seconds: float = 0.0  # that the measurements took
     cpu_seconds: float = 0.0
-    loaded: int | None = field(init=False)  # bytes that are allocated before any step
+    loaded: int | None = field(init=False)  # bytes that are allocated before any step: Linux, or the GPU
 
     def __post_init__(self) -> None:
-        self.loaded = resident(self.policy.device)
+        statm = Path("/proc/self/statm")
+        self.loaded = int(statm.read_text().split()[1]) * 4096 if statm.exists() else None
+        if self.policy.device.type == "cuda":
+            self.loaded = torch.cuda.memory_allocated(self.policy.device)
 
     def rates(self, phase: Phase) -> Rates | None:
         """What a token of a step of the phase takes; measured once."""
@@ -130,11 +132,10 @@ class Machine:
         policy, reference, config = self.policy, self.reference, phase.config
         counts = phase_counts(phase, _stored_responses(phase, self.store), len(self.held_out))
         if samples_kl(config) and reference is not None:  # responses for the KL alone
-            evaluations = _evaluations(
-                phase, at_start=phase.begins == 0 and config.policy.reference == "model"
-            )
-            responses = evaluations * config.evaluate.kl_samples
-            counts |= {"evaluations": evaluations, "responses_evaluated": responses}
+            at_start = phase.begins == 0 and config.policy.reference == "model"
+            evaluations = _evaluations(phase, at_start=at_start)
+            counts["evaluations"] = evaluations
+            counts["responses_evaluated"] = evaluations * config.evaluate.kl_samples
         policy.checkpoint_gradients(config.train.gradient_checkpointing)
         relative = 1.0 if reference is None else parameters(reference.model) / parameters(policy.model)
         parts = step_seconds(phase, policy, step, rates, relative)
@@ -189,29 +190,25 @@ def phase_counts(phase: Phase, per_group: float | None, heldout: int) -> dict[st
         per_group: mean responses that are drawn from a stored group.
         heldout: held-out prompts.
     """
-    config = phase.config
-    train, sampler = config.train, config.sampler
+    config, groups = phase.config, phase.config.train.groups
     shares = [phase.stored_groups(step) for step in range(phase.steps)]
     stored = sum(shares)
-    fresh = phase.steps * train.groups - stored
-    joining = config.data.complete_groups or 0
-    sampled = fresh * sampler.n + stored * joining
-    trained = None
-    if per_group is not None or not stored:
-        trained = round(sampled + stored * (per_group or 0))
+    fresh = phase.steps * groups - stored
+    sampled = fresh * config.sampler.n + stored * (config.data.complete_groups or 0)
+    unknown = per_group is None and stored
     evaluations = _evaluations(phase, at_start=phase.begins == 0) if heldout else 0
     return {
         "objective": config.objective.name,
         "steps": phase.steps,
-        "updates": phase.steps * train.updates,
-        "groups_per_step": train.groups,
+        "updates": phase.steps * config.train.updates,
+        "groups_per_step": groups,
         # Fresh and stored responses to one prompt are one group.
-        "groups_per_step_at_least": min((max(n, train.groups - n) for n in shares), default=train.groups),
+        "groups_per_step_at_least": min((max(n, groups - n) for n in shares), default=groups),
         "fresh_groups": fresh,
         "stored_groups": stored,
         "responses_sampled": sampled,
         "tokens_sampled_at_most": sampled * most_new(config),
-        "responses_trained": trained,
+        "responses_trained": None if unknown else round(sampled + stored * (per_group or 0)),
         "evaluations": evaluations,
         "responses_evaluated": evaluations * heldout * config.evaluate.n,
     }
@@ -226,21 +223,17 @@ def _evaluations(phase: Phase, *, at_start: bool) -> int:
 
 def _stored_responses(phase: Phase, store: Store | None) -> float | None:
     """Mean responses that are drawn from a stored group."""
-    config = phase.config
-    if store is None or not config.data.draws_stored:
+    if store is None or not phase.config.data.draws_stored:
         return None
     rule = phase.rule(1)
-    sizes: list[int] = []
     if rule.pairs:
         judged = pairs_among(store.survey.summaries(**chosen(rule.data)), phase.needs, store)
-        for preferences in judged.values():
-            pairs = [(p.winner, p.loser) for p in preferences]
-            sizes.append(len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")))
+        pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
+        sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
     else:
-        for group in store.groups(**chosen(rule.data)):
-            stored = group.scored if rule.scored_only else group.size
-            if stored >= rule.min_group:
-                sizes.append(min(stored, rule.data.group_size or stored))
+        groups = store.groups(**chosen(rule.data))
+        stored = [group.scored if rule.scored_only else group.size for group in groups]
+        sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
     return sum(sizes) / len(sizes) if sizes else None
 
 
@@ -265,13 +258,18 @@ def work(
         for _ in range(n):
             fresh.append(StepSequence(ids + random.integers(0, policy.vocab_size, new).tolist(), new, group))
     stored: list[StepSequence] = []
-    if groups and store is not None and group_size is not None:
-        known = _first_stored(config, policy, store)
-        for i in range(round(groups * group_size) if known else 0):
-            row, group = known[i % len(known)], -1 - i // max(1, round(group_size))
-            stored.append(StepSequence(row.tokens, row.learned, group))
     if group_size is None:  # the run fills the store: with responses as long as its fresh ones
         stored = [replace(row, group=-1 - i // n) for i, row in enumerate((fresh * groups)[: groups * n])]
+    elif groups and store is not None:
+        for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
+            with suppress(InvalidSample):  # the run drops it as well
+                for read in policy.encoder.rows(sample, config.train.max_length):
+                    assert read.tokens is not None
+                    assert read.mask is not None
+                    stored.append(StepSequence(read.tokens.tolist(), int(read.mask.sum()), 0))
+        count, size = round(groups * group_size), max(1, round(group_size))
+        repeated = islice(cycle(stored), count)
+        stored = [replace(row, group=-1 - i // size) for i, row in enumerate(repeated)]
     rows = fresh + stored
     micro, lengths = MicroBatch.of(config.train), [len(row.tokens) for row in rows]
     packed = micro.pack([[i] for i in range(len(rows))], lengths)
@@ -283,18 +281,6 @@ def work(
     together = micro.pack(list(blocks.values()), lengths)
     passes = packed if together is None else together
     return Work(fresh, stored, [[rows[i] for i in part] for part in passes], together is None)
-
-
-def _first_stored(config: RunConfig, policy: Policy, store: Store) -> list[StepSequence]:
-    """The first rows of the store that the policy can read."""
-    rows: list[StepSequence] = []
-    for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
-        with suppress(InvalidSample):  # the run drops it as well
-            for encoded in policy.encoder.rows(sample, config.train.max_length):
-                assert encoded.tokens is not None
-                assert encoded.mask is not None
-                rows.append(StepSequence(encoded.tokens.tolist(), int(encoded.mask.sum()), 0))
-    return rows
 
 
 def unknown_sampling(config: RunConfig) -> str:
@@ -318,17 +304,23 @@ def measured(
     """
     if not step.rows:
         return None
-    train = partial(_pass, policy, reference, wanted_streams(phase.needs))
-    score = partial(_pass, policy, None, ("logp",), backward=False)
+
+    def seconds(rows: Sequence[StepSequence], *, backward: bool = True) -> float:
+        """Of one pass."""
+        want = wanted_streams(phase.needs) if backward else ("logp",)
+        began = _clock(policy.device)
+        _pass(policy, reference if backward else None, want, rows, backward=backward)
+        return max(_clock(policy.device) - began, 1e-6)
+
     short = step.passes[0][0].last(SHORT)
-    train([short.last(DECODED)])  # the first one takes longer in any process
-    rows = within(step.passes[0], int(3 * limit * SHORT / _seconds(policy.device, partial(train, [short]))))
+    seconds([short.last(DECODED)])  # the first one takes longer in any process
+    rows = within(step.passes[0], int(3 * limit * SHORT / seconds([short])))
     computed = positions(policy, rows)
     recomputes, policy.recompute = policy.recompute, False
     with saved_for_backward(policy.model) as saved:
-        training = _seconds(policy.device, partial(train, rows)) / computed
+        training = seconds(rows) / computed
     policy.recompute = recomputes
-    scoring = _seconds(policy.device, partial(score, rows)) / computed
+    scoring = seconds(rows, backward=False) / computed
     sampling = None
     if step.fresh and not unknown_sampling(phase.config):
         sampling = _decoding(policy, phase.config, step, int(limit / scoring))
@@ -352,12 +344,6 @@ def _clock(device: torch.device) -> float:
         torch.cuda.synchronize(device)
         return time.perf_counter()
     return time.process_time() / torch.get_num_threads()
-
-
-def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    began = _clock(device)
-    work()
-    return max(_clock(device) - began, 1e-6)
 
 
 def _pass(
@@ -436,14 +422,6 @@ def step_seconds(
     )
     parts["training"] = computed * (config.train.updates * rates.training + again * rates.scoring)
     return parts
-
-
-def resident(device: torch.device) -> int | None:
-    """Bytes that are allocated now: on the GPU, or by the process (Linux; None elsewhere)."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    pages = Path("/proc/self/statm")
-    return int(pages.read_text().split()[1]) * 4096 if pages.exists() else None
 
 
 def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, loaded: int | None) -> int | None:

@@ -31,7 +31,7 @@ from agro.logs.importing import import_files
 from agro.models.policy import Policy
 from agro.objectives.needs import REF_LOGP
 from agro.rewards import load_reward
-from agro.rollout.evaluate import Heldout, heldout
+from agro.rollout.evaluate import heldout
 from agro.rollout.paired import Comparison, compare
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
@@ -49,6 +49,8 @@ from agro.types import Prompt
 ENOUGH = 50  # held-out prompts that choose, from which on as many others judge the winner
 NOTHING = "do nothing"
 SHARED = ("policy", "data", "reward", "sampler", "environment", "train")  # by all candidates
+
+
 Row = dict[str, Any]
 
 
@@ -59,6 +61,10 @@ class Entrant:
     candidate: Candidate
     lr: float
     folder: Path
+
+    @property
+    def row(self) -> Row:
+        return {"candidate": self.candidate.name, "lr": self.lr, "run": str(self.folder)}
 
 
 @dataclass
@@ -87,7 +93,12 @@ class Race:
         shared = _shared(recipe) if recipe is not None and Path(recipe).is_file() else []
         self.overrides = [*shared, *self.overrides]
         if self.named is not None and recipe is None:
-            store = self._stored(Path(self.named))
+            store = Path(self.named)
+            if not is_store(store):
+                self.out.mkdir(parents=True, exist_ok=True)
+                with Store.open(self.out / "log.db") as opened:  # an import that was complete adds nothing
+                    self.say(str(import_files(opened, [store])))
+                store = self.out / "log.db"
             self.overrides = [*self.overrides, f"data.store={store}"]
             data = data.model_copy(update={"store": str(store)})
         self.kind = default_for(data)
@@ -129,19 +140,15 @@ class Race:
             self._ranked(remaining, self.steps)  # refuses where it couldn't train on
             self._judge(winner)
         self.record["winner"] = winner.folder.name if self._latest(winner, self.steps)["gain"] > 0 else None
-        self.record["rows"] = self._rows(entrants)
+        # Doing nothing; those that trained longest, the best of them first; what was refused.
+        rows: list[Row] = [{"candidate": NOTHING, "lr": None, "run": None, **self.record["start"]}]
+        ranked = [each.row | self._latest(each, self.steps) for each in self._ranked(entrants, self.steps)]
+        rows += sorted(ranked, key=lambda row: -row["step"])
+        refused = [each for each in entrants if each.folder in self.refused]
+        rows += [each.row | {"refused": self.refused[each.folder]} for each in refused]
+        self.record["rows"] = rows
         self._save()
         return self.record
-
-    def _stored(self, log: Path) -> Path:
-        """The store that a log is imported into; a store itself."""
-        if is_store(log):
-            return log
-        path = self.out / "log.db"
-        self.out.mkdir(parents=True, exist_ok=True)
-        with Store.open(path) as store:  # an import that was complete adds nothing
-            self.say(str(import_files(store, [log])))
-        return path
 
     def _open(self) -> None:
         """Continue what race.json has, and share out the held-out prompts."""
@@ -206,22 +213,20 @@ class Race:
         self.say(f"race: {winner.folder.name} and the start answer {len(self.judging)} other prompts")
         config = self._config(winner, self.steps)
         trained = {"model": str(winner.folder / "model"), "new": None, "lora": None}
-        start = self._answers(config, config).rewards
-        policy = config.policy.model_copy(update=trained)
-        result = self._answers(config, config.model_copy(update={"policy": policy})).rewards
+        sampler = config.sampler.of_policy(config.evaluate.temperature, config.evaluate.n)
+        seeds = [derive(config.train.seed, name) for name in ("weights", "judge")]
+        rewards = []
+        for changes in ({}, trained):
+            policy = Policy.load(config.policy.model_copy(update=changes), seed=seeds[0])
+            engine = embedded(policy, fused=config.engine.fused)
+            rollout = load_rollout(policy.encoder, engine, config.environment)
+            with closing(EpisodeReward(load_reward(config.reward))) as reward:
+                rewards.append(heldout(rollout, reward, self.judging, sampler, seeds[1]).rewards)
+            del policy, engine, rollout  # before the next one takes memory
         labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
-        comparison = compare(start, result, labels.tolist())
+        comparison = compare(rewards[0], rewards[1], labels.tolist())
         values = asdict(comparison) | {"verdict": comparison.verdict}
         self.record["judged"] = {name: none_if_nan(x) for name, x in values.items()}
-
-    def _answers(self, config: RunConfig, of: RunConfig) -> Heldout:
-        """Responses of the policy of a configuration to the judging prompts, scored."""
-        policy = Policy.load(of.policy, seed=derive(config.train.seed, "weights"))
-        engine = embedded(policy, fused=config.engine.fused)
-        rollout = load_rollout(policy.encoder, engine, config.environment)
-        sampler = config.sampler.of_policy(config.evaluate.temperature, config.evaluate.n)
-        with closing(EpisodeReward(load_reward(config.reward))) as reward:
-            return heldout(rollout, reward, self.judging, sampler, derive(config.train.seed, "judge"))
 
     def _latest(self, entrant: Entrant, steps: int) -> Row:
         """Its latest measurement up to so many steps: a race that continues knows later ones already."""
@@ -234,17 +239,6 @@ class Race:
         if not able:
             raise Refused(f"agro race: no candidate can train. {next(iter(self.refused.values()))}")
         return sorted(able, key=lambda entrant: -self._latest(entrant, steps)["reward"])
-
-    def _rows(self, entrants: Sequence[Entrant]) -> list[Row]:
-        """Doing nothing; those that trained longest, the best of them first; what was refused."""
-        rows: list[Row] = [{"candidate": NOTHING, "lr": None, "run": None, **self.record["start"]}]
-        measured = [
-            _named(entrant) | self._latest(entrant, self.steps)
-            for entrant in self._ranked(entrants, self.steps)
-        ]
-        rows += sorted(measured, key=lambda row: -row["step"])
-        refused = [entrant for entrant in entrants if entrant.folder in self.refused]
-        return rows + [_named(entrant) | {"refused": self.refused[entrant.folder]} for entrant in refused]
 
     def _save(self) -> None:
         write(self.out / "race.json", json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
@@ -266,10 +260,6 @@ def _shared(recipe: str) -> list[str]:
     for section, keys in OF_METHOD.items():
         shared[section] = {key: value for key, value in shared[section].items() if key not in keys}
     return list(key_values(shared))
-
-
-def _named(entrant: Entrant) -> Row:
-    return {"candidate": entrant.candidate.name, "lr": entrant.lr, "run": str(entrant.folder)}
 
 
 def _described(row: Row) -> Row:
@@ -332,7 +322,19 @@ def candidates(recipe: str, config: RunConfig, out: Path) -> list[Candidate]:
         imitating = Candidate("reinforce", "reinforce", ("objective.baseline=none",))  # rloo has the other
         return [Candidate(recipe, recipe), Candidate("rloo", "rloo"), imitating]
     with Store.open(location_of(config.data.store), read_only=True) as store:
-        return _of_pairs(store, config, out) if recipe == "pairs" else _of_rewards(store, config, recipe)
+        is_held_out = store.split.held_out(config.data)
+        if recipe != "pairs":
+            return _of_rewards(store, config, recipe)
+        pairs = [pair for pair in store.pairs() if not pair.is_tie]
+        winners = list(store.samples(ids=sorted({pair.winner for pair in pairs})))
+        path = out / "winners.db"
+        if not path.exists():
+            out.mkdir(parents=True, exist_ok=True)
+            with Store.open(path) as copied:
+                copied.append(winner.replace(id=None) for winner in winners)
+        prompts = len({winner.prompt_id for winner in winners if not is_held_out(winner.prompt_id)})
+    imitated = Candidate("imitation", "sft", (f"data.store={path}",), prompts)
+    return [Candidate("pairs", "pairs", (), prompts), imitated, Candidate("dpo", "dpo", (), prompts)]
 
 
 def _of_rewards(store: Store, config: RunConfig, kind: str) -> list[Candidate]:
@@ -364,20 +366,6 @@ def _of_rewards(store: Store, config: RunConfig, kind: str) -> list[Candidate]:
     falling = f"objective.imitation={{start=1.0, end=0.0, steps={config.train.steps}}}"
     mixed = Candidate("log+imitation", "log", (falling,), unequal)
     return [Candidate("log", "log", (), unequal), imitated, mixed]
-
-
-def _of_pairs(store: Store, config: RunConfig, out: Path) -> list[Candidate]:
-    pairs = [pair for pair in store.pairs() if not pair.is_tie]
-    winners = list(store.samples(ids=sorted({pair.winner for pair in pairs})))
-    path = out / "winners.db"
-    if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        with Store.open(path) as copied:
-            copied.append(winner.replace(id=None) for winner in winners)
-    is_held_out = store.split.held_out(config.data)
-    prompts = len({winner.prompt_id for winner in winners if not is_held_out(winner.prompt_id)})
-    imitated = Candidate("imitation", "sft", (f"data.store={path}",), prompts)
-    return [Candidate("pairs", "pairs", (), prompts), imitated, Candidate("dpo", "dpo", (), prompts)]
 
 
 def settings_of(

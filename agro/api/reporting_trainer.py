@@ -110,12 +110,11 @@ def summarize(run: RunData, say: Callable[[str], None]) -> bool:
 
     Returns whether no problem contradicts the measurement.
     """
-    report, outcome = problems(run), Outcome.of(run)
+    report, outcome, shown = problems(run), Outcome.of(run), SideBySide.load(run.folder)
     for problem in report:
         say(f"problem: {problem.text}" + (f". {problem.detail}" if problem.detail else ""))
     ended_well = not any(problem.serious for problem in report)
     say(Verdict.of(run).sentence)
-    shown = SideBySide.load(run.folder)
     if shown is not None:
         say("\n".join([shown.about, *short_text(shown, SHOWN, LONGEST)]))
     if outcome is not None:

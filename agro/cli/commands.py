@@ -4,7 +4,6 @@ It imports nothing of agro, so that `agro --help` needs no command's module.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,21 +19,16 @@ class CommandEntry(NamedTuple):
 TEXT = (Path(__file__).parent / "commands.txt").read_text(encoding="utf-8")
 
 
-def _entries(text: str) -> Iterator[CommandEntry]:
-    blocks: list[list[str]] = []
-    for line in text.strip().splitlines():
-        if line.startswith(" "):
-            blocks[-1].append(line.strip())
-        else:
-            blocks.append([line])
-    for head, summary, *example in blocks:
+def _entries(text: str) -> list[CommandEntry]:
+    entries = []
+    for block in re.split(r"\n(?! )", text.strip()):
+        head, summary, *example = map(str.strip, block.splitlines())
         name, home, page = head.split()
-        yield CommandEntry(name, home, page, summary, " ".join(example))
+        entries.append(CommandEntry(name, home, page, summary, " ".join(example)))
+    return entries
 
 
-GROUPS = {
-    group: list(_entries(text)) for group, text in re.findall(r"^\[(.+)\]\n([^\[]+)", TEXT, re.MULTILINE)
-}
+GROUPS = {group: _entries(text) for group, text in re.findall(r"^\[(.+)\]\n([^\[]+)", TEXT, re.MULTILINE)}
 COMMANDS = [entry for group in GROUPS.values() for entry in group]
 
 USAGE = """Usage: agro COMMAND [OPTIONS] [ARGUMENTS]

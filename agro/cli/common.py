@@ -21,7 +21,6 @@ from agro.errors import Interrupted, Refused
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from agro import config
     from agro.store import Store
@@ -121,21 +120,21 @@ def terminal() -> Console:
     return Visible(file=drawn(sys.stdout), markup=False, highlight=False, emoji=False)
 
 
-def table(*titles: str, wrap_names: bool = False) -> Table:
-    """No cell is cut: cells are folded, and so is the first column, of names, where `wrap_names`."""
+def show_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, wrap_names: bool = False) -> Console:
+    """Print rows; the terminal for what follows. No cell is cut: cells are folded, and so is the first
+    column, of names, where `wrap_names`."""
     from rich.table import Table
 
     from agro.io.terminal import visible
 
-    class Visible(Table):
-        def add_row(self, *cells: Any, **how: Any) -> None:
-            super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **how)
-
-    result = Visible(show_edge=False)
-    result.add_column(titles[0], no_wrap=not wrap_names, overflow="fold")
-    for title in titles[1:]:
-        result.add_column(title, overflow="fold")
-    return result
+    shown = Table(show_edge=False)
+    for number, title in enumerate(titles):
+        shown.add_column(title, no_wrap=number == 0 and not wrap_names, overflow="fold")
+    for row in rows:
+        shown.add_row(*map(visible, row))
+    console = terminal()
+    console.print(shown)
+    return console
 
 
 def policy_config(

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,13 +37,23 @@ def doctor(
     """Args:
     path: Its state is reported too.
     """
+    from importlib import metadata  # here, since each command would begin later
+
+    libraries: dict[str, str | None] = dict.fromkeys(LIBRARIES)  # None: not installed
+    for name in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            libraries[name] = metadata.version(name)
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:(.*)", info.read_text("utf-8") if info.exists() else "", re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "")
     gpus = _gpus()
     report: dict[str, Any] = {
-        **_versions(),
+        "agro": __version__,
+        "python": platform.python_version(),
+        "libraries": libraries,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": named[1].strip() if named else platform.processor() or platform.machine(),
         "cores": cores,
         "threads_of_torch": int(threads) if threads.isdecimal() else None,  # where a variable says it
         "device_auto": "cuda" if gpus else "cpu",
@@ -58,9 +69,7 @@ def doctor(
     if not gpus and shutil.which("nvidia-smi"):
         off.append("nvidia-smi is there, but torch has no CUDA or sees no GPU; install torch for CUDA")
     if path is not None:
-        state, problems = _state(path)
-        report["state"] = state
-        off += problems
+        report["state"] = _state(path, off)
     report["off"] = off
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
@@ -79,19 +88,6 @@ def doctor(
     print("threads and GPUs are those of variables and nvidia-smi: torch, which takes seconds, isn't asked")
 
 
-def _versions() -> dict[str, Any]:
-    """`libraries`: None where one isn't installed."""
-    from importlib import metadata  # here, since each command would begin later
-
-    versions: dict[str, str | None] = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return {"agro": __version__, "python": platform.python_version(), "libraries": versions}
-
-
 def _gpus() -> list[str]:
     """The names of NVIDIA GPUs that the torch that is installed may use: it was built for CUDA."""
     spec, program = find_spec("torch"), shutil.which("nvidia-smi")
@@ -108,57 +104,41 @@ def _gpus() -> list[str]:
     return [name.strip() for name in found.stdout.splitlines() if name.strip()]
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _state(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The state of a run or store, and what is off in it."""
+def _state(path: Path, off: list[str]) -> dict[str, Any]:
+    """The state of a run or store; what is off in it is added to `off`."""
     from agro.config import RunConfig
+    from agro.store import Store
     from agro.store.location import located, url_of
 
-    if url_of(path):
-        return _store_state(path)
-    if not path.exists():
+    state: dict[str, Any] = {}
+    store: Location = path
+    if url_of(path) is None and not path.exists():
         raise Refused(f"{path}: expected a run's folder or a store; there is no such file")
-    if not path.is_dir():
-        return _store_state(path)
-    if not (path / "config.json").exists():
-        raise Refused(f"{path}: expected a run's folder, with config.json, or a store")
-    config = RunConfig.load(path / "config.json")
-    state, problems = _store_state(located(config.data.store, path))
-    metrics = path / "metrics.jsonl"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    row = json.loads(lines[-1]) if lines else {}
-    return {
-        "run": str(path),
-        "phases": list(config.phase_names),
-        "step": row.get("step"),
-        "phase": row.get("phase"),
-        "checkpoints": sorted(p.name for p in path.glob("checkpoints/step-*")),
-        "model": (path / "model").is_dir(),
-        "report": (path / "report.html").is_file(),
-        **state,
-    }, problems
-
-
-def _store_state(path: Location) -> tuple[dict[str, Any], list[str]]:
-    from agro.store import Store
-    from agro.store.location import url_of
-
-    state: dict[str, Any] = {"store": str(path), "mib": None}
+    if url_of(path) is None and path.is_dir():
+        if not (path / "config.json").exists():
+            raise Refused(f"{path}: expected a run's folder, with config.json, or a store")
+        config = RunConfig.load(path / "config.json")
+        metrics = path / "metrics.jsonl"
+        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+        row = json.loads(lines[-1]) if lines else {}
+        state = {
+            "run": str(path),
+            "phases": list(config.phase_names),
+            "step": row.get("step"),
+            "phase": row.get("phase"),
+            "checkpoints": sorted(p.name for p in path.glob("checkpoints/step-*")),
+            "model": (path / "model").is_dir(),
+            "report": (path / "report.html").is_file(),
+        }
+        store = located(config.data.store, path)
+    state |= {"store": str(store), "mib": None}
     try:
-        if url_of(path) is None:
-            state["mib"] = round(Path(path).stat().st_size / 2**20, 1)
-        with Store.open(path, read_only=True) as store:
-            state |= store.counts().to_json()
+        if url_of(store) is None:
+            state["mib"] = round(Path(store).stat().st_size / 2**20, 1)
+        with Store.open(store, read_only=True) as opened:
+            state |= opened.counts().to_json()
     except Refused as error:
-        return state, [str(error)]
+        off.append(str(error))
     except OSError as error:
-        return state, [f"{path}: can't be read: {error.strerror}"]
-    return state, []
+        off.append(f"{store}: can't be read: {error.strerror}")
+    return state

@@ -29,7 +29,7 @@ from agro.cli.run_models import (
     load_sets,
     model_path,
 )
-from agro.config import DataConfig, RewardConfig, SamplerConfig
+from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
 from agro.io.terminal import cut, plain
@@ -46,7 +46,7 @@ from agro.store.location import url_of
 from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro.api.contamination import Contamination
+    from agro.api import Contamination
     from agro.cli.measuring import Measurement
     from agro.rollout.rollout import Rollout
 
@@ -104,15 +104,19 @@ def eval_(
     other = against if against in (None, START) else model_path(against)
     for name in (subject.path, other):
         subject.look_at(name)
-    sets = _sets(prompts, subject)
+    if prompts:
+        loaded = zip(load_sets(prompts).items(), prompts, strict=True)
+        sets = [MeasuredSet(name, asked, file=path) for (name, asked), path in loaded]
+    else:
+        sets = [MeasuredSet(HELD_OUT, subject.held_out())]
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:
         assert against is not None
         assert other is not None
         rollouts = (subject.other(other), subject.rollout())
-        loaded = [prompt for measured in sets for prompt in measured.prompts]
+        every = [prompt for measured in sets for prompt in measured.prompts]
         own = run if model is None else None  # whose result it is
-        written = write_blind(blind, rollouts, loaded, sampler, seed, (against, subject.name), own)
+        written = write_blind(blind, rollouts, every, sampler, seed, (against, subject.name), own)
         show_written(written, own, as_json)
         return
 
@@ -123,11 +127,13 @@ def eval_(
     with subject.scorer(scoring, reward) as scorer:
         measurement = Measurement(scorer, sampler, seed, kept)
         maximum = _measure(sets, subject, other, measurement)
-    _compare(sets, subject)
-    for measured in sets:
-        measured.seen = subject.seen(measured.prompts)
-    if out is not None:
-        _write(out, sets, scoring)
+    scored_by = {"scored_by": scoring.model_dump(include={"name", "options"})}
+    for measured in sets if out else ():  # what `agro compare` reads
+        assert out is not None
+        path = out if len(sets) == 1 else out / f"{measured.name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        records = [json.dumps(x | scored_by, ensure_ascii=False) for x in measured.result.by_prompt()]
+        path.write_text("".join(f"{record}\n" for record in records), encoding="utf-8")
     configured = None if subject.ran is None else subject.ran.evaluate.pass_at
     threshold = next((x for x in (pass_at, configured, maximum) if x is not None), None)
     _report(sets, {"model": subject.name, "n": n, "temperature": temperature}, threshold, against, as_json)
@@ -177,18 +183,13 @@ class MeasuredSet:
         return document
 
 
-def _sets(paths: list[Path] | None, subject: MeasuredModel) -> list[MeasuredSet]:
-    """The files that were named, or the held-out prompts of a run."""
-    if not paths:
-        return [MeasuredSet(HELD_OUT, subject.held_out())]
-    loaded = zip(paths, load_sets(paths).items(), strict=True)
-    return [MeasuredSet(name, prompts, file=path) for path, (name, prompts) in loaded]
-
-
 def _measure(
     sets: list[MeasuredSet], subject: MeasuredModel, against: str | None, measurement: Measurement
 ) -> float | None:
-    """Fill the sets. Returns the largest reward that the reward or the environment gives; None: unknown."""
+    """Fill the sets, each compared with its start, where it has one; of several p is adjusted (Holm).
+
+    Returns the largest reward that the reward or the environment gives; None: unknown.
+    """
     from agro.cli.measuring import along_samples
 
     rollout, other = subject.rollout(), None
@@ -197,37 +198,20 @@ def _measure(
     if against is not None:
         other = subject.other(against)
         name = f"{START} of {subject.run}" if against == START else against
+        least, comparisons = (subject.ran.data if subject.ran else DataConfig()).near_copies, []
         for measured in sets:
             measured.start = measured.measure(measurement, other, name)
+            labels = clusters([plain(prompt.text) for prompt in measured.prompts], least).tolist()
+            comparisons.append(compare(measured.start.rewards, measured.result.rewards, labels))
+        adjusted = holm([comparison.p for comparison in comparisons])
+        for measured, comparison, p in zip(sets, comparisons, adjusted):
+            measured.verdict = Verdict.compared(replace(comparison, p=p))
     for measured in sets:
         measured.along = along_samples(rollout, other, measured.result, measurement.sampler.temperature)
+        measured.seen = subject.seen(measured.prompts)
     if measurement.scorer.of_environment:
         return getattr(rollout.environment, "maximum", None)
     return measurement.scorer.maximum
-
-
-def _compare(sets: list[MeasuredSet], subject: MeasuredModel) -> None:
-    """Each set with its start, where it has one; of several p is adjusted (Holm)."""
-    least = (subject.ran.data if subject.ran else DataConfig()).near_copies
-    comparisons = []
-    for measured in sets:
-        if measured.start is not None:
-            labels = clusters([plain(prompt.text) for prompt in measured.prompts], least).tolist()
-            comparisons.append(compare(measured.start.rewards, measured.result.rewards, labels))
-    adjusted = holm([comparison.p for comparison in comparisons])
-    for measured, comparison, p in zip(sets, comparisons, adjusted):
-        measured.verdict = Verdict.compared(replace(comparison, p=p))
-
-
-def _write(out: Path, sets: list[MeasuredSet], reward: RewardConfig) -> None:
-    """What `agro compare` reads."""
-    scored_by = reward.model_dump(include={"name", "options"})
-    for measured in sets:
-        path = out if len(sets) == 1 else out / f"{measured.name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        records = ({**record, "scored_by": scored_by} for record in measured.result.by_prompt())
-        text = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
-        path.write_text(text, encoding="utf-8")
 
 
 def _report(
@@ -321,22 +305,14 @@ def write_blind(
     """Returns what was written. `rollouts`: start and result. `names`: what they were called. `run`: whose
     result it is, if any's."""
     answers = answer(*rollouts, prompts, sampler, seed)
-    ran = None if run is None else load_run(run)
-    about = {
-        "against": names[0],
-        "model": names[1],
-        "run": None if ran is None else ran.values.get("run"),
-        "step": None if ran is None else ran.steps,
-        "test": test,
-    }
+    about: dict[str, Any] = {"against": names[0], "model": names[1], "run": None, "step": None, "test": test}
+    if run is not None:
+        ran = load_run(run)
+        about |= {"run": ran.values.get("run"), "step": ran.steps}
     write_sheet(sheet, answers, seed, about)
-    return {
-        "sheet": str(sheet),
-        "key": str(key_of(sheet)),
-        "prompts": len(answers),
-        "failed": len(prompts) - len(answers),
-        "same": sum(a.start == a.result for a in answers),
-    }
+    same, failed = sum(a.start == a.result for a in answers), len(prompts) - len(answers)
+    files = {"sheet": str(sheet), "key": str(key_of(sheet))}
+    return {**files, "prompts": len(answers), "failed": failed, "same": same}
 
 
 def show_written(report: dict[str, Any], run: Path | None, as_json: bool) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, Whole, block, paragraph, show, table, terminal, width
+from agro.cli.common import Json, Whole, block, paragraph, show, show_table, width
 from agro.cli.common import names as side_by_side
 from agro.cli.tasks import TASKS, create
 from agro.logs.format_table import FORMATS
-from agro.objectives import Objective, describe
+from agro.objectives import describe
 
 if TYPE_CHECKING:
     from agro.proof.measuring import ProofRow
@@ -25,6 +24,7 @@ COUPLES = {
     "group": "a row's gradient depends on the log-probs of its complete group",
     "step": "a row's gradient depends on the log-probs of the complete step",
 }
+OF_DATA = ("record", "draw", "value_store")  # what provides a need
 KINDS = {"nothing": "can't be imported, and why: agro formats NAME"}
 
 
@@ -41,33 +41,27 @@ def objectives(
 
     if as_json:
         print(json.dumps(describe(name) if name else [describe(n) for n in names()], ensure_ascii=False))
-    elif name:
-        show(_one(describe(name)), f"agro objectives {name}", whole)
+        return
+    lines: list[str] = []
+    if name:
+        lines = _one(describe(name))
     elif whole:
-        lines = [line for found in entries().items() for line in _entry(*found)]
-        show(lines, "agro objectives", whole=True)
-    else:
-        show(_by_needs(entries()), "agro objectives", whole)
-
-
-def _by_needs(entries: Mapping[str, Objective]) -> list[str]:
-    """The names, by what they need of the data."""
-    by_needs: dict[str, list[str]] = {}
-    for name, entry in entries.items():
-        needs = entry.needs(entry.defaults())
-        of_data = sorted(str(need) for need in needs if need.provider in ("record", "draw", "value_store"))
-        by_needs.setdefault(_listed(of_data), []).append(name)
-    lines = []
-    for what, found in sorted(by_needs.items(), key=lambda item: -len(item[1])):
-        lines += side_by_side(f"need {what}", found)
-    return [*lines, *paragraph("One in full: agro objectives NAME. Each with needs and source: --all")]
-
-
-def _entry(name: str, entry: Objective) -> list[str]:
-    defaults = entry.defaults()
-    needs = _listed(sorted(map(str, entry.needs(defaults))))
-    of = f"preset of {entry.of}; " if entry.of else ""
-    return block(name, f"{of}needs {needs}; couples by {entry.coupling(defaults)}", entry.source)
+        for key, entry in entries().items():
+            defaults = entry.defaults()
+            of = f"preset of {entry.of}; " if entry.of else ""
+            needs = _listed(sorted(map(str, entry.needs(defaults))))
+            text = f"{of}needs {needs}; couples by {entry.coupling(defaults)}"
+            lines += block(key, text, entry.source)
+    else:  # the names, by what they need of the data
+        by_needs: dict[str, list[str]] = {}
+        for key, entry in entries().items():
+            needed = entry.needs(entry.defaults())
+            of_data = sorted(str(need) for need in needed if need.provider in OF_DATA)
+            by_needs.setdefault(_listed(of_data), []).append(key)
+        for what, found in sorted(by_needs.items(), key=lambda item: -len(item[1])):
+            lines += side_by_side(f"need {what}", found)
+        lines += paragraph("One in full: agro objectives NAME. Each with needs and source: --all")
+    show(lines, f"agro objectives {name}" if name else "agro objectives", whole)
 
 
 def _one(entry: dict[str, Any]) -> list[str]:
@@ -100,43 +94,30 @@ def formats(
     """
     from agro.logs.format_table import get
 
-    chosen = [get(name)] if name else list(FORMATS.values())
-    described: list[dict[str, Any]] = [
-        {
-            "name": f.name,
-            "title": f.title,
-            "kind": f.kind,
-            "carries": list(f.carries),
-            "joins": f.joins or None,
-            "written_by": f.written_by,
-        }
-        for f in chosen
-    ]
+    keys = ("name", "title", "kind", "carries", "joins", "written_by")
+    rows: list[dict[str, Any]] = []
+    for found in [get(name)] if name else FORMATS.values():
+        carries = {"carries": list(found.carries), "joins": found.joins or None}
+        rows.append({key: carries.get(key, getattr(found, key)) for key in keys})
     if as_json:
-        print(json.dumps(described[0] if name else described, ensure_ascii=False))
+        print(json.dumps(rows[0] if name else rows, ensure_ascii=False))
         return
+    # What the records of a format have beside prompts and responses.
+    carried = [", ".join(row["carries"]) or "texts alone" for row in rows]
+    carried = ["can't be imported" if row["kind"] == "nothing" else text for row, text in zip(rows, carried)]
     lines: list[str] = []
     if name:
-        for key, value in described[0].items():
-            shown = _carried(described[0]) if key == "carries" else value
+        for key, value in (rows[0] | {"carries": carried[0]}).items():
             if value is not None:
-                lines += paragraph(f"{key.replace('_', ' ')}: {shown}", 0, 4)
+                lines += paragraph(f"{key.replace('_', ' ')}: {value}", 0, 4)
     elif whole:
-        for entry in described:
-            lines += block(entry["name"], f"{entry['title']}; {entry['kind']}: {_carried(entry)}")
+        for row, text in zip(rows, carried):
+            lines += block(row["name"], f"{row['title']}; {row['kind']}: {text}")
     else:
-        kinds = dict.fromkeys(entry["kind"] for entry in described)
-        for kind in sorted(kinds, key=lambda kind: kind in KINDS):
-            lines += side_by_side(KINDS.get(kind, kind), (e["name"] for e in described if e["kind"] == kind))
+        for kind in sorted({row["kind"]: 0 for row in rows}, key=lambda kind: kind in KINDS):
+            lines += side_by_side(KINDS.get(kind, kind), (r["name"] for r in rows if r["kind"] == kind))
         lines += paragraph("agro formats NAME describes one, agro formats --all each")
     show(lines, f"agro formats {name}" if name else "agro formats", whole)
-
-
-def _carried(entry: dict[str, Any]) -> str:
-    """What the records of a format have beside prompts and responses."""
-    if entry["kind"] == "nothing":
-        return "can't be imported"
-    return ", ".join(entry["carries"]) or "texts alone"
 
 
 def init(
@@ -168,40 +149,21 @@ def recipes(
     """Args:
     name: One of them, to print.
     """
-    from agro.config.recipes import get
+    from agro.config import recipes as found
 
     if name is not None:
-        recipe = get(name)
+        recipe = found.get(name)
         row = {"name": name, "kind": recipe.kind, "for": recipe.title, "minutes": None, "text": recipe.text}
         print(json.dumps(row, ensure_ascii=False) if as_json else recipe.text, end="\n" if as_json else "")
-    elif as_json:
-        print(json.dumps(_rows(), ensure_ascii=False))
-    else:
-        show(_recipe_lines(_rows(), whole), "agro recipes", whole)
-
-
-def _rows() -> list[dict[str, Any]]:
-    """Tasks, then recipes. `minutes`: None where they depend on the model."""
-    from agro.config.recipes import recipes
-
+        return
     rows: list[dict[str, Any]] = []
-    for name, task in TASKS.items():
-        rows.append({"name": name, "kind": "task", "for": task.title, "minutes": task.minutes})
-    for recipe in recipes().values():
+    for key, task in TASKS.items():
+        rows.append({"name": key, "kind": "task", "for": task.title, "minutes": task.minutes})
+    for recipe in found.recipes().values():  # whose minutes depend on the model
         rows.append({"name": recipe.name, "kind": recipe.kind, "for": recipe.title, "minutes": None})
-    return rows
-
-
-HINT = "agro recipes NAME prints one; its first lines have the complete command."
-TITLES = {
-    "task": "Tasks: agro init DIR --task NAME, with all data and a small new model",
-    "situation": "Recipes by what is at hand: agro train NAME policy.model=MODEL …",
-    "method": "Recipes by method",
-}
-
-
-def _recipe_lines(rows: list[dict[str, Any]], whole: bool) -> list[str]:
-    """Of methods the names, and what each is for where `whole`."""
+    if as_json:
+        print(json.dumps(rows, ensure_ascii=False))
+        return
     lines = []
     for kind, title in TITLES.items():
         of_kind = [row for row in rows if row["kind"] == kind]
@@ -213,7 +175,16 @@ def _recipe_lines(rows: list[dict[str, Any]], whole: bool) -> list[str]:
             minutes = "" if row["minutes"] is None else f" ({row['minutes']:g} minutes)"
             text = f"{row['name']}: {row['for']}{minutes}"
             lines += paragraph(text, 2, 4) if whole else [f"  {shorten(text, width() - 2, placeholder=' …')}"]
-    return [*lines, *paragraph(HINT if whole else f"{HINT} agro recipes --all says what each is for.")]
+    lines += paragraph(HINT if whole else f"{HINT} agro recipes --all says what each is for.")
+    show(lines, "agro recipes", whole)
+
+
+HINT = "agro recipes NAME prints one; its first lines have the complete command."
+TITLES = {
+    "task": "Tasks: agro init DIR --task NAME, with all data and a small new model",
+    "situation": "Recipes by what is at hand: agro train NAME policy.model=MODEL …",
+    "method": "Recipes by method",
+}
 
 
 def prove(
@@ -258,16 +229,14 @@ def prove(
 
 
 def _show(rows: list[ProofRow]) -> None:
-    shown = table("objective", "property", "setting", "value", "bound", "holds")
+    cells = []
     for row in rows:
         verdict = {True: "yes", False: "NO", None: ""}[row.holds]
         bound = "" if row.bound is None else f"{row.side} {row.bound:g}"
-        shown.add_row(row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict)
-    console = terminal()
-    console.print(shown)
-    claimed = [row for row in rows if row.holds is not None]
-    holding = sum(bool(row.holds) for row in claimed)
+        cells.append([row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict])
+    console = show_table(("objective", "property", "setting", "value", "bound", "holds"), cells)
+    claimed = [row.holds for row in rows if row.holds is not None]
     console.print(
-        f"{holding} of {len(claimed)} claims hold; {len(rows) - len(claimed)} values are reported without a "
-        "claim"
+        f"{sum(claimed)} of {len(claimed)} claims hold; {len(rows) - len(claimed)} values are reported "
+        "without a claim"
     )

@@ -17,7 +17,7 @@ from agro.config import SamplerConfig
 from agro.io.numbers import duration
 from agro.io.record_files import fingerprint
 from agro.io.terminal import drawn, visible
-from agro.pages.store.rescored import streams_along
+from agro.pages.store.measurements import streams_along
 from agro.rollout.collect import SilentActivity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
 from agro.store import Store
@@ -48,8 +48,16 @@ class Measurement:
             samples = rollout.sample(prompts, self.sampler.n, self.sampler, seed=self.seed)
             counted = progress.counting(samples, len(prompts) * self.sampler.n)
             return heldout(rollout, self.scorer, prompts, self.sampler, self.seed, counted)
+        decides = {
+            "model": fingerprint(model) if Path(model).is_dir() else model,
+            "tokenizer": rollout.encoder.fingerprint,
+            "prompts": [[prompt.id, prompt.text] for prompt in prompts],
+            "sampler": self.sampler.model_dump(mode="json"),
+            "seed": self.seed,
+            "environment": None if rollout.environment is None else rollout.environment.name,
+        }
+        ledger = f"eval:{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
         with Store.open(self.store) as store:
-            ledger = self._ledger(model, rollout, prompts)
             earlier = len(store.experience.find_in_ledger(ledger, range(len(prompts))))
             if earlier:
                 print(f"{self.store}: {earlier} responses are there already", file=sys.stderr)
@@ -60,19 +68,6 @@ class Measurement:
             result = heldout(rollout, self.scorer, prompts, self.sampler, self.seed, stored)
             store.set_rewards((s.id or 0, s.reward, {}) for s in result.samples)
             return result
-
-    def _ledger(self, model: str, rollout: Rollout, prompts: Sequence[Prompt]) -> str:
-        """A name for all that decides the responses."""
-        played = rollout.environment
-        decides = {
-            "model": fingerprint(model) if Path(model).is_dir() else model,
-            "tokenizer": rollout.encoder.fingerprint,
-            "prompts": [[prompt.id, prompt.text] for prompt in prompts],
-            "sampler": self.sampler.model_dump(mode="json"),
-            "seed": self.seed,
-            "environment": None if played is None else played.name,
-        }
-        return f"eval:{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
 
 
 class SamplingProgress(SilentActivity):

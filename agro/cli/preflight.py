@@ -44,22 +44,21 @@ def look_at_run(
 
 def look_at_inputs(config: RunConfig) -> None:
     """The files of prompts, the store, the model and the reward that a configuration names."""
-    look_at_prompts(config.data.paths("prompts"))
-    look_at_prompts(config.data.paths("eval_prompts"))
-    _look_at_store(config)
+    for paths in (config.data.paths("prompts"), config.data.paths("eval_prompts")):
+        files = [path for path in map(Path, paths) if not on_hub(path)]
+        found = [next(read_records(path), None) for path in files]  # unreadable files are refused
+        if paths and len(files) == len(paths) and not any(found):
+            raise Refused(f"{', '.join(paths)}: empty: expected at least one prompt, got none")
+    if config.data.store and not config.phase(config.phase_names[0]).data.samples_fresh:
+        location = location_of(config.data.store)
+        check_made(location)
+        if url_of(location) is None:  # a server is asked later
+            Store.open(location, read_only=True).close()
     if config.policy.model is not None and config.policy.new is None:
         look_at_model(config.policy.model)
     reward = config.reward  # of one; several are told apart where they are loaded
     if config.scores and reward.name is not None and not reward.functions and reward.meaning is None:
         check_name(reward.name)
-
-
-def look_at_prompts(paths: Sequence[str]) -> None:
-    """Refuse unreadable files of prompts, and those that have none together."""
-    files = [path for path in map(Path, paths) if not on_hub(path)]
-    found = [next(read_records(path), None) for path in files]
-    if paths and len(files) == len(paths) and not any(found):
-        raise Refused(f"{', '.join(paths)}: empty: expected at least one prompt, got none")
 
 
 def look_at_model(name: str) -> None:
@@ -77,12 +76,3 @@ def look_at_begun(run: str) -> None:
 
     if url_of(run) is None and not (Path(run) / FILE).exists():
         Publications(LocalFolder(Path(run))).begun()
-
-
-def _look_at_store(config: RunConfig) -> None:
-    if not config.data.store or config.phase(config.phase_names[0]).data.samples_fresh:
-        return
-    location = location_of(config.data.store)
-    check_made(location)
-    if url_of(location) is None:  # a server is asked later
-        Store.open(location, read_only=True).close()

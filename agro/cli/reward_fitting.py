@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,15 +20,22 @@ from agro.errors import Refused
 from agro.io.files import write
 from agro.rewards import load_reward
 from agro.rollout.evaluate import interval
-from agro.store import Pair, Store
+from agro.store import Store
 from agro.types import Sample
 
 if TYPE_CHECKING:
-    from agro.rewards.fitting import Comparison, Judged
+    from agro.rewards.fitting import Judged
     from agro.rewards.model import RewardModel
 
 KINDS = ("pairs", "ratings", "groups")
 PAGE = "reward.html"
+LENGTH = {  # of responses: what the page says of it
+    "longer_judged": "the longer one is judged better",
+    "longer_ranked": "the model ranks the longer one higher",
+    "right_longer": "accuracy where the longer one is better",
+    "right_shorter": "accuracy where the shorter one is better",
+    "baseline": "accuracy of length alone",
+}
 
 
 def fit_reward(
@@ -71,14 +77,23 @@ def fit_reward(
         raise Refused(f"--out {out}: expected a new or empty folder")
     torch.manual_seed(seed)  # of the new head
     start = RewardModel.load(model, device=device, template=template, max_length=max_length, new=True)
-    data = _read(store, start, on, hold_out)
-    kind: fitting.Kind = "ratings" if data.on == "ratings" else "pairs"
+    numbers, train, held_out = _read(store, start, on, hold_out)
+    kind: fitting.Kind = "ratings" if numbers["on"] == "ratings" else "pairs"
     options = fitting.Fitting(kind, epochs, batch, lr, seed)
-    fitted = fitting.fit(start, data.train, options, say=_progress(quiet=as_json))
+    losses: list[float] = []
+
+    def say(update: int, updates: int, loss: float) -> None:
+        """The mean loss ten times."""
+        losses.append(loss)
+        if not as_json and (update % max(1, updates // 10) == 0 or update == updates):
+            print(f"update {update} of {updates}: loss {fmean(losses):.4f}", file=sys.stderr)
+            losses.clear()
+
+    fitted = fitting.fit(start, train, options, say=say)
     result = {
         "model": {"from": model, "template": template, "scale": fitted.scale, "shift": fitted.shift},
-        "data": data.described(),
-        "held_out": measured(fitted, data.held_out, batch),
+        "data": numbers,
+        "held_out": measured(fitted, held_out, batch),
     }
     out.mkdir(parents=True, exist_ok=True)
     fitted.model.save_pretrained(out)
@@ -93,79 +108,46 @@ def fit_reward(
     print(f'{out / PAGE}; as a reward: reward.name = "model", reward.options = {{ path = "{out}" }}')
 
 
-@dataclass(frozen=True)
-class Data:
-    """What a store has for a reward model."""
-
-    on: str
-    train: Judged
-    held_out: Judged
-    dropped: Counter[str]
-
-    def described(self) -> dict[str, Any]:
-        sizes = {}
-        for name, part in (("trained", self.train), ("held_out", self.held_out)):
-            prompts = {c.prompt for c in part.comparisons} | {prompt for _, _, prompt in part.ratings}
-            sizes[name] = {
-                "prompts": len(prompts),
-                "comparisons": len(part.comparisons),
-                "ratings": len(part.ratings),
-            }
-        return {"on": self.on, **sizes, "left_out": dict(self.dropped)}
-
-
-def _read(path: Path, model: RewardModel, on: str, share: float) -> Data:
-    """The store's pairs or ratings, split by prompts; near-copies of a prompt go with it."""
-    from agro.rewards.fitting import Judged, by_rating
+def _read(path: Path, model: RewardModel, on: str, share: float) -> tuple[dict[str, Any], Judged, Judged]:
+    """What the store has for a reward model, in numbers, and its pairs or ratings to train on and held out,
+    split by prompts; near-copies of a prompt go with it."""
+    from agro.rewards.fitting import Comparison, Judged, by_rating, posterior_mean
 
     dropped: Counter[str] = Counter()
     ratings: list[tuple[int, float, str]] = []
+    samples, ids = list[Sample](), list[list[int]]()
     with Store.open(path, read_only=True, create=False) as store:
         pairs = [] if on in ("ratings", "groups") else list(store.pairs())
         on = on or ("pairs" if pairs else "groups")
-        if on == "pairs":
-            judged = {i for pair in pairs for i in (pair.winner, pair.loser)}
-            samples, ids = _encode(store.samples(ids=judged), model, dropped)
-            comparisons = _compare(pairs, samples, dropped)
-        else:
-            samples, ids = _encode(store.samples(scored=True), model, dropped)
+        judged = {i for pair in pairs for i in (pair.winner, pair.loser)}
+        for sample in store.samples(ids=judged) if on == "pairs" else store.samples(scored=True):
+            try:
+                ids.append(model.ids(sample.prompt, sample.response))
+                samples.append(sample)
+            except LookupError as error:
+                dropped["too long" if "tokens" in str(error) else str(error)] += 1
+        comparisons = []
+        place = {sample.id: i for i, sample in enumerate(samples)}
+        for pair in pairs:
+            if pair.winner not in place or pair.loser not in place:
+                dropped["pairs without one of the two"] += 1
+                continue
+            p = 1.0
+            if pair.votes_winner is not None and pair.votes_loser is not None:
+                p = posterior_mean(pair.votes_winner, pair.votes_loser)
+            first, second = place[pair.winner], place[pair.loser]
+            comparisons.append(Comparison(first, second, p, samples[first].prompt_id))
+        if on != "pairs":
             ratings = [(i, s.reward, s.prompt_id) for i, s in enumerate(samples) if s.reward is not None]
             comparisons = by_rating(ratings)
         data = Judged(ids, [len(sample.response) for sample in samples], comparisons, ratings)
         train, held_out = data.split(store.split.held_out(DataConfig(store=str(path), hold_out=share)))
-    return Data(on, train, held_out, dropped)
-
-
-def _encode(
-    samples: Iterable[Sample], model: RewardModel, dropped: Counter[str]
-) -> tuple[list[Sample], list[list[int]]]:
-    """The samples that the model can read, with their tokens; the others are counted in `dropped`."""
-    valid, ids = [], []
-    for sample in samples:
-        try:
-            ids.append(model.ids(sample.prompt, sample.response))
-            valid.append(sample)
-        except LookupError as error:
-            dropped["too long" if "tokens" in str(error) else str(error)] += 1
-    return valid, ids
-
-
-def _compare(pairs: Iterable[Pair], samples: Sequence[Sample], dropped: Counter[str]) -> list[Comparison]:
-    """Comparisons by their votes; pairs without one of the two are counted in `dropped`."""
-    from agro.rewards.fitting import Comparison, posterior_mean
-
-    place = {sample.id: i for i, sample in enumerate(samples)}
-    comparisons = []
-    for pair in pairs:
-        if pair.winner not in place or pair.loser not in place:
-            dropped["pairs without one of the two"] += 1
-            continue
-        p = 1.0
-        if pair.votes_winner is not None and pair.votes_loser is not None:
-            p = posterior_mean(pair.votes_winner, pair.votes_loser)
-        first, second = place[pair.winner], place[pair.loser]
-        comparisons.append(Comparison(first, second, p, samples[first].prompt_id))
-    return comparisons
+    numbers: dict[str, Any] = {"on": on}
+    for name, part in (("trained", train), ("held_out", held_out)):
+        prompts = {c.prompt for c in part.comparisons} | {prompt for _, _, prompt in part.ratings}
+        sizes = {"comparisons": len(part.comparisons), "ratings": len(part.ratings)}
+        numbers[name] = {"prompts": len(prompts), **sizes}
+    return numbers | {"left_out": dict(dropped)}, train, held_out
 
 
 def measured(model: RewardModel, held_out: Judged, batch: int) -> dict[str, Any] | None:
@@ -214,33 +196,14 @@ def summary(result: dict[str, Any]) -> list[str]:
 def page(name: str, result: dict[str, Any]) -> str:
     from agro.pages.run.render import Fact, render
 
-    found = result["held_out"]
-    length = {} if found is None else found["length"]
-    names = {
-        "longer_judged": "the longer one is judged better",
-        "longer_ranked": "the model ranks the longer one higher",
-        "right_longer": "accuracy where the longer one is better",
-        "right_shorter": "accuracy where the shorter one is better",
-        "baseline": "accuracy of length alone",
-    }
-    facts = [Fact("pairs of different length", f"{length['n']:,}")] if length else []
-    for key, name in names.items():
-        value = length.get(key)
-        facts += [Fact(name, None if value is None else f"{value:.3f}")] if length else []
+    found, facts = result["held_out"], list[Fact]()
+    if found is not None:
+        length = found["length"]
+        facts = [Fact("pairs of different length", f"{length['n']:,}")]
+        for key, title in LENGTH.items():
+            value = length.get(key)
+            facts.append(Fact(title, None if value is None else f"{value:.3f}"))
     return render("reward.html", name=name, said=summary(result), found=found, length=facts)
-
-
-def _progress(*, quiet: bool) -> Callable[[int, int, float], None]:
-    """Says the mean loss ten times."""
-    losses: list[float] = []
-
-    def say(update: int, updates: int, loss: float) -> None:
-        losses.append(loss)
-        if not quiet and (update % max(1, updates // 10) == 0 or update == updates):
-            print(f"update {update} of {updates}: loss {fmean(losses):.4f}", file=sys.stderr)
-            losses.clear()
-
-    return say
 
 
 RESAMPLES = 2000
@@ -298,20 +261,20 @@ def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
 
     if not judged:
         return {"n": 0, "agreement": None, "kappa": None, "low": None, "high": None}
+
+    def kappa_of(counts: Any) -> float | None:
+        """`counts`: [4] of samples where neither says yes, the label alone, the judge alone, and both."""
+        neither, label, judge, both = (counts / counts.sum()).tolist()
+        by_chance = (judge + both) * (label + both) + (neither + label) * (neither + judge)
+        return None if by_chance == 1 else (neither + both - by_chance) / (1 - by_chance)
+
     # A resample counts only by how many of each of the four kinds it has: whatever n is, four numbers.
     n, counts = len(judged), np.bincount(np.array(judged) @ (2, 1), minlength=4)
     drawn = np.random.default_rng(0).multinomial(n, counts / n, RESAMPLES)
-    known = [kappa for kappa in map(_kappa, drawn) if kappa is not None]
+    known = [kappa for kappa in map(kappa_of, drawn) if kappa is not None]
     low, high = np.quantile(known, (0.025, 0.975)).tolist() if known else (None, None)
     agreeing = int(counts[0] + counts[3]) / n
-    return {"n": n, "agreement": agreeing, "kappa": _kappa(counts), "low": low, "high": high}
-
-
-def _kappa(counts: Any) -> float | None:
-    """`counts`: [4] of samples where neither says yes, the label alone, the judge alone, and both."""
-    neither, label, judge, both = (counts / counts.sum()).tolist()
-    by_chance = (judge + both) * (label + both) + (neither + label) * (neither + judge)
-    return None if by_chance == 1 else (neither + both - by_chance) / (1 - by_chance)
+    return {"n": n, "agreement": agreeing, "kappa": kappa_of(counts), "low": low, "high": high}
 
 
 def described(report: dict[str, Any]) -> str:

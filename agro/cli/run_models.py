@@ -26,7 +26,7 @@ from agro.types import Prompt
 
 if TYPE_CHECKING:
     from agro import config
-    from agro.api.contamination import Contamination
+    from agro.api import Contamination
     from agro.rollout.rollout import EpisodeReward, Rollout
 
 EnvironmentName = Annotated[
@@ -144,17 +144,19 @@ class MeasuredModel:
         cls, run: Path | None, model: str | None, changes: list[str] | None = None, flag: str = "--model"
     ) -> MeasuredModel:
         """The run's result, unless another model is named."""
-        if run is None and model is None:
-            raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
-        config = None if run is None else config_of(run)
         if model is None:
-            assert run is not None
+            if run is None:
+                raise Refused(f"{flag}: expected it, or the folder of a run, got neither")
+            config_of(run)
             if not (run / "model").is_dir():
                 raise Refused(f"{run / 'model'}: the run hasn't saved its model yet; give {flag}")
             model = str(run / "model")
-        folder = run or _run_that_saved(model)
-        if folder is not None and config is None:
-            config = config_of(folder)
+        folder = run
+        for parent in list(Path(model).absolute().parents)[:2] if run is None else ():
+            # The run that saved RUN/model or RUN/checkpoints/step-N.
+            if (parent / "metrics.jsonl").is_file() and (parent / "config.json").is_file():
+                folder = folder or parent
+        config = None if folder is None else config_of(folder)
         return cls(model, model_path(model), run, config, started_in(folder), changes)
 
     def without_environment(self) -> MeasuredModel:
@@ -211,7 +213,7 @@ class MeasuredModel:
 
     def held_out(self) -> list[Prompt]:
         """The held-out prompts of the run. Raises `Refused` where there are none."""
-        from agro.api.contamination import held_out_prompts
+        from agro.api import held_out_prompts
 
         loaded, got = [], "neither"
         if self.run is not None and self.ran is not None:
@@ -235,7 +237,7 @@ class MeasuredModel:
 
     def seen(self, prompts: Sequence[Prompt]) -> Contamination | None:
         """Which of them the run was trained on; None where its training prompts are unknown."""
-        from agro.api.contamination import Contamination, trained_prompts
+        from agro.api import Contamination, trained_prompts
 
         if self.run is None or self.config is None:
             return None
@@ -274,14 +276,6 @@ def config_of(run: Path) -> RunConfig:
         raise Refused(f"{run}: expected the folder of a run, with its config.json; give --model for a model")
     config = RunConfig.load(run / "config.json")
     return config.phase(config.phase_names[-1]) if config.phases else config
-
-
-def _run_that_saved(model: str) -> Path | None:
-    """Of RUN/model and RUN/checkpoints/step-N."""
-    for folder in list(Path(model).absolute().parents)[:2]:
-        if (folder / "metrics.jsonl").is_file() and (folder / "config.json").is_file():
-            return folder
-    return None
 
 
 def started_in(run: Path | None) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, table, terminal
+from agro.cli.common import Json, show_table
 from agro.cli.preflight import look_at_begun, look_at_inputs, look_at_run
 from agro.config import RunConfig
 from agro.config.aliases import renamed
@@ -24,6 +25,9 @@ from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
+
+if TYPE_CHECKING:
+    from agro.api.fit import Fitted
 
 
 def train(
@@ -49,8 +53,9 @@ def train(
     place: Sample in other processes, and start again what dies: local:2 (two collectors beside the
         trainer), ray://HOST:PORT or ray:local.
     """
+    changes, accepted = overrides or [], tuple(accept or ())
     if resume:
-        config, overrides, out = _resumed(config, overrides or [], out)
+        config, changes, out = _resumed(config, changes, out)
     if config is None:
         raise Refused("agro train: expected a recipe, its name (agro recipes) or a configuration; got none")
     if fit and (resume or place is not None):
@@ -58,22 +63,27 @@ def train(
     if place is not None:
         if dry_run or as_json:
             raise Refused("--place goes with neither --dry-run nor --json; leave it or them out")
-        _place(place, config, overrides, out, resume=resume, accept=tuple(accept or ()))
+        _place(place, config, changes, out, resume=resume, accept=accepted)
         return
-    loaded = RunConfig.load(config, overrides or [])
-    _answer_by_count(config, loaded, overrides or [], fit if fit and dry_run else [], as_json=as_json)
-    look_at_run(loaded, out, resume=resume, accept=accept or (), writes=not dry_run)
+    loaded = RunConfig.load(config, changes)
+    fitted = None
+    if fit:
+        from agro.api.fit import items
+
+        fitted = _fitted(loaded, config, changes, fit, out, dry_run=dry_run, as_json=as_json)
+        if fitted is None:  # it is answered
+            return
+        loaded = RunConfig.load(config, [*changes, *items(fitted.settings)])
+    else:
+        look_at_run(loaded, out, resume=resume, accept=accepted, writes=not dry_run)
     from agro.api.reporting_trainer import Trainer
 
-    planned = None
-    if fit:
-        loaded, planned = _fitted(config, overrides or [], fit, out)
-    trainer = Trainer(loaded, out, resume=resume, accept=accept or ())
-    trainer.forecasts = planned is None
+    trainer = Trainer(loaded, out, resume=resume, accept=accepted)
+    trainer.forecasts = fitted is None
     if dry_run:
         from agro.api.plan import describe
 
-        planned = planned or trainer.plan()
+        planned = trainer.plan() if fitted is None else fitted.plan
         print(json.dumps(planned, ensure_ascii=False) if as_json else describe(planned))
         return
     folder = trainer.run()
@@ -118,42 +128,35 @@ def _resumed(
     return run / "config.json", overrides, run
 
 
-def _changing(
-    config: Path, overrides: list[str]
-) -> tuple[set[str], Callable[[Mapping[str, Any]], RunConfig]]:
-    """The keys that are given, and the configuration with other settings besides."""
-    from agro.api.fit import items
+def _fitted(
+    loaded: RunConfig,
+    config: Path,
+    changes: list[str],
+    limits: list[str],
+    out: Path | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> Fitted | None:
+    """What `--fit` chose, which is printed. None where the question is whether a model without weights here
+    fits into the memory, which is answered."""
+    from agro.api.fit import Limits, answers, fit, items
 
-    given = {item.partition("=")[0].strip() for item in renamed(overrides)}
-    return given, lambda settings: RunConfig.load(config, [*overrides, *items(settings)])
+    given = {item.partition("=")[0].strip() for item in renamed(changes)}
 
+    def changed(settings: Mapping[str, Any]) -> RunConfig:
+        return RunConfig.load(config, [*changes, *items(settings)])
 
-def _answer_by_count(
-    config: Path, loaded: RunConfig, overrides: list[str], limits: list[str], *, as_json: bool
-) -> None:
-    """Say whether a model without weights here fits into the memory of `--fit`, and exit."""
-    if not limits:
-        return
-    from agro.api.fit import Limits, answers
-
-    limit = Limits.parse(limits).bytes
-    said = answers(loaded, limit, *_changing(config, overrides)) if limit else []
+    limit = Limits.parse(limits)
+    said = answers(loaded, limit.bytes, given, changed) if dry_run and limit.bytes else []
     if said:
         print(json.dumps(said) if as_json else "\n".join(said))
-        raise typer.Exit
-
-
-def _fitted(
-    config: Path, overrides: list[str], limits: list[str], out: Path | None
-) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration with what `--fit` chose, which is printed, and the plan of the run."""
-    from agro.api.fit import Limits, fit
-
-    given, changed = _changing(config, overrides)
-    fitted = fit(changed({}), Limits.parse(limits), given, changed, out)
+        return None
+    look_at_run(loaded, out, resume=False, accept=(), writes=not dry_run)
+    fitted = fit(loaded, limit, given, changed, out)
     for line in fitted.lines():
         print(line, file=sys.stderr, flush=True)
-    return changed(fitted.settings), fitted.plan
+    return fitted
 
 
 def _result(folder: Path, ended_well: bool) -> str:
@@ -171,14 +174,14 @@ def _result(folder: Path, ended_well: bool) -> str:
     return json.dumps(result, ensure_ascii=False, allow_nan=False)
 
 
-def _place(where: str, config: Path, overrides: list[str] | None, out: Path | None, **options: Any) -> None:
+def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
     """Start the processes of a run, and end with its exit code."""
     from agro.place.run import place
 
     placement = Placement.parse(where)
     if out is None:
         raise Refused("--place: expected --out RUN, the folder that the processes share; got none")
-    code = place(placement, TrainCommand(config, tuple(overrides or ()), out, **options))
+    code = place(placement, TrainCommand(config, tuple(changes), out, **options))
     if code:
         raise SystemExit(code)
 
@@ -193,13 +196,8 @@ def ps(
     status = RunStatus.read(run)
     if as_json:
         print(json.dumps(status.to_json(), ensure_ascii=False, allow_nan=False))
-        return
-    shown = table(*TITLES)
-    for row in status.rows():
-        shown.add_row(*row)
-    console = terminal()
-    console.print(shown)
-    console.print(status.sentence())
+    else:
+        show_table(TITLES, status.rows()).print(status.sentence())
 
 
 def collect(
@@ -264,35 +262,24 @@ def race(
         data.prompts; data.eval_prompts; reward.name; train.steps.
     rate: A learning rate, again for each; train.lr, ⅓ and 3 times of it.
     """
-    named = _named(given or [])
     overrides = [item for item in given or [] if "=" in item]
-    look_at_inputs(race_config(named, overrides))
+    named = [item for item in given or [] if "=" not in item]
+    if len(named) > 1:
+        raise Refused(f"agro race: expected one log or recipe, got {' and '.join(named)}")
+    name = named[0] if named else None
+    if name is not None and Path(name).suffix and not Path(name).exists():
+        raise Refused(f"agro race: expected a log, a store, or a recipe; there is no file {name}")
+    look_at_inputs(race_config(name, overrides))
     from agro.api.race import Race, conclusion  # here: what is missing is refused at once
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    record = Race(overrides, out, rate or (), say, named).run()
+    say = partial(print, file=sys.stderr, flush=True)
+    record = Race(overrides, out, rate or (), say, name).run()
     said = conclusion(record)
     if as_json:
         print(json.dumps(record | {"conclusion": said}, ensure_ascii=False))
         return
-    shown = table("candidate", "rate", "steps", "held-out reward", "to the start", "run")
-    for row in record["rows"]:
-        shown.add_row(*_cells(row))
-    console = terminal()
-    console.print(shown)
-    console.print(f"\n{said}")
-
-
-def _named(given: list[str]) -> str | None:
-    """The log or recipe among the arguments. What looks like a file and isn't there is refused at once."""
-    names = [item for item in given if "=" not in item]
-    if len(names) > 1:
-        raise Refused(f"agro race: expected one log or recipe, got {' and '.join(names)}")
-    if names and Path(names[0]).suffix and not Path(names[0]).exists():
-        raise Refused(f"agro race: expected a log, a store, or a recipe; there is no file {names[0]}")
-    return names[0] if names else None
+    titles = ("candidate", "rate", "steps", "held-out reward", "to the start", "run")
+    show_table(titles, map(_cells, record["rows"])).print(f"\n{said}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

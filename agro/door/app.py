@@ -6,19 +6,16 @@ import asyncio
 import hmac
 import json
 import logging
-import signal
-import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import uvicorn
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -183,9 +180,21 @@ class Serving:
                     pass
             return event
 
+        async def framed(event: Event) -> AsyncIterator[str]:
+            try:
+                async with aclosing(events):
+                    yield wire.framed(event)
+                    async for event in events:
+                        yield wire.framed(event)
+            except Exception as error:  # the status is sent already
+                problem = problem_of(error)
+                if problem.status == 500:
+                    LOG.exception("a stream ended with an error")  # as that of an answer without a stream
+                yield f"event: error\ndata: {json.dumps(wire.error(problem))}\n\n"
+
         event = await _unless_gone(request, first())
         if wire.options.stream:
-            return StreamingResponse(_framed(wire, event, events), media_type="text/event-stream")
+            return StreamingResponse(framed(event), media_type="text/event-stream")
         return JSONResponse(wire.whole())
 
 
@@ -238,18 +247,6 @@ def _follow(engine: HF, batch: Batch, newest: Newest, ended: threading.Event) ->
         said = text
 
 
-async def _framed(wire: Chat, first: Event, events: AsyncGenerator[Event]) -> AsyncIterator[str]:
-    try:
-        async with aclosing(events):
-            yield wire.framed(first)
-            async for event in events:
-                yield wire.framed(event)
-    except Exception as error:  # the status is sent already
-        if problem_of(error).status == 500:
-            LOG.exception("a stream ended with an error")  # as that of an answer without a stream
-        yield f"event: error\ndata: {json.dumps(wire.error(problem_of(error)))}\n\n"
-
-
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled where the client leaves."""
 
@@ -292,42 +289,3 @@ def problem_of(error: Exception) -> Problem:
     if status < 500:
         return Problem(status, f"no such page, or not with this method ({status})")
     return Problem(500, without_secrets(f"the server failed: {type(error).__name__}"))
-
-
-def server_of(app: Starlette) -> uvicorn.Server:
-    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    config = uvicorn.Config(
-        app, lifespan="off", timeout_keep_alive=75, timeout_graceful_shutdown=2, **options
-    )
-    return uvicorn.Server(config)
-
-
-def serve(app: Starlette, listener: socket.socket) -> None:
-    """Until SIGINT or SIGTERM, which both end it well."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    server_of(app).run(sockets=[listener])
-
-
-@contextmanager
-def behind_a_port(app: Starlette, host: str = "127.0.0.1") -> Iterator[str]:
-    """The URL of an application that a thread of this process serves."""
-    server = server_of(app)
-    with closing(listening(host, 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://{host}:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections. Raises `Refused` for an address that can't be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=512)
-    except (OSError, OverflowError) as error:
-        raise Refused(f"--host {host} --port {port}: {error}; give another one") from None
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio doesn't, for given sockets
-    return listener

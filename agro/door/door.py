@@ -1,25 +1,31 @@
-"""From a request to its answers: a call of a session, a job of the batch, texts as they come, a row."""
+"""From a request to its answers: a call of a session, a job of the batch, texts as they come, a row; and the
+calls of tools in what a model wrote, read by the form in which its chat template writes them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from os.path import commonprefix
 from typing import Any
 
 from agro.config import SamplerConfig
 from agro.door.batch import Batch, Job, Progress, Token
 from agro.door.records import kept
 from agro.door.sessions import Answered, Call, Sessions
-from agro.door.tool_calls import CallSyntax
 from agro.door.wire import Chat, Event, Outcome, Problem
 from agro.errors import Refused
+from agro.models.chat import Chat as ModelChat
 from agro.models.policy import Policy
 from agro.rollout.rollout import before_stop
+from agro.types import Messages
+from agro.types.conversation import TOOLS, normalized_message
 
 MAX_NEW = 1024  # tokens of an answer where the request says nothing
 Keep = Callable[[Answered, Outcome, SamplerConfig, int], "Future[Any] | None"]
@@ -37,6 +43,15 @@ class Answering:
     shown: int = 0  # tokens that were sent
     finish: str = ""  # "stop" or "length", once it ended
     is_done: bool = False
+
+    def take(self, progress: Progress) -> None:
+        """Raises what went wrong."""
+        if isinstance(progress, Exception):
+            raise progress
+        if isinstance(progress, Token):
+            self.tokens.append(progress)
+        else:
+            self.finish = progress
 
 
 class Door:
@@ -82,8 +97,12 @@ class Door:
             events = list(wire.begin())
             while len(wire.outcomes) < len(answers):
                 async with asyncio.timeout_at(deadline):  # not around a yield: another task may go on
-                    changed = await _receive(queue, answers)
-                for each in changed:
+                    news = [await queue.get()]
+                while not queue.empty():
+                    news.append(queue.get_nowait())
+                for index, progress in news:
+                    answers[index].take(progress)
+                for each in [answers[index] for index in dict.fromkeys(index for index, _ in news)]:
                     events += await self._advance(each, wire)
                 for event in events:
                     yield event
@@ -169,21 +188,6 @@ class Door:
         return Outcome(each.call.id, content, reasoning, calls, each.finish, each.tokens, stop)
 
 
-async def _receive(queue: asyncio.Queue[tuple[int, Progress]], answers: list[Answering]) -> list[Answering]:
-    """The answers that have something new. Raises what went wrong."""
-    news = [await queue.get()]
-    while not queue.empty():
-        news.append(queue.get_nowait())
-    for index, progress in news:
-        if isinstance(progress, Exception):
-            raise progress
-        if isinstance(progress, Token):
-            answers[index].tokens.append(progress)
-        else:
-            answers[index].finish = progress
-    return [answers[index] for index in dict.fromkeys(index for index, _ in news)]
-
-
 def number_of(call: Call, seed: int | None, index: int) -> int:
     """What decides the noise of an answer: the request's seed, or a random number."""
     return secrets.randbits(62) if seed is None else hashed(f"{seed} {index}")
@@ -199,3 +203,111 @@ def _without_half(text: str, marks: Sequence[str]) -> str:
         if any(mark.startswith(text[-length:]) and len(mark) > length for mark in marks):
             return text[:-length]
     return text
+
+
+NAME, KEYS, VALUES = "door_tool_name", ("door_key_a", "door_key_b"), ("door_value_a", "door_value_b")
+PING = {"role": "user", "content": "ping"}
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """Texts around a call. With `arguments` None a call is JSON; else these are the texts before and after
+    the name of an argument, and after its value."""
+
+    opening: str
+    closing: str
+    before_name: str  # from the opening to the name
+    arguments: tuple[str, str, str] | None = None
+
+    @classmethod
+    def of(cls, chat: ModelChat) -> CallSyntax | None:
+        """None where the template shows no calls."""
+        if not chat.tokenizer.chat_template or chat.template.call_form is None:
+            return None
+        written = [_written(chat, count) for count in (0, 1, 2)]
+        if not all(written):
+            return None
+        one, two = written[1], written[2]
+        at = one.index(NAME)
+        for start in (i for i in range(at) if one[i] in "[{"):
+            try:
+                value, stop = json.JSONDecoder().raw_decode(one, start)
+            except ValueError:
+                continue
+            if NAME in json.dumps(value):
+                return cls(one[:start].strip(), one[stop:].strip(), one[:at])
+        before = one[at + len(NAME) : one.index(KEYS[0])]
+        after_key = one[one.index(KEYS[0]) + len(KEYS[0]) : one.index(VALUES[0])]
+        between = two[two.index(VALUES[0]) + len(VALUES[0]) : two.index(KEYS[1])]
+        opening_of_key = commonprefix([before[::-1], between[::-1]])[::-1]  # noqa: RUF071 of characters
+        after_value = between.removesuffix(opening_of_key)
+        closing = one[one.index(VALUES[0]) + len(VALUES[0]) :].removeprefix(after_value).strip()
+        opening = one[:at].strip()
+        if not (opening and closing and opening_of_key.strip() and after_value.strip()):
+            return None
+        return cls(
+            opening, closing, one[:at], (opening_of_key.strip(), after_key.strip(), after_value.strip())
+        )
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+        """The text before the calls, and the calls; none where one of them can't be read.
+
+        `tools`: what was declared, for the types of arguments that aren't JSON.
+        """
+        begin = text.find(self.opening) if self.opening else len(text) - len(text.lstrip())
+        read = self._json if self.arguments is None else self._tagged
+        with suppress(ValueError, RecursionError):  # `Refused` is a ValueError
+            named = {tool["function"]["name"]: tool["function"] for tool in tools}
+            found = read(text[begin:], named) if begin >= 0 else []
+            json.dumps(found, allow_nan=False)  # raises for NaN, which Python reads
+            turn = {"role": "assistant", "content": None, "tool_calls": found}
+            [message] = normalized_message(turn, "tool_calls")
+            calls = message.get("tool_calls", [])
+            if calls and all(isinstance(call["function"]["arguments"], dict) for call in calls):
+                return text[:begin].rstrip(), calls
+        return text, []
+
+    def _json(self, text: str, tools: dict[str, Any]) -> list[Any]:
+        found: list[Any] = []
+        while text.strip():
+            text = text.lstrip()
+            if not text.startswith(self.opening) or (found and not self.opening):
+                break
+            text = text[len(self.opening) :].lstrip()
+            value, stop = json.JSONDecoder().raw_decode(text)
+            found += value if isinstance(value, list) else [value]
+            text = text[stop:].lstrip().removeprefix(self.closing)
+        return [{"function": value.get("function", value)} for value in found if isinstance(value, dict)]
+
+    def _tagged(self, text: str, tools: dict[str, Any]) -> list[Any]:
+        assert self.arguments is not None
+        opening, after_key, after_value = map(re.escape, self.arguments)
+        found = []
+        for block in text.split(self.opening)[1:]:
+            name = re.match(r"\s*([\w.:-]+)", block)
+            if name is None or self.closing not in block:
+                raise ValueError("an unfinished call")
+            types = tools.get(name[1], {}).get("parameters", {}).get("properties", {})
+            arguments = {}
+            pair = rf"{opening}\s*([^\s<>]+?)\s*{after_key}\n?(.*?)\n?\s*{after_value}"
+            for key, value in re.findall(pair, block[name.end() :], re.DOTALL):
+                arguments[key], schema = value, types.get(key)
+                if not isinstance(schema, dict) or schema.get("type") != "string":  # true: any value
+                    with suppress(ValueError):
+                        arguments[key] = json.loads(value)
+            found.append({"function": {"name": name[1], "arguments": arguments}})
+        return found
+
+
+def _written(chat: ModelChat, count: int) -> str:
+    """A call with so many arguments as the model writes it, without the end of the turn."""
+    given = dict(zip(KEYS[:count], VALUES))
+    parameters = {"type": "object", "properties": {key: {"type": "string"} for key in given}}
+    declared = [{"type": "function", "function": {"name": NAME, "description": "", "parameters": parameters}}]
+    history: Messages = [{"role": TOOLS, "content": json.dumps(declared)}, PING]
+    call = {"type": "function", "function": {"name": NAME, "arguments": given}}
+    try:
+        written = chat.reply(history, {"role": "assistant", "content": "", "tool_calls": [call]}, ()).written
+    except Refused:
+        return ""
+    return chat.unended(written, ())

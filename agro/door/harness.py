@@ -35,7 +35,7 @@ from agro.config.override import explain
 from agro.config.secrets import redacted
 from agro.config.sections import Count, Positive, Section
 from agro.config.sections import field as setting
-from agro.door.app import Application, Serving, behind_a_port
+from agro.door.app import Application, Serving
 from agro.door.batch import Batch
 from agro.door.door import Door, hashed
 from agro.door.records import THUMBS
@@ -44,6 +44,7 @@ from agro.door.wire import Outcome, Problem
 from agro.errors import Refused, without_secrets
 from agro.io.processes import LocalProcess
 from agro.io.strictjson import loads
+from agro.pages.local_server import behind_a_port
 from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import Rollout, before_stop, recorded
 from agro.types import Prompt, Sample
@@ -201,7 +202,8 @@ class Harness:
         self, rollout: Rollout, attempt: Attempt, sampler: SamplerConfig, seed: int
     ) -> Iterator[Sample]:
         """The rows of an episode; one without tokens where the model wasn't called."""
-        meta = {**attempt.prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
+        prompt = attempt.prompt
+        meta = {**prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
         meta |= {"finish": "error", "last_turn": "", "tool_calls": 0}
         if attempt.outcomes:
             answered, outcome = attempt.outcomes[-1]
@@ -212,14 +214,8 @@ class Harness:
             log = _end_of(attempt.folder / "log", LOG_BYTES).decode("utf-8", "replace").strip()
             said = f"; it said: {log}" if log else ""
             meta["reward_error"] = without_secrets(f"{self.name}: {attempt.error}{said}")
-        shared: dict[str, Any] = {
-            "prompt": attempt.prompt.text,
-            "prompt_id": attempt.prompt.id,
-            "reward": attempt.reward,
-            "sampling": recorded(sampler, seed),
-            "source": rollout.source,
-            "role": rollout.role,
-        }
+        shared: dict[str, Any] = {"prompt": prompt.text, "prompt_id": prompt.id, "reward": attempt.reward}
+        shared |= {"sampling": recorded(sampler, seed), "source": rollout.source, "role": rollout.role}
         if not attempt.rows:
             yield Sample(response="", meta=meta, **shared)
         episode = attempt.folder.name if len(attempt.rows) > 1 else None

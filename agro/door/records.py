@@ -193,14 +193,6 @@ def redacted(sample: Sample, privacy: Privacy, opened: Messages) -> Sample:
     return sample.replace(**changes)
 
 
-def load_episode(store: Store, episode: DoorEpisode) -> None:
-    """What the store has of an episode that an earlier process began."""
-    rows, episode.rows = _rows(store, episode.name)
-    if rows:
-        episode.prompt, episode.reward = rows[0].prompt, rows[0].reward
-        episode.feedback = rows[0].meta.get("feedback", [])
-
-
 def _rows(store: Store, name: str) -> tuple[list[Sample], int]:
     """The rows of an episode, and how many it had with those that were deleted."""
     found, start = list[LedgerSample](), 0
@@ -218,32 +210,32 @@ def store_feedback(
     Raises `Problem` where nothing was answered under that name.
     """
     rows, count = _rows(store, episode.name)
-    calls = {call for sample in rows for call in sample.meta["calls"]}
-    if not rows or feedback["name"] not in {episode.name, *calls}:
-        got = f"feedback: expected the id of an answered call, or a session, got {feedback['name']!r:.80}"
+    name = feedback["name"]
+    if not rows or name not in {episode.name, *(call for sample in rows for call in sample.meta["calls"])}:
+        got = f"feedback: expected the id of an answered call, or a session, got {name!r:.80}"
         gone = ", whose answers were deleted (--keep-days, agro forget)" if count > len(rows) else ""
         raise Problem(410 if gone else 404, got + gone)
     names = ("reward", "thumb", "comment", "correction")
     entry = privacy.apply({key: feedback[key] for key in names if key in feedback})
-    history = [*rows[0].meta.get("feedback", []), {**entry, "id": feedback["name"], "time": time.time()}]
+    history = [*rows[0].meta.get("feedback", []), {**entry, "id": name, "time": time.time()}]
     reward = feedback.get("reward", THUMBS.get(feedback.get("thumb", ""), rows[0].reward))
     store.set_rewards((sample.stored_id, reward, {"feedback": history}) for sample in rows)
     if "correction" in feedback:
-        _correct(store, rows, feedback["name"], entry["correction"], source)
+        _correct(store, rows, name, entry["correction"], source)
     episode.reward, episode.feedback = reward, history
     return {"episode": episode.name, "reward": reward, "rows": len(rows), "feedback": len(history)}
 
 
 def _correct(store: Store, rows: list[Sample], id: str, correction: str, source: str) -> None:
     """A demonstration, and a pair of it and the answer, in place of those of an earlier correction."""
-    found = [(sample, sample.meta["calls"].index(id)) for sample in rows if id in sample.meta["calls"]]
-    if not found:
+    sample = next((sample for sample in rows if id in sample.meta["calls"]), None)
+    if sample is None:
         raise Refused(f"correction: expected the id of one answer, got {id!r:.80}, which names a session")
-    sample, turn = found[0]
     turns = sample.meta["continuation"]
     places = [i for i, message in enumerate(turns) if message["role"] == "assistant"]
-    before = [*sample.meta.get("context", sample.prompt), *turns[: places[turn]]]
-    answer = turns[places[turn]]["content"]
+    place = places[sample.meta["calls"].index(id)]
+    before = [*sample.meta.get("context", sample.prompt), *turns[:place]]
+    answer = turns[place]["content"]
     if answer == correction:
         raise Refused("correction: expected another answer than the model's, got the same")
     ledger, meta = f"door-correction:{id}", {"corrects": id, ANSWERED: time.time()}
@@ -277,12 +269,13 @@ class Recorder:
         """`work` stores an answer."""
         if self.writer is None:
             return None
-        future = self.writer.submit(work)
-        future.add_done_callback(self._count)
-        return future
 
-    def _count(self, future: Future[None]) -> None:
-        self.stored += future.exception() is None
+        def stored(future: Future[None]) -> None:
+            self.stored += future.exception() is None
+
+        future = self.writer.submit(work)
+        future.add_done_callback(stored)
+        return future
 
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
         if self.writer is None:
@@ -294,11 +287,15 @@ class Recorder:
         return await asyncio.wrap_future(self.writer.submit(work))
 
     async def open_session(self, name: str | None) -> None:
-        """Before a call of a session that an earlier process may have begun."""
+        """Before a call of a session that an earlier process may have begun, of which the store has rows."""
         if self.writer is None or name is None or name in self.memory.episodes:
             return
         async with self._lock:
-            if name not in self.memory.episodes:
-                episode = DoorEpisode(name, is_named=True)
-                await asyncio.wrap_future(self.writer.submit(partial(load_episode, episode=episode)))
-                self.memory.episodes[name] = episode
+            if name in self.memory.episodes:
+                return
+            rows, number = await asyncio.wrap_future(self.writer.submit(partial(_rows, name=name)))
+            episode = DoorEpisode(name, is_named=True, rows=number)
+            if rows:
+                episode.prompt, episode.reward = rows[0].prompt, rows[0].reward
+                episode.feedback = rows[0].meta.get("feedback", [])
+            self.memory.episodes[name] = episode

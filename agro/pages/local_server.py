@@ -1,11 +1,19 @@
-"""A server of pages for a person at this machine."""
+"""Servers at an address of this machine: of pages for a person, and of the door for programs."""
 
 from __future__ import annotations
 
 import ipaddress
+import signal
 import socket
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
 from agro.errors import Refused
 
@@ -24,58 +32,75 @@ def is_name_of(host: str, name: str) -> bool:
     return name in names
 
 
-class LocalServer(ThreadingHTTPServer):
-    """Listens at an address of this machine, until Ctrl-C."""
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections. Raises `Refused` for an address that can't be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        given = f"--port {port}" if host == HOST else f"--host {host} --port {port}"
+        raise Refused(f"{given}: {error}; give another one, or leave it out for a free one") from None
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio doesn't, for given sockets
+    return listener
 
-    daemon_threads = True
 
-    def __init__(self, handler: type[LocalHandler], port: int, host: str = HOST) -> None:
-        """`port` 0: a free one. Raises `Refused` where the address can't be had."""
-        self.host = host
+def server_of(app: Starlette) -> uvicorn.Server:
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    config = uvicorn.Config(
+        app, lifespan="off", timeout_keep_alive=75, timeout_graceful_shutdown=2, **options
+    )
+    return uvicorn.Server(config)
+
+
+def serve(app: Starlette, listener: socket.socket) -> None:
+    """Until SIGINT or SIGTERM, which both end it well."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server_of(app).run(sockets=[listener])
+
+
+@contextmanager
+def behind_a_port(app: Starlette, host: str = HOST, port: int = 0) -> Iterator[str]:
+    """The URL of an application that a thread of this process serves."""
+    server = server_of(app)
+    with closing(listening(host, port)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
         try:
-            super().__init__((host, port), handler)
-        except (OSError, OverflowError) as error:
-            given = f"--port {port}" if host == HOST else f"--host {host} --port {port}"
-            raise Refused(f"{given}: {error}; give another one, or leave it out for a free one") from None
+            yield f"http://{host}:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
-    @property
-    def address(self) -> str:
-        name = socket.gethostname() if self.host in ANY else self.host
-        return f"http://{name}:{self.server_address[1]}/"
 
-    def knows(self, name: str) -> bool:
-        return is_name_of(self.host, name)
+class LocalServer:
+    """Serves pages for a person, until Ctrl-C."""
+
+    def __init__(self, app: Starlette, port: int, host: str = HOST) -> None:
+        """`port` 0: a free one. Raises `Refused` where the address can't be had."""
+        self.app, self.listener = app, listening(host, port)
+        name = socket.gethostname() if host in ANY else host
+        self.address = f"http://{name}:{self.listener.getsockname()[1]}/"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.close()
 
     def serve_until_interrupted(self, text: str) -> None:
         """`text`: is printed once it listens, with the address."""
         with suppress(KeyboardInterrupt):
             print(text, flush=True)
-            self.serve_forever()
+            serve(self.app, self.listener)
 
 
-class LocalHandler(BaseHTTPRequestHandler):
-    timeout = 60  # seconds that a connection may say nothing
+def is_for_us(request: Request, host: str) -> bool:
+    return is_name_of(host, request.headers.get("host", "").rsplit(":", 1)[0])
 
-    def is_for_us(self) -> bool:
-        """Answers 403 and returns False where not."""
-        assert isinstance(self.server, LocalServer)
-        is_ours = self.server.knows(self.headers.get("Host", "").rsplit(":", 1)[0])
-        if not is_ours:
-            self.send_error(403, "only for this machine")
-        return is_ours
 
-    def send_page(self, text: str, headers: dict[str, str] | None = None) -> None:
-        body = text.encode("utf-8")
-        self.send_response(200)
-        standard = {
-            "Content-Type": "text/html; charset=utf-8",
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-        }
-        for name, value in (standard | (headers or {})).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+def page_response(text: str, headers: dict[str, str] | None = None) -> Response:
+    return HTMLResponse(text, headers={"Cache-Control": "no-store", **(headers or {})})
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a request every two seconds isn't news."""
+
+def refusal(status: int, why: str) -> Response:
+    return Response(why, status, media_type="text/plain")

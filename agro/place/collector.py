@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agro.config import RunConfig, check_texts
 from agro.errors import Refused
@@ -71,7 +71,13 @@ class Collector:
                 f"{publications}: expected a run with source.kind = elsewhere, got "
                 f"{self.config.source.kind}, which samples in the trainer's process"
             )
-        self._check_scoring(record["inputs"])
+        for key, digest in of_scoring(self.config, {}).items():  # of rewards and environments
+            if record["inputs"].get(key, digest) != digest:
+                raise Refused(
+                    f"{publications}: what {key} names isn't here what it was when the run began. What "
+                    "to do: put the same file here, or start a new run; on the trainer's host --resume "
+                    f"--accept {key} lets the trainer, and then this, go on with it"
+                )
         self.name = name or uuid.uuid4().hex
         self.process = ProcessReport(self.name, "collector", responses=0)
         self._reported = -math.inf
@@ -83,16 +89,29 @@ class Collector:
         """`run`: a run's folder, or the URL of its store, where its trainer may begin later."""
         url = url_of(run)
         if url is not None:
-            publications = Publications.of(url, wait_for_trainer(url, activity), Path())
-            return cls(publications, url, activity, say, name)
+            with Store.open(url) as store:
+
+                def working() -> str | None:
+                    """The run that is at work on the store; of several the one that began last."""
+                    runs = shared_runs(url)
+                    alive = set(store.leases.alive([trainer_of(run) for run in runs]))
+                    return next((run for run in reversed(runs) if trainer_of(run) in alive), None)
+
+                at_work = _until(working, BEGIN_SECONDS, activity, NO_TRAINER.format(url=url))
+            return cls(Publications.of(url, at_work, Path()), url, activity, say, name)
         folder = Path(run)
         publications = Publications(LocalFolder(folder))
-        is_placed = PlacedRecord.read(folder) is not None  # its trainer is started beside this one
-        record = _wait_for_record(publications, activity) if is_placed else publications.begun()
-        store = located(record["data"]["store"], folder)
-        publications = Publications.of(store, str(record["run"]), folder)
-        publications.told(_wait_for_record(publications, activity))
-        return cls(publications, store, activity, say, name)
+        refusal = NO_TRAINER.format(url=publications)
+        if PlacedRecord.read(folder) is None:
+            record = publications.begun()
+        else:  # its trainer is started beside this one
+            record = _until(publications.record, BEGIN_SECONDS, activity, refusal)
+        location = located(record["data"]["store"], folder)
+        publications = Publications.of(location, str(record["run"]), folder)
+        # A trainer publishes this a moment after it was started.
+        refusal = NO_TRAINER.format(url=publications)
+        publications.told(_until(publications.record, BEGIN_SECONDS, activity, refusal))
+        return cls(publications, location, activity, say, name)
 
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
@@ -111,17 +130,15 @@ class Collector:
                 if numbers:
                     rollout = load_rollout(policy.encoder, engine, config.environment)
                     self._collect(rollout, config, published, store, reward, numbers)
+                if numbers or store.leases.alive([trainer_of(self.id)]):
                     deadline = self._deadline()
-                elif store.leases.alive([trainer_of(self.id)]):
-                    deadline = self._deadline()
-                    self.publications.wait(published, IDLE_SECONDS)
                 elif time.monotonic() > deadline:
                     raise Refused(
                         "source.wait_seconds: the trainer hasn't run for "
                         f"{self.config.source.wait_seconds:g} s. What to do: resume it (agro train … "
                         "--resume), then run agro collect again"
                     )
-                else:
+                if not numbers:
                     self.publications.wait(published, IDLE_SECONDS)
                 self.activity.check()
                 published = self._renew(engine)
@@ -166,16 +183,6 @@ class Collector:
             self.publications.report(report)
             self._reported = now
 
-    def _check_scoring(self, inputs: Mapping[str, str]) -> None:
-        """Raise `Refused` where rewards or environments aren't those that the trainer found."""
-        for key, digest in of_scoring(self.config, {}).items():
-            if inputs.get(key, digest) != digest:
-                raise Refused(
-                    f"{self.publications}: what {key} names isn't here what it was when the run began. What "
-                    "to do: put the same file here, or start a new run; on the trainer's host --resume "
-                    f"--accept {key} lets the trainer, and then this, go on with it"
-                )
-
     def _deadline(self) -> float:
         return time.monotonic() + self.config.source.wait_seconds
 
@@ -196,21 +203,15 @@ class Collector:
             dead=[name for name in collectors if name not in alive],
         )
 
-    def _wait(self) -> PublishedWeights:
-        """The first weights that the trainer published."""
-        seconds = self.config.source.wait_seconds
-        return _until(
-            self.publications.newest,
-            seconds,
-            self.activity,
-            f"source.wait_seconds: waited {seconds:g} s for the weights that the trainer publishes in "
-            f"{self.publications}. What to do: start it (agro train … --out RUN), then run agro collect "
-            "again",
-        )
-
     def _load(self) -> tuple[Policy, PublishedWeights]:
         """The published model, in a process of its own."""
-        published = self._wait()
+        seconds = self.config.source.wait_seconds
+        refusal = (
+            f"source.wait_seconds: waited {seconds:g} s for the weights that the trainer publishes in "
+            f"{self.publications}. What to do: start it (agro train … --out RUN), then run agro collect "
+            "again"
+        )
+        published = _until(self.publications.newest, seconds, self.activity, refusal)
         while True:
             try:
                 with self.publications.weights(published) as folder:
@@ -250,26 +251,6 @@ class Collector:
             except (Refused, OSError) as error:
                 newest = self._newer(newest, error)
         return newest
-
-
-def wait_for_trainer(url: str, activity: Activity) -> str:
-    """The id of the run that is at work on a store; of several the one that began last.
-
-    Raises `Refused` where none begins.
-    """
-    with Store.open(url) as store:
-
-        def working() -> str | None:
-            runs = shared_runs(url)
-            alive = set(store.leases.alive([trainer_of(run) for run in runs]))
-            return next((run for run in reversed(runs) if trainer_of(run) in alive), None)
-
-        return _until(working, BEGIN_SECONDS, activity, NO_TRAINER.format(url=url))
-
-
-def _wait_for_record(publications: Publications, activity: Activity) -> dict[str, Any]:
-    """What a trainer publishes a moment after it was started."""
-    return _until(publications.record, BEGIN_SECONDS, activity, NO_TRAINER.format(url=publications))
 
 
 def _until(find: Callable[[], T | None], seconds: float, activity: Activity, refusal: str) -> T:

@@ -101,65 +101,45 @@ class Plan:
                 f"--place {placement}: expected a store that several hosts can have, got the file {store}. "
                 "What to do: data.store=postgresql://USER@HOST/DATABASE, or --place ray:local"
             )
+        processes = []
+        for number, text in enumerate(config.place.servers, 1):
+            try:
+                words = tuple(shlex.split(text))
+            except ValueError as error:
+                raise Refused(f"place.servers: {text!r}: {error}; expected a command line") from None
+            if not words:
+                raise Refused("place.servers: expected the command line of a server, got an empty one")
+            processes.append(PlacedProcess(f"server-{number}", "server", None, words))
         count = placement.collectors or config.place.collectors
-        changes = _changes(config)
-        processes = [
-            *(_server(number, text) for number, text in enumerate(config.place.servers, 1)),
-            _trainer(config, command, changes),
-            *(_collector(number, command.out) for number in range(1, count + 1)),
-        ]
-        return cls(placement, tuple(processes), tuple(_notes(placement, config, changes, count)))
-
-
-def _changes(config: RunConfig) -> list[str]:
-    """What of a configuration a placed run has otherwise."""
-    if config.source.kind == "elsewhere":
-        return []
-    if not any(config.phase(name).data.samples_fresh for name in config.phase_names):
-        raise Refused(
-            "--place: this run samples nothing (data.replay = 1), so that there is nothing for collectors to "
-            "do. What to do: train without --place"
-        )
-    return ["source.kind=elsewhere"]
-
-
-def _notes(placement: Placement, config: RunConfig, changes: Sequence[str], count: int) -> list[str]:
-    if not changes:
-        return []
-    allowed = "some steps" if config.data.max_age is None else f"{config.data.max_age} optimizer steps"
-    processes = "another process samples" if count == 1 else f"{count} other processes sample"
-    fresh = "" if config.data.max_age == 0 else "; data.max_age=0 lets each step wait for fresh ones"
-    return [
-        f"--place {placement}: {processes} while this run trains (source.kind = elsewhere, not inline), so "
-        f"that its samples may be {allowed} stale{fresh}"
-    ]
-
-
-def _server(number: int, text: str) -> PlacedProcess:
-    try:
-        words = tuple(shlex.split(text))
-    except ValueError as error:
-        raise Refused(f"place.servers: {text!r}: {error}; expected a command line") from None
-    if not words:
-        raise Refused("place.servers: expected the command line of a server, got an empty one")
-    return PlacedProcess(f"server-{number}", "server", None, words)
-
-
-def _trainer(config: RunConfig, command: TrainCommand, changes: Sequence[str]) -> PlacedProcess:
-    accept = [word for key in command.accept for word in ("--accept", key)]
-    arguments = ["train", str(command.config), *command.overrides, *changes, "--out", str(command.out)]
-    resume = ("--resume", *accept)
-    started = (*arguments, *resume) if command.resume else tuple(arguments)
-    again = () if command.resume else resume
-    if config.place.ranks == 1:
-        return PlacedProcess("trainer", "trainer", "agro", started, again)
-    torchrun = ("--standalone", "--nproc-per-node", str(config.place.ranks), "-m", "agro")
-    return PlacedProcess("trainer", "trainer", "torch.distributed.run", (*torchrun, *started), again)
-
-
-def _collector(number: int, run: Path) -> PlacedProcess:
-    name = f"collector-{number}"
-    return PlacedProcess(name, "collector", "agro", ("collect", str(run), "--name", name))
+        train = ["train", str(command.config), *command.overrides]
+        notes = []
+        if config.source.kind != "elsewhere":
+            if not any(config.phase(name).data.samples_fresh for name in config.phase_names):
+                raise Refused(
+                    "--place: this run samples nothing (data.replay = 1), so that there is nothing for "
+                    "collectors to do. What to do: train without --place"
+                )
+            train.append("source.kind=elsewhere")
+            age = config.data.max_age
+            allowed = "some steps" if age is None else f"{age} optimizer steps"
+            sampling = "another process samples" if count == 1 else f"{count} other processes sample"
+            fresh = "" if age == 0 else "; data.max_age=0 lets each step wait for fresh ones"
+            notes.append(
+                f"--place {placement}: {sampling} while this run trains (source.kind = elsewhere, not "
+                f"inline), so that its samples may be {allowed} stale{fresh}"
+            )
+        train += ["--out", str(command.out)]
+        resume = ("--resume", *(word for key in command.accept for word in ("--accept", key)))
+        started, again = ((*train, *resume), ()) if command.resume else (tuple(train), resume)
+        module = "agro"
+        if config.place.ranks > 1:
+            torchrun = ("--standalone", "--nproc-per-node", str(config.place.ranks), "-m", "agro")
+            module, started = "torch.distributed.run", (*torchrun, *started)
+        processes.append(PlacedProcess("trainer", "trainer", module, started, again))
+        for name in (f"collector-{number}" for number in range(1, count + 1)):
+            arguments = ("collect", str(command.out), "--name", name)
+            processes.append(PlacedProcess(name, "collector", "agro", arguments))
+        return cls(placement, tuple(processes), tuple(notes))
 
 
 @dataclass(frozen=True)

@@ -84,19 +84,30 @@ class RunStatus:
     @classmethod
     def read(cls, run: str) -> RunStatus:
         """`run`: a run's folder, or the URL of its store. Raises `Refused` for other texts."""
+        placed = None
         if url_of(run) is not None:
-            return cls.of(None, Publications.of(run, newest_run(run), Path()))
-        folder = Path(run)
-        placed, began = PlacedRecord.read(folder), (folder / "config.json").exists()
-        if placed is not None and not began:
-            return cls.of(placed, Publications(LocalFolder(folder)))
-        return cls.of(placed, publications_in(folder))
+            runs = shared_runs(run)
+            if not runs:
+                raise Refused(f"{run}: no run with source.kind = elsewhere has begun there")
+            publications = Publications.of(run, runs[-1], Path())
+        else:
+            folder = Path(run)
+            placed, publications = PlacedRecord.read(folder), Publications(LocalFolder(folder))
+            record = publications.record()
+            if record is not None:
+                store = located(record["data"].get("store"), folder)
+                publications = Publications.of(store, str(record["run"]), folder)
+            elif placed is None:
+                raise Refused(
+                    f"{folder}: expected the folder of a run (with config.json); start it with agro train"
+                )
+        return cls.of(placed, publications)
 
     @classmethod
     def of(cls, placed: PlacedRecord | None, publications: Publications) -> RunStatus:
         reports = {report.name: report for report in publications.reports()}
         recorded = {process["name"]: process for process in placed.processes} if placed else {}
-        names = [*recorded, *(name for name in reports if name not in recorded)]
+        names = dict.fromkeys((*recorded, *reports))
         processes = tuple(ProcessStatus.of(recorded.get(name), reports.get(name)) for name in names)
         placement = placed.placement if placed else None
         return cls(processes, publications.newest(), placement, time.time())
@@ -132,22 +143,6 @@ class RunStatus:
         published = None if self.published is None else asdict(self.published)
         processes = [asdict(process) for process in self.processes]
         return {"placement": self.placement, "published": published, "now": self.now, "processes": processes}
-
-
-def publications_in(folder: Path) -> Publications:
-    """What the trainer of a run publishes."""
-    record = Publications(LocalFolder(folder)).record()
-    if record is None:
-        raise Refused(f"{folder}: expected the folder of a run (with config.json); start it with agro train")
-    return Publications.of(located(record["data"].get("store"), folder), str(record["run"]), folder)
-
-
-def newest_run(url: str) -> str:
-    """The id of the run that began last on a store."""
-    runs = shared_runs(url)
-    if not runs:
-        raise Refused(f"{url}: no run with source.kind = elsewhere has begun there")
-    return runs[-1]
 
 
 TITLES = ("process", "host, pid", "began", "version", "last sign", "does")

@@ -13,8 +13,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -150,14 +150,19 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit code of the run: the trainer's, or 1 where a process died too often."""
-        with self._on_signals():
+
+        def note(number: int, frame: object) -> None:
+            self._signal = number
+
+        with ExitStack() as handlers:  # Ctrl-C and SIGTERM stop the run as the trainer's do
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handlers.callback(signal.signal, number, signal.signal(number, note))
             try:
                 for supervised in self.processes:
                     self._start(supervised)
-                code = self._watch()
+                return self._watch()
             finally:
                 self._stop_all()
-        return code
 
     def _watch(self) -> int:
         """Until the trainer has ended, or nothing goes on without a person."""
@@ -192,31 +197,25 @@ class Supervisor:
         if role == "collector" and code in (0, REFUSED):
             supervised.ended = ended_words(code)
             self.say(f"{supervised.name} has ended: {supervised.ended}")
-            return self._without_collectors(code)
-        return self._again(supervised, code)
-
-    def _without_collectors(self, code: int) -> int | None:
-        """The last collector's refusal ends the run; where they are done, so will the trainer be."""
-        collectors = [s for s in self.processes if s.process.role == "collector"]
-        if code != REFUSED or not all(s.ended for s in collectors):
-            return None
-        self.say("no collector is left: the run ends, and resumes with --resume")
-        return REFUSED
-
-    def _again(self, supervised: Supervised, code: int) -> int | None:
+            # The last collector's refusal ends the run; where they are done, so will the trainer be.
+            collectors = [s for s in self.processes if s.process.role == "collector"]
+            if code == 0 or not all(s.ended for s in collectors):
+                return None
+            self.say("no collector is left: the run ends, and resumes with --resume")
+            return REFUSED
         self._furthest = max(self._furthest, self.step())
-        lived = duration(time.time() - supervised.since)
+        lives, lived = supervised.lives, duration(time.time() - supervised.since)
         who = f"{supervised.name} ({_place(supervised)}) {death_words(code)} after {lived}"
-        if not supervised.lives.die(self._furthest):
+        if not lives.die(self._furthest):
             supervised.ended = death_words(code)
             self.say(
-                f"{who}, {supervised.lives.in_vain} times without a step in between: the run ends. What to "
+                f"{who}, {lives.in_vain} times without a step in between: the run ends. What to "
                 "do: see why (RUN/logs), then continue with --resume"
             )
             return 1
-        self.say(f"{who}: {GOES_ON[supervised.process.role]}")
+        self.say(f"{who}: {GOES_ON[role]}")
         self._start(supervised)
-        left = supervised.lives.maximum - supervised.lives.in_vain
+        left = lives.maximum - lives.in_vain
         self.say(
             f"{supervised.name} is started again ({_place(supervised)}); {left} more without a step end it"
         )
@@ -230,44 +229,23 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         """The trainer first, which may write a checkpoint."""
-        order: tuple[Role, ...] = ("trainer", "collector", "server")
         is_done = any(s.process.role == "trainer" and s.ended == "done" for s in self.processes)
-        for role in order:
+        for role in ("trainer", "collector", "server"):
             running = [s for s in self.processes if s.process.role == role and _runs(s)]
             if role == "collector" and is_done:
                 _wait(running, END_SECONDS)
             for supervised in running:
-                self._stop(supervised)
+                assert supervised.started is not None
+                code = supervised.started.poll()  # it may have ended by itself meanwhile
+                if code is None:
+                    supervised.started.stop()
+                supervised.ended = "stopped" if code is None else ended_words(code)
             _wait(running, STOP_SECONDS)
-            for supervised in running:
-                if _runs(supervised):
-                    assert supervised.started is not None
-                    self.say(f"{supervised.name} didn't end within {STOP_SECONDS:g} s and is killed")
-                    supervised.started.kill()
+            for supervised in filter(_runs, running):
+                assert supervised.started is not None
+                self.say(f"{supervised.name} didn't end within {STOP_SECONDS:g} s and is killed")
+                supervised.started.kill()
         self._record_changes()
-
-    def _stop(self, supervised: Supervised) -> None:
-        """Ask a process to end, unless it has ended by itself meanwhile."""
-        assert supervised.started is not None
-        code = supervised.started.poll()
-        if code is None:
-            supervised.started.stop()
-        supervised.ended = "stopped" if code is None else ended_words(code)
-
-    @contextmanager
-    def _on_signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM stop the run as the trainer's do."""
-
-        def note(number: int, frame: object) -> None:
-            self._signal = number
-
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, note) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def death_words(code: int) -> str:

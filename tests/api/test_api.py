@@ -358,9 +358,9 @@ def test_the_command_line_says_that_a_function_is_gone(objects) -> None:
 def test_push_to_hub_uploads_the_model(objects, monkeypatch) -> None:
     trained = agro.train(objects, PROMPTS, counted, out="run", **SMALL)
     pushed = []
-    monkeypatch.setattr("agro.api.trained.check_push", lambda train: None)
+    monkeypatch.setattr("agro.api.check_push", lambda train: None)
     monkeypatch.setattr(
-        "agro.api.trained.push",
+        "agro.api.push",
         lambda folder, train: pushed.append((folder, train.push, train.push_private)) or "address",
     )
     assert trained.push_to_hub("me/mine", private=False) == "address"

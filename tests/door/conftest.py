@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from agro.config import ChatConfig, NewModel
-from agro.door.app import Application, behind_a_port, opened
+from agro.door.app import Application, opened
 from agro.door.records import Keeping
 from agro.logs.privacy import Privacy
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.pages.local_server import behind_a_port
 from agro.rollout.engines.hf import HF
 
 TOKEN = "the-token-of-tests"

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from agro.door.app import behind_a_port
 from agro.door.proxy import Proxy
 from agro.door.records import Keeping
 from agro.errors import Refused
+from agro.pages.local_server import behind_a_port
 from agro.store import Store
 
 TOKEN, KEY = "the-token-of-tests", "sk-the-key-of-the-server-behind"

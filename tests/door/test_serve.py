@@ -19,9 +19,9 @@ from transformers import DynamicCache
 
 from agro.door import app
 from agro.door.batch import Token
+from agro.door.door import CallSyntax
 from agro.door.records import Writer
 from agro.door.sessions import Sessions
-from agro.door.tool_calls import CallSyntax
 from agro.errors import Unwritable
 from agro.store import Store
 from agro.store.location import location_of

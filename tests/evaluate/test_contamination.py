@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agro.api.contamination import Contamination
+from agro.api import Contamination
 from agro.types import Prompt
 
 TRAINED = (

@@ -1,12 +1,9 @@
 """Folders of a made-up run."""
 
 import json
-import os
 
 import pytest
 from made_up_run import CONFIG, write_run
-
-os.environ["AGRO_GUIDE"] = "none"  # no page has a link to a guide that was built here
 
 
 @pytest.fixture

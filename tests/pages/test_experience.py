@@ -51,7 +51,6 @@ def run(bare_folder: Path) -> RunData:
 def test_draws_of_steps_that_were_not_logged_are_left_out(run: RunData) -> None:
     found = RunExperience.of(run)
     assert len(found.draws) == 20 * 2 + 10 * 3
-    assert found.seen(run).tolist() == [*range(2, 21, 2), *range(25, 71, 5)]
 
 
 def test_begin_and_end_are_tenths_of_the_steps_that_know_the_value(run: RunData) -> None:

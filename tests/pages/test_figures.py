@@ -11,11 +11,9 @@ from markupsafe import escape
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from agro.pages.run.experience import RunExperience
 from agro.pages.run.figures import (
     FIRST,
     SECOND,
-    Axis,
     Look,
     Series,
     draw,
@@ -174,7 +172,7 @@ def test_no_text_of_a_user_is_mathematics(run, name, tmp_path):
     for row in run.rows:
         row["reward_parts"] = {name: 0.5, "other": 0.3}
         row["phase"] = name if row["step"] > 100 else "first"
-    [parts] = [p for p in learning(run, RunExperience.of(run))["panels"] if p.title == "Parts of the reward"]
+    [parts] = [p for p in learning(run)["panels"] if p.title == "Parts of the reward"]
     assert escape(name.split("\n")[0]) in parts.figure
     png(learning_curve(run), tmp_path / "curve.png")
     figure = learning_curve(run)
@@ -186,19 +184,6 @@ def test_a_figure_is_a_png(run, tmp_path):
     image = imread(tmp_path / "curve.png")
     assert image.shape[:2] == (720, 1520)
     assert image[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
-
-
-def test_the_learning_curve_against_another_axis(run):
-    """Phases, points and numbers move with it: here each step of the second phase counts four times."""
-    steps = run.column("step")
-    axis = Axis(np.where(steps > 60, 60 + 4 * (steps - 60), steps), "responses drawn")
-    figure = learning_curve(run, axis=axis)
-    known = np.isfinite(run.column("eval_reward"))
-    np.testing.assert_array_equal(lines(figure, SECOND)[0][:, 0], axis.values[known])
-    [band] = figure.axes[0].patches
-    assert (band.get_x(), band.get_x() + band.get_width()) == (60, 60 + 4 * 120)
-    assert "responses drawn" in texts(figure)
-    assert "step" not in texts(figure)
 
 
 def test_reward_against_kl_is_of_rows_that_know_both(run):

@@ -13,9 +13,9 @@ from browser import Browser, find
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.pages.run import held_out_samples as module
+from agro.pages.run import experience as module
 from agro.pages.run import report
-from agro.pages.run.held_out_samples import held_out_samples
+from agro.pages.run.experience import held_out_samples
 from agro.runs.folder import KEPT, Run
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import Answer, SideBySide

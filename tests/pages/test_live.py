@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -13,91 +11,61 @@ from pathlib import Path
 import pytest
 
 from agro.errors import Refused
-from agro.pages.run.live import PageServer
+from agro.pages.local_server import LocalServer, behind_a_port
+from agro.pages.run.live import LivePage, live_app, watch
 from agro.runs.folder import STAGE
-from agro.store import Store
-from agro.types import Sample
 
 
 @pytest.fixture
-def server(bare_folder: Path) -> Iterator[PageServer]:
-    with PageServer(bare_folder, 0) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
-        yield found
-        found.shutdown()
+def live(bare_folder: Path) -> LivePage:
+    return LivePage(bare_folder)
 
 
-def ask(server: PageServer, path: str = "/", **headers: str) -> tuple[int, str, str]:
-    connection = HTTPConnection(*server.server_address, timeout=60)
+@pytest.fixture
+def url(live: LivePage) -> Iterator[str]:
+    with behind_a_port(live_app(live)) as url:
+        yield url
+
+
+def ask(url: str, path: str = "/", **headers: str) -> tuple[int, str, str]:
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), answer.headers.get("ETag", "")
 
 
-def test_the_page_follows_the_metrics(server: PageServer, bare_folder: Path) -> None:
-    assert server.address.startswith("http://127.0.0.1:")
-    status, text, tag = ask(server)
+def test_the_page_follows_the_metrics(url: str, live: LivePage, bare_folder: Path) -> None:
+    status, text, tag = ask(url)
     assert (status, "trained for 1 step" in text) == (200, True)
-    assert ask(server, **{"If-None-Match": tag})[:2] == (304, "")
+    assert ask(url, **{"If-None-Match": tag})[:2] == (304, "")
     with (bare_folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 2, "phase": "sft"}) + "\n")
-    server.live._ready = 0.0  # without the rest that spares the training
-    status, text, changed = ask(server, **{"If-None-Match": tag})
+    live._ready = 0.0  # without the rest that spares the training
+    status, text, changed = ask(url, **{"If-None-Match": tag})
     assert (status, "trained for 2 steps" in text, changed != tag) == (200, True, True)
 
 
-def test_before_the_first_step_it_says_so(server: PageServer, bare_folder: Path) -> None:
+def test_before_the_first_step_it_says_so(url: str, live: LivePage, bare_folder: Path) -> None:
     os.remove(bare_folder / "metrics.jsonl")
-    status, text, _ = ask(server)
+    status, text, _ = ask(url)
     assert status == 200
     assert "There is nothing to show yet." in text
     assert "metrics.jsonl" in text
     (bare_folder / STAGE).write_text("sampling 3/64")
-    server.live._ready = 0.0
-    assert "The run has no step yet. Now: sampling 3/64." in ask(server)[1]
+    live._ready = 0.0
+    assert "The run has no step yet. Now: sampling 3/64." in ask(url)[1]
 
 
-def test_only_this_machine_is_answered_and_only_the_page(server: PageServer) -> None:
+def test_only_this_machine_is_answered_and_only_the_page(url: str) -> None:
     """A page of another site that resolves its own name to 127.0.0.1 is refused."""
-    assert ask(server, Host="example.org:80")[0] == 403
-    assert ask(server, "/config.json")[0] == 404
-    assert ask(server, "/../metrics.jsonl")[0] == 404
+    assert ask(url, Host="example.org:80")[0] == 403
+    assert ask(url, "/config.json")[0] == 404
+    assert ask(url, "/../metrics.jsonl")[0] == 404
 
 
-def test_what_cannot_be_served_is_refused(server: PageServer, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_refused(url: str, live: LivePage, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="expected a run folder"):
-        PageServer(tmp_path / "missing", 0)
-    with pytest.raises(Refused, match="give another one"):
-        PageServer(tmp_path, server.server_address[1])
-    with pytest.raises(Refused, match="give another one"):
-        PageServer(tmp_path, 70_000)
-
-
-def test_all_samples_are_searched_page_by_page(server: PageServer, bare_folder: Path) -> None:
-    with Store.open(bare_folder / "store.db") as store:
-        store.append(Sample(f"p{i}", f"<b>{i}", reward=i / 50 if i % 2 else None) for i in range(50))
-    status, text, _ = ask(server, "/samples")
-    assert (status, text.count("<article>")) == (200, 20)
-    assert "&lt;b&gt;49" in text
-    assert "&lt;b&gt;29" not in text
-    [older] = re.findall(r"/samples\?(before=\d+)", text)
-    assert "&lt;b&gt;29" in ask(server, f"/samples?{older}")[1]
-    found = ask(server, "/samples?text=P4&low=0.9")[1]
-    assert re.findall(r"&lt;b&gt;(\d+)", found) == ["49", "47", "45"]
-    assert "expected a finite number" in ask(server, "/samples?low=x")[1]
-    asked = [{"role": "user", "content": "when?"}, {"role": "tool", "content": "<i>10:00"}]
-    with Store.open(bare_folder / "store.db") as store:
-        store.append([Sample(asked, "at ten")])
-    turns = [{"role": "assistant", "content": "I look"}, {"role": "tool", "content": "11:00"}]
-    with Store.open(bare_folder / "store.db") as store:
-        store.append([Sample("p", "so", meta={"continuation": turns})])
-        store.append([Sample("p", "look: <a>!", meta={"observations": [[4, 9]]})])
-        store.append([Sample("p", "their own", meta={"observations": "of a log", "continuation": 3})])
-    page = re.sub(r">\s+<", "><", ask(server, "/samples")[1])
-    assert "<details><summary>tool</summary><pre>tool: &lt;i&gt;10:00</pre>" in page
-    assert "<pre>assistant: I look</pre><details><summary>tool</summary><pre>tool: 11:00</pre>" in page
-    assert (
-        "<pre>look</pre><details><summary>environment</summary><pre>: &lt;a&gt;</pre></details><pre>!</pre>"
-        in page
-    )
-    assert "<pre>their own</pre>" in page
+        watch(tmp_path / "missing", 0)
+    for port in (int(url.rpartition(":")[2]), 70_000):
+        with pytest.raises(Refused, match=f"--port {port}: .*give another one"):
+            LocalServer(live_app(live), port)

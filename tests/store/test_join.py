@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from making import group, sample
 
-from agro.cli.store_command import Action
-from agro.cli.store_command import store as store_command
+from agro.cli.stores import Action
+from agro.cli.stores import store as store_command
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store

@@ -12,7 +12,7 @@ from tiny_runs import tiny
 from agro import Batch
 from agro.config import RewardPart, RunConfig
 from agro.errors import Refused
-from agro.pages.store.ranking import rank
+from agro.pages.store.check_report import rank
 from agro.store import Store
 from agro.train.collate import with_reward_parts
 from agro.train.phases import Phase

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
 
-from agro.api.contamination import held_out_prompts
-from agro.api.trained import Trained
+from agro.api import Trained, held_out_prompts
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.rollout.prompts import load_prompts

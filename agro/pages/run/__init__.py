@@ -10,6 +10,10 @@ def report(run_folder: str | Path) -> Path:
 
     Raises `Refused` where `config.json` or `metrics.jsonl` is missing, empty or not what a run writes.
     """
-    from agro.pages.run.page import write_page
+    from agro.io.files import write
+    from agro.pages.run.page import page
+    from agro.runs.rundata import load_run
 
-    return write_page(Path(run_folder))
+    path = Path(run_folder) / "report.html"
+    write(path, page(load_run(Path(run_folder))))
+    return path

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +129,18 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison
         raise Refused(f"compare: expected different runs, got {', '.join(map(str, folders))}")
     runs = [load_run(folder) for folder in folders]
     groups: list[list[RunData]] = []
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.config.train.seed):
         same = next((g for g in groups if settings(g[0]) == settings(run)), None)
         if same is None:
             groups.append([run])
+        elif same[-1].config.train.seed == run.config.train.seed:
+            raise Refused(
+                f"compare: {same[-1].folder} and {run.folder} have the same configuration and the same seed "
+                f"({run.config.train.seed}), so they are one run made twice; give one of them"
+            )
         else:
             same.append(run)
-    for group in groups:
-        group.sort(key=lambda r: r.config.train.seed)
-        for a, b in pairwise(group):
-            if a.config.train.seed == b.config.train.seed:
-                raise Refused(
-                    f"compare: {a.folder} and {b.folder} have the same configuration and the same seed "
-                    f"({a.config.train.seed}), so they are one run made twice; give one of them"
-                )
+    groups.sort(key=lambda group: min(map(runs.index, group)))  # as they are given
     without = tuple(r for r in runs if not np.isfinite(r.column("eval_reward")).any())
     measure = metric or (TRAINING if without else HELD_OUT)
     differences = differing([flat(settings(g[0])) for g in groups])
@@ -246,9 +243,11 @@ def _line(label: str, runs: Sequence[RunData], measure: str) -> Curve:
 
 LINE_COLORS = (*COLORS, figures.INK)
 DASHES = ("-", "--", ":", "-.")
-MEASURES = {HELD_OUT: "held-out reward", TRAINING: "training reward"}
 SHORTENED = 30  # characters of a label in the figure
 BANDS = 3  # seeds from which on there are intervals: that of two reaches 12.7 standard errors to each side
+
+
+MEASURES = {HELD_OUT: "held-out reward", TRAINING: "training reward"}
 
 
 def measure_name(comparison: RunComparison) -> str:
@@ -260,23 +259,16 @@ def color_of(number: int) -> str:
     return LINE_COLORS[number % len(LINE_COLORS)]
 
 
-def short_labels(comparison: RunComparison, longest: int) -> list[str]:
-    """The lines' labels, cut, and numbered where two would be the same; none for a single line."""
-    labels = [cut(line.label, longest) for line in comparison.lines]
-    if len(labels) == 1:
-        return []
-    if len(set(labels)) < len(labels):
-        return [f"{i}. {cut(line.label, longest - 3)}" for i, line in enumerate(comparison.lines, 1)]
-    return labels
-
-
 def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENED) -> Figure:
     """Means over seeds against steps, single seeds thin; of `BANDS` seeds or more their 95 % t-intervals.
 
     Each line's label, of at most `longest` characters, stands at its end.
     """
     chart = Figure(figsize=size)
-    labels = short_labels(comparison, longest)
+    lines = comparison.lines
+    labels = [cut(line.label, longest) for line in lines] if len(lines) > 1 else []
+    if len(set(labels)) < len(labels):
+        labels = [f"{i}. {cut(line.label, longest - 3)}" for i, line in enumerate(lines, 1)]
     axes: Any = chart.add_axes(figures.margins(size, labels, 1))
     figures.style_axes(axes)
     end = max(1, *(int(line.steps[-1]) for line in comparison.lines))
@@ -384,9 +376,8 @@ def final_words(line: Curve) -> str:
     """The final reward and its uncertainty."""
     if line.final.n > 1:
         return line.final.words(signed=False)
-    if math.isfinite(line.se[0]):
-        return f"{fixed(line.final.mean)} ± {fixed(line.se[0])} (the run's own)"
-    return fixed(line.final.mean)
+    error = f" ± {fixed(line.se[0])} (the run's own)" if math.isfinite(line.se[0]) else ""
+    return fixed(line.final.mean) + error
 
 
 def difference_words(comparison: RunComparison, line: Curve) -> str:

@@ -1,20 +1,33 @@
-"""What the store knows about a run: every response that it drew, and the best and worst ones."""
+"""What a run experienced: every response that it drew from the store, the best and worst ones, and responses
+to held-out prompts at every evaluation, for the page's browser of samples.
+
+The latter come from `held_out.jsonl` (the first prompts that are evaluated) and from `side_by_side.json`
+(prompts chosen by a hash, with the best response of the log).
+"""
 
 from __future__ import annotations
 
 import heapq
+import json
+import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from agro.errors import Refused
+from agro.io.strictjson import loads
 from agro.rewards.protocol import by_cause
 from agro.runs.rundata import RunData, Values, to_array
+from agro.runs.side_by_side import Answer, SideBySide
 from agro.store import Draw, Store
 from agro.store.location import READ_SECONDS, Location, exists, located
-from agro.types import Sample
+from agro.types import Sample, Text, prompt_hash
 
 TENTH = 10
 SOURCES = 5  # shown; the rarest ones are merged
@@ -36,13 +49,19 @@ class RunExperience:
         if not exists(path):
             return cls(path, problem=f"There is no store at {path}.")
         name = run.values.get("run")
+        # The learner's version when it drew at each step: the one that the step before it left.
+        before = [0, *(row.get("version") for row in run.rows)]
+        versions = {row["step"]: version for row, version in zip(run.rows, before)}
         draws: list[Draw] = []
+        failures: list[tuple[str, int]] = []
         try:
             with Store.open(path, read_only=True, timeout=READ_SECONDS) as store:
                 if isinstance(name, str):
-                    versions = _versions(run)
                     draws = [d for d in store.draws.drawn(name, versions) if d.step in versions]
-                return cls(path, draws, choose(store, name), _failures(store, name))
+                    failed = store.samples(run=name, state="failed", skip_damaged=True)
+                    causes = by_cause((sample, str(sample.meta.get("reward_error"))) for sample in failed)
+                    failures = [(cases[0][1], len(cases)) for cases in causes]
+                return cls(path, draws, choose(store, name), failures)
         except Refused as error:  # damaged, not a store, or its server is away
             return cls(path, draws, problem=str(error))
 
@@ -74,13 +93,8 @@ class RunExperience:
         """The distinct `sources`, the most frequent first."""
         return [name for name, _ in Counter(self.sources).most_common()]
 
-    def seen(self, run: RunData) -> Values:
-        """Responses drawn up to each row of the metrics, with repeats."""
-        return np.searchsorted(np.sort(self.steps), run.column("step"), side="right").astype(np.float64)
 
-
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The known values of draws at steps `start` to `stop`, both included."""
 
     start: int
@@ -90,38 +104,20 @@ class Window:
 
 def begin_and_end(steps: Values, values: Values) -> tuple[Window, Window] | None:
     """The first and the last tenth of the steps that have a known value; None where none has."""
-    is_known = np.isfinite(values)
-    known_steps = np.unique(steps[is_known])
-    if not known_steps.size:
+    steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
+    known = np.unique(steps)
+    if not known.size:
         return None
-    n = max(1, len(known_steps) // TENTH)
-
-    def window(part: Values) -> Window:
-        selected = is_known & (steps >= part[0]) & (steps <= part[-1])
-        return Window(int(part[0]), int(part[-1]), values[selected])
-
-    return window(known_steps[:n]), window(known_steps[-n:])
+    n = max(1, len(known) // TENTH)
+    start, stop = int(known[n - 1]), int(known[-n])
+    begin = Window(int(known[0]), start, values[steps <= start])
+    return begin, Window(stop, int(known[-1]), values[steps >= stop])
 
 
 def source_of(draw: Draw) -> str:
     if not draw.is_own:
         return draw.source or draw.role
     return "fresh samples" if draw.staleness == 0 else "this run's earlier samples"
-
-
-def _failures(store: Store, run: str | None) -> list[tuple[str, int]]:
-    """The causes of a run's failed rewards, the most frequent first, each by one of its errors."""
-    if run is None:
-        return []
-    failed = store.samples(run=run, state="failed", skip_damaged=True)
-    causes = by_cause((sample, str(sample.meta.get("reward_error"))) for sample in failed)
-    return [(cases[0][1], len(cases)) for cases in causes]
-
-
-def _versions(run: RunData) -> dict[int, int | None]:
-    """The learner's version when it drew at each step: the one that the step before it left."""
-    versions = [0, *(row.get("version") for row in run.rows)]
-    return {row["step"]: version for row, version in zip(run.rows, versions, strict=False)}
 
 
 SHOWN = 3
@@ -142,30 +138,131 @@ class Responses:
 
 
 def choose(store: Store, run: str | None) -> Responses:
-    """From the responses that `run` sampled, or from all where it sampled none."""
-    ids: list[int] = []
-    if run is not None:
-        ids = _latest(store, run)
-    samples = list(store.samples(ids=ids or _latest(store, None)))
-    sampled = bool(ids)
+    """From the latest scored responses that `run` sampled, or from all where it sampled none."""
+
+    def latest(run: str | None) -> list[int]:
+        return [row.id for row in store.survey.summaries(run=run) if row.scored][-LATE:]
+
+    def reward(sample: Sample) -> float:
+        assert sample.reward is not None
+        return sample.reward
+
+    ids = [] if run is None else latest(run)
+    samples = list(store.samples(ids=ids or latest(None)))
     top: dict[str, Sample] = {}
     bottom: dict[str, Sample] = {}
     for s in samples:  # of equal ones the later
-        if _reward(s) >= _reward(top.get(s.prompt_id, s)):
+        if reward(s) >= reward(top.get(s.prompt_id, s)):
             top[s.prompt_id] = s
-        if _reward(s) <= _reward(bottom.get(s.prompt_id, s)):
+        if reward(s) <= reward(bottom.get(s.prompt_id, s)):
             bottom[s.prompt_id] = s
-    best = heapq.nlargest(SHOWN, top.values(), key=lambda s: (_reward(s), s.id or 0))
+    best = heapq.nlargest(SHOWN, top.values(), key=lambda s: (reward(s), s.id or 0))
     shown = {s.id for s in best}
-    remaining = [s for s in bottom.values() if s.id not in shown and _reward(s) < _reward(best[0])]
-    worst = heapq.nsmallest(SHOWN, remaining, key=lambda s: (_reward(s), -(s.id or 0)))
-    return Responses(best, worst, len(samples), sampled)
+    remaining = [s for s in bottom.values() if s.id not in shown and reward(s) < reward(best[0])]
+    worst = heapq.nsmallest(SHOWN, remaining, key=lambda s: (reward(s), -(s.id or 0)))
+    return Responses(best, worst, len(samples), bool(ids))
 
 
-def _latest(store: Store, run: str | None) -> list[int]:
-    return [row.id for row in store.survey.summaries(run=run) if row.scored][-LATE:]
+LONGEST = 2000  # characters of a text on the page
+TOTAL = 1_500_000  # characters of all responses on the page; beyond it evaluations are left out evenly
 
 
-def _reward(sample: Sample) -> float:
-    assert sample.reward is not None
-    return sample.reward
+@dataclass(frozen=True)
+class PromptResponses:
+    """A prompt with the response of each evaluation that has one, by step, and the best one of the log."""
+
+    prompt: Text
+    responses: Mapping[int, Answer]
+    answer: Any = None
+    log: Answer | None = None
+
+
+@dataclass(frozen=True)
+class HeldOutSamples:
+    """Prompts in their order. `steps`: those of the evaluations on the page; `best`: the best of them, None
+    where it isn't known. `about`: where the responses come from."""
+
+    prompts: tuple[PromptResponses, ...]
+    steps: tuple[int, ...]
+    best: int | None
+    about: str
+
+    @property
+    def columns(self) -> list[tuple[str, int]]:
+        """What the page shows beside each other without its script: names and steps, in their order."""
+        if not self.steps:
+            return []
+        first, last = self.steps[0], self.steps[-1]
+        names = {first: "the start" if first == 0 else f"step {first}"}
+        if self.best is not None:
+            names.setdefault(self.best, f"step {self.best}, the best")
+        names.setdefault(last, f"the trained model, step {last}")
+        return [(names[step], step) for step in sorted(names)]
+
+    @property
+    def data(self) -> Markup:
+        """Every response as JSON: `steps`, and by prompt and step its parts with its reward, or null.
+
+        No character of it ends the element that holds it.
+        """
+        rows = [
+            [None if (a := p.responses.get(step)) is None else [a.parts, a.reward] for step in self.steps]
+            for p in self.prompts
+        ]
+        text = json.dumps({"steps": self.steps, "responses": rows}, allow_nan=False)
+        escapes = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+        return Markup(text.translate(escapes))
+
+
+def held_out_samples(run: RunData) -> HeldOutSamples | None:
+    """None where no response was recorded. Raises `Refused` naming FILE:LINE."""
+    evaluated = _evaluated(run.folder / "held_out.jsonl")
+    beside = SideBySide.load(run.folder)
+    prompts = list(evaluated.values())
+    if beside is not None:  # the log's responses, and then prompts that aren't among the evaluated ones
+        rows = {row.prompt_id: row for row in beside.rows}
+        prompts = [replace(p, log=rows.pop(key).log) if key in rows else p for key, p in evaluated.items()]
+        for row in rows.values():
+            answers = {0: row.start} | ({} if beside.step is None else {beside.step: row.trained})
+            known = {step: answer for step, answer in answers.items() if answer is not None}
+            prompts.append(PromptResponses(row.prompt, known, log=row.log))
+    if not any(p.responses or p.log for p in prompts):
+        return None
+    every = sorted({step for p in prompts for step in p.responses})
+    best = None if run.best_row is None else int(run.rows[run.best_row]["step"])
+    if best not in every:
+        best = None
+    size = sum(len(a.response) for p in prompts for a in p.responses.values())
+    stride = max(1, math.ceil(size / TOTAL))
+    steps = [s for i, s in enumerate(every) if i % stride == 0 or s in (best, every[-1])]
+    about = []
+    if evaluated:
+        about.append(
+            f"One response each to the first {len(evaluated)} held-out prompts at every evaluation, with "
+            "the same random numbers."
+        )
+    if beside is not None and ("log" in beside.sides or not evaluated):
+        about.append(beside.about)
+    return HeldOutSamples(tuple(prompts), tuple(steps), best, " ".join(about))
+
+
+def _evaluated(path: Path) -> dict[str, PromptResponses]:
+    """The prompts of held_out.jsonl by their ids, in the order of its last evaluation."""
+    found: dict[str, PromptResponses] = {}
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what has no newline is torn
+    for number, line in enumerate(lines, 1):
+        try:
+            row = loads(line.decode("utf-8"))
+            for r in row["responses"]:
+                # Several prompts may have one text; runs of earlier versions have no ids.
+                key = str(r.get("prompt_id") or prompt_hash(r["prompt"]))
+                reward = r["reward"]
+                if reward is not None and not math.isfinite(float(reward)):
+                    reward = None
+                answer = Answer(str(r["response"])[:LONGEST], reward, r.get("observations", []))
+                earlier = found.pop(key).responses if key in found else {}
+                responses = {**earlier, int(row["step"]): answer}
+                found[key] = PromptResponses(r["prompt"], responses, r.get("answer"))
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(f"{path}:{number}: expected the responses of an evaluation: {error}") from None
+    return found

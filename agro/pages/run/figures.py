@@ -2,8 +2,7 @@
 
 A figure is drawn once and colored by its page: an SVG's colors become CSS variables, so that a page shows it
 in both color schemes. A PNG has the light ones. It shows values under the pointer without a script: each
-column is an invisible rectangle with a line and a card, which the page's style shows while the pointer, or a
-finger, is on it.
+column is an invisible rectangle with a line and a title.
 """
 
 from __future__ import annotations
@@ -103,39 +102,24 @@ def cut(name: str, longest: int = 20) -> str:
 def scale_axes(axes: Any, values: Values, *, log: bool = False, percent: bool = False) -> None:
     """Limits and ticks of the y axis. `log`: logarithmic, linear around 0, where the values span enough."""
     values = values[np.isfinite(values)]
-    if log and _scale_log(axes, values):
-        return
+    lowest, highest, positive = values.min(), values.max(), values[values > 0]
+    if log and positive.size:
+        # A few tiny values don't fill the figure.
+        floor = 10.0 ** math.floor(math.log10(np.quantile(positive, 0.05)))
+        bottom = lowest * 0.7 if lowest >= floor else 0.0
+        if lowest < 0:
+            floor, bottom = max(floor, 10.0 ** math.ceil(math.log10(-lowest))), lowest * 1.3
+        if highest > 20 * floor:
+            axes.set_yscale("symlog", linthresh=floor)
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.set_ylim(bottom, highest * 1.4)
+            axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
+            return
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
     axes.yaxis.set_major_formatter(FuncFormatter(percent_tick if percent else tick))
     low, high = axes.get_ylim()
-    low = min(low, 0.0, values.min()) if values.min() < 0 else 0.0
-    high = max(high, values.max())
+    low, high = min(low, lowest) if lowest < 0 else 0.0, max(high, highest)
     axes.set_ylim(low, high if high > low else low + 1)
-
-
-def _scale_log(axes: Any, values: Values) -> bool:
-    """Whether the values span enough for a logarithmic scale, which is then set."""
-    positive = values[values > 0]
-    if not positive.size:
-        return False
-    low = values.min()
-    floor = 10.0 ** math.floor(
-        math.log10(np.quantile(positive, 0.05))
-    )  # few tiny values don't fill the figure
-    if low < 0:
-        floor = max(floor, 10.0 ** math.ceil(math.log10(-low)))
-    if values.max() <= 20 * floor:
-        return False
-    bottom = 0.0
-    if low < 0:
-        bottom = low * 1.3
-    elif low >= floor:
-        bottom = low * 0.7
-    axes.set_yscale("symlog", linthresh=floor)
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(bottom, values.max() * 1.4)
-    axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
-    return True
 
 
 def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -> None:
@@ -168,63 +152,33 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
 
 
 NEAREST = 1.5  # points between two columns, at least
-CARD_LINE = 1.3 * FONT
-WIDTH = 0.56 * FONT  # of a character
 PADDING = 4.0
 
 
-@dataclass(frozen=True)
-class HoverColumn:
-    """What is shown at `x`, in the units of the axis: a title and lines of (text, CSS color)."""
-
-    x: float
-    title: str
-    lines: tuple[tuple[str, str], ...]
-
-
-def hover(axes: Any, columns: Sequence[HoverColumn]) -> str:
-    """The columns of one pair of axes as elements of the figure's SVG, whose unit is a point."""
+def hover(axes: Any, columns: Sequence[tuple[float, str]]) -> str:
+    """Texts at places of the x axis, which a browser shows while the pointer is near, as elements of the
+    figure's SVG, whose unit is a point."""
     figure = axes.get_figure()
     width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
     box = axes.get_position()
     top, bottom = height * (1 - box.y1), height * (1 - box.y0)
     axes.get_xlim()  # brings the transformation up to date
-    placed: list[tuple[float, HoverColumn]] = []
-    for column in sorted(columns, key=lambda c: c.x):
-        x = float(axes.transData.transform((column.x, 0.0))[0]) * 72 / figure.dpi
+    placed: list[tuple[float, str]] = []
+    for place, text in sorted(columns):
+        x = float(axes.transData.transform((place, 0.0))[0]) * 72 / figure.dpi
         if not placed or x >= placed[-1][0] + NEAREST:
-            placed.append((x, column))
-    if not placed:
-        return ""
-    bounds = [width * box.x0 - PADDING]
-    bounds += [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
-    bounds.append(width * box.x1 + PADDING)
+            placed.append((x, text))
+    bounds = [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
+    bounds = [width * box.x0 - PADDING, *bounds, width * box.x1 + PADDING]
     parts = []
-    for (x, column), (begin, end) in zip(placed, pairwise(bounds), strict=True):
+    for (x, text), (begin, end) in zip(placed, pairwise(bounds)):
         size = f'width="{end - begin:.1f}" height="{bottom - top:.1f}"'
         area = f'<rect class="hit" x="{begin:.1f}" y="{top:.1f}" {size}/>'
         line = f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
-        parts.append(f'<g class="at">{area}{line}{_card(column, x, top, width)}</g>')
+        parts.append(f'<g class="at">{area}{line}<title>{escape(text)}</title></g>')
     return "".join(parts)
 
 
-def _card(column: HoverColumn, x: float, top: float, width: float) -> str:
-    """The text beside the line, on the side where it has room."""
-    texts = [(column.title, "var(--ink)"), *column.lines]
-    card_width = max(len(text) for text, _ in texts) * WIDTH + 2 * PADDING
-    begin = x + 5
-    if begin + card_width > width:
-        begin = max(0.0, x - 5 - card_width)
-    card_height = len(texts) * CARD_LINE + PADDING
-    size = f'width="{card_width:.1f}" height="{card_height:.1f}"'
-    parts = [f'<rect class="card" x="{begin:.1f}" y="{top:.1f}" {size} rx="2"/>']
-    for number, (text, color) in enumerate(texts, 1):
-        y = top + number * CARD_LINE
-        parts.append(f'<text x="{begin + PADDING:.1f}" y="{y:.1f}" fill="{color}">{escape(text)}</text>')
-    return "".join(parts)
-
-
-UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))  # of time, and their seconds
 COLUMNS = 60  # of a figure, at most, that show their values; of sources over steps
 
 
@@ -248,27 +202,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """The x axis. `values`: one per row of the metrics, known and never falling."""
-
-    values: Values
-    label: str
-
-    @classmethod
-    def steps(cls, run: RunData) -> Axis:
-        return cls(run.column("step"), "step")
-
-    @classmethod
-    def time(cls, run: RunData) -> Axis | None:
-        """The time of the steps up to each row, in a unit that suits it; None where it wasn't measured."""
-        total = run.total("seconds")
-        if not total:
-            return None
-        unit, length = next((u for u in UNITS if total >= 3 * u[1]), UNITS[-1])
-        return cls(np.nancumsum(run.column("seconds")) / length, unit)
-
-
-@dataclass(frozen=True)
 class Look:
     """How a figure is drawn. `unit`: the label of the y axis."""
 
@@ -285,22 +218,21 @@ def draw(
     series: Sequence[Series],
     size: Size = PANEL,
     look: Look = PLAIN,
-    axis: Axis | None = None,
 ) -> Figure:
-    """The series that have values, against `axis` (steps by default), with the run's phases."""
-    axis = axis or Axis.steps(run)
+    """The series that have values, against steps, with the run's phases."""
+    steps = run.column("step")
     shown = [s for s in series if np.isfinite(s.values).any()]
     labels = [s.label for s in shown] if len(shown) > 1 else []
     figure = Figure(figsize=size)
     axes: Any = figure.add_axes(margins(size, labels))
     style_axes(axes)
-    axes.set_xlim(0, max(1.0, axis.values[-1]))
-    ends = [(s.label, s.color, _line(axes, run, axis.values, s)) for s in shown]
+    axes.set_xlim(0, max(1.0, steps[-1]))
+    ends = [(s.label, s.color, _line(axes, run, s)) for s in shown]
     scale_axes(axes, np.concatenate([s.values for s in shown]), log=look.log, percent=look.percent)
-    rows = name_phases(axes, run, axis.values, size)
+    rows = name_phases(axes, run, size)
     above = rows + (look.unit != "")
-    axes.set_position(margins(size, labels, above, below=int(not is_beside(axis.label))))
-    name_axes(axes, axis.label, look.unit, rows)
+    axes.set_position(margins(size, labels, above))
+    name_axes(axes, "step", look.unit, rows)
     if labels:
         name_series(axes, size, ends)
     return figure
@@ -309,31 +241,26 @@ def draw(
 def picture(run: RunData, series: Sequence[Series], name: str, look: Look = PLAIN) -> Markup:
     """The series against steps, as an element of a page that shows their values under the pointer."""
     figure = draw(run, series, PANEL, look)
-    return svg(figure, name, hover(figure.axes[0], columns(run, series, look=look)))
+    return svg(figure, name, hover(figure.axes[0], columns(run, series, look)))
 
 
-def columns(
-    run: RunData, series: Sequence[Series], axis: Axis | None = None, look: Look = PLAIN
-) -> list[HoverColumn]:
+def columns(run: RunData, series: Sequence[Series], look: Look = PLAIN) -> list[tuple[float, str]]:
     """The values of up to `COLUMNS` rows: those where a series of points was measured, else evenly spread."""
-    axis = axis or Axis.steps(run)
     shown = [s for s in series if np.isfinite(s.values).any()]
     known_rows = np.flatnonzero(np.any([np.isfinite(s.values) for s in shown], axis=0))
     measured = np.flatnonzero(np.any([np.isfinite(s.values) & s.points for s in shown], axis=0))
     lines_drawn = [_smoothed(run, s) for s in shown]
-    hover_columns = []
+    texts = []
     for part in np.array_split(known_rows, min(COLUMNS, len(known_rows))):
         row = int(next((r for r in reversed(part) if r in measured), part[len(part) // 2]))
-        title = f"step {run.rows[row]['step']}"
-        if axis.label != "step":
-            title += f", {short(axis.values[row])} {axis.label}"
-        lines = []
+        step = run.rows[row]["step"]
+        lines = [f"step {step}"]
         for s, values in zip(shown, lines_drawn, strict=True):
             if np.isfinite(values[row]):
                 value = percent(values[row], 1) if look.percent else short(values[row])
-                lines.append((f"{s.label} {value}" if len(shown) > 1 else value, css(s.color)))
-        hover_columns.append(HoverColumn(float(axis.values[row]), title, tuple(lines)))
-    return hover_columns
+                lines.append(f"{s.label} {value}" if len(shown) > 1 else value)
+        texts.append((float(step), "\n".join(lines)))
+    return texts
 
 
 def _smoothed(run: RunData, s: Series) -> Values:
@@ -379,11 +306,24 @@ def rows_of_phase(run: RunData, span: PhaseSpan) -> NDArray[np.bool_]:
     return (steps > start) & (steps <= span.ends)
 
 
-def _line(axes: Any, run: RunData, x: Values, s: Series) -> float:
+def _line(axes: Any, run: RunData, s: Series) -> float:
     """Draw one series and return the height of its last point."""
+    x = run.column("step")
+    finite = np.isfinite(s.values)
     if s.points:
-        return _points(axes, run, x, s)
-    end, means = math.nan, _smoothed(run, s)
+        parts = [finite & rows_of_phase(run, span) for span in run.spans] if s.split else [finite]
+        for part in parts:
+            axes.plot(x[part], s.values[part], color=s.color, linewidth=1.4, clip_on=False)
+        if s.se is not None:
+            error = {"fmt": "none", "ecolor": s.color, "elinewidth": 1.0, "capsize": 0, "clip_on": False}
+            axes.errorbar(x[finite], s.values[finite], s.se[finite], **error)
+        dots = {"color": s.color, "markersize": 3.6, "markeredgewidth": 0, "clip_on": False}
+        axes.plot(x[finite], s.values[finite], "o", **dots)
+        if s.mark is not None:
+            ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
+            axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
+        return float(s.values[finite][-1])
+    means = _smoothed(run, s)
     for span in run.spans:  # a phase trains on other data, so no line joins two of them
         rows = rows_of_phase(run, span)
         mean = means[rows]
@@ -393,28 +333,7 @@ def _line(axes: Any, run: RunData, x: Values, s: Series) -> float:
         gap = np.isnan(np.concatenate([[math.nan], mean, [math.nan]]))
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]
         axes.plot(x[rows][alone], mean[alone], "o", color=s.color, markersize=2.4, markeredgewidth=0)
-        finite = mean[~np.isnan(mean)]
-        if finite.size:
-            end = float(finite[-1])
-    return end
-
-
-def _points(axes: Any, run: RunData, x: Values, s: Series) -> float:
-    finite = np.isfinite(s.values)
-    parts = [finite]
-    if s.split:
-        parts = [finite & rows_of_phase(run, span) for span in run.spans]
-    for part in parts:
-        axes.plot(x[part], s.values[part], color=s.color, linewidth=1.4, clip_on=False)
-    x_known, y = x[finite], s.values[finite]
-    if s.se is not None:
-        error = {"fmt": "none", "ecolor": s.color, "elinewidth": 1.0, "capsize": 0, "clip_on": False}
-        axes.errorbar(x_known, y, s.se[finite], **error)
-    axes.plot(x_known, y, "o", color=s.color, markersize=3.6, markeredgewidth=0, clip_on=False)
-    if s.mark is not None:
-        ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
-        axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
-    return float(y[-1])
+    return float(means[np.isfinite(means)][-1])
 
 
 def running_mean(values: Values, width: int) -> Values:
@@ -426,80 +345,85 @@ def running_mean(values: Values, width: int) -> Values:
     return means
 
 
-def name_phases(axes: Any, run: RunData, x: Values, size: Size) -> int:
+def name_phases(axes: Any, run: RunData, size: Size) -> int:
     """Shade every second phase and name each above the axes. Returns the lines that the names take."""
     if len(run.spans) < 2:
         return 0
-    extent = max(1.0, x[-1])
+    extent = max(1.0, run.column("step")[-1])
     points = size[0] * 72 * axes.get_position().width
     free = [0.0, 0.0, 0.0]  # where each line of names is free, in points
-    used, ends = 0, 0.0
+    used = 0
     for i, span in enumerate(run.spans):
-        begins, ends = ends, float(x[rows_of_phase(run, span)][-1])
         if i % 2:
-            axes.axvspan(begins, ends, color=BAND, linewidth=0, zorder=0)
+            axes.axvspan(span.begins, span.ends, color=BAND, linewidth=0, zorder=0)
         name = cut(span.name)
         width = 0.6 * FONT * (len(name) + 1)
-        start = min(begins / extent * points, max(0.0, points - width))
+        start = min(span.begins / extent * points, max(0.0, points - width))
         row = next((r for r, end in enumerate(free) if start >= end - 0.01), len(free) - 1)
         free[row], used = start + width, max(used, row + 1)
         label(axes, name, (start / points, 1), (2, 3 + row * LINE), color=INK)
     return used
 
 
-SINGLE = 8  # distinct values that get a bar each
+FEW = 8  # distinct values that get a bar each
 BINS = 24
-SHARE = "share of responses"
 
 
 def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
     """Shares of `begin` (gray) and `end` (blue), neither empty. `integer`: the values are whole numbers."""
+    edges = bin_edges(np.concatenate([begin, end]), integer)
+    return shares([(begin, MUTED), (end, FIRST)], unit, edges, few=0 if integer else FEW, integer=integer)
+
+
+def shares(
+    parts: Sequence[tuple[Values, str]],
+    unit: str,
+    edges: Values,
+    *,
+    few: int = FEW,
+    log: bool = False,
+    integer: bool = False,
+    of: str = "responses",
+) -> Figure:
+    """The share of each part's values between two edges, in its color; a bar for each value, where all parts
+    together have no more than `few`."""
     figure, axes = share_axes(below=int(not is_beside(unit)))
-    values = np.unique(np.concatenate([begin, end]))
-    parts = ((begin, MUTED), (end, FIRST))
-    if len(values) <= SINGLE and not integer:
-        names = [f"{v:.4g}" for v in values]
-        draw_bars(axes, names, [([(part == v).mean() for v in values], color) for part, color in parts])
+    distinct = np.unique(np.concatenate([values for values, _ in parts]))
+    if len(distinct) <= few:
+        width = 0.8 / len(parts)
+        for i, (values, color) in enumerate(parts):
+            positions = np.arange(len(distinct)) + (i - (len(parts) - 1) / 2) * width
+            axes.bar(positions, [(values == x).mean() for x in distinct], 0.95 * width, color=color)
+        axes.set_xticks(range(len(distinct)), [f"{x:.4g}" for x in distinct])
+        axes.set_xlim(-0.6, max(len(distinct), 2) - 0.4)
     else:
-        edges = bin_edges(values, integer)
-        shares = [(np.histogram(part, edges)[0] / len(part), color) for part, color in parts]
-        draw_bins(axes, edges, shares, integer=integer)
-    name_axes(axes, unit, SHARE)
+        begin, end = np.searchsorted(edges, (distinct[0], distinct[-1]), side="right").clip(1, len(edges) - 1)
+        edges = edges[begin - 1 : end + 1]  # those that have values
+        for values, color in parts:
+            within = values.clip(edges[0], edges[-1])
+            heights = np.histogram(within, edges)[0] / max(len(values), 1)
+            axes.stairs(heights, edges, fill=True, color=color, alpha=0.22)
+            axes.stairs(heights, edges, color=color, linewidth=1.3)
+        axes.set_xlim(edges[0], edges[-1])
+        if log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_minor_locator(NullLocator())
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick))
+    axes.set_ylim(bottom=0)
+    name_axes(axes, unit, f"share of {of}")
     return figure
 
 
-def draw_bars(axes: Any, names: Sequence[str], parts: Sequence[tuple[Any, str]]) -> None:
-    """Bars side by side at each name: of each part its height there, and its color."""
-    width = 0.8 / len(parts)
-    for i, (heights, color) in enumerate(parts):
-        positions = np.arange(len(names)) + (i - (len(parts) - 1) / 2) * width
-        axes.bar(positions, heights, 0.95 * width, color=color)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlim(-0.6, max(len(names), 2) - 0.4)
-    axes.set_ylim(bottom=0)
-
-
-def draw_bins(
-    axes: Any,
-    edges: Values,
-    parts: Sequence[tuple[Values, str]],
-    *,
-    log: bool = False,
-    integer: bool = False,
-) -> None:
-    """Filled outlines: of each part its height between two edges, and its color."""
-    for heights, color in parts:
-        axes.stairs(heights, edges, fill=True, color=color, alpha=0.22)
-        axes.stairs(heights, edges, color=color, linewidth=1.3)
-    axes.set_xlim(edges[0], edges[-1])
-    if log:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_locator(NullLocator())
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
-    axes.xaxis.set_major_formatter(FuncFormatter(tick))
-    axes.set_ylim(bottom=0)
+def share_axes(below: int = 0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=PANEL)
+    axes: Any = figure.add_axes(margins(PANEL, [], 1, below))
+    style_axes(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
+    return figure, axes
 
 
 def bin_edges(values: Values, integer: bool) -> Values:
@@ -535,19 +459,10 @@ def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> F
         below = top
     axes.set_xlim(0, end)
     axes.set_ylim(0, 1)
-    rows = name_phases(axes, run, run.column("step"), PANEL)
+    rows = name_phases(axes, run, PANEL)
     axes.set_position(margins(PANEL, [], rows + 1))
-    name_axes(axes, "step", SHARE, rows)
+    name_axes(axes, "step", "share of responses", rows)
     return figure
-
-
-def share_axes(below: int = 0) -> tuple[Figure, Any]:
-    figure = Figure(figsize=PANEL)
-    axes: Any = figure.add_axes(margins(PANEL, [], 1, below))
-    style_axes(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
-    return figure, axes
 
 
 DOTS = 200  # of the training rewards against KL
@@ -566,12 +481,11 @@ def reward_series(run: RunData) -> tuple[Series, Series]:
     return training, Series("held-out", run.column("eval_reward"), SECOND, errors, points=True, mark=mark)
 
 
-def learning_curve(run: RunData, size: Size = WIDE, *, axis: Axis | None = None) -> Figure:
-    """Training and held-out reward against steps, or another axis, with the phases."""
-    axis = axis or Axis.steps(run)
+def learning_curve(run: RunData, size: Size = WIDE) -> Figure:
+    """Training and held-out reward against steps, with the phases."""
     look = Look(METRICS["reward_mean"].unit)
-    figure = draw(run, reward_series(run), size, look, axis)
-    _label_values(figure.axes[0], run, axis.values, size)
+    figure = draw(run, reward_series(run), size, look)
+    _label_values(figure.axes[0], run, size)
     return figure
 
 
@@ -587,13 +501,12 @@ def against_kl(run: RunData, size: Size = WIDE) -> Markup:
     figure, parts = kl_figure(run, size)
     over = ""
     for axes, rows in zip(figure.axes, parts, strict=True):
-        columns = []
+        texts = []
         for s, kl in kl_pairs(run):
-            for row in np.flatnonzero(_known(s, kl, rows)) if s.points else ():
-                reward = (f"{s.label} {short(s.values[row])}", css(s.color))
-                lines = (reward, (f"KL {short(kl[row])}", css(MUTED)))
-                columns.append(HoverColumn(float(kl[row]), f"step {run.rows[row]['step']}", lines))
-        over += hover(axes, columns)
+            for row in np.flatnonzero(rows & np.isfinite(s.values + kl)) if s.points else ():
+                values = f"{s.label} {short(s.values[row])}\nKL {short(kl[row])}"
+                texts.append((float(kl[row]), f"step {run.rows[row]['step']}\n{values}"))
+        over += hover(axes, texts)
     return svg(figure, f"Reward against KL {size}", over)
 
 
@@ -607,20 +520,28 @@ def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.
     parts = [("", np.full(len(run.rows), True))]
     if split:
         parts = [(span.name, rows_of_phase(run, span)) for span in run.spans]
-    parts = [part for part in parts if any(_known(s, kl, part[1]).any() for s, kl in pairs)]
+    parts = [part for part in parts if any((part[1] & np.isfinite(s.values + kl)).any() for s, kl in pairs)]
     labels = [s.label for s, _ in pairs] if len(pairs) > 1 else []
     figure = Figure(figsize=size)
-    x, bottom, width, height = margins(size, labels, 1 + split, below=1)
+    left, bottom, width, height = margins(size, labels, 1 + split, below=1)
     gap = 14 / (size[0] * 72)
     each = (width - gap * (len(parts) - 1)) / len(parts)
     rewards = np.concatenate([s.values[np.isfinite(kl)] for s, kl in pairs])
     for i, (name, rows) in enumerate(parts):
-        axes: Any = figure.add_axes((x + i * (each + gap), bottom, each, height))
+        axes: Any = figure.add_axes((left + i * (each + gap), bottom, each, height))
         style_axes(axes)
         axes.xaxis.set_major_locator(MaxNLocator(max(3, 6 // len(parts)), steps=NICE))
         for s, kl in pairs:
-            selected = _known(s, kl, rows)
-            _path(axes, s, kl[selected], s.values[selected], together=math.ceil(len(kl) / DOTS))
+            known = rows & np.isfinite(s.values + kl)
+            x, y = kl[known], s.values[known]
+            style: dict[str, Any] = {"color": s.color, "markeredgewidth": 0, "clip_on": False}
+            if s.points:
+                axes.plot(x, y, "-o", linewidth=1.2, markersize=3.6, **style)
+                continue
+            together = math.ceil(len(kl) / DOTS)
+            starts = range(0, len(x), together)
+            means = [np.array([values[k : k + together].mean() for k in starts]) for values in (x, y)]
+            axes.plot(*means, "o", markersize=2.8, alpha=0.55, **style)
         scale_axes(axes, rewards)
         low, high = axes.get_xlim()
         axes.set_xlim(min(0.0, low), high)
@@ -637,22 +558,7 @@ def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.
     return figure, [rows for _, rows in parts]
 
 
-def _known(s: Series, kl: Values, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    return rows & np.isfinite(s.values + kl)
-
-
-def _path(axes: Any, s: Series, x: Values, y: Values, together: int) -> None:
-    """Points joined in order of steps, or dots that are means over `together` steps."""
-    style: dict[str, Any] = {"color": s.color, "markeredgewidth": 0, "clip_on": False}
-    if s.points:
-        axes.plot(x, y, "-o", linewidth=1.2, markersize=3.6, **style)
-        return
-    starts = range(0, len(x), together)
-    x, y = (np.array([values[i : i + together].mean() for i in starts]) for values in (x, y))
-    axes.plot(x, y, "o", markersize=2.8, alpha=0.55, **style)
-
-
-def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
+def _label_values(axes: Any, run: RunData, size: Size) -> None:
     """Write the held-out reward where phases start and end, the last first, without overlaps."""
     steps, values = run.column("step"), run.column("eval_reward")
     bounds = {s.begins for s in run.spans} | {s.ends for s in run.spans}
@@ -665,7 +571,7 @@ def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
         row = evaluated[i]
         if steps[row] not in bounds:
             continue
-        x_points, bottom = (axes.transScale + axes.transLimits).transform((x[row], values[row])) * points
+        x_points, bottom = (axes.transScale + axes.transLimits).transform((steps[row], values[row])) * points
         is_last = steps[row] == run.steps
         neighbor = evaluated[max(0, i - 1)] if is_last else evaluated[min(i + 1, len(evaluated) - 1)]
         above = bottom < 1.5 * FONT or values[neighbor] < values[row]  # away from the line beside the number
@@ -675,7 +581,7 @@ def _label_values(axes: Any, run: RunData, x: Values, size: Size) -> None:
         placed.append(corner)
         axes.annotate(
             f"{values[row]:.2f}",
-            (x[row], values[row]),
+            (steps[row], values[row]),
             (-3 if is_last else 3, 5 if above else -5),
             textcoords="offset points",
             color=SECOND,

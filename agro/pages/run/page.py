@@ -7,19 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
-from agro.io.files import write
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
-from agro.pages.run.experience import LATE, RunExperience, begin_and_end
+from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
 from agro.pages.run.figures import Look, Series, css, cut, smoothing, svg
-from agro.pages.run.held_out_samples import LONGEST, held_out_samples
 from agro.pages.run.render import Fact, Panel, render, script, with_script
 from agro.runs.metrics import FOLLOWED, METRICS
 from agro.runs.problems import (
@@ -32,7 +28,7 @@ from agro.runs.problems import (
     without_share,
     without_signal,
 )
-from agro.runs.rundata import Outcome, PhaseSpan, RunData, Values, load_run, to_array
+from agro.runs.rundata import Outcome, RunData, to_array
 from agro.runs.verdict import Verdict
 from agro.store import Draw
 from agro.types import Sample, Text
@@ -74,6 +70,12 @@ PANELS: dict[str, dict[str, dict[str, str]]] = {
 }
 LOG_SCALED = ("Gradient norm", "Sampler and trainer")
 UNSMOOTHED = ("Learning rate", *LOG_SCALED, "Promised and kept", "Staleness", "Groups asked again")
+FURTHER = {  # of methods that make more of a prompt than its responses
+    "searched": "states in which turns were tried",
+    "same_meaning": "responses that mean the same as another one",
+    "hinted": "responses written with a hint",
+    "experts": "responses of an expert",
+}
 PARTS = {
     "reward_parts": "Parts of the reward",
     "eval_reward_parts": "Parts of the held-out reward",
@@ -146,79 +148,66 @@ def present(panels: Iterable[Panel | None]) -> list[Panel]:
     return [p for p in panels if p is not None]
 
 
-def learning(run: RunData, experience: RunExperience) -> dict[str, Any]:
+def learning(run: RunData) -> dict[str, Any]:
     """What the template's first section shows: did it learn?"""
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
     curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
-        # The learning curve by the name of its axis: those axes that were measured.
-        axes = {"steps": figures.Axis.steps(run)}
-        time = figures.Axis.time(run)
-        if time is not None:
-            axes["time"] = time
-        if experience.draws:
-            axes["responses"] = figures.Axis(experience.seen(run), "responses drawn")
-        for name, axis in axes.items():
-            curves[name] = (_curve(run, name, axis, figures.WIDE), _curve(run, name, axis, figures.NARROW))
+        sizes, values = (figures.WIDE, figures.NARROW), figures.columns(run, figures.reward_series(run))
+        drawn = {size: figures.learning_curve(run, size) for size in sizes}
+        curves["steps"] = [
+            svg(figure, f"Reward against steps {size}", figures.hover(figure.axes[0], values))
+            for size, figure in drawn.items()
+        ]
         if figures.kl_pairs(run):
-            curves["KL"] = (figures.against_kl(run, figures.WIDE), figures.against_kl(run, figures.NARROW))
+            curves["KL"] = [figures.against_kl(run, size) for size in sizes]
     # The decays of train.weights_average; empty where no phase has one.
-    phases = {name: run.config.phase(name) for name in run.config.phase_names}
-    decays = {name: phase.train.weights_average for name, phase in phases.items()}
-    texts = {name: f"train.weights_average = {decay:g}" for name, decay in decays.items() if decay}
-    if len(phases) > 1:
-        texts = {name: f"{text} in phase {name}" for name, text in texts.items()}
+    names = run.config.phase_names
+    decays = {name: run.config.phase(name).train.weights_average for name in names}
+    where = {name: f" in phase {name}" if len(names) > 1 else "" for name in names}
+    averages = [f"train.weights_average = {x:g}{where[name]}" for name, x in decays.items() if x]
+    phases = []
+    for span in run.spans:  # a row of the table of phases
+        start, end = run.heldout(span.begins, span.begins), run.heldout(span.begins + 1, span.ends)
+        config = run.config.phase(span.name) if span.name in names else run.config
+        data = f"{config.data.replay_text} from the store"
+        if not config.data.draws_stored:
+            data = "fresh samples"
+        elif not config.data.samples_fresh:
+            data = "from the store"
+        row = {
+            "name": span.name,
+            "objective": config.objective.name,
+            "options": ", ".join(f"{k} = {v}" for k, v in config.objective.options.items()),
+            "data": data,
+            "steps": span.ends - span.begins,
+            "configured": config.train.steps,
+            "ends": span.ends,
+            "before": start,
+            "after": end,
+            "change": end.value - start.value if start and end else None,
+        }
+        phases.append(row)
     return {
         "curves": curves,
         "stored_only": stored_only,
         "width": smoothing(len(run.rows)),
         "evaluated": run.heldout(0, run.steps) is not None,
         "ring": ring(run, run.mark("eval_reward")),
-        "averages": ", ".join(texts.values()),
+        "averages": ", ".join(averages),
         "reference": REFERENCES[run.config.policy.reference],
-        "phases": [_phase(run, span) for span in run.spans],
+        "phases": phases,
         "panels": present([*_learning_panels(run), *(_parts(run, *part) for part in PARTS.items())]),
     }
 
 
-def _curve(run: RunData, name: str, axis: figures.Axis, size: figures.Size) -> Markup:
-    figure = figures.learning_curve(run, size, axis=axis)
-    values = figures.columns(run, figures.reward_series(run), axis)
-    return svg(figure, f"Reward against {name} {size}", figures.hover(figure.axes[0], values))
-
-
-def _phase(run: RunData, span: PhaseSpan) -> dict[str, Any]:
-    """A row of the table of phases."""
-    start = run.heldout(span.begins, span.begins)
-    end = run.heldout(span.begins + 1, span.ends)
-    config = run.config.phase(span.name) if span.name in run.config.phase_names else run.config
-    data = f"{config.data.replay_text} from the store"
-    if not config.data.draws_stored:
-        data = "fresh samples"
-    elif not config.data.samples_fresh:
-        data = "from the store"
-    return {
-        "name": span.name,
-        "objective": config.objective.name,
-        "options": ", ".join(f"{k} = {v}" for k, v in config.objective.options.items()),
-        "data": data,
-        "steps": span.ends - span.begins,
-        "configured": config.train.steps,
-        "ends": span.ends,
-        "before": start,
-        "after": end,
-        "change": end.value - start.value if start and end else None,
-    }
-
-
-def _learning_panels(run: RunData) -> list[Panel | None]:
+def _learning_panels(run: RunData) -> Iterator[Panel | None]:
     """How it ranks stored responses, and what it gave up of the rewards, as far as these were measured."""
     width = smoothing(len(run.rows))
     auc, consistency = run.column("eval_auc"), run.column("eval_consistency")
     chance = Series("chance", np.where(np.isfinite(auc), 0.5, math.nan), figures.MUTED, points=True)
-    ranking = panel(
-        run, "Held-out ranking (AUC)", [chance, heldout(run, "eval_auc", "policy")], caption("eval_auc")
-    )
+    series = [chance, heldout(run, "eval_auc", "policy")]
+    yield panel(run, "Held-out ranking (AUC)", series, caption("eval_auc"))
     text = (
         "Mean log π/π_ref of the stored responses with the highest and with the lowest reward of a group. "
         "The best should rise above 0; below 0, the policy moves away from them, which is right only where "
@@ -233,28 +222,26 @@ def _learning_panels(run: RunData) -> list[Panel | None]:
         training(run, "log_ratio_worst", "worst", color=figures.SECOND, smooth=width),
         training(run, "log_ratio_best", "best", smooth=width),
     ]
-    ratios = panel(run, "Log-ratio of the best and worst responses", series, text, unit("log_ratio_best"))
+    yield panel(run, "Log-ratio of the best and worst responses", series, text, unit("log_ratio_best"))
     text = caption("eval_consistency")
     latest = run.rows[int(max(np.flatnonzero(np.isfinite(consistency)), default=0))]
     if latest.get("eval_consistency_fall") is not None:
         better = with_error(latest["eval_consistency_fall"], latest.get("eval_consistency_fall_se"), 4)
         groups = latest.get("eval_groups", "an unknown number of")
         text += f" At step {latest['step']} it was {better} below the reference's, on {groups} groups."
-    reference = Series(
-        "reference", consistency + run.column("eval_consistency_fall"), figures.MUTED, points=True
-    )
+    of_reference = consistency + run.column("eval_consistency_fall")
+    reference = Series("reference", of_reference, figures.MUTED, points=True)
     series = [reference, heldout(run, "eval_consistency", "policy")]
-    stored = panel(run, "Held-out ½ Var(R)", series, text)
+    yield panel(run, "Held-out ½ Var(R)", series, text)
     text = (
         f"{caption('eval_fresh_consistency')} It is 0 too where all responses are the same, near 0 where no "
         "rewards differ, and it may rise first: read it beside the reward."
     )
     series = [heldout(run, "eval_fresh_consistency", "policy")]
-    own = panel(run, "½ Var(R) of held-out responses", series, text)
+    yield panel(run, "½ Var(R) of held-out responses", series, text)
     text = f"{caption('regret')} {METRICS['regret'].computed}; R = r − β log π/π_ref."
     series = [training(run, "regret", smooth=width), heldout(run, "eval_regret")]
-    regret = panel(run, "Estimated regret", series, text, unit("regret"))
-    return [ranking, ratios, stored, own, regret]
+    yield panel(run, "Estimated regret", series, text, unit("regret"))
 
 
 def _parts(run: RunData, metric: str, title: str) -> Panel | None:
@@ -348,7 +335,7 @@ def page(run: RunData) -> str:
         outcome=Outcome.of(run),
         verdict=Verdict.of(run),
         shown=shown,
-        learning=learning(run, experience),
+        learning=learning(run),
         nearness=nearness(run),
         course=course(run),
         material=material(run, experience),
@@ -393,12 +380,6 @@ def prompt_text(prompt: Text) -> str:
     return "\n".join(lines)
 
 
-def write_page(folder: Path) -> Path:
-    path = folder / "report.html"
-    write(path, page(load_run(folder)))
-    return path
-
-
 def course(run: RunData) -> dict[str, Any]:
     """What the template's section about the optimization shows."""
     facts = []
@@ -437,11 +418,19 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
         n = run.total(name)
         facts.append(Fact(title, None if n is None else count(n), notes.get(name, ""), bad=bool(n)))
     groups, equal = run.total("groups"), run.total("groups_equal")
-    equal_groups = Fact("groups of equal rewards", None)
+    equal_groups, unsignaled = Fact("groups of equal rewards", None), Fact("steps without a signal", None)
     if groups and equal is not None:
         text = f"{count(equal)} of {count(groups)} ({percent(equal / groups)})"
         equal_groups = replace(equal_groups, value=text, bad=equal > groups / 2)
-    facts += [equal_groups, *_signal(run)]
+    signal, share = without_signal(run), without_share(run)
+    if signal is not None:
+        data = run.config.phase(run.spans[-1].name).data
+        ways = ". ".join(f"{reason}: {way_out(reason, data)}" for reason in signal.reasons)
+        unsignaled = replace(unsignaled, value=steps_of(signal), note=ways, bad=signal.is_said)
+    facts += [equal_groups, unsignaled]
+    if share is not None and share.count:
+        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
+        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
     norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
     measured, said = np.isfinite(norm), ""
     if measured.any():
@@ -451,19 +440,6 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
             middle = float(np.median(norm[measured]))
             said += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
     return {"facts": facts, "panels": present(plain_panels(run, "health", {"Gradient norm": said}))}
-
-
-def _signal(run: RunData) -> list[Fact]:
-    signal, share = without_signal(run), without_share(run)
-    facts = [Fact("steps without a signal", None)]
-    if signal is not None:
-        data = run.config.phase(run.spans[-1].name).data
-        ways = [f"{reason}: {way_out(reason, data)}" for reason in signal.reasons]
-        facts = [Fact("steps without a signal", steps_of(signal), ". ".join(ways), bad=signal.is_said)]
-    if share is not None and share.count:
-        note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
-        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
-    return facts
 
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
@@ -491,8 +467,19 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
                     "stalest": max(staleness, default=None),
                 }
             )
+    prompts = ", ".join(run.config.data.paths("prompts"))
+    facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
+    for name, value in (
+        ("tokens trained on", run.total("tokens")),
+        ("tokens sampled", run.total("sampled_tokens")),
+        ("held-out responses", run.latest("eval_n")),
+    ):
+        facts.append(Fact(name, None if value is None else count(value)))
+    if run.total("truncated_share") == 0:
+        facts.append(Fact("truncated responses", "none"))
+    facts += [Fact(title, count(run.total(name) or 0)) for name, title in FURTHER.items() if run.total(name)]
     return {
-        "facts": _facts(run),
+        "facts": facts,
         "sources": rows,
         "phased": len(run.spans) > 1,
         "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
@@ -507,8 +494,18 @@ def _material_panels(run: RunData, experience: RunExperience) -> Iterable[Panel 
         figure = svg(figures.sources(run, experience.steps, labels, len(names)), title)
         key = tuple((css(figures.COLORS[i]), name[:60]) for i, name in enumerate(names))
         yield Panel(title, "Where the responses of a step came from.", figure, key)
-    yield _distribution("Rewards", "reward", experience.steps, experience.rewards)
-    yield _distribution("Lengths", "tokens", experience.steps, experience.lengths, integer=True)
+    for title, unit, values in (
+        ("Rewards", "reward", experience.rewards),
+        ("Lengths", "tokens", experience.lengths),
+    ):
+        windows = begin_and_end(experience.steps, values)
+        if windows is not None:
+            begin, end = windows
+            means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
+            counts = f"{count(len(begin.values))} and {count(len(end.values))}"
+            text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
+            figure = svg(figures.histogram(begin.values, end.values, unit, integer=unit == "tokens"), title)
+            yield Panel(title, text, figure, tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means)))
     yield from plain_panels(run, "material")
     # Of an objective with a critic, whose metric it is.
     explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
@@ -517,43 +514,3 @@ def _material_panels(run: RunData, experience: RunExperience) -> Iterable[Panel 
         "better than a constant."
     )
     yield panel(run, "Variance explained by the critic", [Series("training", to_array(explained))], text)
-
-
-def _facts(run: RunData) -> list[Fact]:
-    totals = {
-        "tokens trained on": run.total("tokens"),
-        "tokens sampled": run.total("sampled_tokens"),
-        "held-out responses": run.latest("eval_n"),
-    }
-    prompts = ", ".join(run.config.data.paths("prompts"))
-    facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
-    for name, value in totals.items():
-        facts.append(Fact(name, None if value is None else count(value)))
-    if run.total("truncated_share") == 0:
-        facts.append(Fact("truncated responses", "none"))
-    # Of methods that make more of a prompt than its responses.
-    for metric, name in (
-        ("searched", "states in which turns were tried"),
-        ("same_meaning", "responses that mean the same as another one"),
-        ("hinted", "responses written with a hint"),
-        ("experts", "responses of an expert"),
-    ):
-        if run.total(metric):
-            facts.append(Fact(name, count(run.total(metric) or 0)))
-    return facts
-
-
-def _distribution(
-    title: str, unit: str, steps: Values, values: Values, *, integer: bool = False
-) -> Panel | None:
-    windows = begin_and_end(steps, values)
-    if windows is None:
-        return None
-    begin, end = windows
-    key = []
-    for color, w in ((figures.MUTED, begin), (figures.FIRST, end)):
-        key.append((css(color), f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}"))
-    counts = f"{count(len(begin.values))} and {count(len(end.values))}"
-    text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
-    figure = svg(figures.histogram(begin.values, end.values, unit, integer=integer), title)
-    return Panel(title, text, figure, tuple(key))

@@ -16,6 +16,12 @@ from agro.rollout.paired import Comparison, compare, holm
 from agro.runs.verdict import Verdict
 
 NAMED = 3  # examples of what isn't compared
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+
+
 ROW = ("n", "a", "b", "difference", "low", "high", "p", "test", "detectable")  # of a comparison, in JSON
 
 
@@ -73,7 +79,13 @@ class PairedResults:
     def of(cls, a: Result, b: Result, metric: str | None = None) -> Self:
         """Raises `Refused` where they have no prompt, metric or reward in common."""
         chosen = metric_of(a, b, metric)
-        _check_scoring(a, b)
+        differing = [key for key in a.scoring if key in b.scoring and a.scoring[key] != b.scoring[key]]
+        if differing:
+            values = " and ".join(repr(x.scoring[differing[0]]) for x in (a, b))
+            raise Refused(
+                f"{a.name} and {b.name}: expected the same reward and environment, but these, their options "
+                f"or their code differ: {differing[0]} is {values:.300}. {WAY_OUT}"
+            )
         matching = Matching.of(a.texts, b.texts)
         if not matching.pairs:
             renamed = f"; {matching.other_text[0]} names another one in each" if matching.other_text else ""
@@ -111,63 +123,58 @@ class PairedResults:
     @property
     def notes(self) -> list[str]:
         """What a reader has to know about the sentence."""
-        x, answer = self.comparison, self.verdict.answer
+        a, b, x, found, answer = self.a, self.b, self.comparison, self.matching, self.verdict.answer
         copies = f" in {x.clusters} clusters of near-copies" if x.clusters < x.n else ""
         text = f"Matched: {x.n} prompts{copies}."
         if not math.isnan(x.detectable) and answer != "not shown":  # whose sentence says it
             text += f" So many show a difference of {fixed(x.detectable)} or more four times out of five."
         if self.family > 1:
             text += f" p is adjusted for {self.family} comparisons (Holm); alone {chance(x.p)}."
-        found = self.matching
-        texts = []
+        notes = [text]
         for keys, what in (
-            (found.only_a, f"prompts only in {self.a.name}"),
-            (found.only_b, f"prompts only in {self.b.name}"),
+            (found.only_a, f"prompts only in {a.name}"),
+            (found.only_b, f"prompts only in {b.name}"),
             (self.unscored, "prompts without a score on one side"),
-            (self.a.unreadable, f"records of {self.a.name} that can't be read"),
-            (self.b.unreadable, f"records of {self.b.name} that can't be read"),
+            (a.unreadable, f"records of {a.name} that can't be read"),
+            (b.unreadable, f"records of {b.name} that can't be read"),
         ):
             if keys:
-                named = ", ".join(keys[:NAMED]) + (", …" if len(keys) > NAMED else "")
-                texts.append(f"Not compared: {len(keys)} {what} ({named}).")
+                notes.append(f"Not compared: {len(keys)} {what} ({_named(keys)}).")
         if found.other_text:
-            texts.append(
+            notes.append(
                 f"{len(found.other_text)} of these have the same id on both sides, but another text "
                 f"({', '.join(found.other_text[:NAMED])})."
             )
-        notes = [text, *texts, *self._scored()]
+        notes += self._scored()
         if answer == "not shown" and x.low * x.high > 0:
             notes.append(
                 f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
             )
-        if max(self.a.seeds, self.b.seeds) > 1:
+        if max(a.seeds, b.seeds) > 1:
             notes.append(
-                f"Rewards are means over seeds ({self.a.seeds} and {self.b.seeds}): the interval is that of "
-                "the prompts, and the table has the seeds."
+                f"Rewards are means over seeds ({a.seeds} and {b.seeds}): the interval is that of the "
+                "prompts, and the table has the seeds."
             )
-        elif self.a.step is not None or self.b.step is not None:
+        elif a.step is not None or b.step is not None:
             notes.append(
                 "This is about these two models: what another seed would give isn't in the interval."
             )
         return notes
 
     def _scored(self) -> list[str]:
-        texts = []
-        others = [name for name in self.a.scores if name in self.b.scores and name != self.metric]
+        texts, a, b = [], self.a, self.b
+        others = [name for name in a.scores if name in b.scores and name != self.metric]
         if others:
             texts.append(f"Scored by {self.metric}; both have also {', '.join(others)} (--metric NAME).")
-        if self.metric == REWARD and not (self.a.scoring and self.b.scoring):
-            unsaid = [x.name for x in (self.a, self.b) if not x.scoring]
+        unsaid = [x.name for x in (a, b) if not x.scoring]
+        if self.metric == REWARD and unsaid:
             texts.append(
                 f"{' and '.join(unsaid)}: the reward isn't recorded there; it has to be the same on both "
                 "sides."
             )
-        prompted = [
-            key
-            for key, other in self.matching.pairs
-            if key in self.a.prompted and self.a.prompted[key] != self.b.prompted.get(other)
-        ]
-        if prompted and self.b.prompted:
+        pairs = self.matching.pairs
+        prompted = [k for k, other in pairs if k in a.prompted and a.prompted[k] != b.prompted.get(other)]
+        if prompted and b.prompted:
             texts.append(
                 f"{len(prompted)} of the prompts were worded differently for the two models (template or "
                 f"examples), such as {', '.join(prompted[:NAMED])}: the difference is also that of the "
@@ -216,17 +223,6 @@ def metric_of(a: Result, b: Result, named: str | None) -> str:
     )
 
 
-def _check_scoring(a: Result, b: Result) -> None:
-    """Raise `Refused` where the rewards are known to be different ones."""
-    differing = [key for key in a.scoring if key in b.scoring and a.scoring[key] != b.scoring[key]]
-    if differing:
-        values = " and ".join(repr(x.scoring[differing[0]]) for x in (a, b))
-        raise Refused(
-            f"{a.name} and {b.name}: expected the same reward and environment, but these, their options or "
-            f"their code differ: {differing[0]} is {values:.300}. {WAY_OUT}"
-        )
-
-
 @dataclass(frozen=True)
 class PairedSets:
     """Comparisons with the first of several results, whose p are adjusted for their number.
@@ -242,8 +238,20 @@ class PairedSets:
         """`sides`: of each a result a set of prompts. Raises `Refused` where nothing can be compared."""
         pairs: list[PairedResults] = []
         notes: list[str] = []
+        first = sides[0]
         for other in sides[1:]:
-            for a, b in _by_task(sides[0], other, notes):
+            same = {result.task: result for result in other}
+            matched = [(result, same[result.task]) for result in first if result.task in same]
+            if len(first) == len(other) == 1:  # of one set on each side, whatever their names
+                matched = [(first[0], other[0])]
+            tasks = {result.task for both in matched for result in both}
+            for side, against in ((first, other), (other, first)):
+                names = [result.task or "(without a name)" for result in side if result.task not in tasks]
+                if names:
+                    notes.append(
+                        f"{len(names)} sets of {side[0].name} aren't in {against[0].name}: {_named(names)}"
+                    )
+            for a, b in matched:
                 try:
                     paired = PairedResults.of(a, b, metric)
                 except Refused as error:
@@ -264,18 +272,3 @@ class PairedSets:
             "matching": [pair.to_json() for pair in self.pairs],
             "not_compared": self.notes,
         }
-
-
-def _by_task(a: Sequence[Result], b: Sequence[Result], notes: list[str]) -> list[tuple[Result, Result]]:
-    """The results of the same set on both sides; of one set on each, these."""
-    if len(a) == len(b) == 1:
-        return [(a[0], b[0])]
-    others = {result.task: result for result in b}
-    pairs = [(result, others[result.task]) for result in a if result.task in others]
-    tasks = {result.task for result, _ in pairs}
-    for side, other in ((a, b), (b, a)):
-        names = [result.task or "(without a name)" for result in side if result.task not in tasks]
-        if names:
-            named = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
-            notes.append(f"{len(names)} sets of {side[0].name} aren't in {other[0].name}: {named}")
-    return pairs

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import numpy as np
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from agro.errors import Refused
 from agro.io.numbers import chance
 from agro.io.terminal import text_of_cell, visible
-from agro.pages.local_server import LocalHandler, LocalServer
+from agro.pages.local_server import LocalServer, is_for_us, page_response, refusal
 from agro.pages.run.render import render
 from agro.rollout import sequential
 from agro.rollout.blind import SIDES, rate_rows, read_ratings, read_sheet
@@ -25,6 +28,7 @@ from agro.runs.verdict import Ratings, Verdict
 
 BODY_BYTES = 1000  # of a rating
 ASKED = (*SIDES, "tie")
+NO_TOKEN = "expected the token: open the URL that agro rate printed"
 
 
 @dataclass
@@ -109,16 +113,14 @@ class RateServer(LocalServer):
     """Serves the page at /, to whoever has the token."""
 
     def __init__(self, rating: Rating, port: int, host: str) -> None:
-        self.rating, self.token = rating, secrets.token_urlsafe(16)
-        super().__init__(RateHandler, port, host)
+        self.rating, self.host, self.token = rating, host, secrets.token_urlsafe(16)
+        routes = [Route("/", self._show), Route("/rate", self._rate, methods=["POST"])]
+        handlers: Any = {Refused: lambda request, error: refusal(409, f"the sheet was changed: {error}")}
+        super().__init__(Starlette(routes=routes, exception_handlers=handlers), port, host)
 
-
-class RateHandler(LocalHandler):
-    server: RateServer
-
-    def do_GET(self) -> None:
-        if not self._may("/"):
-            return
+    def _show(self, request: Request) -> Response:
+        if not self._admits(request):
+            return refusal(403, NO_TOKEN)
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; form-action 'self'; "
@@ -129,51 +131,27 @@ class RateHandler(LocalHandler):
             "Referrer-Policy": "same-origin",  # without a referrer the origin of a form would be null
             "X-Content-Type-Options": "nosniff",
         }
-        with self._readable():
-            self.send_page(self.server.rating.page(self.server.token, nonce), headers)
+        return page_response(self.rating.page(self.token, nonce), headers)
 
-    def do_POST(self) -> None:
+    async def _rate(self, request: Request) -> Response:
         """A form with number and better, or undo; then the next pair."""
-        if not self._may("/rate"):
-            return
-        origin, length = self.headers.get("Origin"), self.headers.get("Content-Length", "")
-        if origin is not None and origin != f"http://{self.headers['Host']}":
-            self.send_error(403, "only from this page")
-            return
-        if not length.isdecimal() or len(length) > 9 or int(length) > BODY_BYTES:
-            self.send_error(413, "only a rating")
-            return
-        fields = parse_qs(self.rfile.read(int(length)).decode("latin-1"))
+        if not self._admits(request):
+            return refusal(403, NO_TOKEN)
+        origin, length = request.headers.get("origin"), request.headers.get("content-length", "")
+        if origin is not None and origin != f"http://{request.headers['host']}":
+            return refusal(403, "only from this page")
+        if not length.isdecimal() or int(length) > BODY_BYTES:
+            return refusal(413, "only a rating")
+        fields = parse_qs((await request.body()).decode("latin-1"))
         form = {name: values[-1] for name, values in fields.items()}
         number = form.get("undo", form.get("number", ""))
         is_rating = "undo" in form or form.get("better") in ASKED
         if not (is_rating and number.isascii() and number.isdecimal() and len(number) < 10):
-            self.send_error(400, "expected number and better, or undo")
-            return
-        with self._readable():
-            self.server.rating.rate(int(number), "" if "undo" in form else form["better"])
-            self.send_response(303)
-            self.send_header("Location", f"/?token={self.server.token}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            return refusal(400, "expected number and better, or undo")
+        better = "" if "undo" in form else form["better"]
+        await run_in_threadpool(self.rating.rate, int(number), better)
+        return Response(status_code=303, headers={"Location": f"/?token={self.token}"})
 
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Answers 409 where somebody changed the sheet meanwhile, so that it can't be read."""
-        try:
-            yield
-        except Refused as error:
-            self.send_error(409, "the sheet was changed", str(error))
-
-    def _may(self, path: str) -> bool:
-        """Answers 403 or 404 and returns False where not."""
-        if not self.is_for_us():
-            return False
-        asked = urlsplit(self.path)
-        token = parse_qs(asked.query).get("token", [""])[-1]
-        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
-            self.send_error(403, "expected the token: open the URL that agro rate printed")
-            return False
-        if asked.path != path:
-            self.send_error(404)
-        return asked.path == path
+    def _admits(self, request: Request) -> bool:
+        token = request.query_params.get("token", "")
+        return is_for_us(request, self.host) and hmac.compare_digest(token.encode(), self.token.encode())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from base64 import b64encode
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -17,7 +15,6 @@ from markupsafe import Markup
 from agro.errors import without_secrets
 from agro.io import numbers
 from agro.io.json_values import are_messages
-from agro.io.version import __version__
 from agro.runs.side_by_side import response_parts
 
 
@@ -54,19 +51,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {f.__name__: f for f in filters}
     environment.tests |= {"known": numbers.is_known, "messages": are_messages}
     environment.globals["response_parts"] = response_parts
-    environment.globals["guide"] = _guide()
     return environment
-
-
-def _guide() -> str | None:
-    """The address of the guide's page about reports: below AGRO_GUIDE, or in the checkout's build/docs."""
-    address = os.environ.get("AGRO_GUIDE", "")
-    built = Path(__file__).parents[3] / "build/docs" / __version__
-    if not address and built.is_dir():
-        address = built.as_uri()
-    if not address.startswith(("https://", "http://", "file://")):
-        return None
-    return f"{address.rstrip('/')}/guide/reading-the-report.html"
 
 
 def render(template: str, **context: Any) -> str:

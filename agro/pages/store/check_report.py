@@ -1,30 +1,35 @@
-"""What the numbers of a store mean for an objective, in words, and all of it as JSON and for the terminal."""
+"""What the numbers of a store mean for an objective, in words, and all of it as JSON and for the terminal.
+
+What can train on it: the recipe for it comes first, then every objective by what it needs.
+"""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from agro.config import RunConfig
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
-from agro.objectives import Objective, get
+from agro.objectives import Objective, get, names
 from agro.objectives.needs import PAIRS, REWARD, grouping
-from agro.pages.store.check_survey import RUN, Spread, StoreSurvey, explaining, survey
-from agro.pages.store.ranking import rank
-from agro.store import Counts, Store
+from agro.pages.store.check_survey import RUN, StoreSurvey, survey
+from agro.store import Counts, Group, Store
 from agro.store.location import Location, url_of
 from agro.train import trainable
+from agro.train.check import check_config
 from agro.train.phases import Phase, options_at
-from agro.train.trainable import ScaleConflict, find_scale_conflicts
+from agro.train.trainable import ScaleConflict, find_scale_conflicts, judged_prompts, kind_of, train_command
 
 if TYPE_CHECKING:
-    from agro.pages.store.check_survey import Explaining
     from agro.pages.store.measurements import Measurements, OwnReward
-    from agro.pages.store.ranking import Ranking
+
 
 Level = Literal["problem", "warning", "note"]
 
@@ -66,7 +71,6 @@ class Report:
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
     completes: int | None = None  # data.complete_groups
     own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
-    explaining: Explaining | None = None  # what explains the rewards of single responses
     recipe: str = ""  # that was found for the data, where none was asked for
     ranking: Ranking | None = None  # what can train on it
 
@@ -98,8 +102,6 @@ class Report:
                 {"sources": [a.lower.source, a.higher.source], "groups": a.groups} for a in self.scales_apart
             ],
         }
-        if self.explaining is not None:
-            values["explaining"] = self.explaining.to_json()
         if self.measured is not None:
             values |= self.measured.to_json()
         if self.own_reward is not None:
@@ -111,11 +113,24 @@ class Report:
 
     def __str__(self) -> str:
         """A summary of some lines, then the verdicts, without what can train on it."""
-        lines = [*survey_lines(self), *_source_lines(self), *model_lines(self)]
+        lines = list(survey_lines(self))
+        for name in self.sources[:SHOWN]:
+            source = self.survey.sources[name]
+            text, rewards = f"{count(source.rows)} {'/'.join(sorted(source.roles))}", source.rewards
+            if rewards.count:
+                text += (
+                    f", reward {short(rewards.mean)} ({short(rewards.lowest)} to {short(rewards.highest)})"
+                )
+            if self.licenses.get(name):
+                text += f", license {self.licenses[name]}"
+            lines.append((f"  {name:.40}", text))
+        if len(self.sources) > SHOWN:
+            lines.append(("  …", f"and {count(len(self.sources) - SHOWN)} more sources"))
+        lines += model_lines(self)
         width = max(len(name) for name, _ in lines)
-        text = [f"{name:<{width}}  {value}" for name, value in lines]
-        text += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
-        return "\n".join(text)
+        shown = [f"{name:<{width}}  {value}" for name, value in lines]
+        shown += ["", *(f"{v.level}: {v}" for v in self.verdicts if v.level != "problem")]
+        return "\n".join(shown)
 
 
 def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
@@ -135,15 +150,6 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
         subject = f"Recipe {report.recipe}" if report.recipe else report.objective
         yield DataVerdict("note", f"{subject} can train on this.")
     yield from _groups(report, entry)
-    found = report.explaining
-    if found is not None:
-        yield DataVerdict(
-            "note",
-            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
-            f"{count(found.values)} values of {found.field}.",
-            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
-            f"--center-by {found.field} compares a response with what else they rated.",
-        )
     is_reported = report.problem.startswith("rewards of different scales")
     for difference in report.scales_apart[int(is_reported) :]:
         low, high = difference.lower, difference.higher
@@ -339,7 +345,6 @@ def check_store(
         problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
     surveyed = survey(store, counts.groups, held_out, config.data.near_copies)
-    is_single = surveyed.sizes[1] > 0.5 * surveyed.groups
     return Report(
         path or store.path,
         objective,
@@ -350,7 +355,6 @@ def check_store(
         licenses or {},
         options=options,
         completes=config.data.complete_groups,
-        explaining=explaining(store) if uses_rewards and is_single else None,
         recipe=recipe,
         ranking=ranking,
     )
@@ -376,11 +380,14 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "pairs", count(counts.pairs)
     if counts.ties:
         yield "ties", f"{count(counts.ties)} judgments with equal votes"
-    lengths = [source.lengths for source in survey.sources.values()]
-    longest = max((spread.highest or 0.0 for spread in lengths), default=0.0)
-    of_lengths = f"{count(_mean(lengths))} characters on average, at most {count(longest)}"
+    sources = survey.sources.values()
+    lengths = [length for source in sources for length in source.lengths.numbers]
+    tokens = [length for source in sources for length in source.tokens.numbers]
+    of_lengths = (
+        f"{count(fmean(lengths or [0]))} characters on average, at most {count(max(lengths, default=0))}"
+    )
     if counts.with_tokens:
-        of_lengths += f"; {count(_mean([source.tokens for source in survey.sources.values()]))} tokens"
+        of_lengths += f"; {count(fmean(tokens or [0]))} tokens"
     yield "lengths", of_lengths if counts.samples else "unknown"
     recorded, truncated = survey.total("ended"), "unknown"
     if recorded:
@@ -406,26 +413,6 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "near-copies", str(survey.copies)
     if survey.held_out is not None:
         yield "held-out", f"{len(survey.held_out.prompts_seen)} of {survey.held_out.prompts} prompts overlap"
-
-
-def _mean(spreads: Sequence[Spread]) -> float:
-    """Of all numbers of several."""
-    total = sum(spread.count for spread in spreads)
-    return sum((spread.mean or 0.0) * spread.count for spread in spreads) / max(total, 1)
-
-
-def _source_lines(report: Report) -> Iterator[tuple[str, str]]:
-    for name in report.sources[:SHOWN]:
-        source = report.survey.sources[name]
-        text = f"{count(source.rows)} {'/'.join(sorted(source.roles))}"
-        if source.rewards.count:
-            rewards = source.rewards
-            text += f", reward {short(rewards.mean)} ({short(rewards.lowest)} to {short(rewards.highest)})"
-        if report.licenses.get(name):
-            text += f", license {report.licenses[name]}"
-        yield f"  {name:.40}", text
-    if len(report.sources) > SHOWN:
-        yield "  …", f"and {count(len(report.sources) - SHOWN)} more sources"
 
 
 def model_lines(report: Report) -> Iterator[tuple[str, str]]:
@@ -470,3 +457,185 @@ def model_lines(report: Report) -> Iterator[tuple[str, str]]:
             f"{beta['low']:.2g} to {beta['high']:.2g}, median {beta['middle']:.2g} (the middle half of "
             f"{count(beta['groups'])} groups): {meaning}",
         )
+
+
+FRESH = "fresh samples, which a log has none of"
+EQUAL = "rewards that differ: they can run, with nothing to learn"
+MISSING = (  # of refusals: what they say, and what is missing
+    (r"old_logp|staleness|\[again\]|\[search\]|fresh samples|fresh responses|data\.prompts isn't set", FRESH),
+    ("behavior_logp", "log-probs of who wrote the responses"),
+    ("groups of at least 2", "two responses or more to a prompt"),
+    ("reward_parts", "the parts of several rewards"),
+    ("value_store", "stored values of the prompts (data.value_store)"),
+    ("reference_model", "a teacher (policy.reference_model)"),
+    ("has no samples that", "samples of another role, such as expert"),
+    ("expected .* groups with", "more groups than the store has"),
+)
+REASONS = {
+    "log": "rewards of several responses to a prompt: they are compared, whoever wrote them",
+    "feedback": "one response to a prompt: it is compared with those to other prompts",
+    "dro": "the same, compared with a value that is learned",
+    "kto": "the same, by who is above and below the middle of the rewards",
+    "pairs": "judged pairs: the winner's regularized reward is to be 1 above the loser's",
+    "dpo": "judged pairs, as most people train on them",
+    "sft": "neither rewards nor pairs: the responses are imitated; agro score adds rewards",
+}
+RECOMMENDED = {"log": ("log",), "feedback": ("feedback", "dro", "kto"), "pairs": ("pairs", "dpo")}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe, which most often is an objective's. `reason`: why it is recommended, or what is missing."""
+
+    name: str
+    reason: str = ""
+    command: str = ""
+    changes: tuple[str, ...] = ()  # of the recipe, KEY=VALUE
+
+    def to_json(self) -> dict[str, Any]:
+        shown = {"name": self.name, "reason": self.reason, "command": self.command}
+        return {name: value for name, value in shown.items() if value}
+
+    def config(self, policy: PolicyConfig, changes: Sequence[str]) -> RunConfig:
+        """Of a run that holds nothing out, with further changes."""
+        found = RunConfig.load(self.name, [*self.changes, *changes])
+        return _holding_nothing(found).model_copy(update={"policy": policy})
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What is recommended, the best first, and all other objectives."""
+
+    recommended: tuple[Candidate, ...]
+    possible: tuple[Candidate, ...]
+    impossible: tuple[Candidate, ...]
+
+    def missing(self) -> dict[str, list[str]]:
+        """Objectives that can't train on it by what is missing."""
+        by_reason: dict[str, list[str]] = {}
+        for candidate in self.impossible:
+            by_reason.setdefault(candidate.reason, []).append(candidate.name)
+        return by_reason
+
+    def to_json(self) -> dict[str, Any]:
+        parts = ("recommended", "possible", "impossible")
+        return {part: [each.to_json() for each in getattr(self, part)] for part in parts}
+
+    def lines(self, width: int = 80, *, whole: bool = False) -> Iterator[str]:
+        """For the terminal. The last line is the command to run next; `whole`: all objectives before it."""
+        for each in self.recommended[1:]:
+            yield from _wrapped(f"also {each.name}: {each.reason}", "", width)
+            yield f"  {each.command}"
+        if whole:
+            if self.possible:
+                yield "possible"
+                yield from _wrapped(", ".join(each.name for each in self.possible), "  ", width)
+                yield f"    such as: {self.possible[0].command}"
+            if self.impossible:
+                yield "impossible, since they need"
+            for reason, missing in self.missing().items():
+                yield from _wrapped(f"{reason}: {', '.join(missing)}", "  ", width)
+        else:
+            possible, impossible = len(self.possible), len(self.impossible)
+            yield f"{possible} other objectives can train on it, {impossible} can't: --all names them"
+        if not self.recommended:
+            yield "recommended: nothing"
+            return
+        best = self.recommended[0]
+        yield ""
+        yield from _wrapped(f"recommended: {best.name}, {best.reason}", "", width)
+        if "policy.model=MODEL " in best.command:
+            yield "MODEL is your model, a folder or a name on the Hugging Face hub; --model NAME fills it in"
+        yield f"  {best.command} --fit 30min"
+
+
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}  ")
+
+
+def rank(store: Store, log: Path | None = None, model: str | None = None) -> Ranking:
+    """Try the recipes of all objectives on what a store has, each with the first changes of it by which it
+    can train on the store. `log`, `model`: as of `train_command`."""
+    kind, _ = kind_of(store)
+    counts, groups = store.counts(), list(store.survey.each_group())
+    low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
+    wanted = RECOMMENDED[kind] if counts.scored or counts.pairs else ("sft",)
+    refusals: dict[str, str] = {}  # of the store, by what it was asked for
+    recommended, possible, impossible = list[Candidate](), list[Candidate](), list[Candidate]()
+    for name in dict.fromkeys((*wanted, *names())):
+        config = RunConfig.load(name)
+        needs = Phase.all(config)[0].needs
+        if low == high and REWARD in needs:
+            impossible.append(Candidate(name, EQUAL))
+            continue
+        # All groups from the store, as many as there are, and small ones left out.
+        changes = [] if config.data.replay == 1 else ["data.replay=1"]
+        if name == "kto":
+            changes.append(f"objective.threshold={(low + high) / 2:g}")
+        available = _drawn_groups(store, config, groups)
+        if 0 < available < config.train.groups:
+            changes.append(f"train.groups={available}")
+        ways = [changes]
+        if config.objective.options.get("singletons", "drop") != "drop" or grouping(needs):
+            ways.append([*changes, "objective.singletons=drop"])
+        refused = ""
+        for way in ways:
+            settings = [f"data.store={store.path}", "policy.model=MODEL", *way]
+            try:
+                refused = _refusal(store, RunConfig.load(name, settings), refusals)
+            except Refused as error:
+                refused = str(error)
+            if not refused:
+                command = train_command(name, model, store, log, way)
+                found = Candidate(name, REASONS.get(name, ""), command, tuple(way))
+                (recommended if name in wanted else possible).append(found)
+                break
+        else:
+            impossible.append(Candidate(name, _missing(refused)))
+    return Ranking(tuple(recommended), tuple(possible), tuple(impossible))
+
+
+def _drawn_groups(store: Store, config: RunConfig, groups: Sequence[Group]) -> int:
+    """Groups that a recipe may draw of the store."""
+    needs = Phase("", config, 0, 1).needs
+    if PAIRS in needs:
+        return judged_prompts(store)
+    need = grouping(needs)
+    least = 1 if need is None else need.least
+    is_any = config.data.spread is not True
+    drawn = [group for group in groups if is_any or group.reward_min != group.reward_max]
+    return sum((group.scored if REWARD in needs else group.size) >= least for group in drawn)
+
+
+def _refusal(store: Store, config: RunConfig, refusals: dict[str, str]) -> str:
+    """Why a run can't train on the store; "" where it can. What was asked before stands in `refusals`."""
+    if config.source.around is not None:
+        return FRESH
+    for phase in check_config(_holding_nothing(config)):
+        options = options_at(phase.config.objective.options, 0)
+        data, groups = phase.config.data, phase.config.train.groups
+        asked = f"{sorted(phase.needs)} {options.get('singletons')} {data} {groups}"
+        if asked not in refusals:
+            refusals[asked] = ""
+            try:
+                trainable.check_store(phase, store, fills=False)
+                trainable.check_enough([phase], store.path)
+            except Refused as error:
+                refusals[asked] = str(error)
+        if refusals[asked]:
+            return refusals[asked]
+    return ""
+
+
+def _missing(refused: str) -> str:
+    """What is missing, in a few words, of a refusal."""
+    for pattern, words in MISSING:
+        if re.search(pattern, refused):
+            return words
+    found = re.match(r"objective \S+ needs ([^:(]+)", refused)
+    return found[1].strip() if found else refused.partition("\n")[0].partition(". What to do")[0][:120]
+
+
+def _holding_nothing(config: RunConfig) -> RunConfig:
+    """Held-out prompts are those that a step doesn't need."""
+    return config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.0})})
