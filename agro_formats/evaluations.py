@@ -70,7 +70,12 @@ def _openai_evals_read(row: Row, context: Context) -> list[Item]:
     if any("choice" in data for data in data_by_type.get("metrics", [])):
         samplings = samplings[:1]
     models = a_list(spec.get("completion_fns"), "spec.completion_fns")
-    parsed = [_span(i, data, models[0] if models else None) for i, data in enumerate(samplings)]
+    parsed = []
+    for i, data in enumerate(samplings):
+        sampled, model = data.get("sampled"), data.get("model") or (models[0] if models else None)
+        if isinstance(sampled, list):
+            sampled = {"choices": [{"text": one} for one in sampled]}
+        parsed.append(spans.TraceSpan(i, None, data.get("prompt"), sampled, is_call=True, model=model))
     answer = next((data["expected"] for data in judged if data.get("expected") is not None), None)
     # The flags, numbers and texts of the events, by name
     scores: spans.Scores = {}
@@ -79,22 +84,12 @@ def _openai_evals_read(row: Row, context: Context) -> list[Item]:
             is_text = isinstance(value, str) and name not in _OPENAI_EVALS_COLUMNS
             if is_text or isinstance(value, bool | int | float):
                 scores.setdefault(name, []).append(value)
-    return spans.read(parsed, scores, context, _meta(spec, events[0], [*samplings, *judged]), answer)
-
-
-def _span(number: int, data: Row, model: Any) -> spans.TraceSpan:
-    sampled = data.get("sampled")
-    if isinstance(sampled, list):
-        sampled = {"choices": [{"text": one} for one in sampled]}
-    model = data.get("model") or model
-    return spans.TraceSpan(number, None, data.get("prompt"), sampled, is_call=True, model=model)
-
-
-def _meta(spec: Row, event: Row, data: list[Row]) -> dict[str, Any]:
-    details = {name: event.get(name) for name in ("sample_id", "run_id")} | {"eval": spec.get("eval_name")}
-    for one in data:
-        details |= omit(one, _OPENAI_EVALS_COLUMNS)
-    return {name: value for name, value in details.items() if value is not None}
+    details = {"sample_id": events[0].get("sample_id"), "run_id": events[0].get("run_id")}
+    details["eval"] = spec.get("eval_name")
+    for data in [*samplings, *judged]:
+        details |= omit(data, _OPENAI_EVALS_COLUMNS)
+    meta = {name: value for name, value in details.items() if value is not None}
+    return spans.read(parsed, scores, context, meta, answer)
 
 
 def _openai_evals_fits(row: Row) -> bool:
@@ -135,27 +130,29 @@ def _promptfoo_results(row: Row) -> list[Any] | None:
 
 
 def _promptfoo_read(row: Row, context: Context) -> list[Item]:
+    """The reward is the test's `score`, the weighted mean of its assertions, or what --reward names. A test
+    without assertions has no scores."""
     response = entry(row.get("response"), "response")
     error = response.get("error") or (row.get("error") if "output" not in response else None)
     if row.get("failureReason") == _ERROR or error:
         raise Refused(f"error: the provider gave no response: {error or row.get('error')!r:.200}")
-    raw = entry(row.get("prompt"), "prompt").get("raw")
+    raw = text(entry(row.get("prompt"), "prompt").get("raw"), "prompt.raw")
+    messages = unpacked(raw)
+    is_chat = isinstance(messages, list) and all(isinstance(m, dict) and "role" in m for m in messages)
+    prompt = exchanges.prompt(messages, "prompt.raw") if is_chat and messages else raw
+    graded = entry(row.get("gradingResult"), "gradingResult")
+    scores: dict[str, float | None] = {}
+    if graded and (graded.get("reason") != "No assertions" or graded.get("componentResults")):
+        named = entry(row.get("namedScores"), "namedScores")
+        values = {**named, "success": row.get("success"), "score": row.get("score")}
+        scores = {name: number(value, name) for name, value in values.items()}
     provider = row.get("provider")
-    scores = _promptfoo_scores(row)
     common = {
-        "reward": _reward(scores, context),
+        "reward": total(scores, list(scores), context.rewards or {"score": 1.0}) if scores else None,
         "model": provider.get("id") if isinstance(provider, dict) else provider,
         "meta": described(row, _PROMPTFOO_COLUMNS) | ({"scores": scores} if scores else {}),
     }
-    return responses(_prompt(text(raw, "prompt.raw")), [_output(response.get("output"))], "response", common)
-
-
-def _prompt(raw: str) -> Any:
-    """Messages where the text is JSON of them."""
-    value = unpacked(raw)
-    if isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value):
-        return exchanges.prompt(value, "prompt.raw")
-    return raw
+    return responses(prompt, [_output(response.get("output"))], "response", common)
 
 
 def _output(value: Any) -> Any:
@@ -169,23 +166,6 @@ def _output(value: Any) -> Any:
         f"response.output: expected text, got {value!r:.80}: promptfoo or a transform made a value of it, so "
         "that the model's own text isn't there"
     )
-
-
-def _promptfoo_scores(row: Row) -> dict[str, float | None]:
-    """`score` and `success` of the test, and its named scores; none where it has no assertions."""
-    graded = entry(row.get("gradingResult"), "gradingResult")
-    if not graded or (graded.get("reason") == "No assertions" and not graded.get("componentResults")):
-        return {}
-    named = entry(row.get("namedScores"), "namedScores")
-    values = {**named, "success": row.get("success"), "score": row.get("score")}
-    return {name: number(value, name) for name, value in values.items()}
-
-
-def _reward(scores: dict[str, float | None], context: Context) -> float | None:
-    """The test's `score`, which is the weighted mean of its assertions, or what --reward names."""
-    if not scores:
-        return None
-    return total(scores, list(scores), context.rewards or {"score": 1.0})
 
 
 def _promptfoo_fits(row: Row) -> bool:
@@ -208,29 +188,21 @@ _STATUS = {"pass": 1.0, "fail": 0.0, "timeout": 0.0}
 _HUMAN_EVAL_COLUMNS = ("task_id", "completion", "solution")
 
 
-def _sample(row: Row, context: Context) -> list[Item]:
-    problem = _problem(row, context)
-    record = _program(row, problem)
-    record["reward"] = number(row.get("passed"), "passed")
-    record["meta"] |= omit(row, _HUMAN_EVAL_COLUMNS)
-    return [Item.of(record, "solution" if "solution" in row else "completion")]
-
-
-def _problem(row: Row, context: Context) -> Row:
-    name = text(row["task_id"], "task_id")
-    return joined_record(context, "task_id", name, "the file of problems", "problem")
-
-
-def _program(row: Row, problem: Row) -> dict[str, Any]:
+def _program(row: Row, context: Context, reward: float | None) -> list[Item]:
     """A completion continues the prompt. A solution is the whole program, which may begin with the prompt."""
-    prompt = text(problem["prompt"], "prompt")
-    if "solution" in row:
-        response = text(row["solution"], "solution").removeprefix(prompt)
-    else:
-        response = text(row["completion"], "completion")
-    meta = {"task_id": row["task_id"], "entry_point": problem.get("entry_point"), "test": problem.get("test")}
-    present = {name: value for name, value in meta.items() if value is not None}
-    return {"prompt": prompt, "response": response, "prompt_id": row["task_id"], "meta": present}
+    task = text(row["task_id"], "task_id")
+    problem = joined_record(context, "task_id", task, "the file of problems", "problem")
+    prompt, name = text(problem["prompt"], "prompt"), "solution" if "solution" in row else "completion"
+    response = text(row[name], name)
+    tests = {"task_id": task, "entry_point": problem.get("entry_point"), "test": problem.get("test")}
+    record = {
+        "prompt": prompt,
+        "response": response.removeprefix(prompt) if name == "solution" else response,
+        "prompt_id": task,
+        "reward": reward,
+        "meta": {k: x for k, x in tests.items() if x is not None} | omit(row, _HUMAN_EVAL_COLUMNS),
+    }
+    return [Item.of(record, name)]
 
 
 def _human_eval_results(path: Path) -> Iterator[Line]:
@@ -254,23 +226,16 @@ def _solution(name: str, solution: Any) -> dict[str, Any]:
 
 def _result(row: Row, context: Context) -> list[Item]:
     """Both sets of tests must pass; the larger one may not have been run."""
-    problem = _problem(row, context)
-    record = _program(row, problem)
-    verdicts = [_verdict(row.get(name), name) for name in ("base_status", "plus_status")]
-    record["reward"] = min((verdict for verdict in verdicts if verdict is not None), default=None)
-    record["meta"] |= omit(row, _HUMAN_EVAL_COLUMNS)
-    return [Item.of(record, "solution")]
+    verdicts = []
+    for name in ("base_status", "plus_status"):
+        if row.get(name) not in (None, *_STATUS):
+            raise Refused(f"{name}: expected pass, fail or timeout, got {row[name]!r:.80}")
+        if row.get(name) is not None:
+            verdicts.append(_STATUS[row[name]])
+    return _program(row, context, min(verdicts, default=None))
 
 
-def _verdict(status: Any, name: str) -> float | None:
-    if status is None:
-        return None
-    if status in _STATUS:
-        return _STATUS[status]
-    raise Refused(f"{name}: expected pass, fail or timeout, got {status!r:.80}")
-
-
-declared("human-eval", _sample)
+declared("human-eval", lambda row, context: _program(row, context, number(row.get("passed"), "passed")))
 declared(
     "evalplus-results",
     _result,
