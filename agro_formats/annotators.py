@@ -108,7 +108,7 @@ def _scores(name: str, answers: Answers, subjects: Mapping[str, str], *, alone: 
     scores = {}
     for question, values in answers.items():
         is_of = subjects[question] == name if question in subjects else alone
-        if is_of and all(value is None or isinstance(value, bool | int | float) for value in values):
+        if is_of and all(isinstance(value, bool | int | float | None) for value in values):
             short = question if alone else question.removeprefix(name).strip("-_. ")
             scores[short or question] = values
     return scores
@@ -116,37 +116,32 @@ def _scores(name: str, answers: Answers, subjects: Mapping[str, str], *, alone: 
 
 def _written(prompt: Text, answers: Answers, meta: dict[str, Any], context: Context) -> Iterator[Item]:
     texts = {
-        question: values
-        for question, values in answers.items()
-        if values and all(isinstance(value, str) for value in values)
+        name: values for name, values in answers.items() if values and all(isinstance(v, str) for v in values)
     }
-    question = context.choose.get("response")
-    if question is None and len(texts) > 1:
+    question = context.choose.get("response", next(iter(texts), ""))
+    if "response" not in context.choose and len(texts) > 1:
         raise Refused(
             f"response: expected --choose response=NAME of the questions {', '.join(texts)}, or of a field"
         )
-    values = texts.get(question, ()) if question is not None else next(iter(texts.values()), ())
-    if not values:
+    if question not in texts:
         raise SkipRecord("tasks without a response")
-    for i, value in enumerate(values):
+    for i, value in enumerate(texts[question]):
         record = {"prompt": prompt, "response": value, "role": "expert", "meta": meta}
-        yield Item.of(record, f"{question or next(iter(texts))}[{i}]")
+        yield Item.of(record, f"{question}[{i}]")
 
 
 def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Judgment, ...]:
     """Those of the question that compares the responses."""
-    comparisons = {}
-    for question, values in answers.items():
-        judgments = [judgment for value in values for judgment in _judged(value, names)]
-        if judgments:
-            comparisons[question] = judgments
-    chosen = context.choose.get("preference")
-    if chosen is None and len(comparisons) == 1:
-        [chosen] = comparisons
+    judged = {
+        q: [judgment for value in values for judgment in _judged(value, names)]
+        for q, values in answers.items()
+    }
+    comparisons = {question: judgments for question, judgments in judged.items() if judgments}
+    chosen = context.choose.get("preference", next(iter(comparisons)) if len(comparisons) == 1 else None)
     if comparisons and chosen not in answers:
         got = "" if chosen is None else f", got {chosen}"
         raise Refused(f"preference: expected --choose preference=NAME of {', '.join(comparisons)}{got}")
-    if chosen is not None and chosen in answers and chosen not in comparisons:
+    if chosen in answers and chosen not in comparisons:
         raise Refused(
             f"{chosen}: expected the name of a response ({', '.join(names)}), a tie, or a ranking, got "
             f"{answers[chosen][0]!r:.80}"
@@ -185,8 +180,7 @@ def _plain(name: str) -> str:
 
 _ANSWERS, _SUGGESTION = ".responses", "-suggestion"
 _RECORD_COLUMNS = (
-    *("id", "_server_id", "external_id", "status"),
-    *("inserted_at", "updated_at", "metadata", "vectors"),
+    *("id", "_server_id", "external_id", "status", "inserted_at", "updated_at", "metadata", "vectors"),
 )
 _TIMES = ("inserted_at", "updated_at")
 _UNSUBMITTED = ("draft", "discarded")
@@ -253,19 +247,13 @@ def _items(
     prompt, used = prompt_of(fields, context)
     shown = {name: value for name, value in fields.items() if name not in used}
     responses = responses_of(shown, context)
-    subjects = {}
-    for question in answers:
-        named = [name for name in responses if question.startswith(name)]
-        if named:
-            subjects[question] = max(named, key=len)
+    named = {question: [name for name in responses if question.startswith(name)] for question in answers}
+    subjects = {question: max(names, key=len) for question, names in named.items() if names}
     meta = dict(entry(unpacked(extras.get("metadata") or None), "metadata"))
     for name, value in omit(extras, ("metadata", "vectors")).items():
         if value not in ({}, []):
             meta[name] = str(value) if name in _TIMES else value
-    answered = {}
-    for question, values in answers.items():
-        if values:
-            answered[question] = [_ranks(value, responses) for value in values]
+    answered = {q: [_ranks(value, responses) for value in values] for q, values in answers.items() if values}
     return items_of(prompt, responses, answered, subjects, meta | omit(shown, responses), context)
 
 
@@ -304,7 +292,14 @@ def _task(row: Row, context: Context) -> list[Item]:
     data = entry(row["data"], "data")
     prompt, used = prompt_of(data, context)
     fields = {name: value for name, value in data.items() if name not in used}
-    ranked = next((name for name, value in fields.items() if _is_ranked(value)), None)
+    ranked = next(
+        (
+            name
+            for name, value in fields.items()
+            if isinstance(value, list) and value and all(isinstance(x, dict) and "id" in x for x in value)
+        ),
+        None,
+    )
     responses = _listed(fields.pop(ranked), ranked) if ranked else responses_of(fields, context)
     answers: dict[str, list[Any]] = {}
     subjects: dict[str, str] = {}
@@ -318,10 +313,6 @@ def _task(row: Row, context: Context) -> list[Item]:
                 subjects[question] = result["to_name"]
     meta = omit(row, ("data", "annotations")) | omit(fields, responses)
     return items_of(prompt, responses, answers, subjects, meta, context)
-
-
-def _is_ranked(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(x, dict) and "id" in x for x in value)
 
 
 def _listed(items: list[dict[str, Any]], name: str) -> dict[str, str]:
@@ -348,19 +339,16 @@ def _answer(result: Mapping[str, Any], names: list[str]) -> Any:
             raise Refused(f"pairwise: expected two responses in data, got {', '.join(names) or 'none'}")
         return one_of(value.get("selected"), dict(zip(("left", "right"), sides)), "pairwise.selected")
     if kind == "ranker":
-        return _order(value.get("ranker"))
+        # The places of the ids in their order. Of several buckets each is a category, and no order of all.
+        ranker = value.get("ranker")
+        if isinstance(ranker, dict):
+            buckets = [ids for ids in ranker.values() if ids]
+            if len(buckets) != 1 or ranker.get(_UNSORTED):
+                return ranker
+            [ranker] = buckets
+        return {str(id): rank for rank, id in enumerate(a_list(ranker, "ranker"), 1)}
     answer = value.get("text") if kind == "textarea" else value.get(str(kind), value)
     return answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
-
-
-def _order(ranker: Any) -> Any:
-    """The places of the ids in their order. Of several buckets each is a category, and no order of all."""
-    if isinstance(ranker, dict):
-        buckets = [ids for ids in ranker.values() if ids]
-        if len(buckets) != 1 or ranker.get(_UNSORTED):
-            return ranker
-        [ranker] = buckets
-    return {str(id): rank for rank, id in enumerate(a_list(ranker, "ranker"), 1)}
 
 
 declared(

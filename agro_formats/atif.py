@@ -57,7 +57,9 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
     # A row up to each turn of the assistant that isn't its own; what is before it is the row's prompt.
     records, begin = [], _first_own(steps)
     while begin < len(steps):
-        inserted = (i for i, s in enumerate(steps) if i > begin and not s.is_own and _is_assistant(s.message))
+        inserted = (
+            i for i, s in enumerate(steps) if i > begin and not s.is_own and s.message["role"] == "assistant"
+        )
         end = next(inserted, len(steps))
         record = exchange(_messages(steps[:begin]), _turns(steps[begin:end]), ("steps", "steps"))
         records.append(record | {"meta": record.get("meta", {}) | _meta(steps[begin:end])})
@@ -71,10 +73,6 @@ def _messages(steps: Sequence[AtifStep]) -> list[Message]:
 
 def _first_own(steps: Sequence[AtifStep]) -> int:
     return next((i for i, step in enumerate(steps) if step.is_own), len(steps))
-
-
-def _is_assistant(message: Message) -> bool:
-    return bool(message["role"] == "assistant")
 
 
 def _turns(steps: Sequence[AtifStep]) -> list[Message]:
@@ -100,7 +98,7 @@ def _token_records(steps: Sequence[AtifStep], context: Context) -> list[dict[str
     for start, end in _unbroken(steps, begin):
         row = _joined([step.tokens for step in steps[start:end] if step.is_own and step.tokens])
         turns, meta = _turns(steps[start:end]), _meta(steps[start:end])
-        has_inserted = any(not s.is_own and _is_assistant(s.message) for s in steps[start:end])
+        has_inserted = any(not s.is_own and s.message["role"] == "assistant" for s in steps[start:end])
         if start == begin and not has_inserted:
             record = exchange(prompt, turns, ("steps", "steps"))
         else:  # not as `continuation`: with other tokens the turns would be encoded after the wrong context
@@ -147,13 +145,15 @@ def is_trajectory(row: Row) -> bool:
     return str(row.get("schema_version", "")).startswith("ATIF-v") and "steps" in row
 
 
-def _read(row: Row, context: Context) -> list[Item]:
-    """A trajectory has no reward: that is in `result.json` of the trial's folder, see `harbor`."""
-    return [Item.of(record, name) for name, record in trajectory(row, context)]
+def is_call(step: Row) -> bool:
+    """Whether the agent's model wrote a step here."""
+    is_copy = step.get("is_copied_context")
+    return step.get("source") == "agent" and not is_copy and step.get("llm_call_count") != 0
 
 
 def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[str, dict[str, Any]]]:
-    """(name, record) of its rows, and of those of agents that it delegated to."""
+    """(name, record) of its rows, and of those of agents that it delegated to. There is no reward: that is in
+    `result.json` of the trial's folder, see `harbor`."""
     agent = entry(row.get("agent"), "agent")
     meta = omit(row, _COLUMNS) | {"agent": omit(agent, ())}
     parts = list[tuple[str, dict[str, Any]]]()
@@ -169,18 +169,14 @@ def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[st
         for part, record in trajectory(delegated, context, f"{name}.{location}"):
             record["meta"]["subagent"] = delegated.get("trajectory_id")
             parts.append((part, record))
-    episode = _episode(row, len(parts))
+    # The session, where it has several rows, here or in the trajectory that it continues or that continues
+    # it: Harbor's Terminus names that one SESSION-cont-NUMBER.
+    episode, session = None, row.get("session_id") or row.get("trajectory_id")
+    if session is not None:
+        session, continues, _ = text(session, "session_id").partition("-cont-")
+        is_one = not continues and len(parts) < 2 and not row.get("continued_trajectory_ref")
+        episode = None if is_one else session
     return [(part, record | {"episode": episode}) for part, record in parts]
-
-
-def _episode(row: Row, rows: int) -> str | None:
-    """The session, where it has several rows, here or in the trajectory that it continues or that continues
-    it: Harbor's Terminus names that one SESSION-cont-NUMBER."""
-    name = row.get("session_id") or row.get("trajectory_id")
-    if name is None:
-        return None
-    session, continues, _ = text(name, "session_id").partition("-cont-")
-    return session if continues or rows > 1 or row.get("continued_trajectory_ref") else None
 
 
 def _step(step: Row, i: int, merged: bool) -> AtifStep:
@@ -195,7 +191,7 @@ def _step(step: Row, i: int, merged: bool) -> AtifStep:
         wrong = next((key for key in _AGENT_ONLY if step.get(key) is not None), None)
         if wrong is not None:
             raise Refused(f"{name}.{wrong}: expected only in steps of the agent, got one of the {role}")
-    is_own = role == "assistant" and not step.get("is_copied_context") and step.get("llm_call_count") != 0
+    is_own = is_call(step)
     metrics = entry(step.get("metrics"), f"{name}.metrics")
     message: Message = {"role": role, "content": plain(step.get("message"), f"{name}.message")}
     if step.get("reasoning_content") is not None:
@@ -236,4 +232,8 @@ def _tokens(metrics: Row, name: str) -> Tokens | None:
     return Tokens(prompt, completion, numbers(logp, f"{name}.logprobs", len(completion)))
 
 
-declared("atif", _read, is_trajectory)
+declared(
+    "atif",
+    lambda row, context: [Item.of(record, name) for name, record in trajectory(row, context)],
+    is_trajectory,
+)

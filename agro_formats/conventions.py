@@ -25,12 +25,8 @@ from agro.types.conversation import normalized_message
 from agro_formats.table import declared
 
 OPERATIONS = ("chat", "text_completion", "generate_content")
-_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM = (
-    "gen_ai.input.messages",
-    "gen_ai.output.messages",
-    "gen_ai.system_instructions",
-)
-_TOOLS = "gen_ai.tool.definitions"
+_GENAI_INPUT, _GENAI_OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
+_SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
 _SAMPLING = ("temperature", "top_p", "top_k", "seed")
 _OLD = ("gen_ai.prompt.", "gen_ai.completion.")
 
@@ -74,14 +70,21 @@ def read_genai(
     request = {name: attributes.get(f"gen_ai.request.{name}") for name in _SAMPLING}
     extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
     meta = {name: value for name, value in extras.items() if not name.startswith(_OLD)}
-    common = {
-        "reward": scored(scores, context),
-        "model": attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model"),
-        "sampling": settings(request, _SAMPLING),
-        "meta": meta | ({"scores": dict(scores)} if scores else {}),
-    }
-    if attributes.get(_TOOLS) is not None:
-        common["tools"] = attributes[_TOOLS]
+    model = attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model")
+    common = {"model": model, "sampling": settings(request, _SAMPLING), "tools": attributes.get(_TOOLS)}
+    return _items(prompt, replies, scores, context, meta, common)
+
+
+def _items(
+    prompt: list[Message],
+    replies: list[Message],
+    scores: Mapping[str, list[Any]],
+    context: Context,
+    meta: dict[str, Any],
+    common: dict[str, Any],
+) -> list[Item]:
+    common = {name: value for name, value in common.items() if name != "tools" or value is not None}
+    common |= {"reward": scored(scores, context), "meta": meta | ({"scores": dict(scores)} if scores else {})}
     return responses(prompt, replies, "output", common)
 
 
@@ -95,13 +98,11 @@ def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
     """Messages one attribute a field, from 0 on."""
     named = {name: value for name, value in attributes.items() if name.startswith(_OLD)}
     tree = entry(unflatten(named).get("gen_ai"), "gen_ai")
-    prompt = [
-        _old_message(m, f"gen_ai.prompt.{i}") for i, m in enumerate(listed(tree.get("prompt"), _OLD[0]))
-    ]
-    replies = listed(tree.get("completion"), _OLD[1])
-    return prompt, [
-        {"role": "assistant", **_old_message(m, f"gen_ai.completion.{i}")} for i, m in enumerate(replies)
-    ]
+    prompt, replies = (
+        [_old_message(m, f"{name}{i}") for i, m in enumerate(listed(tree.get(name.split(".")[1]), name))]
+        for name in _OLD
+    )
+    return prompt, [{**message, "role": message.get("role") or "assistant"} for message in replies]
 
 
 def _old_message(message: Mapping[str, Any], name: str) -> Message:
@@ -146,46 +147,35 @@ def read_openinference(
     """The responses of a call. `scores`: of evaluations that aren't among the attributes, by name."""
     tree = unflatten({name: unpacked(value) for name, value in attributes.items()})
     llm = entry(tree.get("llm"), "llm")
-    prompt = [
-        _message(m, f"{_OPENINFERENCE_INPUT}.{i}")
-        for i, m in enumerate(objects(llm.get("input_messages"), _OPENINFERENCE_INPUT))
-    ]
-    replies = [
-        _message(m, f"{_OPENINFERENCE_OUTPUT}.{i}")
-        for i, m in enumerate(objects(llm.get("output_messages"), _OPENINFERENCE_OUTPUT))
-    ]
-    all_scores = _scores(tree) | dict(scores)
+    prompt, replies = (
+        [_message(m, f"{name}.{i}") for i, m in enumerate(objects(llm.get(name.removeprefix("llm.")), name))]
+        for name in (_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT)
+    )
     parameters = llm.get("invocation_parameters")
-    parameters = parameters if isinstance(parameters, dict) else {}
     prefixes = (_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT, *_KINDS)
     meta = {name: value for name, value in attributes.items() if not name.startswith(prefixes)}
-    common = {
-        "reward": scored(all_scores, context),
-        "model": llm.get("model_name"),
-        "sampling": settings(parameters, _SAMPLING),
-        "meta": meta | ({"scores": all_scores} if all_scores else {}),
-    }
     tools = [entry(each.get("tool", each), "llm.tools") for each in listed(llm.get("tools"), "llm.tools")]
-    if tools:
-        common["tools"] = [unpacked(tool.get("json_schema")) for tool in tools]
-    return responses(prompt, replies, "output", common)
+    common = {
+        "model": llm.get("model_name"),
+        "sampling": settings(parameters if isinstance(parameters, dict) else {}, _SAMPLING),
+        "tools": [unpacked(tool.get("json_schema")) for tool in tools] or None,
+    }
+    return _items(prompt, replies, _scores(tree) | dict(scores), context, meta, common)
 
 
 def _message(value: Mapping[str, Any], name: str) -> Message:
     message = entry(value.get("message", value), name)
     parts = [entry(part.get("message_content", part), name) for part in listed(message.get("contents"), name)]
-    calls = [entry(each.get("tool_call", each), name) for each in listed(message.get("tool_calls"), name)]
     fields = {key: message.get(key) for key in ("role", "content", "name", "tool_call_id")}
     if fields["content"] is None:
         fields["content"] = parts
-    if calls:
-        fields["tool_calls"] = [_called(each, name) for each in calls]
+    for each in listed(message.get("tool_calls"), name):
+        called = entry(each.get("tool_call", each), name)
+        function = entry(called.get("function"), f"{name}.tool_calls.function")
+        fields.setdefault("tool_calls", []).append(
+            call(function.get("name"), function.get("arguments"), called.get("id"))
+        )
     return turn(fields, name)
-
-
-def _called(each: Mapping[str, Any], name: str) -> dict[str, Any]:
-    function = entry(each.get("function"), f"{name}.tool_calls.function")
-    return call(function.get("name"), function.get("arguments"), each.get("id"))
 
 
 def _scores(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -200,8 +190,8 @@ def _scores(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
     return scores
 
 
-def _fits(row: Row) -> bool:
-    return is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row
-
-
-declared("openinference", _read, _fits)
+declared(
+    "openinference",
+    _read,
+    lambda row: is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row,
+)

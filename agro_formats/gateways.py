@@ -120,25 +120,24 @@ def _rendered(value: Any, name: str) -> str:
 
 
 def _message(role: Any, blocks: list[dict[str, Any]], name: str) -> Message:
-    message: Message = {"role": role, "content": ""}
-    thoughts, calls = list[str](), list[dict[str, Any]]()
+    message: Message = {"role": role, "content": "", "reasoning_content": "", "tool_calls": []}
     for block in blocks:
-        kind = block.get("type")
-        if kind in ("text", "raw_text"):
-            message["content"] += _rendered(block.get("text", block.get("value")), name)
-        elif kind == "template":
-            _rendered(block.get("arguments", {}), name)
-        elif kind == "thought":
-            thoughts.append(block.get("text") or "")
-        elif kind == "tool_call":
-            tool = block.get("raw_name", block.get("name"))
-            arguments = block.get("raw_arguments", block.get("arguments"))
-            calls.append(call(tool, arguments, block.get("id")))
-        else:
-            raise Refused(f"{name}: expected text, a thought, or a tool's call or result, got {kind!r:.80}")
-    if any(thoughts):
-        message["reasoning_content"] = "".join(thoughts)
-    return message | ({"tool_calls": calls} if calls else {})
+        match block.get("type"):
+            case "text" | "raw_text":
+                message["content"] += _rendered(block.get("text", block.get("value")), name)
+            case "template":
+                _rendered(block.get("arguments", {}), name)
+            case "thought":
+                message["reasoning_content"] += block.get("text") or ""
+            case "tool_call":
+                tool = block.get("raw_name", block.get("name"))
+                arguments = block.get("raw_arguments", block.get("arguments"))
+                message["tool_calls"].append(call(tool, arguments, block.get("id")))
+            case kind:
+                raise Refused(
+                    f"{name}: expected text, a thought, or a tool's call or result, got {kind!r:.80}"
+                )
+    return {key: value for key, value in message.items() if value or key in ("role", "content")}
 
 
 def _reply(value: Any, name: str) -> str | Message:
@@ -150,9 +149,8 @@ def _reply(value: Any, name: str) -> str | Message:
 
 def _tensorzero_fits(row: Row) -> bool:
     rows = row.get("inferences")
-    if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-        row = rows[0]
-    return row.keys() >= {"function_name", "variant_name", "episode_id", "input", "output"}
+    first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else row
+    return first.keys() >= {"function_name", "variant_name", "episode_id", "input", "output"}
 
 
 declared(

@@ -18,7 +18,7 @@ from agro.io.strictjson import loads
 from agro.logs.fields import listed, total
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
-from agro_formats.atif import is_trajectory, trajectory
+from agro_formats.atif import is_call, is_trajectory, trajectory
 from agro_formats.table import declared
 
 _AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did
@@ -35,10 +35,6 @@ def _is_trial(path: Path) -> bool:
 
 def _trials(path: Path) -> list[Path]:
     return [path] if _is_trial(path) else sorted(p for p in path.iterdir() if _is_trial(p))
-
-
-def _opens(path: Path) -> bool:
-    return path.is_dir() and bool(_trials(path))
 
 
 def _records(path: Path) -> Iterator[Line]:
@@ -78,34 +74,28 @@ def _continued(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read(row: Row, context: Context) -> list[Item]:
-    reward, invalid = _reward(row, context)
+    """Responses of a task are a group by its prompt: the same words in another environment are another
+    task."""
+    result = entry(row.get("verifier_result"), "verifier_result")
+    rewards = entry(result.get("rewards"), "verifier_result.rewards")
+    reward, invalid = _reward(row, rewards, context)
     meta = {name: row[name] for name in _META_COLUMNS if row.get(name) is not None}
-    meta |= {"rewards": _rewards(row)} | ({"reward_error": invalid} if invalid else {})
+    meta |= {"rewards": rewards} | ({"reward_error": invalid} if invalid else {})
+    task = row.get("task_checksum") or row["task_name"]
     rows = _with_tokens(objects(row["trajectories"], "trajectories"), row)
     items, episode = list[Item](), f"{row['trial_name']}:{row.get('id', '')}"
     for i, part in enumerate(rows):
         for name, record in trajectory(part, context, f"trajectories[{i}]"):
-            record |= {"reward": reward, "episode": episode, "prompt_id": _group(row, record["prompt"])}
+            group = f"{task}:{prompt_hash(record['prompt'])}"
+            record |= {"reward": reward, "episode": episode, "prompt_id": group}
             items.append(Item.of(record | {"meta": record["meta"] | meta}, name))
     if len(items) == 1:
         del items[0].records[0]["episode"]
     return items
 
 
-def _group(row: Row, prompt: Any) -> str:
-    """The task and its prompt: the same words in another environment are another task."""
-    return f"{row.get('task_checksum') or row['task_name']}:{prompt_hash(prompt)}"
-
-
-def _rewards(row: Row) -> dict[str, Any]:
-    return entry(
-        entry(row.get("verifier_result"), "verifier_result").get("rewards"), "verifier_result.rewards"
-    )
-
-
-def _reward(row: Row, context: Context) -> tuple[float | None, str]:
+def _reward(row: Row, rewards: Row, context: Context) -> tuple[float | None, str]:
     """The reward, or why there is none: a failed sandbox or provider says nothing about the agent."""
-    rewards = _rewards(row)
     if not rewards:
         return None, "the verifier gave no reward"
     results = [row, *listed(row.get("step_results"), "step_results")]
@@ -123,7 +113,7 @@ def _with_tokens(rows: list[dict[str, Any]], result: Row) -> Sequence[dict[str, 
     """
     agent = entry(result.get("agent_result"), "agent_result")
     details = listed(agent.get("rollout_details"), "agent_result.rollout_details")
-    steps = [s for row in rows for s in objects(row["steps"], "steps") if _is_call(s)]
+    steps = [s for row in rows for s in objects(row["steps"], "steps") if is_call(s)]
     if not details or any(entry(s.get("metrics"), "metrics").get("completion_token_ids") for s in steps):
         return rows
     calls = [details[0].get(name) or [] for name in ("prompt_token_ids", "completion_token_ids", "logprobs")]
@@ -136,18 +126,10 @@ def _with_tokens(rows: list[dict[str, Any]], result: Row) -> Sequence[dict[str, 
     return rows
 
 
-def _is_call(step: Row) -> bool:
-    return (
-        step.get("source") == "agent"
-        and not step.get("is_copied_context")
-        and step.get("llm_call_count") != 0
-    )
-
-
 declared(
     "harbor",
     _read,
-    opens=_opens,
+    opens=lambda path: path.is_dir() and bool(_trials(path)),
     records=_records,
     identity=lambda row: f"harbor:{row.get('id') or row['trial_name']}",
 )

@@ -31,37 +31,34 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs.declared import Columns, Parser
 from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
-from agro.logs.protocol import TIE, Context, Item, Row
+from agro.logs.protocol import TIE, Context, Item, Row, Votes
 from agro_formats.judgments import PairColumns, Ranking
 from agro_formats.table import declared
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
-_HH = ("prompt", "chosen", "rejected", "response")
 _ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 _STEERED = ("prompt", "context", "response1", "response2", "response_1", "response_2")
 
 
 def _is_hh(row: Row) -> bool:
-    texts = [row.get(name) for name in ("chosen", "rejected")]
-    begins = row.get("prompt", texts[0])
-    return all(isinstance(x, str) for x in texts) and isinstance(begins, str) and bool(_TURN.match(begins))
+    texts = (row.get("chosen"), row.get("rejected"), row.get("prompt", row.get("chosen")))
+    return all(isinstance(x, str) for x in texts) and bool(_TURN.match(texts[2] or ""))
 
 
 def _hh(row: Row, context: Context) -> list[Item]:
     """Complete dialogues; or only the last turns, where the dialogue before them is in `prompt`."""
     prefix = row.get("prompt") or ""
-    chosen = _dialogue(prefix + text(row["chosen"], "chosen"), "chosen")
-    rejected = _dialogue(prefix + text(row["rejected"], "rejected"), "rejected")
-    prompt = chosen[:-1]
-    if rejected[:-1] != prompt:
+    chosen, rejected = (_dialogue(prefix + text(row[n], n), n) for n in ("chosen", "rejected"))
+    if rejected[:-1] != chosen[:-1]:
         raise Refused("rejected: expected the turns of chosen, and then another response")
-    meta = omit(row, _HH)
+    meta = omit(row, ("prompt", "chosen", "rejected", "response"))
     if row.get("response") not in (None, row["chosen"]):
         meta["response"] = row["response"]
-    records = [
-        {"prompt": prompt, "response": turns[-1]["content"], "meta": meta} for turns in (chosen, rejected)
-    ]
-    return [Item.pair(records[0], records[1])]
+    better, worse = (
+        {"prompt": chosen[:-1], "response": turns[-1]["content"], "meta": meta}
+        for turns in (chosen, rejected)
+    )
+    return [Item.pair(better, worse)]
 
 
 def open_dialogue(value: Any, name: str) -> list[dict[str, Any]]:
@@ -98,8 +95,11 @@ HELPSTEER = Columns("prompt", "response", judge=_attributes)
 
 
 def _compared(row: Row, context: Context) -> list[Item]:
-    """The preference is of -3 (the first response is much better) to 3 (the second is); 0 is a tie. Votes are
-    those of the annotators, where they are there."""
+    """The preference is of -3 (the first response is much better) to 3 (the second is); 0 is a tie.
+
+    Votes are how many annotators prefer each, where they are there; no difference counts half for each. They
+    are equal where the preference of all is 0, also where more of them prefer one.
+    """
     strength = "overall_preference" if "overall_preference" in row else "preference_strength"
     preference = integer(row[strength], strength)
     if not -3 <= preference <= 3:
@@ -108,26 +108,18 @@ def _compared(row: Row, context: Context) -> list[Item]:
     prompt = objects(row["context"], "context") if "context" in row else text(row["prompt"], "prompt")
     meta = omit(row, _STEERED)
     records = [{"prompt": prompt, "response": text(row[name], name), "meta": meta} for name in names]
-    votes = _votes(row, preference)
-    if preference > 0:
-        return [Item.pair(records[1], records[0], (votes[1], votes[0]))]
-    return [Item.pair(records[0], records[1], votes)]
-
-
-def _votes(row: Row, preference: int) -> tuple[float | None, float | None]:
-    """How many annotators prefer the first, and the second; no difference counts half for each.
-
-    They are equal where the preference of all is 0, also where more of them prefer one.
-    """
     judged = listed(row.get("individual_preference"), "individual_preference")
     scores = [number(one.get("score"), f"individual_preference[{i}].score") for i, one in enumerate(judged)]
     numbers = [score for score in scores if score is not None]
-    if not numbers:
-        return TIE if preference == 0 else (None, None)
-    if preference == 0:
-        return len(numbers) / 2, len(numbers) / 2
-    ties = sum(score == 0 for score in numbers) / 2
-    return sum(score < 0 for score in numbers) + ties, sum(score > 0 for score in numbers) + ties
+    votes: Votes = TIE if preference == 0 else (None, None)
+    if numbers and preference == 0:
+        votes = (len(numbers) / 2, len(numbers) / 2)
+    elif numbers:
+        ties = sum(score == 0 for score in numbers) / 2
+        votes = (sum(score < 0 for score in numbers) + ties, sum(score > 0 for score in numbers) + ties)
+    if preference > 0:
+        return [Item.pair(records[1], records[0], (votes[1], votes[0]))]
+    return [Item.pair(records[0], records[1], votes)]
 
 
 declared("hh-rlhf", _hh, _is_hh)
@@ -149,18 +141,17 @@ _BOTH_BAD = ("both_bad", "bothbad", "tie (bothbad)")
 
 
 def _conversations(row: Row, context: Context) -> list[Item]:
-    sides = [_messages(unpacked(row[name]), name) for name in _SIDES]
+    sides = [
+        [
+            {"role": turn.get("role"), "content": plain(turn.get("content"), f"{name}[{i}].content")}
+            for i, turn in enumerate(objects(unpacked(row[name]), name))
+        ]
+        for name in _SIDES
+    ]
     winner = row["winner"]
     if winner not in (*_FLAGS.values(), *_BOTH_BAD):
         raise Refused(f"winner: expected model_a, model_b, tie or both_bad, got {winner!r:.80}")
     return _judged(sides, winner, omit(row, (*_SIDES, "model_a", "model_b")), row, context)
-
-
-def _messages(turns: Any, name: str) -> list[dict[str, Any]]:
-    return [
-        {"role": turn.get("role"), "content": plain(turn.get("content"), f"{name}[{i}].content")}
-        for i, turn in enumerate(objects(turns, name))
-    ]
 
 
 def _texts(row: Row, context: Context) -> list[Item]:
@@ -233,11 +224,8 @@ SHAPES: dict[str, Callable[..., PairColumns | Ranking | Columns]] = {
 }
 
 
-def _of_table(shape: str, parse: str = "", **fields: Any) -> PairColumns | Ranking | Columns:
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return SHAPES[shape](**values, **({"parse": PARSERS[parse]} if parse else {}))
-
-
 for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
-    _set = _of_table(**_fields)
+    _values = {key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()}
+    _parse = {"parse": PARSERS[_values.pop("parse")]} if "parse" in _values else {}
+    _set = SHAPES[_values.pop("shape")](**_values, **_parse)
     declared(_name, _set.read, _set.fits)

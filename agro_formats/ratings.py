@@ -34,17 +34,23 @@ _BINARIZED = ("prompt", "prompt_id", "chosen", "rejected", "messages", "score_ch
 
 
 def _group(row: Row, context: Context) -> list[Item]:
-    """The models were asked with different system prompts: responses with the same one are a group."""
+    """The models were asked with different system prompts: responses with the same one are a group.
+
+    The prompt is the instruction after `custom_system_prompt`, with which the responses were made, but those
+    of wizardlm-7b (OpenBMB/UltraFeedback e662fd2, src/comparison_data_generation/main.py).
+    """
     instruction = text(row["instruction"], "instruction")
     models, meta = row["models"], omit(row, _COLUMNS)
     items = []
     for i, completion in enumerate(objects(row["completions"], "completions")):
-        name = f"completions[{i}]"
-        model = completion.get("model")
+        name, prompt = f"completions[{i}]", [user(instruction)]
+        model, system = completion.get("model"), completion.get("custom_system_prompt")
         if model is None and isinstance(models, list) and i < len(models):
             model = models[i]
+        if system and model != "wizardlm-7b":
+            prompt.insert(0, {"role": "system", "content": text(system, f"{name}.custom_system_prompt")})
         record = {
-            "prompt": _prompt(instruction, completion, model, name),
+            "prompt": prompt if len(prompt) > 1 else instruction,
             "response": text(completion.get("response"), f"{name}.response"),
             "reward": _reward(completion, name, context),
             "model": model,
@@ -52,15 +58,6 @@ def _group(row: Row, context: Context) -> list[Item]:
         }
         items.append(Item.of(record, name))
     return items
-
-
-def _prompt(instruction: str, completion: Row, model: Any, name: str) -> str | list[dict[str, Any]]:
-    """The instruction after `custom_system_prompt`, with which the responses were made, but those of
-    wizardlm-7b (OpenBMB/UltraFeedback e662fd2, src/comparison_data_generation/main.py)."""
-    system = completion.get("custom_system_prompt")
-    if not system or model == "wizardlm-7b":
-        return instruction
-    return [{"role": "system", "content": text(system, f"{name}.custom_system_prompt")}, user(instruction)]
 
 
 def _reward(completion: Row, name: str, context: Context) -> float | None:
@@ -93,7 +90,8 @@ def _pair(row: Row, context: Context) -> list[Item]:
     if not prompt or rejected[:-1] != prompt:
         raise Refused("rejected: expected the messages of chosen, and then another response")
     meta: dict[str, Any] = omit(row, _BINARIZED)
-    meta |= {name: row[name] for name, same in _copies(chosen).items() if row.get(name, same) != same}
+    copies = {"prompt": chosen[-2].get("content"), "messages": chosen}  # columns that repeat the chosen one
+    meta |= {name: row[name] for name, same in copies.items() if row.get(name, same) != same}
     records = []
     for turns, name in ((chosen, "chosen"), (rejected, "rejected")):
         record = exchange(prompt, turns[-1:], ("prompt", name))
@@ -103,11 +101,6 @@ def _pair(row: Row, context: Context) -> list[Item]:
         records.append(record)
     better, worse = records
     return [Item.pair(better, worse)]
-
-
-def _copies(chosen: list[dict[str, Any]]) -> dict[str, Any]:
-    """What columns hold that repeat the chosen conversation."""
-    return {"prompt": chosen[-2].get("content"), "messages": chosen}
 
 
 declared("ultrafeedback", _group, lambda row: row.keys() >= set(_COLUMNS))
@@ -141,18 +134,15 @@ def _tree(row: Row, context: Context) -> list[Item]:
     todo: list[tuple[list[dict[str, Any]], Any, str]] = [([], root, name)]  # after the turns before it
     while todo:
         history, message, location = todo.pop()
-        turns = [*history, _turn(entry(message, location), location)]
+        role = one_of(entry(message, location).get("role"), _ROLES, f"{location}.role")
+        turns = [*history, {"role": role, "content": text(message.get("text"), f"{location}.text")}]
         replies = {
             f"{location}.replies[{i}]": m for i, m in enumerate(listed(message.get("replies"), location))
         }
-        responses = {
-            location: reply for location, reply in replies.items() if reply.get("role") == "assistant"
-        }
+        responses = {at: reply for at, reply in replies.items() if reply.get("role") == "assistant"}
         if responses:
-            records = [
-                _record(turns, reply, location, common, context) for location, reply in responses.items()
-            ]
-            ranks = [number(reply.get("rank"), f"{location}.rank") for location, reply in responses.items()]
+            records = [_record(turns, reply, at, common, context) for at, reply in responses.items()]
+            ranks = [number(reply.get("rank"), f"{at}.rank") for at, reply in responses.items()]
             items.append(Item(tuple(records), tuple(responses), rank_judgments(ranks)))
         todo += [(turns, reply, location) for location, reply in reversed(replies.items())]
     if not items:
@@ -160,15 +150,15 @@ def _tree(row: Row, context: Context) -> list[Item]:
     return items
 
 
-def _turn(message: Row, name: str) -> dict[str, Any]:
-    role = one_of(message.get("role"), _ROLES, f"{name}.role")
-    return {"role": role, "content": text(message.get("text"), f"{name}.text")}
-
-
 def _record(
     prompt: list[dict[str, Any]], message: Row, name: str, common: dict[str, Any], context: Context
 ) -> dict[str, Any]:
-    labels = _labels(message, name)
+    """A reply, with the mean of what people said by label. In `datasets` names and values are lists."""
+    labels = entry(message.get("labels"), f"{name}.labels")
+    if isinstance(labels.get("name"), list):
+        labels = dict(zip(labels["name"], labels.get("value", ()), strict=True))
+    else:
+        labels = {key: entry(label, f"{name}.labels.{key}").get("value") for key, label in labels.items()}
     scores = {"rank": message.get("rank")} | dict.fromkeys(_LABELS) | labels
     meta = common | omit(message, ("text", "role", "replies", "model_name", "labels"))
     return {
@@ -178,14 +168,6 @@ def _record(
         "reward": total(scores, list(scores), context.rewards) if context.rewards else None,
         "meta": meta | ({"labels": labels} if labels else {}),
     }
-
-
-def _labels(message: Row, name: str) -> dict[str, Any]:
-    """The mean of what people said, by label. In `datasets` names and values are lists."""
-    labels = entry(message.get("labels"), f"{name}.labels")
-    if isinstance(labels.get("name"), list):
-        return dict(zip(labels["name"], labels.get("value", ()), strict=True))
-    return {key: entry(label, f"{name}.labels.{key}").get("value") for key, label in labels.items()}
 
 
 def _is_table(path: Path) -> bool:

@@ -32,6 +32,7 @@ from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.logs.declared import Columns
 from agro.logs.fields import (
+    assistant,
     digest,
     fingerprinted,
     flags,
@@ -62,7 +63,11 @@ def _single(row: Row) -> dict[str, Any]:
 
 
 def _train(row: Row, context: Context) -> list[Item]:
-    """Values per token are of the padded row. A log-prob is 0 where nothing was sampled."""
+    """Values per token are of the padded row. A log-prob is 0 where nothing was sampled.
+
+    The messages' texts are without roles: the last one is the response only where all after the prompt was
+    sampled.
+    """
     row = _single(row)
     n = integer(row["input_lengths"], "input_lengths")
     ids = integers(row["token_ids"], "token_ids")
@@ -72,9 +77,20 @@ def _train(row: Row, context: Context) -> list[Item]:
         raise Refused(
             f"input_lengths: expected tokens to learn from among the first {n} of {len(ids)} tokens"
         )
-    end = n - mask[::-1].index(True)
+    start, end, content = mask.index(True), n - mask[::-1].index(True), row["content"]
+    if isinstance(content, list) and len(content) > 1 and all(mask[start:]):
+        texts = [text(part, f"content[{i}]") for i, part in enumerate(content)]
+        prompt, response = "".join(texts[:-1]), texts[-1]
+    elif context.tokenizer is not None:
+        prompt, response = (context.tokenizer.decode(part) for part in (ids[:start], ids[start:end]))
+    else:
+        raise Refused(
+            "content: which texts were sampled isn't said, and more than one turn was, or something stands "
+            "after it; name the model whose tokenizer made token_ids (--tokenizer MODEL)"
+        )
     record: dict[str, Any] = {
-        **_nemo_texts(row["content"], ids[:n], mask, context),
+        "prompt": prompt,
+        "response": response,
         "tokens": ids[:end],
         "mask": mask[:end],
         "behavior_logp": [x if is_sampled else None for x, is_sampled in zip(logps[:end], mask)],
@@ -85,23 +101,6 @@ def _train(row: Row, context: Context) -> list[Item]:
         record["meta"]["reward_error"] = f"sample_loss_mask 0: the reward {record['reward']} is a placeholder"
         record["reward"] = None
     return [Item.of(fingerprinted(record, context), "content")]
-
-
-def _nemo_texts(content: Any, ids: list[int], mask: list[bool], context: Context) -> dict[str, str]:
-    """Prompt and response. The messages' texts are without roles: the last one is the response only where
-    all after the prompt was sampled."""
-    start, end = mask.index(True), len(mask) - mask[::-1].index(True)
-    is_one = all(mask[start:end]) and end == len(mask)
-    if isinstance(content, list) and len(content) > 1 and is_one:
-        texts = [text(part, f"content[{i}]") for i, part in enumerate(content)]
-        return {"prompt": "".join(texts[:-1]), "response": texts[-1]}
-    if context.tokenizer is None:
-        raise Refused(
-            "content: which texts were sampled isn't said, and more than one turn was, or something stands "
-            "after it; name the model whose tokenizer made token_ids (--tokenizer MODEL)"
-        )
-    decode = context.tokenizer.decode
-    return {"prompt": decode(ids[:start]), "response": decode(ids[start:end])}
 
 
 def _step(context: Context) -> dict[str, int]:
@@ -124,14 +123,13 @@ def _validation(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "content")]
 
 
-def _validated(row: Row) -> str:
-    """Each validation asks the same prompts: the same responses stand in the files of several steps."""
-    row = _single(row)
-    return digest(row["content"], row["rewards"])
-
-
 declared("nemo-train-data", _train)
-declared("nemo-validation", _validation, identity=_validated)
+declared(
+    "nemo-validation",
+    _validation,
+    # Each validation asks the same prompts: the same responses stand in the files of several steps.
+    identity=lambda row: digest(*(_single(row)[name] for name in ("content", "rewards"))),
+)
 
 
 _VERSIONS = ("head_version", "tail_version")
@@ -160,43 +158,28 @@ def _rollout(row: Row, context: Context) -> list[Item]:
 declared("areal-rollouts", _rollout)
 
 
-def _score(row: Row, context: Context) -> float | None:
-    """The sum of the rewards of tokens; unknown where one of them is, or there are none."""
-    score = row["score"]
-    if not isinstance(score, list):
-        return number(score, "score")
-    parts = numbers(score, "score", len(score))
-    if not parts or None in parts:
-        return None
-    return sum(x for x in parts if x is not None)
-
-
-EVALUATION = Columns("input_prompt", "output_response", judge=_score, dropped=("score",))
+EVALUATION = Columns("input_prompt", "output_response", dropped=("score",))
 
 
 def _evaluated(row: Row, context: Context) -> list[Item]:
-    """Texts are those of the tokens, special ones included. `score` is of the response, or of each token."""
+    """Texts are those of the tokens, special ones included. `score` is of the response, or of each token:
+    then the reward is their sum, unknown where one of them is, or there are none."""
     record, score = EVALUATION.record(row, context), row["score"]
-    meta = record["meta"]
-    meta |= {"special_tokens": "in the text", "evaluation": context.path.parent.name}
+    record["meta"] |= {"special_tokens": "in the text", "evaluation": context.path.parent.name}
     if isinstance(score, list):
-        meta["token_scores"] = numbers(score, "score", len(score))
+        parts = record["meta"]["token_scores"] = numbers(score, "score", len(score))
+        known = [x for x in parts if x is not None]
+        record["reward"] = sum(known) if known and len(known) == len(parts) else None
+    else:
+        record["reward"] = number(score, "score")
     spec = entry(entry(row.get("env_extras"), "env_extras").get("reward_spec"), "env_extras.reward_spec")
     if spec.get("ground_truth") is not None:
         record["answer"] = spec["ground_truth"]
     return [Item.of(record, "output_response")]
 
 
-def _repeated(row: Row) -> str:
-    """Each evaluation asks the same prompts: the same responses stand in the folders of several steps."""
-    return digest(row["input_prompt"], row["output_response"], row["score"], row.get("env_class"))
-
-
 def _is_pickle(path: Path) -> bool:
-    if path.suffix not in (".pkl", ".pickle") or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(1) == b"\x80"
+    return path.suffix in (".pkl", ".pickle") and path.is_file() and path.read_bytes()[:1] == b"\x80"
 
 
 def _pickled(path: Path) -> Iterator[Line]:
@@ -206,7 +189,14 @@ def _pickled(path: Path) -> Iterator[Line]:
     )
 
 
-declared("skyrl-evaluations", _evaluated, identity=_repeated)
+declared(
+    "skyrl-evaluations",
+    _evaluated,
+    # Each evaluation asks the same prompts: the same responses stand in the folders of several steps.
+    identity=lambda row: digest(
+        row["input_prompt"], row["output_response"], row["score"], row.get("env_class")
+    ),
+)
 declared(
     "skyrl-metrics",
     fits=lambda row: bool(row) and all(name.startswith("eval/") for name in row),
@@ -218,11 +208,8 @@ _SLIME_COLUMNS = (
     *("prompt", "response", "tokens", "response_length", "reward", "loss_mask", "rollout_log_probs", "label"),
     *("weight_versions", "status"),
 )
-_LARGE = (
-    "rollout_routed_experts",
-    "multimodal_inputs",
-    "multimodal_train_inputs",
-)  # only their names are kept
+# Of these only the names are kept.
+_LARGE = ("rollout_routed_experts", "multimodal_inputs", "multimodal_train_inputs")
 _FAILED = ("aborted", "failed", "pending")
 
 
@@ -261,35 +248,34 @@ def _plain(value: Any) -> Any:
 def _sample(row: Row, context: Context) -> list[Item]:
     """`loss_mask` and log-probs are of the response's tokens, the last `response_length` ones. Samples with
     the same `rollout_id` are pieces of one rollout."""
-    status = row.get("status")
-    record: dict[str, Any] = {
-        **_slime_texts(row),
-        "reward": _reward(row, context),
-        "answer": row.get("label"),
-    }
-    record["meta"] = (
-        record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE)) | {"status": status, "finish": status}
-    )
+    prompt, response, status = row["prompt"], text(row["response"], "response"), row.get("status")
+    record: dict[str, Any] = {"prompt": prompt, "response": response}
+    if isinstance(prompt, list):
+        record = split({"messages": [*prompt, assistant(response)], "prompt": prompt})
+    else:
+        text(prompt, "prompt")
+    record |= {"reward": _reward(row, context), "answer": row.get("label")}
+    meta = record["meta"] = record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE))
+    meta |= {"status": status, "finish": status}
     if large := [name for name in _LARGE if row.get(name) is not None]:
-        record["meta"]["left_out"] = large
+        meta["left_out"] = large
     if status in _FAILED:
-        record["meta"]["reward_error"] = (
-            f"status {status}: the reward {row.get('reward')!r:.80} isn't a score"
-        )
+        meta["reward_error"] = f"status {status}: the reward {row.get('reward')!r:.80} isn't a score"
     if row.get("group_index") is not None:
         record["prompt_id"] = f"{context.path.name}:{integer(row['group_index'], 'group_index')}"
     if row.get("rollout_id") is not None:
         record["episode"] = f"{context.path.name}:{row['rollout_id']}"
     if row.get("tokens"):
-        record = fingerprinted(record | _tokens(row), context)
+        ids, n = integers(row["tokens"], "tokens"), integer(row["response_length"], "response_length")
+        if not 0 < n <= len(ids):
+            raise Refused(f"response_length: expected 1 to {len(ids)}, as tokens has, got {n}")
+        record |= sampled_fields(row, ids, n, mask="loss_mask", logps="rollout_log_probs")
+        versions = set(row.get("weight_versions") or ())
+        only = versions.pop() if len(versions) == 1 else None
+        if isinstance(only, str) and only.isdigit():
+            record["version"] = int(only)
+        record = fingerprinted(record, context)
     return [Item.of(record, "response")]
-
-
-def _slime_texts(row: Row) -> dict[str, Any]:
-    if isinstance(row["prompt"], list):
-        turns = [*row["prompt"], {"role": "assistant", "content": text(row["response"], "response")}]
-        return split({"messages": turns, "prompt": row["prompt"]})
-    return {"prompt": text(row["prompt"], "prompt"), "response": text(row["response"], "response")}
 
 
 def _reward(row: Row, context: Context) -> float | None:
@@ -307,19 +293,6 @@ def _reward(row: Row, context: Context) -> float | None:
     if name is None or name not in value:
         raise Refused(f"reward: several by name; say --choose reward=NAME, of {', '.join(map(str, value))}")
     return number(value[name], f"reward.{name}")
-
-
-def _tokens(row: Row) -> dict[str, Any]:
-    ids = integers(row["tokens"], "tokens")
-    n = integer(row["response_length"], "response_length")
-    if not 0 < n <= len(ids):
-        raise Refused(f"response_length: expected 1 to {len(ids)}, as tokens has, got {n}")
-    record = sampled_fields(row, ids, n, mask="loss_mask", logps="rollout_log_probs")
-    versions = set(row.get("weight_versions") or ())
-    only = versions.pop() if len(versions) == 1 else None
-    if isinstance(only, str) and only.isdigit():
-        record["version"] = int(only)
-    return record
 
 
 declared(

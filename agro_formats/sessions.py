@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
@@ -167,11 +168,7 @@ def _history(path: list[_MessageNode], shared: int) -> History:
 
 
 _NO_MESSAGES = (
-    "ghost_snapshot",
-    "compaction",
-    "compaction_summary",
-    "context_compaction",
-    "additional_tools",
+    *("ghost_snapshot", "compaction", "compaction_summary", "context_compaction", "additional_tools"),
 )
 _SESSION_KEYS = ("id", "cwd", "originator", "cli_version", "source", "model_provider", "git")
 
@@ -202,7 +199,10 @@ def _codex(row: Row, context: Context) -> list[Item]:
         payload = entry(event.get("payload"), location)
         if kind == "session_meta" and not rollout.session:
             rollout.session = payload
-            rollout.messages += _instructions(payload.get("base_instructions"))
+            prompt = payload.get("base_instructions")
+            prompt = prompt.get("text") if isinstance(prompt, dict) else prompt
+            if isinstance(prompt, str) and prompt:
+                rollout.messages.append({"role": "system", "content": prompt})
         elif kind == "turn_context":
             rollout.model = payload.get("model", rollout.model)
         elif kind == "response_item":
@@ -230,12 +230,6 @@ def _add_items(messages: list[Message], items: list[dict[str, Any]], name: str) 
     for item in items:
         if item.get("type") not in _NO_MESSAGES:
             exchanges.add_item(messages, item, name)
-
-
-def _instructions(value: Any) -> list[Message]:
-    """The system prompt, as text or an object with it."""
-    prompt = value.get("text") if isinstance(value, dict) else value
-    return [{"role": "system", "content": prompt}] if isinstance(prompt, str) and prompt else []
 
 
 def _gemini(row: Row, context: Context) -> list[Item]:
@@ -270,14 +264,11 @@ def _gemini_history(records: list[Row], previous: list[History]) -> History:
         elif record.get("type") == "gemini":
             model = record.get("model", model)
             messages += _gemini_turn(record, location)
-    begin = max((_shared(messages, other.messages) for other in previous), default=0)
+    begin = 0  # behind what one of those before begins with as well
+    for other in previous:
+        same = takewhile(lambda both: both[0] == both[1], zip(messages, other.messages))
+        begin = max(begin, sum(1 for _ in same))
     return History(messages, begin, {"model": model})
-
-
-def _shared(one: list[Message], other: list[Message]) -> int:
-    """With how many of the same messages both begin."""
-    pairs = list(zip(one, other))
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
 def _gemini_turn(record: Row, name: str) -> list[Message]:
@@ -318,16 +309,11 @@ def _result(value: Any, name: str) -> str:
 
 
 def _fits_claude_code(row: Row) -> bool:
-    if row.get("type") == "summary" and "leafUuid" in row:
+    if "sessionId" in row and "type" in row and "projectHash" not in row:
         return True
-    if row.get("type") == "file-history-snapshot" and "messageId" in row:
-        return True
-    return "sessionId" in row and "type" in row and "projectHash" not in row
-
-
-def _fits_codex(row: Row) -> bool:
-    payload = row.get("payload")
-    return row.get("type") == "session_meta" and isinstance(payload, dict) and "id" in payload
+    return (row.get("type") == "summary" and "leafUuid" in row) or (
+        row.get("type") == "file-history-snapshot" and "messageId" in row
+    )
 
 
 def _identity(row: Row) -> str:
@@ -339,7 +325,13 @@ def _identity(row: Row) -> str:
 
 
 declared("claude-code", _claude_code, _fits_claude_code, gather=gather, identity=_identity)
-declared("codex", _codex, _fits_codex, gather=gather, identity=_identity)
+declared(
+    "codex",
+    _codex,
+    lambda row: row.get("type") == "session_meta" and "id" in entry(row.get("payload"), "payload"),
+    gather=gather,
+    identity=_identity,
+)
 declared("gemini-cli", _gemini, gather=gather, identity=_identity)
 
 
