@@ -29,7 +29,7 @@ import pkgutil
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -69,17 +69,19 @@ class Declarations:
         (`unreadable`)."""
         values = {**self._table[name], **functions}
         reason = values.pop("unreadable", "")
-        read = read or partial(_refuse, reason)
         columns = [names.split("|") for names in values.pop("columns", ())]
         without = values.pop("without", ())
         values |= {key: tuple(values.get(key, ())) for key in ("carries", "over")}
         title, kind, by = (values.pop(key) for key in ("title", "kind", "by"))
 
+        def refuse(row: Row, context: Context) -> NoReturn:
+            raise Refused(reason)
+
         def has_columns(row: Row) -> bool:
             named = (not row.keys().isdisjoint(names) for names in columns)
             return row.keys().isdisjoint(without) and all(named)
 
-        self._declared[name] = Format(name, title, kind, by, fits or has_columns, read, **values)
+        self._declared[name] = Format(name, title, kind, by, fits or has_columns, read or refuse, **values)
         return self._declared[name]
 
     def declare_prompts(self, name: str, **functions: Callable[..., Any]) -> Format:
@@ -92,10 +94,6 @@ class Declarations:
         for module in pkgutil.iter_modules([str(self._file.parent)]):
             import_module(f"{package}.{module.name}")
         return tuple(self._declared.get(name) or self.declare(name) for name in self._table)
-
-
-def _refuse(reason: str, row: Row, context: Context) -> NoReturn:
-    raise Refused(reason)
 
 
 class Declaration(BaseModel):
@@ -116,10 +114,10 @@ class Declaration(BaseModel):
     def items(self, row: Row, context: Context, read: Callable[[Row, Context], list[Item]]) -> list[Item]:
         """The responses of a record. `read`: reads a record of agro's own columns."""
         for condition, reason in self.skip.items():
-            if _holds(row, condition):
+            if value_at(row, condition, CellInterpreter)[1]:
                 raise SkipRecord(reason)
         for condition, reason in self.refuse.items():
-            if _holds(row, condition):
+            if value_at(row, condition, CellInterpreter)[1]:
                 raise Refused(f"{reason} ({condition})")
         found: list[Item] = []
         for part in expand(row, self.map):
@@ -129,11 +127,6 @@ class Declaration(BaseModel):
             items = read(record, context)
             found += [item._replace(names=tuple(map(part.column, item.names))) for item in items]
         return found
-
-
-def _holds(row: Row, condition: str) -> bool:
-    _, value = value_at(row, condition, CellInterpreter)
-    return bool(value)
 
 
 def format_of(file: Path, name: str, read: Callable[[Row, Context], list[Item]]) -> Format:
@@ -202,37 +195,33 @@ class Columns:
 
     def record(self, row: Row, context: Context) -> dict[str, Any]:
         name = self._response(row)
-        record = self._exchange(row, name)
-        for key, path in (("model", self.model), ("answer", self.answer)):
-            if path:
-                record[key] = at(row, path)
+        names, response = (self.prompt, name), at(row, name)
+        prompt = at(row, self.prompt) if self.compose is None else self.compose(row)
+        if self.compose is not None:
+            record = _after(prompt, response, names)
+        elif self.messages:
+            record = exchange(prompt, response, names)
+        else:
+            record = {"prompt": self.parse(prompt, self.prompt), "response": text(response, name)}
+        record |= {
+            key: at(row, path) for key, path in (("model", self.model), ("answer", self.answer)) if path
+        }
         if self.role:
             record["role"] = self.role
+        rewards = entry(at(row, self.rewards), self.rewards)
         if self.judge is not None:
             record["reward"] = self.judge(row, context)
+        elif self.rewards:
+            record["reward"] = total(rewards, list(rewards), context.rewards)
         elif self.reward:
             if self.reward not in row and not value_at(row, self.reward)[0]:
                 raise Refused(
                     f"{self.reward}: expected a number, or null where it is unknown, got no such column"
                 )
             record["reward"] = number(at(row, self.reward), self.reward)
-        rewards = entry(at(row, self.rewards), self.rewards)
-        if self.rewards:
-            record["reward"] = total(rewards, list(rewards), context.rewards)
         meta = record.get("meta", {}) | omit(row, self._columns | heads([name])) | named(row, self.meta)
         meta |= {column: integer(at(row, column), column) for column in self.integers}
-        if len(rewards) > 1:
-            meta["rewards"] = rewards
-        return record | {"meta": meta}
-
-    def _exchange(self, row: Row, name: str) -> dict[str, Any]:
-        response = at(row, name)
-        if self.compose is not None:
-            return _after(self.compose(row), response, (self.prompt, name))
-        prompt = at(row, self.prompt)
-        if self.messages:
-            return exchange(prompt, response, (self.prompt, name))
-        return {"prompt": self.parse(prompt, self.prompt), "response": text(response, name)}
+        return record | {"meta": meta | ({"rewards": rewards} if len(rewards) > 1 else {})}
 
     def _response(self, row: Row) -> str:
         if isinstance(self.response, str):

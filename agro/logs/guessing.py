@@ -106,14 +106,13 @@ class Proposal:
         return bool(self.rewards or self.undefined) or not {"reward", "chosen"}.isdisjoint(self.mapping)
 
     def options(self) -> Options:
-        options: Options = {"mapping": self.mapping, "lower_is_better": self.lower_is_better}
-        if self.rewards:
-            options["rewards"] = self.rewards
-        if self.reward_map:
-            options["reward_map"] = self.reward_map
-        if self.drop:
-            options["drop"] = self.drop
-        return options
+        return {
+            "mapping": self.mapping,
+            "rewards": self.rewards,
+            "reward_map": self.reward_map,
+            "lower_is_better": self.lower_is_better,
+            "drop": self.drop,
+        }
 
     def reversed(self) -> Proposal:
         """The same with the worst as the best."""
@@ -125,22 +124,18 @@ class Proposal:
 
     def command(self, store: str = "STORE.db") -> str:
         """The full command; of words whose worth is unknown with NUMBER in its place."""
-        parts = ["agro", "import", str(self.path), "--store", store]
-        for name, column in self.mapping.items():
-            parts += ["--map", f"{name}={column}"]
-        for name, weight in self.rewards.items():
-            parts += ["--reward", name if weight == 1 else f"{name}={weight:g}"]
+        mapping = dict(self.mapping)
         worth = {word: "null" if x is None else f"{x:g}" for word, x in self.reward_map.items()}
         if self.undefined is not None:
-            parts += ["--map", f"reward={self.undefined.path}"]
+            mapping["reward"] = self.undefined.path
             unrated = self.undefined.unrated
             worth = {w: "null" if w in unrated else "NUMBER" for w in self.undefined.distinct[:FEW]}
-        if worth:
-            parts += ["--reward-map", written_words(worth)]
-        for name in self.drop:
-            parts += ["--drop", name]
-        parts += ["--lower-is-better"] if self.lower_is_better else []
-        return " ".join(map(shlex.quote, parts))
+        options = [("--map", f"{name}={column}") for name, column in mapping.items()]
+        options += [("--reward", name if w == 1 else f"{name}={w:g}") for name, w in self.rewards.items()]
+        options += [("--reward-map", written_words(worth))] if worth else []
+        options += [("--drop", name) for name in self.drop]
+        lower = ["--lower-is-better"] if self.lower_is_better else []
+        return shlex.join(["agro", "import", str(self.path), "--store", store, *chain(*options), *lower])
 
     def to_json(self, store: str) -> dict[str, Any]:
         return {
@@ -252,7 +247,6 @@ def propose(
     if len(rewards) == 1 and set(rewards.values()) == {1.0}:
         rewards = {_column(next(iter(rewards)), columns).path: 1.0}
     where = [line.where for line in lines]
-    best: Proposal | None = None
     for guess in _guesses(path, columns, rewards, where, known=known is not None):
         found = _tried(path, guess.options())
         while found is not None and found.refused and not found.samples:
@@ -263,20 +257,19 @@ def propose(
                 break
             guess = replace(guess, drop=(*guess.drop, name))
             found = _tried(path, guess.options())
-        if found is not None and found.samples and len(found.refused) <= len(found.samples):
-            lower = guess.lower_is_better if lower_is_better is None else lower_is_better
-            if lower != guess.lower_is_better:
-                guess = replace(guess, lower_is_better=lower)
-                found = _tried(path, guess.options()) or found
-            scored = sum(sample.reward is not None for sample in found.samples)
-            tried = f"{len(found.samples)} samples, {scored} with a reward, {len(found.pairs)} pairs"
-            if found.refused:
-                tried += f", {len(found.refused)} refused ({found.refused[0]:.120})"
-            best = replace(guess, tried=f"the first {len(lines)} records: {tried}")
-            best = _with_examples(best, found, lines)
+        if found is None or not found.samples or len(found.refused) > len(found.samples):
+            continue
+        if lower_is_better not in (None, guess.lower_is_better):
+            guess = replace(guess, lower_is_better=not guess.lower_is_better)
+            found = _tried(path, guess.options()) or found
+        if known is not None and not guess.is_judged:
             break
-    if best is not None and (known is None or best.is_judged):
-        return best
+        scored = sum(sample.reward is not None for sample in found.samples)
+        tried = f"{len(found.samples)} samples, {scored} with a reward, {len(found.pairs)} pairs"
+        if found.refused:
+            tried += f", {len(found.refused)} refused ({found.refused[0]:.120})"
+        guess = replace(guess, tried=f"the first {len(lines)} records: {tried}")
+        return _with_examples(guess, found, lines)
     return None if known is not None and not known.refused else Proposal(path, columns)
 
 
@@ -611,8 +604,8 @@ def is_lower(column: Column) -> bool:
     """Whether its lower values seem to be the better ones: by its name, and by the words beside numbers.
     Words that judge, such as good and bad, say it themselves."""
     if column.type == "word":
-        numbered = {
-            number: worth_text(word)
+        numbered = {  # what the words of a rating such as 5: awful say
+            number: worth_of(re.sub(r"^\W*[\d.,]+\W*", "", word))
             for word in column.distinct
             if (number := worded_number(word)) is not None
         }
@@ -626,14 +619,6 @@ def is_lower(column: Column) -> bool:
     return bool(BEST_FIRST.search(plain(column.path))) or is_negated(column.tokens, LOWER) != is_cost
 
 
-def worth_text(rating: str) -> float | None:
-    """What the words of a rating such as 5: awful say."""
-    try:
-        return worth_of(re.sub(r"^\W*[\d.,]+\W*", "", rating))
-    except KeyError:
-        return None
-
-
 def worth_in(column: Column) -> dict[str, float | None] | None:
     """What --reward-map has to say of its words; None where the worth of one is unknown. Of two words one is
     better: the person who is asked says which."""
@@ -644,12 +629,7 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
         return unrated
     if all(word_of(word) in WORDS for word in said) and not unrated:
         return {}
-    worth: dict[str, float | None] = {}
-    for word in said:
-        try:
-            worth[word.strip()] = worth_of(word)
-        except KeyError:
-            worth[word.strip()] = None
+    worth = {word.strip(): worth_of(word) for word in said}
     numbers = [number for number in worth.values() if number is not None]
     if counts:  # of which it isn't said how many there may be
         whole = 5.0 if max(numbers) <= 5 else 10.0

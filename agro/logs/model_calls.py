@@ -98,8 +98,8 @@ def identified(row: Mapping[str, Any], *ids: Any) -> str:
 
 def identified_by_first(row: Mapping[str, Any], name: str, *ids: str) -> str:
     """As `identified`, by columns of the first of the rows in `name`; without these, of the record itself."""
-    rows = objects(row.get(name, [row]), name)
-    return identified(row, *(rows[0].get(id) for id in ids))
+    first = objects(row.get(name, [row]), name)[0]
+    return identified(row, *(first.get(id) for id in ids))
 
 
 def score_key(id: Any, name: Any) -> str:
@@ -142,11 +142,9 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(value: Any) -> Any:
-    if isinstance(value, dict):
-        return unflatten(value)
     if isinstance(value, list):
         return [_nested(item) for item in value]
-    return value
+    return unflatten(value) if isinstance(value, dict) else value
 
 
 def _listed(value: Any) -> Any:

@@ -57,10 +57,10 @@ class Column:
             return "empty"
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
-            ("numbers", lambda x: isinstance(x, list) and all(map(_may_be_in_numbers, x))),
+            ("numbers", lambda x: isinstance(x, list) and all(n is None or is_number(n) for n in x)),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
-            ("number", is_number),
+            ("number", lambda x: is_number(x) and not isinstance(number_in(x), bool)),
             ("date", lambda x: isinstance(x, str) and DATE.fullmatch(x.strip()) is not None),
         )
         for name, test in tests:
@@ -78,10 +78,8 @@ class Column:
     def unrated(self) -> frozenset[str]:
         """The words among numbers or words that stand where there is no judgment."""
         texts = [value for value in self.values if isinstance(value, str)]
-        missing = frozenset(text for text in texts if is_missing(text))
-        others = [
-            text for text in texts if text not in missing and not is_number(text) and not _is_judgment(text)
-        ]
+        missing = frozenset(filter(is_missing, texts))
+        others = [x for x in texts if x not in missing and not is_number(x) and worth_of(x) is None]
         if 6 * len(others) <= len(self.values) and len(set(others)) <= OTHER_WORDS:
             missing |= frozenset(text for text in others if not re.search(r"\d", text) and len(text) <= 40)
         return missing
@@ -132,31 +130,22 @@ class Column:
         return f"  {cut(self.path, 60)}: {about['type']}: {' | '.join(about['first'])}"
 
 
-def _may_be_in_numbers(value: Any) -> bool:
-    return value is None or isinstance(value, bool) or is_number(value)
-
-
 def is_number(value: Any) -> bool:
+    """Whether it is a number, true or false, a share or a count of stars, also as text."""
     number = number_in(value)
     if isinstance(number, str):
         return share_in(number) is not None or count_in(number) is not None
-    return isinstance(number, int | float) and not isinstance(number, bool)
-
-
-def _is_judgment(text: str) -> bool:
-    try:
-        return worth_of(text) is not None
-    except KeyError:
-        return False
+    return isinstance(number, bool | int | float)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns of records, also those inside of objects and of JSON in a cell."""
     columns: dict[str, Column] = {}
     for i, row in enumerate(rows):
-        named = [("*", "*", value) for value in row.values()] if _by_key(row) else []
-        for name, step, value in named or [(name, quoted(name), value) for name, value in row.items()]:
-            for path, inner in _leaves(name, step, value, DEEP):
+        is_by_key = _by_key(row)
+        for name, value in row.items():
+            for below, inner in _leaves(value, DEEP):
+                path = f"*{below}" if is_by_key else f"{quoted(name)}{below}" if below else name
                 column = columns.setdefault(path, Column(path))
                 if not is_unknown(inner) and inner != "":
                     column.values.append(inner)
@@ -164,30 +153,22 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     return tuple(columns.values())
 
 
-def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, Any]]:
-    """The paths below a value, and what is there. `step`: the path as it stands in longer ones."""
-    parsed = unpacked(value)
+def _leaves(value: Any, deep: int) -> Iterator[tuple[str, Any]]:
+    """What is below a value, with the path there; "" is that of the value itself."""
+    parsed, steps = unpacked(value), list[tuple[str, Any]]()
     if isinstance(parsed, dict) and parsed and deep:
-        if _by_key(parsed):
-            for item in parsed.values():
-                yield from _leaves(f"{step}.*", f"{step}.*", item, deep - 1)
-            return
-        for name, item in parsed.items():
-            longer = f"{step}.{quoted(name)}"
-            yield from _leaves(longer, longer, item, deep - 1)
-    elif (
-        (isinstance(parsed, list) and bool(parsed) and all(isinstance(item, dict) for item in parsed))
-        and deep
-        and not are_messages(parsed)
-    ):
-        for item in parsed:
-            yield from _leaves(f"{step}[*]", f"{step}[*]", item, deep - 1)
+        is_by_key = _by_key(parsed)
+        steps = [(".*" if is_by_key else f".{quoted(name)}", item) for name, item in parsed.items()]
+    elif are_messages(parsed) and deep:  # a judgment may stand beside what the last one says
+        yield "", value
+        aside = parsed[-1].keys() - {"role", "content", "tool_calls", "name", "id"}
+        steps = [(f"[-1].{quoted(name)}", item) for name, item in parsed[-1].items() if name in aside]
+    elif isinstance(parsed, list) and parsed and all(isinstance(x, dict) for x in parsed) and deep:
+        steps = [("[*]", item) for item in parsed]
     else:
-        yield path, value
-        if are_messages(parsed) and deep:  # a judgment beside what the last one says
-            for name in parsed[-1].keys() - {"role", "content", "tool_calls", "name", "id"}:
-                longer = f"{step}[-1].{quoted(name)}"
-                yield from _leaves(longer, longer, parsed[-1][name], deep - 1)
+        yield "", value
+    for step, item in steps:
+        yield from ((f"{step}{below}", inner) for below, inner in _leaves(item, deep - 1))
 
 
 def _by_key(value: Mapping[str, Any]) -> bool:
@@ -278,10 +259,8 @@ def is_missing(text: str) -> bool:
 
 
 def worth_of(word: str) -> float | None:
-    """Of a word, stars, a percentage or a fraction; None where it says that nothing is known.
-
-    Raises `KeyError` for others.
-    """
+    """Of a word, stars, a percentage or a fraction; None for others, and where it says that nothing is
+    known."""
     word = word_of(word)
     if is_missing(word):
         return None
@@ -290,9 +269,8 @@ def worth_of(word: str) -> float | None:
             return number
     tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
     said = [WORTH[token] for token in tokens if token in WORTH]
-    others = [token for token in tokens if token not in WORTH and token not in NOT]
-    if not said or len(others) > 1:
-        raise KeyError(word)
+    if not said or sum(token not in WORTH and token not in NOT for token in tokens) > 1:
+        return None
     number = 0.5 if 0.5 in said else said[0]
     return float(number == 0) if not set(NOT).isdisjoint(tokens[:-1]) else number
 
@@ -339,7 +317,7 @@ def guessed_pairs(
             yield None
 
 
-def sides_of(columns: Sequence[Column]) -> Iterator[dict[str, Column]]:
+def sides_of(columns: Sequence[Column]) -> list[dict[str, Column]]:
     """Columns whose names differ in one word, such as response_a and response_b, by this word; those that are
     the first and the second come before others, in their order."""
     alike: dict[tuple[str | None, ...], dict[str, Column]] = {}
@@ -349,9 +327,11 @@ def sides_of(columns: Sequence[Column]) -> Iterator[dict[str, Column]]:
             alike.setdefault(key, {}).setdefault(word, column)
     found = [sides for sides in alike.values() if len(sides) > 1]
     found = [dict(sorted(sides.items())) if _are_ordinals(sides) else sides for sides in found]
-    lengths = [min(column.length for column in sides.values()) for sides in found]
-    order = sorted(range(len(found)), key=lambda i: (_are_ordinals(found[i]), lengths[i]), reverse=True)
-    yield from (found[i] for i in order)
+
+    def rank(sides: dict[str, Column]) -> tuple[bool, float]:
+        return _are_ordinals(sides), min(column.length for column in sides.values())
+
+    return sorted(found, key=rank, reverse=True)
 
 
 def _are_ordinals(marks: Iterable[str]) -> bool:
@@ -393,7 +373,9 @@ equal, "" without ties."""
 def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
     """What a column of preferences says; None where it can't be read."""
     values = {str(value): value for value in column.values}
-    numbers = {text: found for text, value in values.items() if (found := _number(value)) is not None}
+    read = {text: WORDS.get(word_of(text)) if isinstance(x, str) else None for text, x in values.items()}
+    parsed = {text: number_in(x) if read[text] is None else read[text] for text, x in values.items()}
+    numbers = {text: float(x) for text, x in parsed.items() if isinstance(x, int | float) and x == x}
     marks, known = list(sides), set(numbers.values())
     of: Mapping[str, str | None] = {}  # the better side by what the column has; None: neither is
     if known and len(numbers) == len(values) and len(marks) == 2:
@@ -415,8 +397,8 @@ def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
             by_sign, middle = {-1: first, 0: None, 1: second}, (1 + max(known)) / 2
             of = {text: by_sign[(number > middle) - (number < middle)] for text, number in numbers.items()}
     else:
-        read = {text: _side_of(text, sides) for text in values}
-        of = {text: side for text, side in read.items() if side or _is_tie(text)}
+        named = {text: _side_of(text, sides) for text in values}
+        of = {text: side for text, side in named.items() if side or _is_tie(text)}
         if len(values) == 2 and not of and column.named("preference") and len(marks) == 2:
             of = dict(zip(values, marks, strict=True))
     others = sum(str(value) not in of for value in column.values)
@@ -429,13 +411,6 @@ def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
     ]
     ties = [values[text] for text, side in of.items() if side is None]
     return won, _is_one_of(column, ties) if ties else ""
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, str) and word_of(value) in WORDS:
-        return WORDS[word_of(value)]
-    number = number_in(value)
-    return float(number) if isinstance(number, int | float) and not is_unknown(number) else None
 
 
 def _side_of(text: str, sides: Mapping[str, Column]) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import omit, text
 from agro.logs.declared import Columns, preference
-from agro.logs.fields import digest, exchange, integer, total
+from agro.logs.fields import digest, exchange, integer, token_fields, total
 from agro.logs.formats import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row
 
@@ -48,16 +48,15 @@ def _dump(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "output")]
 
 
-def _validated(row: Row) -> str:
-    """Each validation asks the same prompts, mostly without randomness: the same responses, at another step.
-
-    Only validation adds `reward`. What was sampled for training at another step is another response.
-    """
-    step_columns = ("step", "uid", "request_id") if "reward" in row else ()
-    return digest({name: value for name, value in row.items() if name not in step_columns})
-
-
-declared("verl-rollouts", _dump, identity=_validated)
+declared(
+    "verl-rollouts",
+    _dump,
+    # Each validation asks the same prompts, mostly without randomness: the same responses, at another step.
+    # Only validation adds `reward`. What was sampled for training at another step is another response.
+    identity=lambda row: digest(
+        {n: x for n, x in row.items() if "reward" not in row or n not in ("step", "uid", "request_id")}
+    ),
+)
 declared_prompts("verl-prompts")
 
 
@@ -128,7 +127,8 @@ def _label(row: Row, context: Context) -> float:
 
 def _stepwise(row: Row, context: Context) -> list[Item]:
     """Steps of one response, each right or wrong, which is the reward of a step's last token: known only with
-    the model's tokenizer. `meta` has the steps and their labels."""
+    the model's tokenizer. `meta` has the steps and their labels. TRL separates steps by a line break, its
+    default."""
     prompt, steps, labels = text(row["prompt"], "prompt"), row["completions"], row["labels"]
     if not isinstance(steps, list) or not steps:
         raise Refused(f"completions: expected a list of texts, got {steps!r:.80}")
@@ -141,27 +141,16 @@ def _stepwise(row: Row, context: Context) -> list[Item]:
             raise Refused(f"labels: expected true and false, got {label!r:.80}")
     texts = [text(step, f"completions[{i}]") for i, step in enumerate(steps)]
     meta = omit(row, ("prompt", "completions", "labels")) | {"steps": texts, "step_labels": labels}
-    record = {"prompt": prompt, "response": "\n".join(texts), "meta": meta}
-    return [Item.of(_dense(record, texts, labels, context), "completions")]
-
-
-def _dense(record: dict[str, Any], texts: list[str], labels: list[bool], context: Context) -> dict[str, Any]:
-    """The record with rewards of tokens, 1 or 0 at the last of each step, where --tokenizer is given.
-
-    TRL separates steps by a line break, its default.
-    """
-    if context.tokenizer is None:
-        return record
-    prompt_ids = context.tokenizer.prompt(record["prompt"])
-    tokens = list(prompt_ids)
-    rewards: list[float | None] = [None] * len(prompt_ids)
-    for i, (step, label) in enumerate(zip(texts, labels)):
-        ids = context.tokenizer.ids(step if i == 0 else "\n" + step)
-        tokens += ids
-        rewards += [None] * (len(ids) - 1) + [float(label)] * bool(ids)
-    mask = [False] * len(prompt_ids) + [True] * (len(tokens) - len(prompt_ids))
-    fields = {"tokens": tokens, "mask": mask, "token_reward": rewards}
-    return record | fields | {"tokenizer": context.tokenizer.fingerprint}
+    record: dict[str, Any] = {"prompt": prompt, "response": "\n".join(texts), "meta": meta}
+    if context.tokenizer is not None:
+        prompt_ids, ids, rewards = context.tokenizer.prompt(prompt), list[int](), list[float | None]()
+        for i, (step, label) in enumerate(zip(texts, labels)):
+            new = context.tokenizer.ids(step if i == 0 else "\n" + step)
+            ids += new
+            rewards += [None] * (len(new) - 1) + [float(label)] * bool(new)
+        record |= token_fields(prompt_ids, ids) | {"token_reward": [None] * len(prompt_ids) + rewards}
+        record["tokenizer"] = context.tokenizer.fingerprint
+    return [Item.of(record, "completions")]
 
 
 COMPLETIONS = Columns("prompt", "completion", judge=_reward, integers=("step",), messages=True)
