@@ -1,19 +1,4 @@
-"""Tools of annotators: Argilla and Label Studio.
-
-Of the responses that they are shown, annotators give ratings, rankings and choices, and they write texts.
-
-Argilla: records with the answers of annotators.
-
-Fields as in argilla-io/argilla: of 2.x argilla/src/argilla/records/_resource.py (Record.to_dict, to_json) and
-_io/_generic.py (to_datasets), of 1.x FeedbackRecord and
-src/argilla/client/feedback/integrations/huggingface/dataset.py (format_as("datasets")).
-
-Label Studio: tasks with their annotations, as its export JSON has them.
-
-Fields as in HumanSignal/label-studio: docs/source/guide/task_format.md, docs/source/tags (ranker, rating,
-choices, textarea) and docs/source/templates/generative-*.md; of pairwise results as in HumanSignal/RLHF
-cc3fa78, tutorials/ls_output_data.json.
-"""
+"""Tools of annotators, Argilla and Label Studio, where people rate, rank and choose responses, or write them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Batches of requests: OpenAI's, and Anthropic's message batches.
-
-OpenAI: batch files as read and written by vLLM 0.32, entrypoints/launchers/run_batch.py:159-235.
-
-Anthropic: fields as in anthropic-sdk 0.121: types/messages/message_batch_individual_response.py,
-types/messages/batch_create_params.py, types/message.py.
-"""
+"""Batches of requests: OpenAI's, and Anthropic's message batches."""
 
 from __future__ import annotations
 

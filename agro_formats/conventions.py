@@ -1,14 +1,7 @@
-"""Conventions for the attributes of model calls: OpenTelemetry and OpenInference.
+"""Conventions for the attributes of model calls.
 
-OpenTelemetry's attributes of a model call: messages in parts, and the forms before them.
-
-Fields as in open-telemetry/semantic-conventions-genai (docs/gen-ai, its JSON schemas of messages); the forms
-`gen_ai.prompt.0.content` and `gen_ai.completion.0.content` are OpenLLMetry's.
-
-OpenInference, as Phoenix exports it: spans whose attributes are flat, nested, or columns.
-
-Attributes as in openinference-semantic-conventions 0.1.42 (openinference/semconv/trace/__init__.py:6-16,
-74-78, 372-390, 398-447, 625-633).
+OpenTelemetry's have messages in parts, and the forms before them; OpenInference's, as Phoenix exports them,
+are flat, nested, or columns.
 """
 
 from __future__ import annotations

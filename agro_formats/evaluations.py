@@ -1,19 +1,7 @@
 """Results of evaluations: OpenAI Evals, promptfoo, HumanEval and EvalPlus.
 
-OpenAI Evals: logs of runs, one event a line.
-
-As written by openai/evals (0041458): evals/record.py. The first line has the run's `spec`; the events of a
-sample, which stand anywhere in the file, have its `sample_id`.
-
-promptfoo: results of evaluations, as JSON (version 3 and later) or JSON Lines.
-
-Fields as in promptfoo (0011eb0): src/types/index.ts, `EvaluateResult` and `EvaluateSummaryV3`. A test without
-assertions passes with score 1 (src/assertions/assertionsResult.ts), which says nothing.
-
-Programs for HumanEval's problems and others of its form, joined with the file of problems.
-
-Fields as in human-eval (human_eval/evaluation.py: `result` and `passed` are added to the samples) and in
-EvalPlus 0.3.1 at 26d6d00: evalplus/evaluate.py:202-303 (results) and 213-225 (samples).
+A log of OpenAI Evals has one event a line: the first one the run's `spec`, others a `sample_id`, anywhere in
+the file. Programs for HumanEval's problems and others of its form are joined with the file of problems.
 """
 
 from __future__ import annotations

@@ -1,15 +1,4 @@
-"""Stored experience: Trinity-RFT and tinker-cookbook.
-
-Trinity-RFT: experiences as JSON Lines, and in SQLite.
-
-Fields as written by Trinity-RFT 0.6.0: trinity/buffer/storage/file.py, trinity/common/experience.py:349-470
-(Experience), trinity/buffer/schema/sql_schema.py (tables).
-
-tinker-cookbook: captured samples, summaries of rollouts, trajectories of evaluations.
-
-Fields as written by tinker-cookbook at 9dfcc3a: tinker_cookbook/capture/store/schema.py and db.py (capture),
-rl/rollout_logging.py:72-140 (summaries), eval/benchmarks/_types.py:404 (evaluations).
-"""
+"""Stored experience of Trinity-RFT (JSON Lines, SQLite) and tinker-cookbook (captures, evaluations)."""
 
 from __future__ import annotations
 

@@ -1,15 +1,6 @@
-"""Gateways: LiteLLM and TensorZero.
-
-LiteLLM: logged calls, as callbacks log them (StandardLoggingPayload) or the proxy's spend logs.
-
-Fields as in litellm 1.109.1: types/utils.py (`StandardLoggingPayload`), proxy/_types.py (`SpendLogsPayload`).
-Spend logs have texts only where the proxy stores them, and of most calls in `proxy_server_request`.
-
-TensorZero: inferences, as its gateway answers or its tables have them, and their feedback.
-
-As in tensorzero 7a6159a: docs/gateway/data-model.mdx, docs/observability/query-historical-inferences.mdx,
-tensorzero-core/src/stored_inference.rs:303 and inference/types/stored_input.rs:246.
-"""
+"""Gateways: LiteLLM's logged calls, as callbacks log them or the proxy's spend logs, which have texts only
+where the proxy stores them; TensorZero's inferences, as it answers or its tables have them, and their
+feedback."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Harbor: folders of trials, and of jobs, which hold trials.
-
-As in Harbor 0.25.0: harbor/models/trial/result.py:75-128 and error_policy.py (`reward_valid`),
-harbor/models/agent/rollout_detail.py, harbor/agents/terminus_2/terminus_2.py:2091-2190 (continuations).
-"""
+"""Harbor: folders of trials, and of jobs, which hold trials."""
 
 from __future__ import annotations
 

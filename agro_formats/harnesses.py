@@ -1,19 +1,5 @@
-"""Harnesses of evaluations: lm-evaluation-harness, lighteval and HELM.
-
-lm-evaluation-harness: logged samples, one row a filter.
-
-Fields as written by 4e7e0d4 (2026-08-21): lm_eval/loggers/evaluation_tracker.py:320-372 and
-lm_eval/evaluator.py:640-672.
-
-lighteval: details of a task.
-
-Fields as written by lighteval 0.13: logging/info_loggers.py:150-170, models/model_output.py:118-140.
-
-HELM: the folder of a run, or its scenario_state.json.
-
-Fields as written by HELM 0.5.16: benchmark/runner.py:337-351, benchmark/adaptation/request_state.py,
-benchmark/metrics/metric.py (PerInstanceStats), common/request.py. Nulls are left out.
-"""
+"""Harnesses of evaluations: lm-evaluation-harness' logged samples, one row a filter; lighteval's details of a
+task; and HELM, the folder of a run or its scenario_state.json."""
 
 from __future__ import annotations
 

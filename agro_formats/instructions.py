@@ -1,18 +1,7 @@
-"""Instruction data: ShareGPT's conversations, Alpaca's columns, and other names of a prompt.
+"""Instruction data, with responses, preferences or labels.
 
-ShareGPT: conversations of `from` and `value`, also with a preferred last turn or a label.
-
-Fields as in LLaMA-Factory ff6d4d1 (data/README.md, section ShareGPT format).
-
-Instructions: Alpaca's columns, and other names of a prompt, with responses, preferences or labels.
-
-Fields as in LLaMA-Factory ff6d4d1 (data/README.md, section Alpaca format), axolotl 067b021 (docs/rlhf.qmd),
-distilabel's exports, and on the page of open-r1/OpenR1-Math-220k.
-
-OpenRLHF: data sets with the default names of their columns. (It writes no log.)
-
-Fields as read by OpenRLHF 0.11.2: openrlhf/datasets/utils.py:45-60, and the defaults of --data.input_key,
---data.output_key and --data.label_key. Its preferences are as TRL's.
+ShareGPT's conversations are of `from` and `value`; Alpaca's columns, and other names of a prompt; and data
+sets with OpenRLHF's default columns. (It writes no log, and its preferences are as TRL's.)
 """
 
 from __future__ import annotations

@@ -1,22 +1,5 @@
-"""Published sets of judged responses.
-
-Judged dialogues: HH-RLHF and HelpSteer.
-
-Fields as read by tinker-cookbook 9dfcc3a (recipes/preference/datasets.py:51-52, 155-165, 265-291), and as on
-the pages of Anthropic/hh-rlhf, nvidia/HelpSteer2 and nvidia/HelpSteer3.
-
-Chatbot Arena: two models' conversations, and which one its user prefers.
-
-Fields as read by tinker-cookbook 9dfcc3a (recipes/preference/datasets.py:216-247) of lmarena-ai's
-arena-human-preference-140k; those of arena-human-preference-55k are the columns of Kaggle's competition
-lmsys-chatbot-arena, whose cells are lists as JSON, one text a turn.
-
-Published sets of preferences and ratings, each a declaration of its columns.
-
-Fields as on the pages of stanfordnlp/SHP, stanfordnlp/SHP-2, PKU-Alignment/PKU-SafeRLHF, berkeley-nest/Nectar
-and openai/webgpt_comparisons, and as in openai/summarize-from-feedback 7009674: README.md, and of the prompts
-summarize_from_feedback/utils/experiment_helpers.py.
-"""
+"""Published sets of judged responses: dialogues (HH-RLHF, HelpSteer), Chatbot Arena's conversations of two
+models and which one its user prefers, and sets that are a declaration of their columns."""
 
 from __future__ import annotations
 

@@ -1,15 +1,5 @@
-"""Published sets of rated and ranked responses: UltraFeedback and OpenAssistant.
-
-UltraFeedback: four rated responses an instruction, and pairs made of them.
-
-Fields as on the page of openbmb/UltraFeedback, read as in TRL 1.16 (examples/datasets/ultrafeedback.py), and
-as on that of HuggingFaceH4/ultrafeedback_binarized.
-
-OpenAssistant: trees of messages, and the table of their messages.
-
-Fields as in LAION-AI/Open-Assistant f1e6ed9: oasst-data/oasst_data/schemas.py and README.md; those of the
-table in `datasets` as in oasst-data/oasst_data/reader.py (convert_hf_message).
-"""
+"""Published sets of rated and ranked responses: UltraFeedback, four rated responses an instruction and pairs
+made of them; and OpenAssistant, trees of messages and the table of their messages."""
 
 from __future__ import annotations
 

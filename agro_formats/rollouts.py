@@ -1,22 +1,4 @@
-"""Dumps of rollouts and batches: NeMo-RL, AReaL, SkyRL and slime.
-
-NeMo-RL: batches that were trained on, and validations.
-
-Fields as written by NeMo-RL at 7ea279a: nemo_rl/algorithms/grpo.py:3628-3653 and utils/logger.py:1071-1098.
-
-AReaL: dumps of rollouts.
-
-Fields as written by AReaL 1.0.4 (4aef98d): areal/infra/workflow_executor.py:842-930, dump_to_file.
-
-SkyRL: dumps of evaluations.
-
-Fields as written by SkyRL 0.4.0: skyrl train/utils/trainer_utils.py:328-371.
-
-slime: debug dumps of rollouts, torch files.
-
-Fields as written by slime at 624b824: slime/observability/rollout_data_utils.py:140-155, of
-slime/utils/types.py (Sample).
-"""
+"""Dumps of rollouts and batches: NeMo-RL, AReaL, SkyRL and slime."""
 
 from __future__ import annotations
 

@@ -1,19 +1,8 @@
-"""Sessions of coding agents, and trajectories of SWE-agent.
-
-Sessions: Claude Code's and Codex's JSON Lines, Gemini CLI's JSON and JSON Lines.
+"""Sessions of coding agents (Claude Code's and Codex's JSON Lines, Gemini CLI's JSON and JSON Lines), and
+trajectories of SWE-agent and mini-swe-agent.
 
 Where a history is rewritten, by a rewind or a summary, and for an agent that is delegated to, another
 response begins. None has a reward. Claude Code's and Gemini's files lack the system prompt and the tools.
-
-Claude Code as in files of versions 1.0 to 2.1, whose format isn't documented (~/.claude/projects/*/*.jsonl);
-Codex as in openai/codex, codex-rs/protocol/src: models.rs and protocol.rs (~/.codex/sessions/**/rollout-*);
-Gemini CLI as in google-gemini/gemini-cli 04741d1, packages/core/src/services/chatRecordingTypes.ts and
-chatRecordingService.ts (~/.gemini/tmp/*/chats/session-*).
-
-SWE-agent and mini-swe-agent: trajectories (.traj and .traj.json). Rewards aren't in them.
-
-Fields as in SWE-agent 3ea751c: sweagent/types.py, sweagent/agent/agents.py:358-385 and 762-777, and in
-mini-swe-agent 2.4.6: agents/default.py:159-180.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""ms-swift: logged completions, and its data sets.
-
-Fields as written by ms-swift at 3602360: swift/rlhf_trainers/grpo_trainer.py:1876-1897 and
-swift/megatron/trainers/rollout_mixin.py:938-954 (completions), and as in
-docs/source_en/Customization/Custom-dataset.md (data sets).
-"""
+"""ms-swift: logged completions, and its data sets."""
 
 from __future__ import annotations
 

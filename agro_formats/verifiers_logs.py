@@ -1,9 +1,5 @@
 """verifiers and prime-rl: traces of episodes, results of evaluations before v1, exported tokens.
 
-Fields as written by verifiers 0.4.0: verifiers/v1/episode.py, v1/trace.py:270-440 and v1/graph.py:92-191
-(traces); verifiers/legacy/types.py:397-427 at a60a606 and scripts/eval.py:157-206 at 39f0675 (results); and
-by prime-rl 559b447: src/prime_rl/monitors/file.py:42-58, src/prime_rl/trainer/rl/token_export.py:44-100.
-
 The messages of a trace are a tree, of which each path to a leaf is a sequence to learn from. A message
 that several paths share is learned from once. Log-probs are rounded to 4 decimals in the file.
 """

@@ -1,15 +1,5 @@
-"""Trainers: logs and data sets of verl and TRL.
-
-verl: dumps of rollouts and of validation, and its data sets, which are prompts.
-
-Fields as written by verl 0.9.1: verl/trainer/ppo/ray_trainer.py:453-477 and 514-547,
-verl/trainer/ppo/v1/trainer_base.py:1165-1260; data sets: verl/utils/dataset/rl_dataset.py:175.
-
-TRL: logged completions, and the types of data sets of its trainers.
-
-Fields as written by TRL 1.16: trl/trainer/grpo_trainer.py:3323-3357 (completions), and as in
-docs/source/dataset_formats.md at f2cd577 (data sets).
-"""
+"""Trainers: verl's dumps of rollouts and of validation, and its data sets, which are prompts; TRL's logged
+completions, and the types of data sets of its trainers."""
 
 from __future__ import annotations
 
